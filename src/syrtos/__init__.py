@@ -1,0 +1,81 @@
+"""Distributed training for Keras: the script you have, on many workers, with the same mathematics.
+
+`syrtos run -n 4 train.py` needs nothing from this module. Import it to be explicit::
+
+    import syrtos
+
+    syrtos.init()
+    print(syrtos.rank(), "of", syrtos.size())
+    total = syrtos.allreduce(values)
+
+The functions take and return NumPy arrays, or TensorFlow tensors inside and outside `tf.function`. Importing this module
+loads no framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from syrtos.api import (
+        ProcessSet,
+        allgather,
+        allgather_object,
+        allreduce,
+        alltoall,
+        barrier,
+        broadcast,
+        broadcast_object,
+        init,
+        is_initialized,
+        local_rank,
+        local_size,
+        node_rank,
+        process_set,
+        rank,
+        reducescatter,
+        shutdown,
+        size,
+    )
+    from syrtos.comm.communicator import ReduceOp
+    from syrtos.errors import SyrtosError
+    from syrtos.settings import Options
+
+__all__ = [
+    "Options",
+    "ProcessSet",
+    "ReduceOp",
+    "SyrtosError",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "node_rank",
+    "process_set",
+    "rank",
+    "reducescatter",
+    "shutdown",
+    "size",
+]
+
+_HOMES = {"ReduceOp": "syrtos.comm.communicator", "SyrtosError": "syrtos.errors", "Options": "syrtos.settings"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'syrtos' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, "syrtos.api")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

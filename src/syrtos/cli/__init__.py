@@ -1,0 +1,25 @@
+"""The `syrtos` command: one file per subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from syrtos import __version__
+from syrtos.cli import env, run
+from syrtos.errors import SyrtosError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    parser = argparse.ArgumentParser(prog="syrtos", description="Distributed training for Keras.")
+    parser.add_argument("--version", action="version", version=f"syrtos {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (run, env):
+        command.add_to(commands)
+    chosen = parser.parse_args(arguments)
+    try:
+        return chosen.main(chosen)
+    except SyrtosError as error:
+        print(f"syrtos: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,109 @@
+"""`syrtos run`: a script on many workers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+from syrtos import settings
+from syrtos.cli.summary import print_failure, print_summary
+from syrtos.launch.plan import Machine, find_mpiexec, make_plan
+from syrtos.launch.spec import Host, Spec, parse_hosts, read_hostfile
+from syrtos.launch.supervise import supervise
+from syrtos.settings import BatchMode, Options, ScaleLR
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommand."""
+    parser = commands.add_parser(
+        "run", help="run a training script on many workers", description="Run a training script, unchanged, on many workers."
+    )
+    parser.set_defaults(main=main)
+    parser.add_argument("-n", type=int, dest="workers", metavar="N", help="workers (default: one for each slot, or 1)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--hosts", metavar="A:2,B:2", help="hosts and workers on each, reached by ssh")
+    where.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from a file, `name slots=2` to a line")
+    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help="program used to reach hosts")
+    parser.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is recorded (default: runs/TIME)")
+    parser.add_argument("--grace", type=float, default=10.0, metavar="S", help="seconds from a signal to killing")
+    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
+    _add_options(parser)
+    parser.add_argument("script", type=Path, help="the Python script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    defaults = Options()
+    group = parser.add_argument_group("training")
+    group.add_argument(
+        "--batch", choices=get_args(BatchMode), default=defaults.batch,
+        help="what a batch of the script is: one step of all workers (default), or of each worker (Horovod's meaning)",
+    )  # fmt: skip
+    group.add_argument("--sync-batchnorm", action="store_true", help="BatchNormalization over the global batch")
+    group.add_argument("--scale-lr", choices=get_args(ScaleLR), default=defaults.scale_lr, help="grow the learning rate with N")
+    group.add_argument("--warmup-epochs", type=int, default=0, metavar="E", help="epochs until the grown rate is reached")
+    group.add_argument("--check-every", type=int, default=defaults.check_every, metavar="K",
+                       help="compare the replicas' weights every K steps; 0: never (default: %(default)s)")  # fmt: skip
+    group.add_argument("--timeout", type=float, default=defaults.timeout, metavar="S",
+                       help="seconds a worker may wait for the others (default: %(default)s)")  # fmt: skip
+    group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
+                       help="size of the groups in which gradients are exchanged (default: %(default)s)")  # fmt: skip
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Plans, runs, and reports."""
+    hosts = parse_hosts(chosen.hosts) if chosen.hosts else read_hostfile(chosen.hostfile) if chosen.hostfile else ()
+    run_dir = (chosen.run_dir or Path("runs") / _stamp()).resolve()
+    spec = Spec(
+        script=chosen.script,
+        arguments=tuple(chosen.arguments),
+        workers=_workers(chosen.workers, hosts),
+        hosts=hosts,
+        options=_options(chosen, run_dir),
+        oversubscribe=chosen.oversubscribe,
+        grace=chosen.grace,
+        ssh=chosen.ssh,
+    )
+    plan = make_plan(spec, _this_machine(), settings.environment())
+    if chosen.dry_run:
+        print(plan)
+        return 0
+    run_dir.mkdir(parents=True, exist_ok=True)
+    outcome = supervise(plan, settings.environment(), spec.grace)
+    if outcome.code:
+        print_failure(outcome, run_dir)
+    else:
+        print_summary(run_dir)
+    return outcome.code
+
+
+def _workers(asked: int | None, hosts: tuple[Host, ...]) -> int:
+    return asked if asked is not None else sum(host.slots for host in hosts) or 1
+
+
+def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
+    return Options(
+        batch=chosen.batch,
+        sync_batchnorm=chosen.sync_batchnorm,
+        scale_lr=chosen.scale_lr,
+        warmup_epochs=chosen.warmup_epochs,
+        check_every=chosen.check_every,
+        timeout=chosen.timeout,
+        run_dir=str(run_dir),
+        bucket_mb=chosen.bucket_mb,
+    )
+
+
+def _this_machine() -> Machine:
+    python = Path(sys.executable)
+    return Machine(str(python), str(find_mpiexec(python)), len(os.sched_getaffinity(0)))
+
+
+def _stamp() -> str:
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)

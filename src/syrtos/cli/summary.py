@@ -1,0 +1,90 @@
+"""The one screen at the end of a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from syrtos.launch.supervise import Outcome
+from syrtos.observe.report import SHARES, Summary, summarize
+
+_WORDS = {
+    "compute": "compute",
+    "exchange": "exchange",
+    "wait": "waiting for the slowest",
+    "input": "input",
+    "callbacks": "callbacks",
+    "checkpoint": "checkpoint",
+}
+
+
+def print_summary(run_dir: Path) -> None:
+    """Shows what a run's ledgers add up to; just the folder if nothing was trained."""
+    summary = summarize(run_dir)
+    console = Console(stderr=True, highlight=False)
+    if summary.steps:
+        console.print(_table(summary))
+    console.print(f"run directory: {run_dir}", soft_wrap=True)
+
+
+def _table(summary: Summary) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("workers", str(summary.workers))
+    table.add_row("steps", f"{summary.steps:,} (median {summary.step_ms:.1f} ms)")
+    table.add_row("samples/s", f"{summary.samples_per_second:,.0f}")
+    for kind in SHARES:
+        share = summary.shares[kind]
+        if share >= 0.0005 or kind in ("compute", "exchange", "wait", "input"):
+            table.add_row(_WORDS[kind], f"{share:6.1%} {'█' * round(share * 40)}")
+    if summary.skew and summary.skew[1] > 0.1:
+        table.add_row("slowest", f"rank {summary.skew[0]}: the others wait {summary.skew[1]:.0%} more of their time")
+    return table
+
+
+def print_failure(outcome: Outcome, run_dir: Path) -> None:
+    """Shows which worker failed first, why, and where to read more."""
+    if outcome.code in (130, 143):
+        print(f"\nsyrtos: stopped by a signal. Run directory: {run_dir}", file=sys.stderr)
+    elif outcome.failures:
+        _print_worker(outcome.failures[0], run_dir)
+    else:
+        _print_launcher(outcome, run_dir)
+
+
+def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
+    rank = failure["rank"]
+    print(
+        f"\nsyrtos: rank {rank} on {failure.get('host', 'an unknown host')} failed first:\n\n{failure['text'].rstrip()}\n\n"
+        f"Its output is in {run_dir / 'logs' / f'rank-{rank}.log'}",
+        file=sys.stderr,
+    )
+
+
+def _print_launcher(outcome: Outcome, run_dir: Path) -> None:
+    """No worker could report: it was killed, or none was started."""
+    killed = _killed_rank(outcome)
+    if killed is not None:
+        worker = outcome.workers[killed]
+        print(
+            f"\nsyrtos: rank {killed} on {worker['host']} was killed (process {worker['pid']}, exit code {outcome.code}). If nobody "
+            "did that, the host ran out of memory: look at `dmesg`, and use fewer workers or a smaller batch.\n"
+            f"Its output is in {run_dir / 'logs' / f'rank-{killed}.log'}",
+            file=sys.stderr,
+        )
+        return
+    said = "\n".join(f"  {line}" for line in outcome.noise if line.strip("= "))
+    print(
+        f"\nsyrtos: the workers could not be started or ended unexpectedly (exit code {outcome.code}).\n{said}\n"
+        "With --hosts: each must be reachable by `ssh NAME true` without a password, and have this environment at the same path.",
+        file=sys.stderr,
+    )
+
+
+def _killed_rank(outcome: Outcome) -> int | None:
+    """The rank whose process the launcher's banner names."""
+    text = "\n".join(outcome.noise)
+    return next((rank for rank, w in outcome.workers.items() if f"PID {w['pid']} " in text), None)

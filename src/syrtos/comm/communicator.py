@@ -1,0 +1,292 @@
+"""Tensors between workers: the one interface that everything above it uses."""
+
+from __future__ import annotations
+
+import abc
+import enum
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from syrtos.errors import ExchangeError, OutOfStepError
+
+Array = npt.NDArray[Any]
+
+
+class ReduceOp(enum.Enum):
+    """How the values of all workers become one."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+
+
+UFUNC: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MEAN: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+
+
+class Communicator(abc.ABC):
+    """A group of workers that exchange arrays.
+
+    Every operation is called by all workers of the group, in the same order. Each begins by agreeing on what is called:
+    workers that call different operations, or the same one with arrays that don't fit, all get an
+    `OutOfStepError` that says who called what, instead of waiting for each other. Results are bitwise
+    equal on every worker, and in every run with the same world.
+
+    Arrays are NumPy's, C-contiguous or made so; 16-bit floats (``bfloat16`` as ``ml_dtypes`` has it) are
+    summed in float32 and rounded once.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    # -- what a user calls ---------------------------------------------------------------------
+
+    def allreduce(self, array: npt.ArrayLike, op: ReduceOp = ReduceOp.SUM) -> Array:
+        """Reduces equally shaped arrays elementwise; every worker gets a new array with the result.
+
+        Raises:
+            OutOfStepError: shapes, dtypes or ``op`` differ between workers.
+        """
+        array = contiguous(array)
+        check_reducible(array.dtype, op)
+        self.agree(f"allreduce {op.value} {signature(array)}")
+        if self.size == 1 or array.size == 0:
+            return array.copy()
+        result = self._reduce([array.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
+        return _divided(result, self.size) if op is ReduceOp.MEAN else result
+
+    def weighted_sum(self, parts: Sequence[Array], weight: float) -> tuple[list[Array], float]:
+        """Sums ``weight / total weight`` times each part over all workers: the exchange of a step.
+
+        Args:
+            parts: flat arrays of one floating dtype; the same sizes on every worker.
+            weight: this worker's share of the step, e.g. its number of samples. A worker with weight 0
+                adds nothing, whatever its arrays hold (NaN included).
+
+        Returns:
+            The sums, new arrays in the order of ``parts``, and the total weight (0: every sum is 0).
+        """
+        dtype, sizes = parts[0].dtype, ",".join(str(part.size) for part in parts)
+        weights = self.agree(f"exchange {dtype} {sizes}", weight)
+        total = float(sum(weights))
+        shares = [w / total if total else 0.0 for w in weights]
+        return self._reduce(parts, ReduceOp.SUM, shares), total
+
+    def allgather(self, array: npt.ArrayLike) -> Array:
+        """Concatenates the workers' arrays along the first axis, in rank order; row counts may differ.
+
+        Raises:
+            OutOfStepError: dtypes, or shapes beyond the first axis, differ between workers.
+        """
+        array = contiguous(array)
+        if array.ndim == 0:
+            array = array.reshape(1)
+        rows = self.agree(f"allgather {signature(array, rows=False)}", array.shape[0])
+        counts = [int(n) for n in rows]
+        return self._allgather(array, counts)
+
+    def broadcast(self, array: npt.ArrayLike, root: int = 0) -> Array:
+        """Every worker gets a copy of ``root``'s array.
+
+        Raises:
+            OutOfStepError: shapes or dtypes differ between workers.
+        """
+        array = contiguous(array)
+        self.agree(f"broadcast from {self._known(root)} {signature(array)}")
+        return self._broadcast(array.copy(), root)
+
+    def reducescatter(self, array: npt.ArrayLike, op: ReduceOp = ReduceOp.SUM) -> Array:
+        """Reduces like `allreduce` and keeps this worker's rows: ``share_of(len(array), rank, size)``."""
+        reduced = self.allreduce(array, op)
+        if reduced.ndim == 0:
+            raise ExchangeError("reducescatter splits along the first axis, but received a scalar.")
+        start, stop = share_of(reduced.shape[0], self.rank, self.size)
+        return reduced[start:stop].copy()
+
+    def alltoall(self, array: npt.ArrayLike, splits: Sequence[int] | None = None) -> tuple[Array, list[int]]:
+        """Sends the ``i``-th group of rows to worker ``i``.
+
+        Args:
+            array: rows for all workers, in rank order.
+            splits: rows for each worker; None: the same number for each.
+
+        Returns:
+            The received rows in rank order, and how many came from each worker.
+        """
+        array = contiguous(array)
+        counts = self._row_splits(array, splits)
+        self.agree(f"alltoall {signature(array, rows=False)}")
+        matrix = self._allgather(np.asarray(counts, np.int64), [self.size] * self.size)
+        received = [int(n) for n in matrix.reshape(self.size, self.size)[:, self.rank]]
+        return self._alltoall(array, counts, received), received
+
+    def barrier(self) -> None:
+        """Returns when every worker has called it."""
+        self.agree("barrier")
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Every worker gets ``root``'s value. JSON types only: nothing is unpickled from the network."""
+        data = to_bytes(value) if self.rank == root else np.zeros(0, np.uint8)
+        sizes = self.agree(f"broadcast object from {self._known(root)}", data.size)
+        if self.rank != root:
+            data = np.zeros(int(sizes[root]), np.uint8)
+        return json.loads(self._broadcast(data, root).tobytes())
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Every worker gets the list of all values in rank order. JSON types only."""
+        data = to_bytes(value)
+        sizes = [int(n) for n in self.agree("allgather object", data.size)]
+        chunks = np.split(self._allgather(data, sizes), np.cumsum(sizes)[:-1])
+        return [json.loads(chunk.tobytes()) for chunk in chunks]
+
+    def agree(self, call: str, value: float = 0.0) -> list[float]:
+        """Waits for every worker, checks that all called the same, and gathers one number of each.
+
+        Raises:
+            OutOfStepError: another worker called something else.
+            StalledError: another worker did not come within the watchdog's time.
+        """
+        if self.size == 1:
+            return [value]
+        tags, values = self._meet(zlib.crc32(call.encode()), value, call)
+        if len(set(tags)) > 1:
+            self._explain(call)
+        return values
+
+    # -- what an engine provides ---------------------------------------------------------------
+
+    @abc.abstractmethod
+    def split(self, color: int) -> Communicator:
+        """The group of the workers that gave the same ``color``, ranked as here."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Frees what the group holds. Called by all its workers."""
+
+    @abc.abstractmethod
+    def _meet(self, tag: int, value: float, call: str) -> tuple[list[int], list[float]]:
+        """Gathers every worker's tag and value; ``call`` is what to say if someone does not come."""
+
+    @abc.abstractmethod
+    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only)."""
+
+    @abc.abstractmethod
+    def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
+        """Concatenates arrays with the given first dimensions."""
+
+    @abc.abstractmethod
+    def _broadcast(self, array: Array, root: int) -> Array:
+        """Overwrites ``array`` with root's and returns it."""
+
+    @abc.abstractmethod
+    def _alltoall(self, array: Array, sent: Sequence[int], received: Sequence[int]) -> Array:
+        """Exchanges groups of rows."""
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _known(self, root: int) -> int:
+        if not 0 <= root < self.size:
+            raise ExchangeError(f"`root` must be a rank of this group, 0 to {self.size - 1}. Received: {root}.")
+        return root
+
+    def _row_splits(self, array: Array, splits: Sequence[int] | None) -> list[int]:
+        if array.ndim == 0:
+            raise ExchangeError("alltoall sends rows, but received a scalar.")
+        if splits is None and array.shape[0] % self.size:
+            raise ExchangeError(
+                f"alltoall of {array.shape[0]} rows between {self.size} workers: give `splits`, "
+                "the number of rows for each worker."
+            )
+        counts = [array.shape[0] // self.size] * self.size if splits is None else [int(n) for n in splits]
+        if len(counts) != self.size or sum(counts) != array.shape[0] or min(counts) < 0:
+            raise ExchangeError(
+                f"`splits` must be {self.size} counts that add up to {array.shape[0]} rows. Received: {counts}."
+            )
+        return counts
+
+    def _explain(self, call: str) -> None:
+        """Tells every worker what each of them called."""
+        text = to_bytes(call)[:1024]
+        sizes = [int(n) for n in self._meet(0, text.size, "exchange error report")[1]]
+        chunks = np.split(self._allgather(text, sizes), np.cumsum(sizes)[:-1])
+        calls = [chunk.tobytes().decode(errors="replace").strip('"') for chunk in chunks]
+        raise OutOfStepError(
+            "Workers are out of step: they called different operations, or the same one with different tensors.\n"
+            + "\n".join(f"  rank {rank}: {name}" for rank, name in enumerate(calls))
+            + "\nAll workers must run the same operations in the same order with equal shapes and dtypes. Look for code "
+            "that runs on some ranks only (`if rank == 0: model.evaluate(...)`) or for data that differs by rank."
+        )
+
+
+def share_of(total: int, rank: int, size: int) -> tuple[int, int]:
+    """The half-open range of ``total`` rows that belongs to ``rank``: contiguous, in rank order, sizes within one."""
+    return rank * total // size, (rank + 1) * total // size
+
+
+def contiguous(array: npt.ArrayLike) -> Array:
+    """The same values in C order; a scalar stays a scalar."""
+    return np.asarray(array, order="C")
+
+
+def signature(array: Array, rows: bool = True) -> str:
+    """Dtype and shape as text; without the first dimension if ``rows`` is False."""
+    shape = array.shape if rows else ("any", *array.shape[1:])
+    return f"{array.dtype.name} ({', '.join(map(str, shape))})"
+
+
+def to_bytes(value: Any) -> npt.NDArray[np.uint8]:
+    """A JSON value as bytes.
+
+    Raises:
+        ExchangeError: the value has types that JSON lacks.
+    """
+    try:
+        return np.frombuffer(json.dumps(value).encode(), np.uint8)
+    except (TypeError, ValueError) as error:
+        raise ExchangeError(
+            f"Objects travel as JSON (str, int, float, bool, None, list, dict), never pickled: {error}. "
+            "Send arrays with allgather or broadcast."
+        ) from error
+
+
+def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
+    """Refuses dtypes without arithmetic, and means of integers."""
+    if dtype.kind not in "iufV" or (dtype.kind == "V" and dtype.name != "bfloat16"):
+        raise ExchangeError(f"Arrays of dtype {dtype.name} can't be reduced: cast them to a number type first.")
+    if op is ReduceOp.MEAN and dtype.kind in "iu":
+        raise ExchangeError(
+            f"The mean of {dtype.name} arrays is no {dtype.name}: cast to a float first, or use ReduceOp.SUM."
+        )
+
+
+def is_half(dtype: np.dtype[Any]) -> bool:
+    """Whether sums of this dtype are accumulated in float32."""
+    return dtype.itemsize == 2 and dtype.kind not in "iu"
+
+
+def scaled_copy(source: Array, share: float, target: Array) -> None:
+    """``target = share * source`` without a temporary; a share of 0 gives 0 even where the source is NaN."""
+    if share == 1.0:
+        np.copyto(target, source)
+    elif share == 0.0:
+        target.fill(0)
+    else:
+        np.multiply(source, source.dtype.type(share), out=target)
+
+
+def _divided(array: Array, count: int) -> Array:
+    return (array.astype(np.float32) / count).astype(array.dtype) if is_half(array.dtype) else array / count

@@ -1,0 +1,60 @@
+"""Workers of several hosts: shared memory inside each host, one network lane for each local rank between them.
+
+The lanes run at once, so every worker's core and every link carries its part; there is no leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpi4py import MPI
+
+from syrtos.comm.communicator import Array, ReduceOp
+from syrtos.comm.mpi import MPICommunicator
+from syrtos.comm.shared_memory import SharedMemoryCommunicator
+from syrtos.comm.watchdog import Watchdog
+
+
+class HierarchicalCommunicator(MPICommunicator):
+    """Composes a shared-memory group inside the host with MPI between hosts.
+
+    Hosts may hold different numbers of workers: there are as many lanes as the smallest host has workers.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, host: MPI.Intracomm, watchdog: Watchdog | None = None) -> None:
+        """``host`` holds the workers of ``comm`` that share this worker's memory."""
+        super().__init__(comm, watchdog)
+        self.host = SharedMemoryCommunicator(host, self.watchdog)
+        self.lanes = comm.allreduce(self.host.size, MPI.MIN)
+        carries = self.host.rank < self.lanes
+        lane = comm.Split(self.host.rank if carries else MPI.UNDEFINED, comm.Get_rank())
+        self.lane = MPICommunicator(lane, self.watchdog) if carries else None
+
+    def split(self, color: int) -> MPICommunicator:
+        return communicator_over(self.comm.Split(color, self.rank), self.watchdog)
+
+    def close(self) -> None:
+        self.host.close()
+        if self.lane:
+            self.lane.close()
+        super().close()
+
+    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+        def between(lane_slice: Array) -> None:
+            if self.lane:
+                self.lane.sum_in_place(lane_slice, op)
+
+        return self.host.reduce_through_window(parts, op, shares[self.rank], self.lanes, between)
+
+
+def communicator_over(comm: MPI.Intracomm, watchdog: Watchdog | None = None) -> MPICommunicator:
+    """The fastest engine for the workers of ``comm``, chosen alike by all of them."""
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+    sizes = comm.allgather(host.Get_size())
+    if sizes[0] == comm.Get_size():
+        host.Free()
+        return SharedMemoryCommunicator(comm, watchdog)
+    if max(sizes) == 1:
+        host.Free()
+        return MPICommunicator(comm, watchdog)
+    return HierarchicalCommunicator(comm, host, watchdog)

@@ -1,0 +1,86 @@
+"""Workers as threads of one process: the fake that ships with syrtos, for tests without MPI."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from syrtos.comm.communicator import UFUNC, Array, Communicator, ReduceOp, is_half, scaled_copy
+from syrtos.errors import StalledError
+
+
+class _Board:
+    """Where the threads of one group meet and leave things for each other."""
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self.barrier = threading.Barrier(size)
+        self.slots: list[Any] = [None] * size
+        self.timeout = timeout
+
+
+class InProcessCommunicator(Communicator):
+    """One of ``size`` workers that are threads of this process; also the world of one."""
+
+    def __init__(self, rank: int = 0, size: int = 1, board: _Board | None = None) -> None:
+        super().__init__(rank, size)
+        self._board = board or _Board(size, timeout=60.0)
+
+    @classmethod
+    def world(cls, size: int, timeout: float = 60.0) -> list[InProcessCommunicator]:
+        """The communicators of all workers of a new world; a wait over ``timeout`` seconds is an error."""
+        board = _Board(size, timeout)
+        return [cls(rank, size, board) for rank in range(size)]
+
+    def split(self, color: int) -> InProcessCommunicator:
+        colors = self._swap(color, "split")
+        members = [rank for rank, other in enumerate(colors) if other == color]
+        boards = self._swap(_Board(len(members), self._board.timeout), "split")
+        return InProcessCommunicator(members.index(self.rank), len(members), boards[members[0]])
+
+    def close(self) -> None:
+        """Threads hold nothing to free."""
+
+    def _swap(self, value: Any, call: str) -> list[Any]:
+        """Every worker's value. The second meeting keeps slots from being overwritten before all have read."""
+        if self.size == 1:
+            return [value]
+        try:
+            self._board.slots[self.rank] = value
+            self._board.barrier.wait(self._board.timeout)
+            values = list(self._board.slots)
+            self._board.barrier.wait(self._board.timeout)
+        except threading.BrokenBarrierError as error:
+            raise StalledError(f"rank {self.rank} waited in `{call}` for a worker that did not come.") from error
+        return values
+
+    def _meet(self, tag: int, value: float, call: str) -> tuple[list[int], list[float]]:
+        pairs = self._swap((tag, value), call)
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+        scaled = [np.empty_like(part) for part in parts]
+        for part, target in zip(parts, scaled, strict=True):
+            scaled_copy(part, shares[self.rank], target)
+        return [_fold(UFUNC[op], same) for same in zip(*self._swap(scaled, "reduce"), strict=True)]
+
+    def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
+        return np.concatenate(self._swap(array.copy(), "allgather"))
+
+    def _broadcast(self, array: Array, root: int) -> Array:
+        array[...] = self._swap(array.copy(), "broadcast")[root]
+        return array
+
+    def _alltoall(self, array: Array, sent: Sequence[int], received: Sequence[int]) -> Array:
+        groups = np.split(array.copy(), np.cumsum(sent)[:-1])
+        return np.concatenate([theirs[self.rank] for theirs in self._swap(groups, "alltoall")])
+
+
+def _fold(combine: Callable[..., Array], values: Sequence[Array]) -> Array:
+    wide = is_half(values[0].dtype)
+    result = values[0].astype(np.float32) if wide else values[0].copy()
+    for value in values[1:]:
+        result = combine(result, value.astype(np.float32) if wide else value)
+    return result.astype(values[0].dtype)

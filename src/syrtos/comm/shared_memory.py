@@ -1,0 +1,161 @@
+"""Workers of one host: MPI shared windows, in which each worker reduces a slice of its own.
+
+A window is the memory model of MPI 3 (MPI-4.1 standard, §12.4 "unified"): every worker maps the segments of all. One
+exchange copies the gradients in once, sums, and copies out once; nobody leads and nobody is idle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from syrtos.comm.communicator import UFUNC, Array, ReduceOp, is_half, scaled_copy, share_of
+from syrtos.comm.mpi import MPICommunicator
+from syrtos.comm.watchdog import Watchdog
+from syrtos.errors import SharedMemoryError
+
+# Elements summed in one go: small enough that every worker's piece stays in the second-level cache.
+_PIECE = 1 << 18
+_ALIGN = 64
+# Below this (bytes), MPI's own tuned path for short messages is faster than three meetings.
+_SHORT = 1 << 13
+
+LaneHook = Callable[[Array], None]
+
+
+class SharedMemoryCommunicator(MPICommunicator):
+    """Exchanges between the workers of one host. All of them must share memory."""
+
+    def __init__(self, comm: MPI.Intracomm, watchdog: Watchdog | None = None) -> None:
+        super().__init__(comm, watchdog)
+        self._window: MPI.Win | None = None
+        self._segments: list[Array] = []
+        self._capacity = 0
+
+    def close(self) -> None:
+        self._free_window()
+        super().close()
+
+    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+        if sum(part.nbytes for part in parts) <= _SHORT:
+            return super()._reduce(parts, op, shares)
+        return self.reduce_through_window(parts, op, shares[self.rank], self.size)
+
+    def reduce_through_window(
+        self, parts: Sequence[Array], op: ReduceOp, share: float, lanes: int, between: LaneHook | None = None
+    ) -> list[Array]:
+        """Reduces flat parts of one dtype.
+
+        Args:
+            parts: this worker's values.
+            op: the reduction.
+            share: factor for this worker's values.
+            lanes: into how many slices the elements are cut; worker ``i < lanes`` reduces slice ``i``.
+            between: called with the reduced slice, to carry it on between hosts.
+        """
+        dtype = parts[0].dtype
+        offsets, total = _layout(parts)
+        self._reserve(total * dtype.itemsize)
+        views = [segment[: total * dtype.itemsize].view(dtype) for segment in self._segments]
+        for part, offset in zip(parts, offsets, strict=True):
+            scaled_copy(part, share, views[self.rank][offset : offset + part.size])
+        self._pause()
+        if self.size == 2 and between is None:
+            return self._sum_of_two(views, parts, offsets, op)
+        if self.rank < lanes:
+            start, stop = share_of(total, self.rank, lanes)
+            _reduce_slice(views, start, stop, op)
+            if between:
+                between(views[0][start:stop])
+        self._pause()
+        return [views[0][offset : offset + part.size].copy() for part, offset in zip(parts, offsets, strict=True)]
+
+    def _sum_of_two(
+        self, views: list[Array], parts: Sequence[Array], offsets: list[int], op: ReduceOp
+    ) -> list[Array]:
+        """Two workers each write the whole result: less traffic than half the sum and a copy of the other half."""
+        results = [np.empty_like(part) for part in parts]
+        for result, offset in zip(results, offsets, strict=True):
+            first, second = (view[offset : offset + result.size] for view in views)
+            UFUNC[op](first, second, out=result)
+        return results
+
+    def _pause(self) -> None:
+        """A meeting inside one operation: all stores before it are seen by all loads after it."""
+        assert self._window is not None
+        self._window.Sync()
+        self.wait(self.comm.Ibarrier(), "exchange in shared memory")
+        self._window.Sync()
+
+    def _reserve(self, nbytes: int) -> None:
+        """Makes every worker's segment at least ``nbytes`` long; all workers ask for the same."""
+        if nbytes <= self._capacity:
+            return
+        capacity = 1 << max(nbytes - 1, 4095).bit_length() if nbytes < 1 << 26 else nbytes
+        self._check_room(capacity)
+        self._free_window()
+        self._window = MPI.Win.Allocate_shared(capacity, 1, comm=self.comm)
+        self._window.Lock_all()  # a passive epoch for the window's whole life: Sync needs one
+        self._segments = [_segment(self._window, rank, capacity) for rank in range(self.size)]
+        self._capacity = capacity
+
+    def _check_room(self, capacity: int) -> None:
+        """Touching a page that the file system can't back kills the process with SIGBUS: look first."""
+        free = free_shared_memory() + self._capacity * self.size
+        short = self.comm.allreduce(int(capacity * self.size > free), MPI.MAX)
+        if short:
+            raise SharedMemoryError(
+                f"The exchange needs {capacity * self.size / 1e6:.0f} MB of shared memory for {self.size} workers, and "
+                f"/dev/shm has {free / 1e6:.0f} MB. Give it more (`mount -o remount,size=8G /dev/shm`; docker: "
+                "`--shm-size=8g`; Kubernetes: an emptyDir with medium Memory), or exchange in smaller groups "
+                "with `--bucket-mb`."
+            )
+
+    def _free_window(self) -> None:
+        self._segments = []
+        if self._window is not None:
+            self._window.Unlock_all()
+            self._window.Free()
+            self._window = None
+            self._capacity = 0
+
+
+def free_shared_memory() -> int:
+    """Bytes that can still be taken from /dev/shm."""
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return 1 << 62
+    return stat.f_bavail * stat.f_frsize
+
+
+def _layout(parts: Sequence[Array]) -> tuple[list[int], int]:
+    """Where each part begins, in elements and aligned for vector instructions, and the total length."""
+    step = max(_ALIGN // parts[0].dtype.itemsize, 1)
+    offsets, end = [], 0
+    for part in parts:
+        offsets.append(end)
+        end += -(-part.size // step) * step
+    return offsets, end
+
+
+def _segment(window: MPI.Win, rank: int, capacity: int) -> Array:
+    memory: Any = window.Shared_query(rank)[0]
+    return np.frombuffer(memory, np.uint8, capacity)
+
+
+def _reduce_slice(views: list[Array], start: int, stop: int, op: ReduceOp) -> None:
+    """Reduces one slice of all segments into the first, in rank order, piece by piece."""
+    wide = is_half(views[0].dtype)
+    for begin in range(start, stop, _PIECE):
+        end = min(begin + _PIECE, stop)
+        pieces = [view[begin:end] for view in views]
+        target = pieces[0].astype(np.float32) if wide else pieces[0]
+        for piece in pieces[1:]:
+            UFUNC[op](target, piece.astype(np.float32) if wide else piece, out=target)
+        if wide:
+            pieces[0][...] = target.astype(pieces[0].dtype)

@@ -1,0 +1,51 @@
+"""Rows of a large table: sent as rows or as the whole table, whichever moves fewer bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from syrtos.comm.communicator import Array, Communicator, scaled_copy, signature
+
+
+def weighted_rows(
+    comm: Communicator, values: Array, indices: Array, table_rows: int, weight: float
+) -> tuple[Array, Array]:
+    """The weighted sum (see `Communicator.weighted_sum`) of gradients that touch some rows of a table.
+
+    Sent as rows, the result lists every worker's rows in rank order: for contiguous shares of a global batch that is the very
+    list one process would have got. Rows may repeat; their values add up.
+
+    Args:
+        values: (rows, ...) floats.
+        indices: (rows,) integers, the row of the table that each value belongs to.
+        table_rows: rows of the whole table.
+        weight: this worker's share of the step.
+
+    Returns:
+        Values and indices of the sum.
+    """
+    weights = comm.agree(f"sparse exchange {signature(values, rows=False)} of {table_rows}", weight)
+    counts = comm.agree("rows of the sparse exchange", values.shape[0])
+    total = sum(weights)
+    share = weight / total if total else 0.0
+    if moves_fewer_as_rows(int(sum(counts)), table_rows, _row_bytes(values), indices.itemsize):
+        scaled = np.empty_like(values)
+        scaled_copy(values, share, scaled)
+        return comm.allgather(scaled), comm.allgather(indices)
+    table = np.zeros((table_rows, *values.shape[1:]), values.dtype)
+    if share:
+        np.add.at(table, indices, values)
+    summed, _ = comm.weighted_sum([table.reshape(-1)], weight)
+    return summed[0].reshape(table.shape), np.arange(table_rows, dtype=indices.dtype)
+
+
+def moves_fewer_as_rows(rows: int, table_rows: int, row_bytes: int, index_bytes: int) -> bool:
+    """Whether gathering ``rows`` rows of all workers moves fewer bytes than reducing the table.
+
+    A worker receives each gathered row once; a reduction sends and receives each of the table's rows.
+    """
+    return rows * (row_bytes + index_bytes) <= 2 * table_rows * row_bytes
+
+
+def _row_bytes(values: Array) -> int:
+    return values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))

@@ -1,0 +1,69 @@
+"""Waiting for other workers: briefly awake, then asleep, never for ever."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from syrtos.errors import StalledError
+
+# A wait this short (s) is cheaper awake than asleep; a longer one would take the core from whoever computes on it.
+_AWAKE = 50e-6
+_NAP = 20e-6
+_LONGEST_NAP = 1e-3
+
+
+class Watchdog:
+    """Waits politely and counts the time it waited.
+
+    Attributes:
+        waited: seconds spent waiting for other workers so far.
+        timeout: seconds after which a wait becomes a `StalledError`.
+        on_stall: called with the error's text before it is raised, e.g. to ask every worker for its stack.
+        waiting_for: the call that is waited for right now, for stack reports.
+    """
+
+    def __init__(self, timeout: float = 300.0, on_stall: Callable[[str], None] | None = None) -> None:
+        self.waited = 0.0
+        self.timeout = timeout
+        self.on_stall = on_stall
+        self.waiting_for: str | None = None
+
+    def wait(self, done: Callable[[], bool], call: str, rank: int) -> None:
+        """Returns when ``done()`` is true.
+
+        Raises:
+            StalledError: it did not become true within the timeout.
+        """
+        if done():
+            return
+        started = time.perf_counter()
+        self.waiting_for = call
+        try:
+            self._sleep_until(done, started, call, rank)
+        finally:
+            self.waiting_for = None
+            self.waited += time.perf_counter() - started
+
+    def _sleep_until(self, done: Callable[[], bool], started: float, call: str, rank: int) -> None:
+        nap = _NAP
+        while not done():
+            elapsed = time.perf_counter() - started
+            if elapsed < _AWAKE:
+                continue
+            if elapsed > self.timeout:
+                self._give_up(elapsed, call, rank)
+            time.sleep(nap)
+            nap = min(nap * 1.2, _LONGEST_NAP)
+
+    def _give_up(self, elapsed: float, call: str, rank: int) -> None:
+        text = (
+            f"rank {rank} has waited {elapsed:.0f} s for the other workers in `{call}`, and one of them did not come. "
+            "Either it hangs, or it runs code the others don't, or the step takes longer than the watchdog allows "
+            "(`--timeout SECONDS`). The stack of every rank is in its log."
+        )
+        if self.on_stall:
+            self.on_stall(text)
+        print(text, file=sys.stderr, flush=True)
+        raise StalledError(text)

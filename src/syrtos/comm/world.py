@@ -1,0 +1,113 @@
+"""Joining the world of workers, once per process."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from syrtos import settings, topology
+from syrtos.comm.communicator import Communicator
+from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.comm.watchdog import Watchdog
+from syrtos.errors import ConfigurationError, WorldError
+from syrtos.observe.ledger import Ledger
+from syrtos.settings import Options
+
+
+@dataclasses.dataclass
+class Session:
+    """This process's place in the world.
+
+    Attributes:
+        world: ranks and sizes.
+        comm: exchanges between all workers.
+        input_comm: the same workers, for what input pipelines exchange while a step runs.
+        options: what the run was asked to do.
+        ledger: where the time of each step is written down.
+        watchdog: counts and bounds the waiting of ``comm``.
+        error: what an exchange raised last; frameworks wrap it into errors of their own.
+        rank_aware: whether the script has asked for its rank. Such a script decides itself which rank writes a file.
+    """
+
+    world: topology.World
+    comm: Communicator
+    input_comm: Communicator
+    options: Options
+    ledger: Ledger
+    watchdog: Watchdog
+    rank_aware: bool = False
+    error: BaseException | None = None
+
+
+_session: Session | None = None
+
+
+def init(options: Options | None = None) -> Session:
+    """Joins the world this process was started in; a plain process is a world of one. Later calls return the same.
+
+    Raises:
+        WorldError: fewer workers met than were started.
+        ConfigurationError: other options than at the first call.
+    """
+    global _session
+    if _session is None:
+        _session = _join(options or settings.options_from(settings.environment()))
+    elif options is not None and options != _session.options:
+        raise ConfigurationError(
+            "syrtos.init() was called a second time with other options. Give them at the first call only."
+        )
+    return _session
+
+
+def current() -> Session:
+    """The session of this process.
+
+    Raises:
+        WorldError: `init` has not been called.
+    """
+    if _session is None:
+        raise WorldError(
+            "The world has not been joined yet: call `syrtos.init()` first, or start with `syrtos run`."
+        )
+    return _session
+
+
+def joined() -> bool:
+    """Whether `init` has been called."""
+    return _session is not None
+
+
+def adopt(session: Session | None) -> Session | None:
+    """Makes ``session`` the current one and returns the one before; for tests that play workers in one process."""
+    global _session
+    before, _session = _session, session
+    return before
+
+
+def _join(options: Options) -> Session:
+    launch = topology.detect(settings.environment())
+    watchdog = Watchdog(options.timeout)
+    if launch is None:
+        alone = InProcessCommunicator()
+        return Session(topology.World(), alone, alone, options, Ledger.open("", 0), watchdog)
+    return _join_mpi(launch, options, watchdog)
+
+
+def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> Session:
+    from mpi4py import MPI  # importing it starts MPI: only where one is expected
+
+    from syrtos.comm.hierarchical import communicator_over
+
+    comm = MPI.COMM_WORLD
+    topology.check_world(launch, comm.Get_size())
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+    first_on_host = host.bcast(comm.Get_rank()) if host.Get_size() > 1 else comm.Get_rank()
+    host.Free()
+    world = topology.world_from_hosts(comm.Get_rank(), [str(first) for first in comm.allgather(first_on_host)])
+    return Session(
+        world=world,
+        comm=communicator_over(comm.Dup(), watchdog),
+        input_comm=communicator_over(comm.Dup(), Watchdog(options.timeout)),
+        options=options,
+        ledger=Ledger.open(options.run_dir, world.rank),
+        watchdog=watchdog,
+    )

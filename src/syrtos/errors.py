@@ -1,0 +1,55 @@
+"""Every exception syrtos raises on purpose.
+
+    SyrtosError
+     ├─ ConfigurationError    what was asked for can't be: options, environment, versions
+     ├─ LaunchError           workers could not be started, or one of them failed
+     ├─ WorldError            the world is not the one that was asked for
+     ├─ ExchangeError         an exchange between workers can't be completed
+     │   ├─ OutOfStepError    workers called different operations, or with different tensors
+     │   ├─ StalledError      a worker did not arrive within the watchdog's time
+     │   └─ SharedMemoryError the host has too little shared memory
+     ├─ DivergenceError       replicas hold different weights
+     └─ DataError             workers see different data, or none
+
+Messages say what happened, what was expected, and how to fix it.
+"""
+
+
+class SyrtosError(Exception):
+    """Base of all errors raised by syrtos."""
+
+
+class ConfigurationError(SyrtosError):
+    """An option, script or environment that can't work."""
+
+
+class LaunchError(SyrtosError):
+    """Workers could not be started, or a worker failed."""
+
+
+class WorldError(SyrtosError):
+    """The world of workers is not the one that was asked for."""
+
+
+class ExchangeError(SyrtosError):
+    """An exchange between workers can't be completed."""
+
+
+class OutOfStepError(ExchangeError):
+    """Workers called different operations, or the same one with different tensors."""
+
+
+class StalledError(ExchangeError):
+    """A worker did not arrive at an exchange within the watchdog's time."""
+
+
+class SharedMemoryError(ExchangeError):
+    """The host has too little shared memory for the exchange."""
+
+
+class DivergenceError(SyrtosError):
+    """Replicas that must be equal are not."""
+
+
+class DataError(SyrtosError):
+    """Workers see different data, or no data at all."""

@@ -1,0 +1,50 @@
+"""Called by the import hook when the script imports Keras: from then on it trains on all workers."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from syrtos.comm import world
+from syrtos.errors import ConfigurationError
+
+# Backends that have a seam under `syrtos.keras.backends`.
+_BACKENDS = ("tensorflow",)
+
+
+def keras3() -> None:
+    """Makes plain Keras 3 scripts distributed.
+
+    Raises:
+        ConfigurationError: the backend has no exchange yet, and the world has several workers.
+    """
+    session = world.init()
+    backend = sys.modules["keras"].backend.backend()
+    if backend not in _BACKENDS:
+        if session.world.size == 1:
+            return
+        raise ConfigurationError(
+            f"KERAS_BACKEND={backend} can't exchange gradients between {session.world.size} workers yet; each would train alone. "
+            f"Backends that can: {', '.join(_BACKENDS)}. Set KERAS_BACKEND=tensorflow, or run with one worker."
+        )
+    importlib.import_module("syrtos.keras.patches").apply_all()
+    _make_default()
+
+
+def legacy() -> None:
+    """Makes plain Keras 2 scripts (`tf_keras`) distributed."""
+    world.init()
+    importlib.import_module("syrtos.keras.legacy").apply_all()
+    _make_default()
+
+
+def _make_default() -> None:
+    """Every optimizer reduces and every model is created under our strategy, without a scope in the script."""
+    import tensorflow as tf
+
+    from syrtos.keras import gradients
+    from syrtos.keras.strategy import Strategy
+
+    gradients.reduce_all_optimizers()
+    if not isinstance(tf.distribute.get_strategy(), Strategy):
+        tf.distribute.experimental_set_strategy(Strategy())

@@ -1,0 +1,1 @@
+"""One module per Keras backend: its tensors on the wire."""

@@ -1,0 +1,190 @@
+"""TensorFlow tensors on the wire: exchanges as ops that run eagerly and inside `tf.function`.
+
+Every exchange is one `tf.numpy_function`. All workers must run them in the same order, so each op of a graph takes a token
+from the one before it; the executor is free to run them beside the backward pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm import fusion, world
+from syrtos.comm.communicator import Array, Communicator, ReduceOp
+from syrtos.comm.sparse import weighted_rows
+from syrtos.keras import private
+
+Gradient = Any  # tf.Tensor or tf.IndexedSlices
+
+
+# -- ops of the native API: shapes and semantics as in `syrtos.api` -------------------------------
+
+
+def allreduce(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM) -> tf.Tensor:
+    """Differentiable for SUM and MEAN: the gradient is reduced the same way."""
+
+    @tf.custom_gradient
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        result = exchange(lambda a: [comm.allreduce(a, op)], [x], [x.dtype])[0]
+        result.set_shape(x.shape)
+        return result, lambda dy: allreduce(comm, dy, op)
+
+    return forward(value)
+
+
+def allgather(comm: Communicator, value: tf.Tensor) -> tf.Tensor:
+    """Differentiable: each worker gets the summed gradient of its own rows."""
+
+    @tf.custom_gradient
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        result = exchange(lambda a: [comm.allgather(a)], [x], [x.dtype])[0]
+        result.set_shape([None, *x.shape[1:]])
+
+        def backward(dy: tf.Tensor) -> tf.Tensor:
+            counts = allgather(comm, tf.shape(x)[:1])
+            start = tf.reduce_sum(counts[: comm.rank])
+            return allreduce(comm, dy)[start : start + tf.shape(x)[0]]
+
+        return result, backward
+
+    return forward(value)
+
+
+def broadcast(comm: Communicator, value: tf.Tensor, root: int = 0) -> tf.Tensor:
+    """Differentiable: the root gets the summed gradient, the others zero."""
+
+    @tf.custom_gradient
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        result = exchange(lambda a: [comm.broadcast(a, root)], [x], [x.dtype])[0]
+        result.set_shape(x.shape)
+        return result, lambda dy: allreduce(comm, dy) * tf.cast(comm.rank == root, dy.dtype)
+
+    return forward(value)
+
+
+def reducescatter(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM) -> tf.Tensor:
+    """This worker's rows of the reduced tensor."""
+    result = exchange(lambda a: [comm.reducescatter(a, op)], [value], [value.dtype])[0]
+    result.set_shape([None, *value.shape[1:]])
+    return result
+
+
+def alltoall(comm: Communicator, value: tf.Tensor, splits: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """The received rows, and how many came from each worker (int32)."""
+    counts = tf.zeros([0], tf.int32) if splits is None else tf.cast(splits, tf.int32)
+
+    def run(rows: Array, wanted: Array) -> list[Array]:
+        got, received = comm.alltoall(rows, wanted.tolist() if wanted.size else None)
+        return [got, np.asarray(received, np.int32)]
+
+    result, received = exchange(run, [value, counts], [value.dtype, tf.int32])
+    result.set_shape([None, *value.shape[1:]])
+    received.set_shape([comm.size])
+    return result, received
+
+
+# -- gradients of one step ------------------------------------------------------------------------
+
+
+def weighted_mean(comm: Communicator, gradients: Sequence[Gradient], weight: tf.Tensor) -> list[Gradient]:
+    """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
+
+    Args:
+        comm: the workers.
+        gradients: tensors or `tf.IndexedSlices`, in the order of the variables; None stays None.
+        weight: float32 scalar; a worker with weight 0 contributes nothing, whatever its gradients hold.
+    """
+    results: list[Gradient] = list(gradients)
+    limit = int(world.current().options.bucket_mb * 1e6)
+    for bucket in _buckets(gradients, limit):
+        summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight)
+        for index, tensor in zip(bucket, summed, strict=True):
+            results[index] = tensor
+    return results
+
+
+def _buckets(gradients: Sequence[Gradient], limit: int) -> list[list[int]]:
+    """Indices that travel together: last variables first, as the backward pass makes them; sparse ones alone."""
+    backwards = [i for i in reversed(range(len(gradients))) if gradients[i] is not None]
+    groups: list[list[int]] = []
+    for i in backwards:  # a run of dense gradients of one dtype
+        kind = _kind(gradients[i])
+        if kind is None or not groups or _kind(gradients[groups[-1][0]]) != kind:
+            groups.append([])
+        groups[-1].append(i)
+    return [
+        [group[k] for k in bucket]
+        for group in groups
+        for bucket in fusion.plan([_nbytes(gradients[i]) for i in group], limit)
+    ]
+
+
+def _kind(gradient: Gradient) -> Any:
+    return None if isinstance(gradient, tf.IndexedSlices) else gradient.dtype
+
+
+def _nbytes(gradient: Gradient) -> int:
+    if isinstance(gradient, tf.IndexedSlices):
+        return 0
+    return (gradient.shape.num_elements() or 0) * gradient.dtype.size
+
+
+def _exchange_bucket(comm: Communicator, bucket: list[Gradient], weight: tf.Tensor) -> list[Gradient]:
+    first = bucket[0]
+    if isinstance(first, tf.IndexedSlices):
+        return [_exchange_rows(comm, first, weight)]
+
+    def run(share: Array, *arrays: Array) -> list[Array]:
+        sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], float(share))
+        return [part.reshape(array.shape) for part, array in zip(sums, arrays, strict=True)]
+
+    summed = exchange(run, [weight, *bucket], [g.dtype for g in bucket])
+    for result, gradient in zip(summed, bucket, strict=True):
+        result.set_shape(gradient.shape)
+    return summed
+
+
+def _exchange_rows(comm: Communicator, gradient: tf.IndexedSlices, weight: tf.Tensor) -> tf.IndexedSlices:
+    def run(share: Array, values: Array, indices: Array, rows: Array) -> list[Array]:
+        return list(weighted_rows(comm, values, indices, int(rows), float(share)))
+
+    rows = tf.cast(gradient.dense_shape[0], tf.int64)
+    inputs = [weight, gradient.values, gradient.indices, rows]
+    values, indices = exchange(run, inputs, [gradient.values.dtype, gradient.indices.dtype])
+    values.set_shape([None, *gradient.values.shape[1:]])
+    indices.set_shape([None])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+# -- the op ---------------------------------------------------------------------------------------
+
+
+def exchange(
+    function: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+) -> list[tf.Tensor]:
+    """Runs ``function(*arrays)`` on the host, after the exchange before it and before the next one.
+
+    The time it takes goes into the step ledger: what was waited for other workers as ``wait``, the rest as ``exchange``.
+    """
+    session = world.current()
+
+    def measured(_token: Array, *arrays: Array) -> list[Array]:
+        started, waited = time.perf_counter(), session.watchdog.waited
+        try:
+            results = function(*(np.asarray(array) for array in arrays))
+        except BaseException as error:
+            session.error = error
+            raise
+        waited = session.watchdog.waited - waited
+        session.ledger.spend("wait", waited)
+        session.ledger.spend("exchange", time.perf_counter() - started - waited)
+        return [np.int32(0), *results]
+
+    with private.after_pending_control_flow():
+        token, *results = tf.numpy_function(measured, [private.last_token(), *inputs], [tf.int32, *dtypes])
+    private.set_last_token(token)
+    return results

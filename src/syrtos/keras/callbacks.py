@@ -1,0 +1,172 @@
+"""What happens around the callbacks of a script, which need not know that they are many."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import keras
+
+from syrtos.comm import world
+from syrtos.keras import files, state
+from syrtos.keras.fitting import learning_rate_factor
+from syrtos.keras.step import clock
+
+# These write files, or to the terminal: rank 0's do it for all.
+_WRITERS = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.ProgbarLogger,
+)
+
+
+def here(chosen: list[Any]) -> list[Any]:
+    """The callbacks of a script that this worker runs."""
+    if world.current().world.rank == 0:
+        return chosen
+    return [callback for callback in keras.tree.flatten(chosen) if not isinstance(callback, _WRITERS)]
+
+
+def enclose(callback_list: Any) -> None:
+    """Puts our two around all others."""
+    if world.current().world.rank:
+        callback_list.callbacks = here(callback_list.callbacks)
+    last = Last()
+    callback_list.callbacks.insert(0, First(last))
+    callback_list.callbacks.append(last)
+    for callback in (callback_list.callbacks[0], last):
+        callback.set_model(callback_list.model)
+        callback.set_params(callback_list.params)
+
+
+class First(keras.callbacks.Callback):
+    """Runs before the script's callbacks: the step is over, what they take is theirs."""
+
+    def __init__(self, last: Last) -> None:
+        super().__init__()
+        self._last = last
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        files.fit_begins()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._last.callbacks_since = time.perf_counter()
+
+    on_test_batch_end = on_train_batch_end
+    on_predict_batch_end = on_train_batch_end
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._last.epoch_end_since = time.perf_counter()
+
+
+class Last(keras.callbacks.Callback):
+    """Runs after the script's callbacks, on every worker, and makes their decisions common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._session = world.current()
+        self._checked = False
+        self._steps = 0
+        self._since_check = 0
+        self._base_rate: float | None = None
+        self.callbacks_since = 0.0
+        self.epoch_end_since = 0.0
+
+    # -- training ------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """All workers start from rank 0's state, including what its callbacks have restored."""
+        comm = self._session.comm
+        if comm.size > 1:
+            variables = state.of_model(self.model)
+            state.check_structure(comm, variables)
+            state.broadcast(comm, variables)
+            epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
+            self.model._initial_epoch = epoch
+        self._prepare_learning_rate()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._warm_up(float(epoch))
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._begin()
+        if self._session.options.warmup_epochs and self.params.get("steps"):
+            self._warm_up(self._epoch + batch / self.params["steps"])
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._agree_to_stop()
+        count = self._steps_since(batch)
+        self._steps += count
+        self._since_check += count
+        every = self._session.options.check_every
+        if every and self._session.comm.size > 1 and (not self._checked or self._since_check >= every):
+            state.check_equal(self._session.comm, state.of_model(self.model), self._steps)
+            self._checked, self._since_check = True, 0
+        self._end(batch, "train", count)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._agree_to_stop()
+        self._session.ledger.note("callbacks", time.perf_counter() - self.epoch_end_since, "epoch end")
+        self._session.ledger.flush()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Whoever reads a checkpoint after `fit` finds it complete."""
+        files.fit_ends()
+        if self._session.comm.size > 1:
+            state.check_equal(self._session.comm, state.of_model(self.model), self._steps)
+        self._session.ledger.flush()
+
+    # -- the same for evaluate and predict -------------------------------------------------------
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._begin()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._end(batch, "test", self._steps_since(batch))
+
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._begin()
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._end(batch, "predict", self._steps_since(batch))
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._session.ledger.begin_step()
+        clock.step_begins()
+
+    def _end(self, batch: int, phase: str, steps: int) -> None:
+        self._session.ledger.spend("callbacks", time.perf_counter() - self.callbacks_since)
+        self._session.ledger.end_step(batch, phase, steps)
+
+    def _steps_since(self, batch: int) -> int:
+        return min(getattr(self.model, "steps_per_execution", 1), batch + 1)
+
+    def _agree_to_stop(self) -> None:
+        """If any worker wants to stop, all do, at the same step."""
+        if self._session.comm.size > 1:
+            wishes = self._session.comm.agree("stop training?", float(bool(self.model.stop_training)))
+            self.model.stop_training = any(wishes)
+
+    def _prepare_learning_rate(self) -> None:
+        factor = learning_rate_factor(self._session.options.scale_lr, self._session.world.size)
+        optimizer = getattr(self.model, "optimizer", None)
+        if factor == 1.0 or optimizer is None or getattr(optimizer, "_syrtos_scaled", False):
+            return
+        object.__setattr__(optimizer, "_syrtos_scaled", True)
+        self._base_rate = float(optimizer.learning_rate)
+        optimizer.learning_rate = self._base_rate * factor
+
+    def _warm_up(self, epochs: float) -> None:
+        """Climbs evenly from the script's learning rate to the scaled one."""
+        options = self._session.options
+        if self._base_rate is None or epochs > options.warmup_epochs or not options.warmup_epochs:
+            return
+        factor = learning_rate_factor(options.scale_lr, self._session.world.size)
+        done = min(epochs / options.warmup_epochs, 1.0)
+        self.model.optimizer.learning_rate = self._base_rate * (1.0 + (factor - 1.0) * done)

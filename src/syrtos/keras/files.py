@@ -1,0 +1,47 @@
+"""Files are written once, by rank 0."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from syrtos.comm import world
+
+_fits_running = 0
+
+
+def by_rank_0(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a saving method write on rank 0 only.
+
+    Outside of `fit`, and unless the script asked for its rank (then it may call this on one rank only), all workers
+    wait until the file is complete, so that each can read it back.
+    """
+
+    @functools.wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        session = world.current()
+        if session.world.size == 1:
+            with session.ledger.span("checkpoint"):
+                return original(*args, **kwargs)
+        result = None
+        if session.world.rank == 0:
+            with session.ledger.span("checkpoint"):
+                result = original(*args, **kwargs)
+        if not _fits_running and not session.rank_aware:
+            session.comm.barrier()
+        return result
+
+    return save
+
+
+def fit_begins() -> None:
+    """From now on only rank 0 may be saving: checkpoints are its own."""
+    global _fits_running
+    _fits_running += 1
+
+
+def fit_ends() -> None:
+    """All workers save together again."""
+    global _fits_running
+    _fits_running = max(_fits_running - 1, 0)

@@ -1,0 +1,84 @@
+"""What is agreed on around `compile`, `fit` and `evaluate`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import keras
+
+from syrtos.comm import world
+from syrtos.errors import DataError
+
+
+def agree_on_length(iterator: Any) -> None:
+    """Compares the number of batches across workers, before the first of them is drawn.
+
+    Raises:
+        DataError: the data set is empty, or workers have unequal numbers of global batches.
+    """
+    session = world.current()
+    mine = iterator._num_batches
+    if mine == 0:
+        raise DataError(
+            "The data set is empty: it has no batches. Check the paths and filters that it is made from; `drop_remainder=True` "
+            "also drops everything when there are fewer samples than one batch."
+        )
+    if session.world.size == 1:
+        return
+    lengths = session.comm.agree("compare length of data set", -1.0 if mine is None else float(mine))
+    if session.options.batch == "per-worker":
+        _go_on_until_all_are_done(iterator, lengths)
+    elif len(set(lengths)) > 1:
+        raise DataError(
+            "Workers have data sets of different lengths: "
+            + ", ".join(f"rank {rank}: {_batches(n)}" for rank, n in enumerate(lengths))
+            + ". With global batches every worker must read the same data. If the script shards its data by rank itself, run it "
+            "with `--batch per-worker`."
+        )
+
+
+def _go_on_until_all_are_done(iterator: Any, lengths: list[float]) -> None:
+    """The epoch is as long as the longest; its end is found out if someone does not know."""
+    longest = None if min(lengths) < 0 else int(max(lengths))
+    iterator._num_batches = longest
+    adapter = iterator.data_adapter
+    # `reset` asks the adapter again before every epoch
+    adapter.__class__ = type(adapter.__class__.__name__, (adapter.__class__,), {"num_batches": longest})
+
+
+def _batches(count: float) -> str:
+    return "unknown" if count < 0 else f"{int(count)} batches"
+
+
+def adapt_compiled(model: Any) -> None:
+    """Turns off what can't work in several processes, and applies the run's options."""
+    session = world.current()
+    if session.world.size == 1:
+        return
+    if model.jit_compile:
+        if session.world.rank == 0:
+            print(
+                "syrtos: jit_compile=True is turned off: XLA can't contain the exchange between workers. "
+                "The model trains without it, with the same results.",
+                file=sys.stderr,
+            )
+        model.jit_compile = False
+    if session.options.sync_batchnorm:
+        synchronize_batchnorm(model)
+
+
+def synchronize_batchnorm(model: Any) -> None:
+    """Makes every BatchNormalization layer compute its statistics over the global batch."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.synchronized = True
+
+
+def learning_rate_factor(scale: str, size: int) -> float:
+    """How much the learning rate grows with the number of workers.
+
+    ``linear``: Goyal et al. 2017, arXiv:1706.02677; ``sqrt``: Krizhevsky 2014, arXiv:1404.5997.
+    """
+    return {"none": 1.0, "linear": float(size), "sqrt": math.sqrt(size)}[scale]

@@ -1,0 +1,90 @@
+"""When and how an optimizer's gradients are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.comm.communicator import Communicator, ReduceOp
+from syrtos.keras import state
+from syrtos.keras.backends import tensorflow as ops
+from syrtos.keras.step import current_step
+
+_MARK = "_syrtos_distributed"
+_zero_edits = False
+
+
+def reduce_all_optimizers() -> None:
+    """From now on every Keras optimizer of this process reduces: what `syrtos run` means."""
+    global _zero_edits
+    _zero_edits = True
+
+
+def mark(optimizer: Any, comm: Communicator) -> None:
+    """Makes one optimizer reduce over ``comm``, also where syrtos was not asked to reduce for all."""
+    object.__setattr__(optimizer, _MARK, comm)
+
+
+def is_reducing(optimizer: Any) -> bool:
+    """Whether this optimizer's gradients are reduced before they are clipped."""
+    return _comm(optimizer) is not None
+
+
+def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+    """The gradients of the global batch, from those of this worker's share.
+
+    In `fit` they are averaged by samples. In a custom loop with `strategy.run` they are summed, as `tf.distribute` defines; in
+    any other loop they are averaged over workers.
+    """
+    comm = _comm(optimizer)
+    if comm is None or comm.size == 1:
+        return list(grads)
+    step = current_step()
+    if step is not None:
+        return ops.weighted_mean(comm, grads, step.samples)
+    mean = ops.weighted_mean(comm, grads, tf.constant(1.0))
+    return [_times(g, comm.size) for g in mean] if _in_strategy_run() else mean
+
+
+def finite_everywhere(optimizer: Any, finite: tf.Tensor) -> tf.Tensor:
+    """Whether all workers that have samples found their gradients finite."""
+    comm = _comm(optimizer)
+    if comm is None or comm.size == 1:
+        return finite
+    step = current_step()
+    if step is not None:
+        finite = tf.logical_or(finite, tf.logical_not(step.active))
+    return ops.allreduce(comm, tf.cast(finite, tf.int32), ReduceOp.MIN) > 0
+
+
+def broadcast_at_build(optimizer: Any, variables: Iterable[Any]) -> None:
+    """Gives all workers rank 0's weights before the optimizer's first step."""
+    comm = _comm(optimizer)
+    if comm is None or comm.size == 1:
+        return
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            state.broadcast(comm, [*variables, *optimizer.variables])
+
+
+def _comm(optimizer: Any) -> Communicator | None:
+    marked = getattr(optimizer, _MARK, None)
+    if marked is not None:
+        return marked
+    return world.current().comm if _zero_edits else None
+
+
+def _in_strategy_run() -> bool:
+    context = tf.distribute.get_replica_context()
+    return context is not None and context.strategy.num_replicas_in_sync > 1
+
+
+def _times(gradient: Any, factor: int) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor

@@ -1,0 +1,119 @@
+"""From a `tf.data` pipeline to this worker's share of each batch.
+
+Nothing here prefetches: batches are drawn exactly when a step wants them, so all workers draw equally many, also when an
+epoch ends early.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm.communicator import Array, Communicator, share_of
+from syrtos.errors import DataError
+
+# Global batches between two comparisons of what the workers read.
+_COMPARE_EVERY = 64
+# Bytes of each tensor that are compared.
+_COMPARED_BYTES = 1 << 16
+
+
+def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
+    """This worker's contiguous share of each batch of ``dataset``; possibly no rows.
+
+    All workers read the same batches. Every few batches they compare a checksum: data that was shuffled with unequal seeds
+    would train on some samples twice and on others never.
+    """
+
+    def take(index: tf.Tensor, data: Any) -> Any:
+        checked = _compared(index, data, comm)
+        with tf.control_dependencies([checked]):
+            return tf.nest.map_structure(lambda leaf: _rows(leaf, comm.rank, comm.size), data)
+
+    return _unhurried(dataset.enumerate().map(take))
+
+
+def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
+    """This worker's own batches, and after them batches without rows until every worker has run out."""
+
+    def anyone_left(flag: tf.Tensor, _data: Any) -> tf.Tensor:
+        def vote(mine: Array) -> Array:
+            return np.bool_(sum(comm.agree("more input?", float(mine))) > 0)
+
+        left = tf.numpy_function(vote, [flag], tf.bool)
+        return tf.ensure_shape(left, [])
+
+    empty = tf.nest.map_structure(_without_rows, dataset.element_spec)
+    own = dataset.map(lambda *data: (1.0, _unwrapped(data)))
+    idle = tf.data.Dataset.from_tensors((0.0, empty)).repeat()
+    return _unhurried(own.concatenate(idle).take_while(anyone_left).map(lambda _flag, data: data))
+
+
+def _unwrapped(data: tuple[Any, ...]) -> Any:
+    """`map` spreads tuples over arguments; elements that are no tuple arrive as one argument."""
+    return data[0] if len(data) == 1 else data
+
+
+def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)
+
+
+def _rows(leaf: Any, rank: int, size: int) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        start, stop = _bounds(leaf.dense_shape[0], rank, size)
+        begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], axis=0)
+        count = tf.concat([[stop - start], leaf.dense_shape[1:]], axis=0)
+        return tf.sparse.slice(leaf, begin, count)
+    if isinstance(leaf, tf.RaggedTensor):
+        start, stop = _bounds(leaf.nrows(), rank, size)
+        return leaf[start:stop]
+    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+        return leaf
+    start, stop = _bounds(leaf.shape[0] or tf.shape(leaf, tf.int64)[0], rank, size)
+    return leaf[start:stop]
+
+
+def _bounds(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
+    return share_of(rows, rank, size)
+
+
+def _without_rows(spec: Any) -> Any:
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        raise DataError(
+            f"Batches per worker must be dense tensors with a batch dimension, so that a worker can go on without samples. "
+            f"Received an element of {spec}."
+        )
+    return tf.zeros([0, *(n or 1 for n in spec.shape[1:])], spec.dtype)
+
+
+def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Operation | tf.Tensor:
+    tensors = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string]
+
+    def compare(batch: Array, *arrays: Array) -> Array:
+        checksum = 0
+        for array in arrays:
+            checksum = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:_COMPARED_BYTES], checksum)
+        _demand_equal(comm.agree("compare input", float(checksum)), int(batch))
+        return np.bool_(True)
+
+    def run() -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(compare, [index, *tensors], tf.bool), [])
+
+    return tf.cond(index % _COMPARE_EVERY == 0, run, lambda: tf.constant(True))
+
+
+def _demand_equal(checksums: list[float], batch: int) -> None:
+    if len(set(checksums)) == 1:
+        return
+    groups = {c: [rank for rank, other in enumerate(checksums) if other == c] for c in checksums}
+    raise DataError(
+        f"Workers read different data in batch {batch}: ranks {' / '.join(map(str, groups.values()))} disagree. With global "
+        "batches every worker must read the same batches in the same order. Usually the script shuffles with a generator "
+        "of its own without a seed (`numpy.random.default_rng()`): give it one. If the script shards its data by "
+        "rank itself, run it with `--batch per-worker`."
+    )

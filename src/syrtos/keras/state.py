@@ -1,0 +1,125 @@
+"""The variables of a replica: made equal, and proven equal."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm.communicator import Communicator
+from syrtos.errors import DivergenceError, OutOfStepError
+
+
+def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> None:
+    """Gives every worker ``root``'s values.
+
+    Args:
+        comm: the workers.
+        variables: `keras.Variable` or `tf.Variable`, the same on all workers.
+    """
+    for variable in unique(variables):
+        value = comm.broadcast(tensor_of(variable).numpy(), root)
+        if comm.rank != root:
+            variable.assign(value)
+
+
+def of_model(model: Any) -> list[Any]:
+    """All variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizers'."""
+    found = [*model.variables]
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        found += variables_of(optimizer)
+    return unique(found)
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """An optimizer's variables: a list in Keras 3, also behind a method in old Keras 2."""
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def check_structure(comm: Communicator, variables: Sequence[Any]) -> None:
+    """Compares names, shapes and dtypes across workers.
+
+    Raises:
+        OutOfStepError: with the first variable that differs.
+    """
+    mine = [f"{name_of(v)} {tuple(v.shape)} {dtype_name(v)}" for v in variables]
+    digest = float(zlib.crc32("\n".join(mine).encode()))
+    if len(set(comm.agree("compare model structure", digest))) == 1:
+        return
+    everyone = comm.allgather_object(mine)
+    different = next(
+        (rows for rows in zip(*everyone, strict=False) if len(set(rows)) > 1), tuple(f"{len(v)} variables" for v in everyone)
+    )
+    raise OutOfStepError(
+        "Workers built different models. The first difference:\n"
+        + "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(different))
+        + "\nThe script must build the same model on every rank: look for code that depends on the rank, the host or "
+        "unseeded random numbers."
+    )
+
+
+def check_equal(comm: Communicator, variables: Sequence[Any], step: int) -> None:
+    """Compares a checksum of every variable across workers.
+
+    Raises:
+        DivergenceError: names the first variable that differs, and the ranks.
+    """
+    mine = [checksum(v) for v in variables]
+    digest = float(zlib.crc32(np.asarray(mine, np.int64).tobytes()))
+    if len(set(comm.agree("compare weights", digest))) == 1:
+        return
+    table = comm.allgather(np.asarray([mine], np.int64))
+    first = int(np.argmax((table != table[0]).any(axis=0)))
+    values = table[:, first].tolist()
+    groups = {v: [rank for rank, other in enumerate(values) if other == v] for v in values}
+    raise DivergenceError(
+        f"The replicas have diverged by step {step}: `{name_of(variables[first])}` is the first variable that differs, between "
+        f"ranks {' / '.join(map(str, groups.values()))}. All replicas must hold equal weights after every step. Usually a "
+        "script or layer assigns variables from something that differs by rank (time, host, unseeded random numbers, its own "
+        "share of the data). `--check-every 1` finds the step."
+    )
+
+
+def checksum(variable: Any) -> int:
+    """A cheap 32-bit digest that changes when any bit of the value does."""
+    value = np.ascontiguousarray(memory_of(variable)).reshape(-1).view(np.uint8)
+    words = value[: value.size // 8 * 8].view(np.uint64)
+    folded = np.bitwise_xor.reduce(words) if words.size else np.uint64(0)
+    # a second fold, over words weighted by position, tells apart values that were swapped
+    odd = np.bitwise_xor.reduce(words[1::2]) if words.size > 1 else np.uint64(0)
+    return zlib.crc32(value[value.size // 8 * 8 :].tobytes(), zlib.crc32(np.array([folded, odd]).tobytes()))
+
+
+def memory_of(variable: Any) -> np.ndarray[Any, Any]:
+    """The value without a copy where the framework can lend it."""
+    tensor = tensor_of(variable)
+    try:
+        return np.from_dlpack(tensor)
+    except (TypeError, RuntimeError, BufferError, AttributeError):
+        return tensor.numpy()
+
+
+def unique(variables: Iterable[Any]) -> list[Any]:
+    """Each variable once, in order."""
+    return list({id(v): v for v in variables}.values())
+
+
+def name_of(variable: Any) -> str:
+    """What a person knows a variable by."""
+    return getattr(variable, "path", variable.name)
+
+
+def dtype_name(variable: Any) -> str:
+    """The dtype's name, for Keras and TensorFlow variables alike."""
+    return tf.as_dtype(variable.dtype).name
+
+
+def tensor_of(variable: Any) -> tf.Tensor:
+    """The current value of a Keras or TensorFlow variable, in its own dtype."""
+    value = getattr(variable, "_value", None)
+    return (value if isinstance(value, tf.Variable) else variable).read_value()

@@ -1,0 +1,287 @@
+"""One step of `fit`, `evaluate` or `predict` on this worker's share of the global batch.
+
+The invariant: after every step all variables are equal on all workers. Trainable ones are, because every worker applies the
+same gradients. For the others a step notes what it assigns, and makes it equal by what the variable is:
+
+- SUM (metric states): the changes of all workers are added to the value before the step;
+- others of a floating dtype (BatchNormalization's moving statistics): the mean by samples;
+- integers (random seeds, counters) change alike on all workers.
+
+Results of metrics are read after that, so logs, callbacks and `evaluate` see what one process would have seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm.communicator import Array
+from syrtos.comm.world import Session
+from syrtos.keras import private
+from syrtos.keras.backends import tensorflow as ops
+
+_local = threading.local()
+
+
+def current_step() -> StepScope | None:
+    """The step that is being traced or run on this thread."""
+    return getattr(_local, "step", None)
+
+
+class StepScope:
+    """What is known about the step while it is traced (or run, eagerly).
+
+    Attributes:
+        session: the world.
+        samples: float32 scalar, samples in this worker's share; 0 if it has none.
+        data: the share; one row of zeros if it has none, so that the model never sees an empty batch.
+        training: whether random numbers should differ between workers.
+    """
+
+    def __init__(self, session: Session, data: Any, training: bool) -> None:
+        self.session = session
+        self.training = training
+        self.samples, self.data = _never_empty(data)
+        self._ready = _ready_at(self.data)
+        self._graph = private.graph()
+        if self._graph is not None:
+            clock.step_is_traced()
+        self._dirty: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
+        self._paused = False
+        self._flushed = False
+        self._totals: dict[str, tf.Tensor] = {}
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[StepScope]:
+        """Makes this the current step."""
+        outer, _local.step = current_step(), self
+        try:
+            yield self
+        finally:
+            _local.step = outer
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is assigned inside is equal on all workers already (an optimizer's update)."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @property
+    def active(self) -> tf.Tensor:
+        """Bool scalar: whether this worker has samples."""
+        return self.samples > 0
+
+    def total(self, name: str, value: tf.Tensor) -> tf.Tensor:
+        """The sum of a scalar over the workers that have samples; exchanged once for each name and step."""
+        if name not in self._totals:
+            mine = tf.where(self.active, tf.cast(value, tf.float32), 0.0)
+            self._totals[name] = ops.allreduce(self.session.comm, tf.stop_gradient(mine))
+        return self._totals[name]
+
+    def fraction(self) -> tf.Tensor:
+        """This worker's part of the step's samples, float32; 1 where it has none, to divide by."""
+        total = self.total("samples", self.samples)
+        return tf.where(self.active, self.samples / tf.maximum(total, 1.0), 1.0)
+
+    # -- called by the variables ---------------------------------------------------------------
+
+    def before_assign(self, variable: tf.Variable) -> None:
+        """Remembers the value that the step began with."""
+        if self._paused or id(variable) in self._dirty:
+            return
+        with _in_graph(self._graph):
+            self._dirty[id(variable)] = (variable, tf.identity(private_read(variable)))
+
+    def before_read(self, variable: tf.Variable) -> None:
+        """A metric's state is made global before it is read again."""
+        if self._paused or id(variable) not in self._dirty or not _is_sum(variable):
+            return
+        if private.graph() is self._graph:
+            self.flush()
+
+    # -- making state equal --------------------------------------------------------------------
+
+    def finish(self, outputs: Any, logs_are_global: bool) -> Any:
+        """Makes the rest of the state equal and, unless they are global already, the logs.
+
+        Scalars among the outputs of a custom `train_step` become their mean by samples.
+        """
+        scalars = [] if logs_are_global else [t for t in tf.nest.flatten(outputs) if _is_log(t)]
+        means = self.flush(scalars, always=not self._flushed)
+        replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
+        return tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
+
+    def flush(self, scalars: list[tf.Tensor] | None = None, always: bool = False) -> list[tf.Tensor]:
+        """One exchange that makes all noted variables equal; returns the means by samples of ``scalars``."""
+        dirty, self._dirty = self._dirty, {}
+        sums = [(v, base) for v, base in dirty.values() if _is_sum(v)]
+        means = [(v, base) for v, base in dirty.values() if not _is_sum(v) and v.dtype.is_floating]
+        scalars = scalars or []
+        if not (sums or means or scalars or always):
+            return []
+        self._flushed = True
+        with self.paused():
+            return self._exchange_state(sums, means, scalars)
+
+    def _exchange_state(self, sums: list[Any], means: list[Any], scalars: list[tf.Tensor]) -> list[tf.Tensor]:
+        changes = [tf.cast(private_read(v), tf.float64) - tf.cast(base, tf.float64) for v, base in sums]
+        weight = tf.cast(self.samples, tf.float64)
+        weighted = [
+            tf.cast(x, tf.float64) * weight for x in [*(private_read(v) for v, _ in means), *scalars]
+        ]
+        everyone = self._sum_over_workers(tf.cast(self.samples, tf.float64), changes + weighted)
+        total, added = everyone[0], everyone[1:]
+        for (variable, base), change in zip(sums, added, strict=False):
+            variable.assign(tf.cast(tf.cast(base, tf.float64) + change, variable.dtype))
+        averages = [tf.math.divide_no_nan(x, total) for x in added[len(sums) :]]
+        for (variable, base), average in zip(means, averages, strict=False):
+            variable.assign(tf.where(total > 0, tf.cast(average, variable.dtype), base))
+        return [tf.cast(a, s.dtype) for a, s in zip(averages[len(means) :], scalars, strict=True)]
+
+    def _sum_over_workers(self, samples: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """All tensors travel as one vector of float64, which holds counters and float32 states exactly."""
+        shapes = [tf.shape(t) for t in tensors]
+        sizes = [1, *(tf.size(t) for t in tensors)]
+        flat = [tf.where(self.active, tf.reshape(t, [-1]), tf.zeros([], tf.float64)) for t in tensors]
+        vector = tf.concat([tf.reshape(samples, [1]), *flat], axis=0)
+        (summed,) = ops.exchange(self._on_host, [vector, self._ready], [tf.float64])
+        summed = tf.ensure_shape(summed, vector.shape)
+        total, *parts = tf.split(summed, tf.stack(sizes), num=len(sizes))
+        return [total[0], *(tf.reshape(p, s) for p, s in zip(parts, shapes, strict=True))]
+
+    def _on_host(self, vector: Array, ready: Array) -> list[Array]:
+        summed = self.session.comm.allreduce(vector)
+        clock.data_was_ready(self.session, float(ready), float(summed[0]))
+        return [summed]
+
+
+class _Clock:
+    """Tells how long each step waited for its data."""
+
+    def __init__(self) -> None:
+        self._since = time.time()
+        self._last_ready = 0.0
+        self._traced = False
+
+    def step_is_traced(self) -> None:
+        """The time until data is there is not spent on input this time: the step is made a graph first."""
+        self._traced = True
+
+    def step_begins(self) -> None:
+        """From now on the step waits for data."""
+        self._since = time.time()
+
+    def data_was_ready(self, session: Session, ready: float, samples: float) -> None:
+        """The step that now ends had its data at ``ready`` (s since the epoch)."""
+        if ready == self._last_ready:  # a second exchange of the same step
+            return
+        self._last_ready = ready
+        if not self._traced:
+            session.ledger.spend("input", max(ready - self._since, 0.0))
+        self._traced = False
+        session.ledger.samples += samples
+        self._since = time.time()
+
+
+clock = _Clock()
+
+
+def tracked(variable: tf.Variable) -> tf.Variable:
+    """Lets steps see when ``variable`` is assigned and read."""
+    variable.__class__ = _tracked_class(type(variable))
+    return variable
+
+
+_tracked_classes: dict[type, type] = {}
+
+
+def _tracked_class(base: type) -> type:
+    if base not in _tracked_classes:
+        members = {name: _noting_assign(getattr(base, name)) for name in ("assign", "assign_add", "assign_sub")}
+        members |= {name: _noting_read(getattr(base, name)) for name in ("value", "read_value")}
+        _tracked_classes[base] = type(base.__name__, (base,), {**members, "_syrtos_base": base})
+    return _tracked_classes[base]
+
+
+def _noting_assign(method: Callable[..., Any]) -> Callable[..., Any]:
+    def assign(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        if step:
+            step.before_assign(self)
+        return method(self, *args, **kwargs)
+
+    return assign
+
+
+def _noting_read(method: Callable[..., Any]) -> Callable[..., Any]:
+    def read(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        if step:
+            step.before_read(self)
+        return method(self, *args, **kwargs)
+
+    return read
+
+
+def private_read(variable: Any) -> tf.Tensor:
+    """The value as it is, without telling the step."""
+    return variable._syrtos_base.read_value(variable)
+
+
+def _is_sum(variable: tf.Variable) -> bool:
+    return variable.aggregation == tf.VariableAggregation.SUM
+
+
+def _is_log(value: Any) -> bool:
+    return tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating
+
+
+def _in_graph(graph: Any) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if graph is None else graph.as_default()
+
+
+def _ready_at(data: Any) -> tf.Tensor:
+    """When the data was there, float64 seconds since the epoch."""
+    tensors = [leaf for leaf in tf.nest.flatten(data) if tf.is_tensor(leaf)]
+    with tf.control_dependencies(tensors[:1]):
+        return tf.timestamp()
+
+
+def _never_empty(data: Any) -> tuple[tf.Tensor, Any]:
+    leaves = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
+    if not leaves:
+        return tf.constant(1.0), data
+    rows = leaves[0].shape[0]
+    if rows:
+        return tf.constant(float(rows)), data
+    count = tf.shape(leaves[0])[0]
+    return tf.cast(count, tf.float32), tf.nest.map_structure(lambda leaf: _padded(leaf, count), data)
+
+
+def _padded(leaf: Any, count: tf.Tensor) -> Any:
+    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+        return leaf
+    shape = tf.concat([[1], tf.shape(leaf)[1:]], axis=0)
+    filled = tf.cond(count > 0, lambda: leaf, lambda: tf.zeros(shape, leaf.dtype))
+    filled.set_shape([None, *leaf.shape[1:]])
+    return filled
+
+
+def rows_of(samples: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    """Drops the row of an output that stands for no sample."""
+    return output[: tf.cast(samples, tf.int32)]
+
+
+def numpy_share(array: Any, rank: int, size: int) -> Any:
+    """This worker's rows of an in-memory batch."""
+    total = len(array)
+    return array[rank * total // size : (rank + 1) * total // size] if np.ndim(array) else array

@@ -1,0 +1,174 @@
+"""A `tf.distribute.Strategy` whose replicas are the workers: one in each process.
+
+`syrtos run` makes it the process's default strategy, so that a plain script needs no scope. In a custom loop it keeps the
+contract of `tf.distribute`: `run` runs the function here, gradients and `reduce` are over all workers, and the optimizer sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.comm.communicator import ReduceOp
+from syrtos.comm.world import Session
+from syrtos.keras import input as input_pipelines
+from syrtos.keras.backends import tensorflow as ops
+from syrtos.keras.private import OneDeviceExtended
+from syrtos.keras.step import current_step, tracked
+
+
+class Strategy(tf.distribute.Strategy):
+    """Synchronous training over all workers of the world.
+
+    Usage::
+
+        strategy = syrtos.keras.Strategy()
+        with strategy.scope():
+            model = keras.Sequential([...])
+        for batch in strategy.experimental_distribute_dataset(dataset):  # batches of the global size
+            strategy.run(train_step, args=(batch,))
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_Extended(self, world.init()))
+
+    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Calls ``fn`` here, in replica context; its result is this worker's."""
+        del options
+        with self.scope():
+            return self.extended.call_for_each_replica(fn, args=args, kwargs=kwargs)
+
+
+class _ReplicaContext(tf.distribute.ReplicaContext):
+    """The one replica of this process."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, rank: int) -> None:
+        super().__init__(strategy, replica_id_in_sync_group=rank)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.strategy.extended.worker_devices
+
+
+class _Extended(OneDeviceExtended):
+    """The hooks of `tf.distribute`, answered by the communicator."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, session: Session) -> None:
+        device = "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"
+        super().__init__(strategy, device)
+        self._session = session
+
+    # -- variables -----------------------------------------------------------------------------
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        variable = super()._create_variable(next_creator, **kwargs)
+        watched = not variable.trainable and (variable.dtype.is_floating or variable.dtype.is_integer)
+        return tracked(variable) if watched else variable
+
+    # -- running and reducing ------------------------------------------------------------------
+
+    def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with tf.device(self._device), _ReplicaContext(self._container_strategy(), self._session.world.rank):
+            return fn(*args, **(kwargs or {}))
+
+    def _use_merge_call(self) -> bool:
+        return False  # one replica in this process: nothing to merge
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        del destinations, options
+        return tf.nest.map_structure(lambda v: self._reduced(reduce_op, v), value)
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        del options
+        return tf.nest.map_structure(lambda v: self._reduced(reduce_op, v), value)
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        return self._update(var, fn, args, kwargs or {}, group)
+
+    def _reduced(self, reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
+        comm = self._session.comm
+        if isinstance(value, tf.IndexedSlices):
+            scale = 1.0 if reduce_op == tf.distribute.ReduceOp.MEAN else float(comm.size)
+            (mean,) = ops.weighted_mean(comm, [value], tf.constant(1.0))
+            return tf.IndexedSlices(mean.values * tf.cast(scale, mean.dtype), mean.indices, mean.dense_shape)
+        value = tf.convert_to_tensor(value)
+        step = current_step()
+        if step is not None:  # a worker without samples has nothing to add, e.g. to synchronized moments
+            return _reduced_over_samples(step, value, reduce_op)
+        op = ReduceOp.MEAN if reduce_op == tf.distribute.ReduceOp.MEAN else ReduceOp.SUM
+        return ops.allreduce(comm, value, op)
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> tf.Tensor:
+        del destinations, options
+        order = list(range(value.shape.rank))
+        order[0], order[axis] = order[axis], order[0]
+        return tf.transpose(ops.allgather(self._session.comm, tf.transpose(value, order)), order)
+
+    # -- input ---------------------------------------------------------------------------------
+
+    def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any) -> tf.data.Dataset:
+        del options
+        if self._session.world.size == 1:
+            return dataset
+        if self._session.options.batch == "per-worker":
+            return input_pipelines.worker_batches(dataset, self._session.input_comm)
+        return input_pipelines.global_batches(dataset, self._session.input_comm)
+
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], options: Any
+    ) -> tf.data.Dataset:
+        del options
+        place = self._session.world
+        dataset = dataset_fn(tf.distribute.InputContext(place.size, place.rank, place.size))
+        return input_pipelines.worker_batches(dataset, self._session.input_comm) if place.size > 1 else dataset
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self._session.world.size
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> int:
+        del replica_id_in_sync_group
+        return 0
+
+    def _in_multi_worker_mode(self) -> bool:
+        return self._session.world.size > 1
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return self._session.world.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        return self._session.world.rank == 0
+
+
+def _reduced_over_samples(step: Any, value: tf.Tensor, reduce_op: tf.distribute.ReduceOp) -> tf.Tensor:
+    """Reduces inside a step of `fit`, where every worker's loss will count by its samples.
+
+    The gradient of a sum over workers is the sum of their gradients; as this worker's own will later be multiplied by its part
+    of the samples, the others' are weighted by theirs and the result divided by it.
+    """
+
+    @tf.custom_gradient
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        mine = tf.where(step.active, x, tf.zeros_like(x))
+        total = ops.allreduce(step.session.comm, mine)
+
+        def backward(dy: tf.Tensor) -> tf.Tensor:
+            part = tf.cast(step.fraction(), dy.dtype)
+            weighted = tf.where(step.active, dy * part, tf.zeros_like(dy))
+            return ops.allreduce(step.session.comm, weighted) / part
+
+        return total, backward
+
+    total = forward(value)
+    if reduce_op == tf.distribute.ReduceOp.MEAN:
+        return total / tf.cast(step.total("workers", tf.constant(1.0)), total.dtype)
+    return total

@@ -1,0 +1,87 @@
+"""From a request to the exact command: a pure function, so that `--dry-run` prints what a run does."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from syrtos.errors import ConfigurationError
+from syrtos.launch.spec import Spec
+from syrtos.settings import OPTIONS_VARIABLE
+
+# What other hosts get of this environment, beside what begins with one of the prefixes. Never everything: it holds secrets.
+_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "HOME", "LANG", "TMPDIR", "COLUMNS", "LINES")
+_PREFIXES = ("SYRTOS_", "KERAS_", "TF_", "XLA_", "OMP_", "FI_", "UCX_", "MPICH_", "MPIR_", "CUDA_", "NCCL_", "PYTHON")
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Facts about the machine that launches.
+
+    Attributes:
+        python: the interpreter that workers run.
+        mpiexec: the launcher that came with our MPI.
+        cores: processors this process may use.
+    """
+
+    python: str
+    mpiexec: str
+    cores: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is executed.
+
+    Attributes:
+        command: the whole command line.
+        environment: variables set on top of this process's.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def __str__(self) -> str:
+        variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        return " \\\n  ".join([*variables, shlex.join(self.command)])
+
+
+def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
+    """The command that starts ``spec``'s workers from ``machine``.
+
+    Raises:
+        ConfigurationError: more workers than cores on this machine.
+    """
+    if not spec.hosts and spec.workers > machine.cores and not spec.oversubscribe:
+        raise ConfigurationError(
+            f"{spec.workers} workers were asked for, and this machine offers {machine.cores} "
+            f"core{'s' * (machine.cores != 1)}: they would take turns. Use `-n {machine.cores}`, more hosts (`--hosts a:2,b:2`), "
+            "or `--oversubscribe` if that is what you want."
+        )
+    environment = {OPTIONS_VARIABLE: spec.options.to_json()}
+    worker = [machine.python, "-m", "syrtos.launch.worker", str(spec.script.resolve()), *spec.arguments]
+    where = _remote(spec, {**env, **environment}) if spec.hosts else ["-launcher", "fork"]
+    return Plan((machine.mpiexec, *where, "-n", str(spec.workers), *worker), environment)
+
+
+def _remote(spec: Spec, env: Mapping[str, str]) -> list[str]:
+    names = [name for name in sorted(env) if name in _FORWARDED or name.startswith(_PREFIXES)]
+    hosts = ",".join(f"{host.name}:{host.slots}" for host in spec.hosts)
+    return ["-launcher", "ssh", "-launcher-exec", spec.ssh, "-hosts", hosts, "-genvlist", ",".join(names)]
+
+
+def find_mpiexec(python: Path) -> Path:
+    """The `mpiexec` beside the interpreter: it must belong to the MPI that workers load.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    beside = python.parent / "mpiexec"
+    if not beside.exists():
+        raise ConfigurationError(
+            f"There is no mpiexec beside {python}. syrtos uses the one of the `mpich` package: `pip install mpich mpi4py` "
+            "into the environment that runs the script."
+        )
+    return beside

@@ -1,0 +1,38 @@
+"""What each worker may use of its host: threads from the core budget, one GPU by local rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from syrtos import settings
+
+
+def apply(env: Mapping[str, str]) -> None:
+    """Sets what libraries read when they are imported; what the user has set stays."""
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    wanted = share(env, cores=len(os.sched_getaffinity(0)), gpus=gpus)
+    settings.set_environment({name: value for name, value in wanted.items() if name not in env})
+
+
+def share(env: Mapping[str, str], cores: int, gpus: int) -> dict[str, str]:
+    """The variables for the worker described by ``env`` (hydra's or Slurm's) on a host with these resources."""
+    local_rank, local_size = _place(env)
+    threads = str(max(cores // local_size, 1))
+    wanted = {
+        "OMP_NUM_THREADS": threads,
+        "TF_NUM_INTRAOP_THREADS": threads,
+        # one thread to compute and one to exchange beside it
+        "TF_NUM_INTEROP_THREADS": str(max(int(threads), 2)),
+        "TF_CPP_MIN_LOG_LEVEL": "1",
+    }
+    if gpus:
+        wanted["CUDA_VISIBLE_DEVICES"] = str(local_rank % gpus)
+    return wanted
+
+
+def _place(env: Mapping[str, str]) -> tuple[int, int]:
+    rank = env.get("MPI_LOCALRANKID") or env.get("SLURM_LOCALID") or "0"
+    size = env.get("MPI_LOCALNRANKS") or env.get("SLURM_STEP_TASKS_PER_NODE") or "1"
+    return int(rank), int(size.split("(")[0].split(",")[0])

@@ -1,0 +1,108 @@
+"""What was asked for: the script, how many workers, where."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from syrtos.errors import ConfigurationError
+from syrtos.settings import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A machine and how many workers it takes."""
+
+    name: str
+    slots: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One request to run a script on many workers.
+
+    Attributes:
+        script: path of the Python file.
+        arguments: what the script gets in ``sys.argv[1:]``.
+        workers: how many, over all hosts.
+        hosts: where; empty for this machine.
+        options: what travels to the workers.
+        oversubscribe: allow more workers than cores.
+        grace: seconds between a signal to the scripts and their killing.
+        ssh: command used to reach hosts.
+    """
+
+    script: Path
+    arguments: tuple[str, ...] = ()
+    workers: int
+    hosts: tuple[Host, ...] = ()
+    options: Options
+    oversubscribe: bool = False
+    grace: float = 10.0
+    ssh: str = "ssh"
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigurationError(f"`-n` must be 1 or more workers. Received: {self.workers}.")
+        check_script(self.script)
+        slots = sum(host.slots for host in self.hosts)
+        if self.hosts and self.workers > slots:
+            raise ConfigurationError(
+                f"{self.workers} workers were asked for, and the hosts have {slots} slots. Give hosts more (`a:4,b:4`), or `-n {slots}`."
+            )
+
+
+def check_script(script: Path) -> None:
+    """Refuses what Python could not run.
+
+    Raises:
+        ConfigurationError: missing, a folder, or unreadable.
+    """
+    if not script.exists():
+        raise ConfigurationError(f"There is no script {script} (looked in {Path.cwd()}). Check the path.")
+    if script.is_dir():
+        raise ConfigurationError(f"{script} is a folder. Name the Python file to run.")
+    if not os.access(script, os.R_OK):
+        raise ConfigurationError(f"{script} can't be read by this user: `chmod +r {script}`.")
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Hosts as in ``a:2,b:2``; without a number a host takes one worker.
+
+    Raises:
+        ConfigurationError: a name is empty or repeated, or slots are no positive number.
+    """
+    return _unique([_host(item.strip()) for item in text.split(",")])
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """Hosts from a file: one to a line, as ``name``, ``name:2`` or ``name slots=2``; ``#`` begins a comment.
+
+    Raises:
+        ConfigurationError: the file can't be read, or a line not understood.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"The host file {path} can't be read: {error.strerror}.") from error
+    bare = [line.split("#")[0].strip() for line in lines]
+    hosts = [_host(line.replace(" slots=", ":").replace(" ", "")) for line in bare if line]
+    if not hosts:
+        raise ConfigurationError(f"The host file {path} names no hosts. Write one to a line: `name slots=2`.")
+    return _unique(hosts)
+
+
+def _host(text: str) -> Host:
+    name, _, slots = text.partition(":")
+    if not name or name.startswith("-") or (slots and not slots.isdigit()) or slots == "0":
+        raise ConfigurationError(f"A host is written `name` or `name:slots`, e.g. `a:2,b:2`. Received: {text!r}.")
+    return Host(name, int(slots or 1))
+
+
+def _unique(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    names = [host.name for host in hosts]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"A host is named twice: {', '.join(names)}. Give each once, with all its slots.")
+    return tuple(hosts)

@@ -1,0 +1,204 @@
+"""One worker: joins the world, runs the script as `python script.py` would, and reports how it ended."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import importlib.metadata
+import os
+import platform
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from syrtos import settings
+from syrtos.errors import ConfigurationError, WorldError
+from syrtos.launch import events, resources
+from syrtos.launch.import_hook import after_import
+
+_COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "tensorflow_cpu", "numpy", "mpi4py", "mpich")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs ``script [argument ...]``; ends the process with the script's exit code."""
+    script, *rest = sys.argv[1:] if arguments is None else arguments
+    env = settings.environment()
+    resources.apply(env)
+    worker = _Worker(_rank_before_mpi(env))
+    code = worker.run(script, rest)
+    worker.leave(code)
+
+
+class _Worker:
+    """What a worker holds for its whole life."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._control = os.dup(2)
+        self._tee: subprocess.Popen[bytes] | None = None
+
+    # -- running -------------------------------------------------------------------------------
+
+    def run(self, script: str, arguments: list[str]) -> int:
+        """Returns the script's exit code; failures have been reported."""
+        try:
+            self._tell("started", host=socket.gethostname(), pid=os.getpid())
+            self._join()
+            _run_script(script, arguments)
+            self._finish()
+        except SystemExit as end:
+            return self._exited(end)
+        except KeyboardInterrupt:
+            self._tell("interrupted")
+            return 130
+        except BaseException as error:
+            return self._failed(error)
+        return 0
+
+    def _join(self) -> None:
+        from syrtos.comm import world
+
+        session = world.init()
+        self.rank = session.world.rank
+        session.watchdog.on_stall = self._stalled
+        _check_versions(session.comm)
+        run_dir = session.comm.broadcast_object(session.options.run_dir)
+        if run_dir:
+            self._log_to(Path(run_dir) / "logs" / f"rank-{self.rank}.log")
+        _agree_on_seeds(session.comm)
+        after_import("keras", lambda: importlib.import_module("syrtos.keras.activate").keras3())
+        after_import("tf_keras", lambda: importlib.import_module("syrtos.keras.activate").legacy())
+
+    def _finish(self) -> None:
+        """A worker that ends while others still exchange is out of step."""
+        from syrtos.comm import world
+
+        world.current().comm.agree("end of the script")
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def _exited(self, end: SystemExit) -> int:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        if code:
+            self._tell("failed", text=f"The script ended with exit code {code} (sys.exit({end.code!r})).", code=code)
+        else:
+            self._finish()
+        return code
+
+    def _failed(self, error: BaseException) -> int:
+        text = "".join(traceback.format_exception(_cause(error)))
+        print(text, file=sys.stderr, flush=True)
+        self._tell("failed", text=text, code=1)
+        return 1
+
+    def _stalled(self, text: str) -> None:
+        self._tell("stalled", text=text)
+        faulthandler.dump_traceback(all_threads=True)
+
+    def _tell(self, kind: str, **facts: object) -> None:
+        events.send(self._control, kind, self.rank, **facts)
+
+    def _log_to(self, path: Path) -> None:
+        """Rank 0 writes to the terminal and its log, the others to their logs."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.rank == 0:
+            self._tee = subprocess.Popen(["tee", "-i", str(path)], stdin=subprocess.PIPE, start_new_session=True)
+            assert self._tee.stdin is not None
+            target = self._tee.stdin.fileno()
+        else:
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def leave(self, code: int) -> NoReturn:
+        """Ends this worker; after a failure, the whole run."""
+        from syrtos.comm import world
+
+        if world.joined():
+            world.current().ledger.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._close_tee()
+        if code and "mpi4py.MPI" in sys.modules:
+            from mpi4py import MPI
+
+            MPI.COMM_WORLD.Abort(code)
+        sys.exit(code)
+
+    def _close_tee(self) -> None:
+        if self._tee is None or self._tee.stdin is None:
+            return
+        os.dup2(self._control, 1)
+        os.dup2(self._control, 2)
+        self._tee.stdin.close()
+        self._tee.wait(timeout=5)
+
+
+def _run_script(script: str, arguments: list[str]) -> None:
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+def _rank_before_mpi(env: object) -> int:
+    assert hasattr(env, "get")
+    return int(env.get("PMI_RANK") or env.get("SLURM_PROCID") or 0)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """TensorFlow wraps what an exchange raised into an error of its own: show the original."""
+    from syrtos.comm import world
+
+    wrapped = type(error).__module__.startswith("tensorflow") and world.joined()
+    return world.current().error or error if wrapped else error
+
+
+def _agree_on_seeds(comm: object) -> None:
+    """A script that sets no seed gets the same one on all workers, so that they build and shuffle alike."""
+    import numpy as np
+
+    assert hasattr(comm, "broadcast_object")
+    seed = comm.broadcast_object(random.SystemRandom().randrange(2**31))
+    random.seed(seed)
+    np.random.seed(seed)
+    settings.set_environment({"SYRTOS_SEED": str(seed)})
+
+
+def _check_versions(comm: object) -> None:
+    assert hasattr(comm, "allgather_object")
+    mine = {"python": platform.python_version(), **{name: _version(name) for name in _COMPARED}}
+    everyone = comm.allgather_object([socket.gethostname(), mine])
+    for host, theirs in everyone:
+        different = {name: (everyone[0][1][name], theirs[name]) for name in theirs if theirs[name] != everyone[0][1][name]}
+        if different:
+            lines = [f"  {name}: {a} on {everyone[0][0]}, {b} on {host}" for name, (a, b) in different.items()]
+            raise WorldError(
+                "Hosts run different versions:\n" + "\n".join(lines) + "\nInstall the same versions on all hosts."
+            )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        raise ConfigurationError("Name the script to run: python -m syrtos train.py")
+    main()

@@ -1,0 +1,83 @@
+"""What a run's ledgers add up to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from syrtos.observe.ledger import KINDS
+
+SHARES = ("compute", *KINDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """One screen about a run.
+
+    Attributes:
+        workers: ledgers found.
+        steps: training steps, as rank 0 counted them.
+        samples_per_second: training samples of all workers per second of training steps; 0 if nothing was trained.
+        step_ms: median wall time of one training step on rank 0, in milliseconds, its first step left out.
+        shares: part of the training steps' wall time (all ranks) by kind; adds up to 1, or all 0 without steps.
+        skew: rank that the others waited for most, and the share of time it waited less than the mean.
+    """
+
+    workers: int
+    steps: int
+    samples_per_second: float
+    step_ms: float
+    shares: dict[str, float]
+    skew: tuple[int, float] | None
+
+
+def summarize(run_dir: Path) -> Summary:
+    """Reads all ledgers of a run."""
+    paths = sorted((run_dir / "ledger").glob("rank-*.jsonl"), key=_rank)
+    ranks = [[r for r in _records(path) if r["phase"] == "train"] for path in paths]
+    first = ranks[0] if ranks else []
+    wall = sum(r["wall"] for r in first)
+    samples = sum(r["samples"] for r in first)
+    return Summary(
+        workers=len(ranks),
+        steps=sum(r["steps"] for r in first),
+        samples_per_second=samples / wall if wall else 0.0,
+        step_ms=_median(r["wall"] / r["steps"] for r in first[1:]) * 1e3,
+        shares=_shares([record for rank in ranks for record in rank]),
+        skew=_skew(ranks),
+    )
+
+
+def _rank(path: Path) -> int:
+    return int(path.stem.removeprefix("rank-"))
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:  # the last line of a worker that was killed while it wrote
+            return
+
+
+def _shares(records: list[dict[str, Any]]) -> dict[str, float]:
+    totals = {kind: sum(r.get(kind, 0.0) for r in records) for kind in SHARES}
+    whole = sum(totals.values())
+    return {kind: value / whole if whole else 0.0 for kind, value in totals.items()}
+
+
+def _skew(ranks: list[list[dict[str, Any]]]) -> tuple[int, float] | None:
+    """Who waits least is who the others wait for."""
+    waits = [sum(r["wait"] for r in rank) / max(sum(r["wall"] for r in rank), 1e-9) for rank in ranks]
+    if len(waits) < 2:
+        return None
+    slowest = min(range(len(waits)), key=waits.__getitem__)
+    return slowest, sum(waits) / len(waits) - waits[slowest]
+
+
+def _median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else 0.0

@@ -1,0 +1,88 @@
+"""The only reader of ``os.environ``: options that travel from the launcher to the workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from syrtos.errors import ConfigurationError
+
+BatchMode = Literal["global", "per-worker"]
+ScaleLR = Literal["none", "linear", "sqrt"]
+
+OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What one run was asked to do; the same on every worker.
+
+    Attributes:
+        batch: ``"global"``: a batch of the script is one optimizer step over all workers.
+            ``"per-worker"``: each worker takes whole batches (Horovod's meaning).
+        sync_batchnorm: compute BatchNormalization statistics over the global batch.
+        scale_lr: how the learning rate grows with the number of workers.
+        warmup_epochs: epochs over which the learning rate climbs to its scaled value.
+        check_every: steps between two comparisons of the replicas' weights; 0 turns them off.
+        timeout: seconds a worker may wait for the others before the run is stopped.
+        run_dir: folder that everything about the run is written to; empty for none.
+        bucket_mb: gradients are exchanged in groups of about this many megabytes.
+    """
+
+    batch: BatchMode = "global"
+    sync_batchnorm: bool = False
+    scale_lr: ScaleLR = "none"
+    warmup_epochs: int = 0
+    check_every: int = 100
+    timeout: float = 300.0
+    run_dir: str = ""
+    bucket_mb: float = 32.0
+
+    def __post_init__(self) -> None:
+        _one_of("batch", self.batch, get_args(BatchMode))
+        _one_of("scale_lr", self.scale_lr, get_args(ScaleLR))
+        for name in ("warmup_epochs", "check_every"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"`{name}` must be 0 or more. Received: {getattr(self, name)}.")
+        for name in ("timeout", "bucket_mb"):
+            if getattr(self, name) <= 0:
+                raise ConfigurationError(f"`{name}` must be more than 0. Received: {getattr(self, name)}.")
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(f"`{name}` must be one of {', '.join(allowed)}. Received: {value!r}.")
+
+
+def environment() -> Mapping[str, str]:
+    """The process's environment, for the pure functions that read it."""
+    return os.environ
+
+
+def set_environment(values: Mapping[str, str]) -> None:
+    """Sets variables that libraries read when they are imported later."""
+    os.environ.update(values)
+
+
+def options_from(env: Mapping[str, str]) -> Options:
+    """The options the launcher left in ``env``, or the defaults.
+
+    Raises:
+        ConfigurationError: the variable does not hold what a launcher of this version writes.
+    """
+    text = env.get(OPTIONS_VARIABLE)
+    if not text:
+        return Options()
+    try:
+        return Options(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"{OPTIONS_VARIABLE} can't be read: {error}. It is written by `syrtos run`; "
+            "start the script with the same version of syrtos on every host, or unset it."
+        ) from error

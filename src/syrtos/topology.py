@@ -1,0 +1,84 @@
+"""Who we are among the workers, and who started us. Pure functions over a mapping."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from syrtos.errors import WorldError
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The workers of one run, seen from one of them. All counts and ranks as in MPI."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    node_rank: int = 0
+    node_count: int = 1
+
+
+def world_from_hosts(rank: int, hosts: Sequence[str]) -> World:
+    """The world in which worker ``i`` runs on ``hosts[i]``, seen from ``rank``."""
+    nodes = list(dict.fromkeys(hosts))
+    mine = [r for r, host in enumerate(hosts) if host == hosts[rank]]
+    return World(rank, len(hosts), mine.index(rank), len(mine), nodes.index(hosts[rank]), len(nodes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What the environment says about who started this process.
+
+    Attributes:
+        starter: who set the variables, as a person would name it.
+        size: the number of workers they promise.
+        joins: whether our MPI can join that starter's workers into one world.
+    """
+
+    starter: str
+    size: int
+    joins: bool
+
+
+# In this order: the innermost starter wins (hydra runs inside a Slurm step, never the reverse).
+_STARTERS: tuple[tuple[str, str, bool], ...] = (
+    ("mpiexec (MPICH)", "PMI_SIZE", True),
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", False),
+    ("a Slurm step", "SLURM_STEP_NUM_TASKS", False),
+)
+
+
+def detect(env: Mapping[str, str]) -> Launch | None:
+    """Who started this process as one of several, or None for a plain process."""
+    for starter, variable, joins in _STARTERS:
+        if env.get(variable, "").isdigit():
+            return Launch(starter, int(env[variable]), joins)
+    return None
+
+
+def check_world(launch: Launch | None, size: int) -> None:
+    """Refuses a world smaller than the one that was asked for.
+
+    Raises:
+        WorldError: ``size`` workers met where ``launch`` promised more.
+    """
+    if launch is None or launch.size == size:
+        return
+    raise WorldError(
+        f"This process was started by {launch.starter} as one of {launch.size} workers, but found itself in a "
+        f"world of {size}. Each worker would have trained alone. {_fix(launch)}"
+    )
+
+
+def _fix(launch: Launch) -> str:
+    if "Slurm" in launch.starter:
+        return (
+            "Start the step with `srun --mpi=pmi2 python -m syrtos train.py`, or run "
+            f"`syrtos run -n {launch.size} train.py` once inside the allocation."
+        )
+    return (
+        "syrtos brings its own MPI (MPICH): start the script with "
+        f"`syrtos run -n {launch.size} train.py`, or with the `mpiexec` beside this Python."
+    )
