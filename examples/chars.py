@@ -14,8 +14,8 @@ from pathlib import Path
 import keras
 import numpy as np
 
-MODULES = 250
-CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 128, 128, 4, 2, 64
+MODULES = 150
+CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 128, 128, 4, 2, 32
 CHARACTERS = 128  # ASCII
 
 

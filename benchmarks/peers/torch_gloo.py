@@ -3,6 +3,7 @@
 Timed is one call on rank 0.
 """
 
+import atexit
 import os
 from collections.abc import Callable
 
@@ -31,6 +32,7 @@ def join(worker: common.Worker) -> None:
         world_size=worker.size,
         rank=worker.rank,
     )
+    atexit.register(distributed.destroy_process_group)  # gloo's threads can abort a process that just ends
 
 
 def all_reduce(vector: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
 
@@ -42,9 +43,11 @@ def _make_default() -> None:
     """Every optimizer reduces and every model is created under our strategy, without a scope in the script."""
     import tensorflow as tf
 
-    from syrtos.keras import gradients
+    from syrtos.keras import gradients, private
     from syrtos.keras.strategy import Strategy
 
     gradients.reduce_all_optimizers()
     if not isinstance(tf.distribute.get_strategy(), Strategy):
-        tf.distribute.experimental_set_strategy(Strategy())
+        private.keep_default_strategy(Strategy())
+        # before any op is made: what a script shuffles without a seed is shuffled alike on all workers
+        tf.random.set_seed(int(settings.environment().get("SYRTOS_SEED", "0")))

@@ -9,7 +9,22 @@ from typing import Any
 import keras
 
 from syrtos.comm import world
-from syrtos.errors import DataError
+from syrtos.errors import ConfigurationError, DataError
+from syrtos.keras.strategy import Strategy
+
+
+def check_strategy(strategy: Any) -> None:
+    """Refuses to train under a strategy that knows nothing of the other workers.
+
+    Raises:
+        ConfigurationError: the model was made in the scope of another strategy.
+    """
+    size = world.current().world.size
+    if size > 1 and not isinstance(strategy, Strategy):
+        raise ConfigurationError(
+            f"The model is trained under {type(strategy).__name__}, which knows nothing of the {size} workers: each would train "
+            "alone. Remove the strategy's scope from the script, or use `syrtos.keras.Strategy()` in its place."
+        )
 
 
 def agree_on_length(iterator: Any) -> None:

@@ -240,6 +240,7 @@ def _on_share_of_batch(original: Method) -> Method:
 def _epoch_iterator(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        fitting.check_strategy(self._distribute_strategy)
         fitting.agree_on_length(self)
 
     return init

@@ -65,3 +65,15 @@ def after_pending_control_flow() -> Iterator[None]:
     setattr(current, _SEEN, len(current.get_operations()))
 
 
+
+
+def keep_default_strategy(strategy: tf.distribute.Strategy) -> None:
+    """Makes ``strategy`` the process's default, also after `clear_session`, which throws the default away with the graph."""
+    original = tf.compat.v1.reset_default_graph
+
+    def reset_default_graph() -> None:
+        original()
+        tf.distribute.experimental_set_strategy(strategy)
+
+    tf.compat.v1.reset_default_graph = reset_default_graph
+    tf.distribute.experimental_set_strategy(strategy)

@@ -52,6 +52,13 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
     def devices(self) -> tuple[str, ...]:
         return self.strategy.extended.worker_devices
 
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        step = current_step()
+        if step is None:
+            return super().all_reduce(reduce_op, value, options)
+        op = tf.distribute.ReduceOp[reduce_op.upper()] if isinstance(reduce_op, str) else reduce_op
+        return tf.nest.map_structure(lambda v: _reduced_over_samples(step, tf.convert_to_tensor(v), op), value)
+
 
 class _Extended(OneDeviceExtended):
     """The hooks of `tf.distribute`, answered by the communicator."""
@@ -97,9 +104,6 @@ class _Extended(OneDeviceExtended):
             (mean,) = ops.weighted_mean(comm, [value], tf.constant(1.0))
             return tf.IndexedSlices(mean.values * tf.cast(scale, mean.dtype), mean.indices, mean.dense_shape)
         value = tf.convert_to_tensor(value)
-        step = current_step()
-        if step is not None:  # a worker without samples has nothing to add, e.g. to synchronized moments
-            return _reduced_over_samples(step, value, reduce_op)
         op = ReduceOp.MEAN if reduce_op == tf.distribute.ReduceOp.MEAN else ReduceOp.SUM
         return ops.allreduce(comm, value, op)
 

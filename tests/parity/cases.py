@@ -1,0 +1,598 @@
+"""Training runs whose every number must be the same for one process and for N workers.
+
+Each case is a plain Keras script in a function: it builds, trains at least 50 steps, and returns what it logged. Nothing here knows
+about workers; `runner` runs a case as it is, alone or under `syrtos run`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+if os.environ.get("TF_USE_LEGACY_KERAS"):
+    import tf_keras as keras
+else:
+    import keras
+import tensorflow as tf
+
+Logs = dict[str, Any]
+Case = Callable[[], tuple[Any, Logs]]
+
+CASES: dict[str, Case] = {}
+# Cases that Keras 2 can't run, or defines otherwise.
+KERAS3_ONLY: set[str] = set()
+# Half precision rounds shares of a sum differently; the bound of the others is 1e-5.
+TOLERANCE: dict[str, float] = {"mixed_float16": 2e-2, "mixed_bfloat16": 5e-2}
+
+
+def case(function: Case) -> Case:
+    """Registers a case under its name."""
+    CASES[function.__name__] = function
+    return function
+
+
+def keras3(function: Case) -> Case:
+    """Registers a case for Keras 3 alone."""
+    KERAS3_ONLY.add(function.__name__)
+    return case(function)
+
+
+# -- material -----------------------------------------------------------------------------------------
+
+
+def data(samples: int = 333, features: int = 12) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """A regression that needs more than one layer; 333 samples: no batch size divides them."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(samples, features)).astype("float32")
+    y = np.tanh(x @ rng.normal(size=(features, 1))) + 0.3 * x[:, :1] * x[:, 1:2]
+    return x, y.astype("float32")
+
+
+def classes(samples: int = 333) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    x, y = data(samples)
+    return x, np.digitize(y[:, 0], [-0.6, 0.6]).astype("int32")
+
+
+def mlp(outputs: int = 1, activation: str | None = None, **first: Any) -> Any:
+    return keras.Sequential(
+        [
+            keras.layers.Input((12,)),
+            keras.layers.Dense(24, activation="tanh", **first),
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.Dense(outputs, activation=activation),
+        ]
+    )
+
+
+def fit(model: Any, *args: Any, epochs: int = 5, **kwargs: Any) -> tuple[Any, Logs]:
+    """Trains quietly; 333 samples in batches of 32 are 11 steps, so 5 epochs are 55."""
+    history = model.fit(*args, epochs=epochs, verbose=0, **{"batch_size": 32, "shuffle": False, **kwargs})
+    return model, dict(history.history)
+
+
+def regression(optimizer: Any = None, loss: Any = "mse", **kwargs: Any) -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    model.compile(optimizer or keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["mae"])
+    return fit(model, *data(), **kwargs)
+
+
+# -- models ---------------------------------------------------------------------------------------------
+
+
+@case
+def sequential() -> tuple[Any, Logs]:
+    return regression()
+
+
+@case
+def shuffled() -> tuple[Any, Logs]:
+    return regression(shuffle=True)
+
+
+@case
+def functional_two_inputs_two_outputs() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(4)
+    left, right = keras.layers.Input((6,), name="left"), keras.layers.Input((6,), name="right")
+    joined = keras.layers.Concatenate()([keras.layers.Dense(8, "relu")(left), keras.layers.Dense(8, "tanh")(right)])
+    value = keras.layers.Dense(1, name="value")(joined)
+    kind = keras.layers.Dense(3, "softmax", name="kind")(joined)
+    model = keras.Model([left, right], {"value": value, "kind": kind})
+    losses = {"value": "mse", "kind": "sparse_categorical_crossentropy"}
+    model.compile("adam", losses, loss_weights={"value": 0.3, "kind": 1.0}, metrics={"kind": ["accuracy"], "value": ["mae"]})
+    (x, y), (_, k) = data(), classes()
+    return fit(model, [x[:, :6], x[:, 6:]], {"value": y, "kind": k})
+
+
+class Residual(keras.Model):
+    """A subclassed model, built by its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [keras.layers.Dense(12, "tanh") for _ in range(2)]
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        for layer in self.hidden:
+            x = x + layer(x)
+        return self.last(x)
+
+
+@case
+def subclassed() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(5)
+    model = Residual()
+    model.compile(keras.optimizers.SGD(0.02), "mse", metrics=["mae"])
+    return fit(model, *data())
+
+
+class OwnStep(Residual):
+    """A custom `train_step` over `compute_loss`."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"own_loss": loss}
+
+
+@case
+def custom_train_step() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(5)
+    model = OwnStep()
+    model.compile(keras.optimizers.SGD(0.02), "mse")
+    return _last_logs(model)
+
+
+class BareStep(Residual):
+    """A custom `train_step` that computes its loss without Keras."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"own_loss": loss}
+
+
+@case
+def custom_train_step_without_keras_loss() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(5)
+    model = BareStep()
+    model.compile(keras.optimizers.SGD(0.02))
+    return _last_logs(model)
+
+
+def _last_logs(model: Any) -> tuple[Any, Logs]:
+    """Without metrics an epoch logs what its last step returned: here of 13 samples."""
+    return fit(model, *data())
+
+
+class TwoOptimizers(keras.Model):
+    """As in a GAN: two parts, two optimizers, metrics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(12, "tanh"), keras.layers.Dense(1)
+        self.optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05)]
+        self.tracker = keras.metrics.Mean(name="tracked")
+
+    def call(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            error = tf.reduce_mean(tf.abs(self(x) - y))
+        for optimizer, layer in zip(self.optimizers, (self.first, self.second), strict=True):
+            variables = layer.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(error, variables), variables, strict=True))
+        self.tracker.update_state(error, sample_weight=tf.cast(tf.shape(x)[0], tf.float32))
+        return {"tracked": self.tracker.result()}
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+
+@case
+def custom_train_step_two_optimizers() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(6)
+    model = TwoOptimizers()
+    model.build((None, 12))
+    model.compile()
+    return fit(model, *data())
+
+
+@case
+def run_eagerly() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"], run_eagerly=True)
+    return fit(model, *data())
+
+
+# -- input ----------------------------------------------------------------------------------------------
+
+
+@case
+def tf_data_shuffled() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    model.compile("adam", "mse", metrics=["mae"])
+    dataset = tf.data.Dataset.from_tensor_slices(data()).shuffle(333, seed=1).batch(32).prefetch(2)
+    history = model.fit(dataset, epochs=5, verbose=0)
+    return model, dict(history.history)
+
+
+class Batches(getattr(keras.utils, "PyDataset", keras.utils.Sequence)):
+    """Batches of different sizes, in a new order each epoch."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rng = np.random.default_rng(11)
+        self.order = self.rng.permutation(333)
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = data()
+        chosen = self.order[index * 30 : index * 30 + 33 - index]
+        return x[chosen], y[chosen]
+
+    def on_epoch_end(self) -> None:
+        self.order = self.rng.permutation(333)
+
+
+@case
+def py_dataset() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    model.compile("adam", "mse", metrics=["mae"])
+    history = model.fit(Batches(), epochs=5, verbose=0, shuffle=False)
+    return model, dict(history.history)
+
+
+def _batches() -> Iterator[Any]:
+    x, y = data()
+    rng = np.random.default_rng(2)
+    while True:
+        chosen = rng.integers(0, 333, size=rng.integers(1, 40))
+        yield x[chosen], y[chosen]
+
+
+@case
+def generator() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    model.compile("adam", "mse", metrics=["mae"])
+    history = model.fit(_batches(), steps_per_epoch=11, epochs=5, verbose=0)
+    return model, dict(history.history)
+
+
+@case
+def validation_split() -> tuple[Any, Logs]:
+    return regression(validation_split=0.3, epochs=8)
+
+
+@case
+def validation_data_uneven() -> tuple[Any, Logs]:
+    """Padded validation would count samples twice."""
+    x, y = data(77)
+    return regression(validation_data=(x, y), validation_batch_size=30)
+
+
+@case
+def last_batch_of_seven() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    x, y = data(327)
+    model = mlp()
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return fit(model, x, y)
+
+
+@case
+def last_batch_of_one() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    x, y = data(321)
+    model = mlp()
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return fit(model, x, y)
+
+
+@case
+def batches_of_one() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+    return fit(model, *data(60), batch_size=1, epochs=1)
+
+
+@case
+def class_weight() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    model = mlp(3, "softmax")
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["accuracy"])
+    return fit(model, *classes(), class_weight={0: 0.5, 1: 1.0, 2: 3.0})
+
+
+@case
+def sample_weight() -> tuple[Any, Logs]:
+    return regression(sample_weight=np.linspace(0.0, 3.0, 333).astype("float32"))
+
+
+@case
+def steps_per_execution() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"], steps_per_execution=4)
+    return fit(model, *data(), validation_split=0.2, epochs=7)
+
+
+@case
+def train_on_batch() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    model.compile("adam", "mse", metrics=["mae"])
+    x, y = data()
+    losses = [model.train_on_batch(x[i : i + 6], y[i : i + 6], return_dict=True) for i in range(0, 330, 6)]
+    tested = model.test_on_batch(x[:7], y[:7], return_dict=True)
+    predicted = model.predict_on_batch(x[:5])
+    return model, {"loss": [log["loss"] for log in losses], "tested": [tested["mae"]], "predicted": predicted.ravel().tolist()}
+
+
+@case
+def evaluate_and_predict() -> tuple[Any, Logs]:
+    model, logs = regression()
+    x, y = data(101)
+    logs |= {f"evaluated_{k}": [v] for k, v in model.evaluate(x, y, batch_size=30, verbose=0, return_dict=True).items()}
+    logs["predicted"] = model.predict(x, batch_size=30, verbose=0).ravel().tolist()
+    dataset = tf.data.Dataset.from_tensor_slices(x).batch(7)
+    logs["predicted_from_dataset"] = model.predict(dataset, verbose=0).ravel().tolist()
+    return model, logs
+
+
+# -- losses ---------------------------------------------------------------------------------------------
+
+
+@case
+def loss_sum() -> tuple[Any, Logs]:
+    return regression(keras.optimizers.SGD(0.001), keras.losses.MeanSquaredError(reduction="sum"))
+
+
+@keras3
+def loss_mean_with_sample_weight() -> tuple[Any, Logs]:
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    return regression(loss=loss, sample_weight=np.linspace(0.1, 3.0, 333).astype("float32"))
+
+
+@keras3
+def masked_sequences() -> tuple[Any, Logs]:
+    """Shares of a batch hold different numbers of unmasked steps."""
+    keras.utils.set_random_seed(8)
+    rng = np.random.default_rng(8)
+    tokens = rng.integers(1, 50, size=(333, 10))
+    tokens[np.arange(10) >= rng.integers(1, 11, size=(333, 1))] = 0
+    model = keras.Sequential(
+        [
+            keras.layers.Embedding(50, 8, mask_zero=True),
+            keras.layers.SimpleRNN(8, return_sequences=True),
+            keras.layers.Dense(50),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.5), loss, weighted_metrics=["accuracy"])
+    return fit(model, tokens, np.roll(tokens, -1, axis=1))
+
+
+@case
+def regularizers() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    model = mlp(kernel_regularizer="l2", bias_regularizer=keras.regularizers.L1(0.01))
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return fit(model, *data())
+
+
+class Penalty(keras.layers.Layer):
+    """A loss that a layer adds: a mean over its batch."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * tf.reduce_mean(tf.square(x)))
+        return x
+
+
+@case
+def added_loss() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    inputs = keras.layers.Input((12,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(Penalty()(keras.layers.Dense(8, "tanh")(inputs))))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return fit(model, *data())
+
+
+@case
+def metrics_of_ratios() -> tuple[Any, Logs]:
+    """Means of these over workers would be wrong."""
+    keras.utils.set_random_seed(3)
+    x, y = data()
+    labels = (y > 0).astype("float32")
+    names = [keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.Recall(), keras.metrics.F1Score(threshold=0.5)]
+    model = mlp(1, "sigmoid")
+    model.compile("adam", "binary_crossentropy", metrics=[*names, keras.metrics.MeanSquaredError()])
+    return fit(model, x, labels, validation_data=(x[:77], labels[:77]))
+
+
+# -- optimizers -----------------------------------------------------------------------------------------
+
+
+@case
+def clipnorm() -> tuple[Any, Logs]:
+    return regression(keras.optimizers.SGD(0.3, clipnorm=0.05))
+
+
+@case
+def global_clipnorm() -> tuple[Any, Logs]:
+    return regression(keras.optimizers.SGD(0.3, global_clipnorm=0.1))
+
+
+@case
+def clipvalue() -> tuple[Any, Logs]:
+    return regression(keras.optimizers.SGD(0.3, clipvalue=0.02))
+
+
+@case
+def weight_decay() -> tuple[Any, Logs]:
+    return regression(keras.optimizers.AdamW(0.005, weight_decay=0.1))
+
+
+@case
+def ema() -> tuple[Any, Logs]:
+    return regression(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7))
+
+
+@case
+def learning_rate_schedule() -> tuple[Any, Logs]:
+    return regression(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 60)))
+
+
+@keras3
+def gradient_accumulation() -> tuple[Any, Logs]:
+    """Four steps make an update; 55 steps leave three over."""
+    return regression(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4, clipnorm=0.1))
+
+
+@keras3
+def gradient_accumulation_scaled() -> tuple[Any, Logs]:
+    """Accumulation inside loss scaling: an exchange inside a condition inside a condition."""
+    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    return regression(keras.optimizers.LossScaleOptimizer(inner, initial_scale=128.0, dynamic_growth_steps=20))
+
+
+@keras3
+def loss_scale_overflow() -> tuple[Any, Logs]:
+    """One sample of one share overflows: every worker must skip the update, and halve the scale."""
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    inner = keras.optimizers.SGD(0.01)
+    model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=1e30, dynamic_growth_steps=10), "mse")
+    x, y = data()
+    y[5] = 3e12
+    return fit(model, x, y)
+
+
+def _mixed(policy: str) -> tuple[Any, Logs]:
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        return regression(keras.optimizers.SGD(0.05))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+@case
+def mixed_float16() -> tuple[Any, Logs]:
+    return _mixed("mixed_float16")
+
+
+@case
+def mixed_bfloat16() -> tuple[Any, Logs]:
+    return _mixed("mixed_bfloat16")
+
+
+def _embedding(rows: int, optimizer: Any) -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(9)
+    rng = np.random.default_rng(9)
+    ids = rng.integers(0, rows, size=(333, 3))
+    y = np.sin(ids.sum(axis=1, keepdims=True)).astype("float32")
+    model = keras.Sequential([keras.layers.Embedding(rows, 4), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    return fit(model, ids, y)
+
+
+@case
+def embedding_large_sent_as_rows() -> tuple[Any, Logs]:
+    return _embedding(5000, keras.optimizers.SGD(0.5))
+
+
+@case
+def embedding_small_sent_as_table() -> tuple[Any, Logs]:
+    return _embedding(20, keras.optimizers.SGD(0.5))
+
+
+@case
+def embedding_adam() -> tuple[Any, Logs]:
+    return _embedding(300, keras.optimizers.Adam(0.01))
+
+
+@case
+def batchnorm_synchronized() -> tuple[Any, Logs]:
+    """The last batch of 13 is uneven in every world but one."""
+    keras.utils.set_random_seed(10)
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input((12,)), layers.Dense(16, use_bias=False), layers.BatchNormalization(synchronized=True, momentum=0.9), layers.Activation("relu"),
+         layers.Dense(1)]
+    )  # fmt: skip
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return fit(model, *data(), validation_split=0.1, epochs=6)
+
+
+# -- callbacks ------------------------------------------------------------------------------------------
+
+
+@case
+def early_stopping_restores_best() -> tuple[Any, Logs]:
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
+    return regression(keras.optimizers.SGD(0.3, momentum=0.9), validation_split=0.3, epochs=30, callbacks=[stop])
+
+
+@case
+def reduce_lr_on_plateau() -> tuple[Any, Logs]:
+    reduce = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.1)
+    return regression(keras.optimizers.SGD(0.2), callbacks=[reduce], epochs=8)
+
+
+@case
+def checkpoint_csv_and_reload() -> tuple[Any, Logs]:
+    """Files written once, readable by every worker afterwards."""
+    folder = Path(tempfile.gettempdir()) / f"parity-{os.environ.get('SYRTOS_PARITY_ID', os.getpid())}"
+    folder.mkdir(exist_ok=True)
+    best = str(folder / "best.weights.h5")
+    saved = keras.callbacks.ModelCheckpoint(best, monitor="val_loss", save_best_only=True, save_weights_only=True)
+    model, logs = regression(
+        keras.optimizers.SGD(0.2), validation_split=0.3, epochs=8, callbacks=[saved, keras.callbacks.CSVLogger(str(folder / "log.csv"))]
+    )
+    model.load_weights(best)
+    path = str(folder / ("whole.keras"))
+    model.save(path)
+    reloaded = keras.models.load_model(path)
+    logs["csv_lines"] = [float(len((folder / "log.csv").read_text().splitlines()))]
+    logs["reloaded"] = reloaded.predict(data(9)[0], verbose=0).ravel().tolist()
+    return model, logs
+
+
+@case
+def batch_logs() -> tuple[Any, Logs]:
+    """What callbacks see after every batch."""
+    seen: list[float] = []
+    watch = keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(float(logs["loss"])))
+    model, logs = regression(callbacks=[watch])
+    return model, {**logs, "batch_loss": seen}
+
+
+@case
+def stop_from_batch_callback() -> tuple[Any, Logs]:
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if logs["loss"] < 0.35 and batch > 3:
+                self.model.stop_training = True
+
+    return regression(callbacks=[Stop()], epochs=30)

@@ -1,0 +1,49 @@
+"""Runs parity cases in one process or as one of N workers, and writes what came out: ``runner.py OUT CASE [CASE ...]``.
+
+OUT gets one ``CASE.npz`` for each: the final weights in order, and every logged number. Workers also compare their results with
+each other, so that rank 0's stand for all.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import cases
+
+
+def main(out: Path, names: list[str]) -> None:
+    """Runs the cases one after the other; one that fails leaves its traceback instead of numbers."""
+    for name in names:
+        cases.keras.backend.clear_session()
+        try:
+            model, logs = cases.CASES[name]()
+            result = {f"weight {i}": np.asarray(w) for i, w in enumerate(model.get_weights())}
+            result |= {f"log {k}": np.asarray(v, np.float64) for k, v in logs.items()}
+        except Exception:
+            traceback.print_exc()
+            result = {"error": np.asarray(traceback.format_exc()[-2000:])}
+        _write(out / f"{name}.npz", result)
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    from syrtos.comm import world
+
+    if world.joined() and world.current().world.size > 1:
+        comm = world.current().comm
+        everyone = comm.allgather_object({k: v.tolist() for k, v in result.items() if k.startswith("log")})
+        if any(other != everyone[0] for other in everyone):
+            result = {"error": np.asarray(f"workers logged different numbers: {everyone}"[:2000])}
+        if world.current().world.rank:
+            return
+    np.savez(path, **result)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
