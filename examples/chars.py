@@ -1,6 +1,7 @@
 """Write Python, letter by letter: a small transformer that reads Python's own standard library.
 
-TIME
+Reads 2.2 million characters once, in about two minutes on two cores. On text it never saw it starts at 7.6 bits per
+character; expect 2.5 after training, and then 200 characters of something that looks like Python.
 
     python examples/chars.py
     syrtos run -n 2 examples/chars.py
@@ -14,7 +15,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-MODULES = 150
+MODULES = 80
 CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 128, 128, 4, 2, 32
 CHARACTERS = 128  # ASCII
 

@@ -1,8 +1,8 @@
 """Recommend items to users: a factorization model with 96 million embedding weights.
 
 1.4 million users and 100 000 items get 64 numbers each; the dot product says whether a click follows. The clicks
-come from a hidden model of rank 2, so the best AUC that anyone could reach is 0.89. Guessing gives 0.50.
-TIME
+come from a hidden model of rank 2, so the best AUC that anyone could reach is 0.88 and guessing gives 0.50.
+Takes about two minutes and 2.3 GB of memory; expect a test AUC of 0.75 or a little more.
 
     python examples/recommender.py
     syrtos run -n 2 examples/recommender.py

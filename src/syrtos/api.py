@@ -10,12 +10,20 @@ import importlib
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator, ReduceOp
 from syrtos.errors import ConfigurationError
 from syrtos.settings import Options
+
+Function = TypeVar("Function")
+
+
+def unconverted(function: Function) -> Function:
+    """Keeps TensorFlow's autograph, which rewrites what a `tf.function` calls, from rewriting ours."""
+    function.autograph_info__ = {}  # pyright: ignore[reportFunctionMemberAccess]
+    return function
 
 
 class ProcessSet:
@@ -64,26 +72,31 @@ def shutdown() -> None:
         world.current().ledger.close()
 
 
+@unconverted
 def rank() -> int:
     """This worker's number, 0 to ``size() - 1``."""
     return _aware().rank
 
 
+@unconverted
 def size() -> int:
     """The number of workers."""
     return world.current().world.size
 
 
+@unconverted
 def local_rank() -> int:
     """This worker's number on its host."""
     return _aware().local_rank
 
 
+@unconverted
 def local_size() -> int:
     """The number of workers on this host."""
     return world.current().world.local_size
 
 
+@unconverted
 def node_rank() -> int:
     """The number of this worker's host."""
     return _aware().node_rank
@@ -106,31 +119,37 @@ def process_set(ranks: Sequence[int]) -> ProcessSet:
     return ProcessSet(members, group if comm.rank in members else None)
 
 
+@unconverted
 def allreduce(value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessSet | None = None) -> Any:
     """Reduces ``value`` elementwise over the workers; shape and dtype are the same on all."""
     return _call("allreduce", value, process_set, op=op)
 
 
+@unconverted
 def allgather(value: Any, process_set: ProcessSet | None = None) -> Any:
     """Concatenates the workers' values along the first axis in rank order; they may differ in their first dimension."""
     return _call("allgather", value, process_set)
 
 
+@unconverted
 def broadcast(value: Any, root: int = 0, process_set: ProcessSet | None = None) -> Any:
     """Gives every worker ``root``'s value (a rank inside the process set)."""
     return _call("broadcast", value, process_set, root=root)
 
 
+@unconverted
 def reducescatter(value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessSet | None = None) -> Any:
     """Reduces ``value`` over the workers and leaves each its rows of the result."""
     return _call("reducescatter", value, process_set, op=op)
 
 
+@unconverted
 def alltoall(value: Any, splits: Sequence[int] | None = None, process_set: ProcessSet | None = None) -> Any:
     """Sends ``splits[i]`` rows to worker ``i``; returns the received rows and how many came from each worker."""
     return _call("alltoall", value, process_set, splits=splits)
 
 
+@unconverted
 def barrier(process_set: ProcessSet | None = None) -> None:
     """Returns when every worker has called it."""
     _member(process_set).barrier()

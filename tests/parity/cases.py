@@ -104,7 +104,9 @@ def functional_two_inputs_two_outputs() -> tuple[Any, Logs]:
     kind = keras.layers.Dense(3, "softmax", name="kind")(joined)
     model = keras.Model([left, right], {"value": value, "kind": kind})
     losses = {"value": "mse", "kind": "sparse_categorical_crossentropy"}
-    model.compile("adam", losses, loss_weights={"value": 0.3, "kind": 1.0}, metrics={"kind": ["accuracy"], "value": ["mae"]})
+    model.compile(
+        "adam", losses, loss_weights={"value": 0.3, "kind": 1.0}, metrics={"kind": ["accuracy"], "value": ["mae"]}
+    )
     (x, y), (_, k) = data(), classes()
     return fit(model, [x[:, :6], x[:, 6:]], {"value": y, "kind": k})
 
@@ -347,7 +349,11 @@ def train_on_batch() -> tuple[Any, Logs]:
     losses = [model.train_on_batch(x[i : i + 6], y[i : i + 6], return_dict=True) for i in range(0, 330, 6)]
     tested = model.test_on_batch(x[:7], y[:7], return_dict=True)
     predicted = model.predict_on_batch(x[:5])
-    return model, {"loss": [log["loss"] for log in losses], "tested": [tested["mae"]], "predicted": predicted.ravel().tolist()}
+    return model, {
+        "loss": [log["loss"] for log in losses],
+        "tested": [tested["mae"]],
+        "predicted": predicted.ravel().tolist(),
+    }
 
 
 @case
@@ -425,7 +431,12 @@ def metrics_of_ratios() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(3)
     x, y = data()
     labels = (y > 0).astype("float32")
-    names = [keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.Recall(), keras.metrics.F1Score(threshold=0.5)]
+    names = [
+        keras.metrics.AUC(),
+        keras.metrics.Precision(),
+        keras.metrics.Recall(),
+        keras.metrics.F1Score(threshold=0.5),
+    ]
     model = mlp(1, "sigmoid")
     model.compile("adam", "binary_crossentropy", metrics=[*names, keras.metrics.MeanSquaredError()])
     return fit(model, x, labels, validation_data=(x[:77], labels[:77]))
@@ -568,7 +579,10 @@ def checkpoint_csv_and_reload() -> tuple[Any, Logs]:
     best = str(folder / "best.weights.h5")
     saved = keras.callbacks.ModelCheckpoint(best, monitor="val_loss", save_best_only=True, save_weights_only=True)
     model, logs = regression(
-        keras.optimizers.SGD(0.2), validation_split=0.3, epochs=8, callbacks=[saved, keras.callbacks.CSVLogger(str(folder / "log.csv"))]
+        keras.optimizers.SGD(0.2),
+        validation_split=0.3,
+        epochs=8,
+        callbacks=[saved, keras.callbacks.CSVLogger(str(folder / "log.csv"))],
     )
     model.load_weights(best)
     path = str(folder / ("whole.keras"))

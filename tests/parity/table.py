@@ -18,7 +18,9 @@ sys.path.insert(0, str(HERE))
 BOUND = 1e-5
 
 
-def run(names: list[str], workers: int, out: Path, flags: tuple[str, ...] = (), env: dict[str, str] | None = None) -> None:
+def run(
+    names: list[str], workers: int, out: Path, flags: tuple[str, ...] = (), env: dict[str, str] | None = None
+) -> None:
     """Runs cases alone (``workers=0``: plain Python, no syrtos) or on workers; results land in ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     runner = [str(HERE / "runner.py"), str(out), *names]
@@ -73,9 +75,14 @@ def main() -> int:
     worlds = [int(n) for n in chosen.worlds.split(",")]
     names = chosen.names or [n for n in cases.CASES if not (chosen.legacy and n in cases.KERAS3_ONLY)]
     rows = measure(names, worlds, {"TF_USE_LEGACY_KERAS": "1"} if chosen.legacy else None)
-    lines = ["| case | bound | " + " | ".join(f"{n} workers" for n in worlds) + " |", "|---|---|" + "---|" * len(worlds)]
+    lines = [
+        "| case | bound | " + " | ".join(f"{n} workers" for n in worlds) + " |",
+        "|---|---|" + "---|" * len(worlds),
+    ]
     for name, row in rows.items():
-        lines.append(f"| {name} | {cases.TOLERANCE.get(name, BOUND):.0e} | " + " | ".join(f"{v:.1e}" for v in row) + " |")
+        lines.append(
+            f"| {name} | {cases.TOLERANCE.get(name, BOUND):.0e} | " + " | ".join(f"{v:.1e}" for v in row) + " |"
+        )
     print("\n".join(lines))
     if chosen.write:
         chosen.write.write_text("\n".join(lines) + "\n")

@@ -21,7 +21,9 @@ from syrtos.settings import BatchMode, Options, ScaleLR
 def add_to(commands: Any) -> None:
     """Describes the subcommand."""
     parser = commands.add_parser(
-        "run", help="run a training script on many workers", description="Run a training script, unchanged, on many workers."
+        "run",
+        help="run a training script on many workers",
+        description="Run a training script, unchanged, on many workers.",
     )
     parser.set_defaults(main=main)
     parser.add_argument("-n", type=int, dest="workers", metavar="N", help="workers (default: one for each slot, or 1)")
@@ -46,8 +48,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="what a batch of the script is: one step of all workers (default), or of each worker (Horovod's meaning)",
     )  # fmt: skip
     group.add_argument("--sync-batchnorm", action="store_true", help="BatchNormalization over the global batch")
-    group.add_argument("--scale-lr", choices=get_args(ScaleLR), default=defaults.scale_lr, help="grow the learning rate with N")
-    group.add_argument("--warmup-epochs", type=int, default=0, metavar="E", help="epochs until the grown rate is reached")
+    group.add_argument(
+        "--scale-lr", choices=get_args(ScaleLR), default=defaults.scale_lr, help="grow the learning rate with N"
+    )
+    group.add_argument(
+        "--warmup-epochs", type=int, default=0, metavar="E", help="epochs until the grown rate is reached"
+    )
     group.add_argument("--check-every", type=int, default=defaults.check_every, metavar="K",
                        help="compare the replicas' weights every K steps; 0: never (default: %(default)s)")  # fmt: skip
     group.add_argument("--timeout", type=float, default=defaults.timeout, metavar="S",

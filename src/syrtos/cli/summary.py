@@ -76,6 +76,13 @@ def _print_launcher(outcome: Outcome, run_dir: Path) -> None:
             file=sys.stderr,
         )
         return
+    if outcome.workers:
+        print(
+            f"\nsyrtos: a worker ended with exit code {outcome.code} before it could say why (`os._exit`, or killed from outside). "
+            f"What each of them printed is in {run_dir / 'logs'}",
+            file=sys.stderr,
+        )
+        return
     said = "\n".join(f"  {line}" for line in outcome.noise if line.strip("= "))
     print(
         f"\nsyrtos: the workers could not be started or ended unexpectedly (exit code {outcome.code}).\n{said}\n"

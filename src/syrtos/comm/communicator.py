@@ -255,7 +255,7 @@ def to_bytes(value: Any) -> npt.NDArray[np.uint8]:
         ExchangeError: the value has types that JSON lacks.
     """
     try:
-        return np.frombuffer(json.dumps(value).encode(), np.uint8)
+        return np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)
     except (TypeError, ValueError) as error:
         raise ExchangeError(
             f"Objects travel as JSON (str, int, float, bool, None, list, dict), never pickled: {error}. "

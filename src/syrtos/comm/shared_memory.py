@@ -74,9 +74,7 @@ class SharedMemoryCommunicator(MPICommunicator):
         self._pause()
         return [views[0][offset : offset + part.size].copy() for part, offset in zip(parts, offsets, strict=True)]
 
-    def _sum_of_two(
-        self, views: list[Array], parts: Sequence[Array], offsets: list[int], op: ReduceOp
-    ) -> list[Array]:
+    def _sum_of_two(self, views: list[Array], parts: Sequence[Array], offsets: list[int], op: ReduceOp) -> list[Array]:
         """Two workers each write the whole result: less traffic than half the sum and a copy of the other half."""
         results = [np.empty_like(part) for part in parts]
         for result, offset in zip(results, offsets, strict=True):

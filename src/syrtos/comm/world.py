@@ -65,9 +65,7 @@ def current() -> Session:
         WorldError: `init` has not been called.
     """
     if _session is None:
-        raise WorldError(
-            "The world has not been joined yet: call `syrtos.init()` first, or start with `syrtos run`."
-        )
+        raise WorldError("The world has not been joined yet: call `syrtos.init()` first, or start with `syrtos run`.")
     return _session
 
 

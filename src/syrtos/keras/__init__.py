@@ -1,1 +1,21 @@
-"""The only room that imports Keras."""
+"""The only room that imports Keras: the strategy, optimizers and helpers for scripts that are explicit about distribution.
+
+Under `syrtos run` a plain script needs none of this.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from syrtos.keras.explicit import DistributedGradientTape, DistributedOptimizer, broadcast_variables
+    from syrtos.keras.strategy import Strategy
+
+__all__ = ["DistributedGradientTape", "DistributedOptimizer", "Strategy", "broadcast_variables"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'syrtos.keras' has no attribute {name!r}")
+    return getattr(importlib.import_module("syrtos.keras." + ("strategy" if name == "Strategy" else "explicit")), name)

@@ -39,6 +39,14 @@ def legacy() -> None:
     _make_default()
 
 
+def optimizers_only() -> None:
+    """Lets single optimizers of this process reduce, in a script that is explicit about it."""
+    if sys.modules.get("tf_keras") is not None and "keras" not in sys.modules:
+        importlib.import_module("syrtos.keras.legacy").apply_to_optimizers()
+    else:
+        importlib.import_module("syrtos.keras.patches").apply_to_optimizers()
+
+
 def _make_default() -> None:
     """Every optimizer reduces and every model is created under our strategy, without a scope in the script."""
     import tensorflow as tf

@@ -5,29 +5,26 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import keras
+import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.keras import files, state
 from syrtos.keras.fitting import learning_rate_factor
 from syrtos.keras.step import clock
 
-# These write files, or to the terminal: rank 0's do it for all.
-_WRITERS = (
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.BackupAndRestore,
-    keras.callbacks.CSVLogger,
-    keras.callbacks.TensorBoard,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.ProgbarLogger,
-)
+# These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all.
+_WRITERS = {"ModelCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger"}
 
 
 def here(chosen: list[Any]) -> list[Any]:
     """The callbacks of a script that this worker runs."""
     if world.current().world.rank == 0:
         return chosen
-    return [callback for callback in keras.tree.flatten(chosen) if not isinstance(callback, _WRITERS)]
+    return [callback for callback in tf.nest.flatten(chosen) if not _writes(callback)]
+
+
+def _writes(callback: Any) -> bool:
+    return not _WRITERS.isdisjoint(base.__name__ for base in type(callback).__mro__)
 
 
 def enclose(callback_list: Any) -> None:
@@ -42,7 +39,28 @@ def enclose(callback_list: Any) -> None:
         callback.set_params(callback_list.params)
 
 
-class First(keras.callbacks.Callback):
+class _Quiet:
+    """A callback without a base class, so that it serves Keras 3 and Keras 2 alike."""
+
+    _supports_tf_logs = True  # Keras 2: logs need not be converted for us
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.params: dict[str, Any] = {}
+
+    def set_model(self, model: Any) -> None:
+        self.model = model
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        self.params = params or {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+
+class First(_Quiet):
     """Runs before the script's callbacks: the step is over, what they take is theirs."""
 
     def __init__(self, last: Last) -> None:
@@ -62,12 +80,13 @@ class First(keras.callbacks.Callback):
         self._last.epoch_end_since = time.perf_counter()
 
 
-class Last(keras.callbacks.Callback):
+class Last(_Quiet):
     """Runs after the script's callbacks, on every worker, and makes their decisions common."""
 
     def __init__(self) -> None:
         super().__init__()
         self._session = world.current()
+        self._epoch = 0
         self._checked = False
         self._steps = 0
         self._since_check = 0
@@ -145,7 +164,7 @@ class Last(keras.callbacks.Callback):
         self._session.ledger.end_step(batch, phase, steps)
 
     def _steps_since(self, batch: int) -> int:
-        return min(getattr(self.model, "steps_per_execution", 1), batch + 1)
+        return min(int(getattr(self.model, "steps_per_execution", None) or 1), batch + 1)
 
     def _agree_to_stop(self) -> None:
         """If any worker wants to stop, all do, at the same step."""

@@ -6,8 +6,6 @@ import math
 import sys
 from typing import Any
 
-import keras
-
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.keras.strategy import Strategy
@@ -27,40 +25,37 @@ def check_strategy(strategy: Any) -> None:
         )
 
 
-def agree_on_length(iterator: Any) -> None:
+def agree_on_length(mine: int | None) -> int | None:
     """Compares the number of batches across workers, before the first of them is drawn.
+
+    Args:
+        mine: batches of this worker's data set, None if it is unknown.
+
+    Returns:
+        The number of batches to draw: with batches per worker that of the longest, None if someone does not know.
 
     Raises:
         DataError: the data set is empty, or workers have unequal numbers of global batches.
     """
     session = world.current()
-    mine = iterator._num_batches
     if mine == 0:
         raise DataError(
             "The data set is empty: it has no batches. Check the paths and filters that it is made from; `drop_remainder=True` "
             "also drops everything when there are fewer samples than one batch."
         )
     if session.world.size == 1:
-        return
+        return mine
     lengths = session.comm.agree("compare length of data set", -1.0 if mine is None else float(mine))
     if session.options.batch == "per-worker":
-        _go_on_until_all_are_done(iterator, lengths)
-    elif len(set(lengths)) > 1:
+        return None if min(lengths) < 0 else int(max(lengths))
+    if len(set(lengths)) > 1:
         raise DataError(
             "Workers have data sets of different lengths: "
             + ", ".join(f"rank {rank}: {_batches(n)}" for rank, n in enumerate(lengths))
             + ". With global batches every worker must read the same data. If the script shards its data by rank itself, run it "
             "with `--batch per-worker`."
         )
-
-
-def _go_on_until_all_are_done(iterator: Any, lengths: list[float]) -> None:
-    """The epoch is as long as the longest; its end is found out if someone does not know."""
-    longest = None if min(lengths) < 0 else int(max(lengths))
-    iterator._num_batches = longest
-    adapter = iterator.data_adapter
-    # `reset` asks the adapter again before every epoch
-    adapter.__class__ = type(adapter.__class__.__name__, (adapter.__class__,), {"num_batches": longest})
+    return mine
 
 
 def _batches(count: float) -> str:
@@ -87,7 +82,7 @@ def adapt_compiled(model: Any) -> None:
 def synchronize_batchnorm(model: Any) -> None:
     """Makes every BatchNormalization layer compute its statistics over the global batch."""
     for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.BatchNormalization):
+        if any(base.__name__ == "BatchNormalization" for base in type(layer).__mro__):
             layer.synchronized = True
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 from keras.src import backend as keras_backend
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
@@ -24,25 +22,26 @@ from keras.src.random import seed_generator
 from keras.src.trainers import trainer as base_trainer
 
 from syrtos.comm import world
-from syrtos.keras import callbacks, files, fitting, gradients
-from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.step import StepScope, current_step, numpy_share, rows_of
+from syrtos.keras import files, fitting, gradients
+from syrtos.keras import replacing as common
+from syrtos.keras.replacing import Method, replace
+from syrtos.keras.step import StepScope, current_step
 
-Method = Callable[..., Any]
+
+@functools.cache
+def apply_to_optimizers() -> None:
+    """Installs what reduces gradients; it acts on the optimizers that were asked to."""
+    _patch_optimizers()
 
 
+@functools.cache
 def apply_all() -> None:
     """Installs all patches, once per process."""
+    apply_to_optimizers()
     _patch_losses()
-    _patch_optimizers()
     _patch_trainer()
     _patch_callbacks_and_files()
     _patch_random()
-
-
-def _replace(owner: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(wrapper(original)))
 
 
 # -- losses: what one process would divide by ------------------------------------------------------
@@ -52,9 +51,9 @@ def _patch_losses() -> None:
     """A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so."""
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
         # tf.distribute divides by the number of replicas instead of counting samples
-        _replace(loss_module, name, lambda original: lambda value: value if current_step() else original(value))
-    _replace(loss_module, "reduce_values", _reduce_values)
-    _replace(loss_module, "apply_mask", _apply_mask)
+        replace(loss_module, name, common.unscaled)
+    replace(loss_module, "reduce_values", _reduce_values)
+    replace(loss_module, "apply_mask", _apply_mask)
 
 
 def _reduce_values(original: Method) -> Method:
@@ -66,7 +65,7 @@ def _reduce_values(original: Method) -> Method:
             return original(values, sample_weight, reduction) / tf.cast(step.fraction(), values.dtype)
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
             weights = tf.cast(sample_weight, values.dtype)
-            total = tf.cast(_total_over_workers(step, weights), values.dtype)
+            total = tf.cast(common.total_over_workers(step, weights), values.dtype)
             return tf.math.divide_no_nan(tf.reduce_sum(values), total * tf.cast(step.fraction(), values.dtype))
         return original(values, sample_weight, reduction)
 
@@ -77,23 +76,12 @@ def _apply_mask(original: Method) -> Method:
     """A masked mean divides by the unmasked elements of the global batch, not of the share."""
 
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str | None) -> Any:
-        step = current_step()
         result = original(sample_weight, mask, dtype, reduction)
-        if step is None or step.session.comm.size == 1 or mask is None:
+        if mask is None or reduction not in ("mean", "sum_over_batch_size"):
             return result
-        if reduction not in ("mean", "sum_over_batch_size"):
-            return result
-        mask = tf.cast(mask, tf.float32)
-        elements, valid = tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(mask)
-        everywhere = _total_over_workers(step, elements) / tf.maximum(_total_over_workers(step, valid), 1.0)
-        return result * tf.cast(everywhere * tf.math.divide_no_nan(valid, elements), result.dtype)
+        return common.masked_globally(result, mask)
 
     return apply_mask
-
-
-def _total_over_workers(step: StepScope, values: tf.Tensor) -> tf.Tensor:
-    mine = tf.where(step.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
-    return ops.allreduce(step.session.comm, tf.stop_gradient(mine))
 
 
 # -- optimizers: reduce, then clip, then check ------------------------------------------------------
@@ -101,18 +89,18 @@ def _total_over_workers(step: StepScope, values: tf.Tensor) -> tf.Tensor:
 
 def _patch_optimizers() -> None:
     # The only hook that runs once per applied update: after accumulation and before clipping.
-    _replace(base_optimizer.BaseOptimizer, "_clip_gradients", _reduce_then_clip)
+    replace(base_optimizer.BaseOptimizer, "_clip_gradients", _reduce_then_clip)
     # tf.distribute's own reduction comes after clipping; ours has been done.
-    _replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _reduced_already)
+    replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _reduced_already)
     # An update is the same on all workers: its assignments need no exchange.
-    _replace(base_optimizer.BaseOptimizer, "apply", _apply_paused)
-    _replace(loss_scale_optimizer.LossScaleOptimizer, "apply", _apply_paused)
+    replace(base_optimizer.BaseOptimizer, "apply", common.paused)
+    replace(loss_scale_optimizer.LossScaleOptimizer, "apply", common.paused)
     # The check must see every worker's gradients, or one skips an update that the others make.
-    _replace(loss_scale_optimizer.LossScaleOptimizer, "check_finite", _check_finite_everywhere)
+    replace(loss_scale_optimizer.LossScaleOptimizer, "check_finite", _check_finite_everywhere)
     # The original refuses plain custom loops under a default strategy; with one replica per process there is nothing to merge.
-    _replace(loss_scale_optimizer.LossScaleOptimizer, "_tf_apply", lambda _original: _common_apply)
+    replace(loss_scale_optimizer.LossScaleOptimizer, "_tf_apply", lambda _original: _common_apply)
     # The first moment at which an optimizer knows its variables: they start equal on all workers.
-    _replace(base_optimizer.BaseOptimizer, "build", _build_then_broadcast)
+    replace(base_optimizer.BaseOptimizer, "build", common.broadcasting_build)
 
 
 def _reduce_then_clip(original: Method) -> Method:
@@ -129,15 +117,6 @@ def _reduced_already(original: Method) -> Method:
     return all_reduce_sum_gradients
 
 
-def _apply_paused(original: Method) -> Method:
-    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        with step.paused() if step else contextlib.nullcontext():
-            return original(self, *args, **kwargs)
-
-    return apply
-
-
 def _check_finite_everywhere(original: Method) -> Method:
     def check_finite(self: Any, grads: list[Any]) -> Any:
         return gradients.finite_everywhere(self.inner_optimizer, original(self, grads))
@@ -149,30 +128,21 @@ def _common_apply(self: Any, grads: Any, trainable_variables: Any = None) -> Non
     self._common_apply(grads, trainable_variables=trainable_variables)
 
 
-def _build_then_broadcast(original: Method) -> Method:
-    def build(self: Any, variables: Any) -> Any:
-        result = original(self, variables)
-        gradients.broadcast_at_build(self, variables)
-        return result
-
-    return build
-
-
 # -- trainer -----------------------------------------------------------------------------------------
 
 
 def _patch_trainer() -> None:
     trainer = tf_trainer.TensorFlowTrainer
     # Where `train_step` and `test_step` meet their data: here a step becomes a step on a share.
-    _replace(trainer, "_make_function", _make_function)
-    _replace(trainer, "make_predict_function", _make_predict_function)
+    replace(trainer, "_make_function", _make_function)
+    replace(trainer, "make_predict_function", _make_predict_function)
     # The original draws a batch to build the model from, which moves shuffles and uses up generators.
-    _replace(trainer, "_maybe_symbolic_build", _build_from_spec)
+    replace(trainer, "_maybe_symbolic_build", _build_from_spec)
     # These take a batch as it is, without a data set that could be shared out.
     for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
-        _replace(trainer, name, _on_share_of_batch)
-    _replace(tf_trainer.TFEpochIterator, "__init__", _epoch_iterator)
-    _replace(base_trainer.Trainer, "compile", _compile)
+        replace(trainer, name, common.on_share_of_batch)
+    replace(tf_trainer.TFEpochIterator, "__init__", _epoch_iterator)
+    replace(base_trainer.Trainer, "compile", common.compiling)
 
 
 def _make_function(original: Method) -> Method:
@@ -180,7 +150,10 @@ def _make_function(original: Method) -> Method:
         session = world.current()
         if session.world.size == 1 and not session.options.run_dir:
             return original(self, step_function)
-        stock = step_function.__func__ in (tf_trainer.TensorFlowTrainer.train_step, tf_trainer.TensorFlowTrainer.test_step)
+        stock = step_function.__func__ in (
+            tf_trainer.TensorFlowTrainer.train_step,
+            tf_trainer.TensorFlowTrainer.test_step,
+        )
         training = step_function.__name__ == "train_step"
 
         def step(data: Any) -> Any:
@@ -198,19 +171,10 @@ def _make_predict_function(original: Method) -> Method:
         if session.world.size > 1 and (self.predict_function is None or force):
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
             object.__setattr__(self, "_syrtos_predict_step", step)
-            object.__setattr__(self, "predict_step", functools.partial(_gathered_predict_step, session, step))
+            object.__setattr__(self, "predict_step", functools.partial(common.gathered_predict_step, session, step))
         return original(self, force)
 
     return make_predict_function
-
-
-def _gathered_predict_step(session: world.Session, step: Method, data: Any) -> Any:
-    """Predicts this worker's share and gathers the rows of all, in order."""
-    with StepScope(session, data, training=False).entered() as scope:
-        outputs = step(scope.data)
-        return tf.nest.map_structure(
-            lambda output: ops.allgather(session.comm, rows_of(scope.samples, output)), outputs
-        )
 
 
 def _build_from_spec(original: Method) -> Method:
@@ -223,35 +187,21 @@ def _build_from_spec(original: Method) -> Method:
     return maybe_symbolic_build
 
 
-def _on_share_of_batch(original: Method) -> Method:
-    def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = world.current().world
-        if place.size == 1 or world.current().options.batch == "per-worker":
-            return original(self, *args, **kwargs)
-        arrays = {"x", "y", "sample_weight"}
-        share = functools.partial(numpy_share, rank=place.rank, size=place.size)
-        args = tuple(keras.tree.map_structure(share, arg) for arg in args)
-        kwargs = {k: keras.tree.map_structure(share, v) if k in arrays else v for k, v in kwargs.items()}
-        return original(self, *args, **kwargs)
-
-    return on_batch
-
-
 def _epoch_iterator(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         fitting.check_strategy(self._distribute_strategy)
-        fitting.agree_on_length(self)
+        _set_length(self, fitting.agree_on_length(self._num_batches))
 
     return init
 
 
-def _compile(original: Method) -> Method:
-    def compile_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        fitting.adapt_compiled(self)
-
-    return compile_model
+def _set_length(iterator: Any, batches: int | None) -> None:
+    if batches == iterator._num_batches:
+        return
+    iterator._num_batches = batches
+    adapter = iterator.data_adapter  # asked again before every epoch
+    adapter.__class__ = type(adapter.__class__.__name__, (adapter.__class__,), {"num_batches": batches})
 
 
 # -- callbacks, files, random numbers ------------------------------------------------------------------
@@ -259,23 +209,14 @@ def _compile(original: Method) -> Method:
 
 def _patch_callbacks_and_files() -> None:
     # Files are written once, decisions are taken together.
-    _replace(callback_list.CallbackList, "__init__", _callback_list)
+    replace(callback_list.CallbackList, "__init__", common.callback_list)
     for name in ("save", "save_weights", "export"):
-        _replace(model_module.Model, name, files.by_rank_0)
-
-
-def _callback_list(original: Method) -> Method:
-    def init(self: Any, chosen: Any = None, *args: Any, **kwargs: Any) -> None:
-        chosen = chosen if isinstance(chosen, list | tuple) else [chosen] if chosen else []
-        original(self, callbacks.here(list(chosen)), *args, **kwargs)
-        callbacks.enclose(self)
-
-    return init
+        replace(model_module.Model, name, files.by_rank_0)
 
 
 def _patch_random() -> None:
     # Seeds are equal on all workers, and must be; the numbers drawn in a training step must not.
-    _replace(seed_generator.SeedGenerator, "next", _seed_by_rank)
+    replace(seed_generator.SeedGenerator, "next", _seed_by_rank)
 
 
 def _seed_by_rank(original: Method) -> Method:
@@ -284,7 +225,7 @@ def _seed_by_rank(original: Method) -> Method:
         step = current_step()
         if step is None or not step.training or step.session.world.rank == 0:
             return seed
-        offset = keras_backend.convert_to_tensor([step.session.world.rank * 0x9E37, 0], dtype=seed.dtype)
+        offset = keras_backend.convert_to_tensor([step.session.world.rank * common.SEED_STRIDE, 0], dtype=seed.dtype)
         return seed + offset
 
     return next_seed

@@ -17,6 +17,9 @@ from tensorflow.python.distribute.one_device_strategy import (  # pyright: ignor
     OneDeviceExtended as OneDeviceExtended,
 )
 
+# Public functions that throw the default graph away exist under several names; all of them reset this stack.
+from tensorflow.python.framework import ops  # pyright: ignore[reportMissingImports]
+
 _TOKEN = "_syrtos_token"
 _SEEN = "_syrtos_seen"
 # Bodies of tf.cond and tf.while_loop: they may use tensors of the graph around them, functions may not.
@@ -65,15 +68,14 @@ def after_pending_control_flow() -> Iterator[None]:
     setattr(current, _SEEN, len(current.get_operations()))
 
 
-
-
 def keep_default_strategy(strategy: tf.distribute.Strategy) -> None:
     """Makes ``strategy`` the process's default, also after `clear_session`, which throws the default away with the graph."""
-    original = tf.compat.v1.reset_default_graph
+    stack = ops._default_graph_stack
+    original = stack.reset
 
-    def reset_default_graph() -> None:
+    def reset() -> None:
         original()
         tf.distribute.experimental_set_strategy(strategy)
 
-    tf.compat.v1.reset_default_graph = reset_default_graph
+    stack.reset = reset
     tf.distribute.experimental_set_strategy(strategy)

@@ -53,7 +53,8 @@ def check_structure(comm: Communicator, variables: Sequence[Any]) -> None:
         return
     everyone = comm.allgather_object(mine)
     different = next(
-        (rows for rows in zip(*everyone, strict=False) if len(set(rows)) > 1), tuple(f"{len(v)} variables" for v in everyone)
+        (rows for rows in zip(*everyone, strict=False) if len(set(rows)) > 1),
+        tuple(f"{len(v)} variables" for v in everyone),
     )
     raise OutOfStepError(
         "Workers built different models. The first difference:\n"

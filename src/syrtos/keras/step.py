@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from syrtos.comm.communicator import Array
@@ -135,9 +134,7 @@ class StepScope:
     def _exchange_state(self, sums: list[Any], means: list[Any], scalars: list[tf.Tensor]) -> list[tf.Tensor]:
         changes = [tf.cast(private_read(v), tf.float64) - tf.cast(base, tf.float64) for v, base in sums]
         weight = tf.cast(self.samples, tf.float64)
-        weighted = [
-            tf.cast(x, tf.float64) * weight for x in [*(private_read(v) for v, _ in means), *scalars]
-        ]
+        weighted = [tf.cast(x, tf.float64) * weight for x in [*(private_read(v) for v, _ in means), *scalars]]
         everyone = self._sum_over_workers(tf.cast(self.samples, tf.float64), changes + weighted)
         total, added = everyone[0], everyone[1:]
         for (variable, base), change in zip(sums, added, strict=False):
@@ -279,9 +276,3 @@ def _padded(leaf: Any, count: tf.Tensor) -> Any:
 def rows_of(samples: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
     """Drops the row of an output that stands for no sample."""
     return output[: tf.cast(samples, tf.int32)]
-
-
-def numpy_share(array: Any, rank: int, size: int) -> Any:
-    """This worker's rows of an in-memory batch."""
-    total = len(array)
-    return array[rank * total // size : (rank + 1) * total // size] if np.ndim(array) else array

@@ -15,7 +15,7 @@ MARK = b"\x1esyrtos "
 
 def line(kind: str, rank: int, **facts: Any) -> bytes:
     """One event as it is written."""
-    return b"\n" + MARK + json.dumps({"kind": kind, "rank": rank, **facts}).encode() + b"\n"
+    return MARK + json.dumps({"kind": kind, "rank": rank, **facts}).encode() + b"\n"
 
 
 def parse(data: bytes) -> dict[str, Any] | None:

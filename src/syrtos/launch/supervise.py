@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from syrtos.launch import events
+from syrtos.launch import events, leftovers
 from syrtos.launch.plan import Plan
 
 
@@ -55,6 +56,7 @@ class _Supervisor:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is ours to pass on
+            preexec_fn=_die_with_parent,
         )
 
     def run(self) -> Outcome:
@@ -116,6 +118,7 @@ class _Supervisor:
         for worker in self.outcome.workers.values():
             if worker["host"] == here and _is_worker(worker["pid"]):
                 _signal_process(worker["pid"], signal.SIGKILL)
+            leftovers.remove(worker.get("segments", []) if worker["host"] == here else [])
 
     def _exit_code(self) -> int:
         if self._signal is not None:
@@ -141,8 +144,10 @@ class _Supervisor:
             self._take(pending, target)
 
     def _take(self, line: bytes, target: IO[str]) -> None:
-        event = events.parse(line)
+        before, mark, rest = line.partition(events.MARK)
+        event = events.parse(mark + rest)
         if event is not None:
+            _emit(before, target)  # a worker's unfinished line
             self._on_event(event)
         elif _is_noise(line):
             self.outcome.noise.append(line.decode(errors="replace").strip())
@@ -150,13 +155,15 @@ class _Supervisor:
             _emit(line, target)
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "started":
-            self.outcome.workers[event["rank"]] = event
+        if event["kind"] in ("started", "joined"):
+            self.outcome.workers.setdefault(event["rank"], {}).update(event)
         elif event["kind"] == "failed":
             self.outcome.failures.append({**self.outcome.workers.get(event["rank"], {}), **event})
         elif event["kind"] == "stalled":
             self._signal_workers(signal.SIGUSR1)  # every rank writes its stack into its log
 
+
+_PR_SET_PDEATHSIG = 1
 
 # Lines that hydra, the launcher of our MPI, prints of its own accord.
 _NOISE = (
@@ -170,7 +177,8 @@ def _is_noise(line: bytes) -> bool:
 
 
 def _may_be_special(pending: bytes) -> bool:
-    return pending.startswith((events.MARK[:1], *_NOISE)) or any(n.startswith(pending) for n in _NOISE)
+    begins = any(noise.startswith(pending[: len(noise)]) for noise in _NOISE)
+    return begins or events.MARK[:1] in pending
 
 
 def _emit(data: bytes, target: IO[str]) -> None:
@@ -180,6 +188,11 @@ def _emit(data: bytes, target: IO[str]) -> None:
     else:
         buffer.write(data)
     target.flush()
+
+
+def _die_with_parent() -> None:
+    """Even a launcher that is killed leaves no workers: Linux kills hydra with it, and hydra's proxies end theirs (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _signal_process(pid: int, number: int) -> None:

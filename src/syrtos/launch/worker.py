@@ -15,11 +15,12 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
-from syrtos.launch import events, resources
+from syrtos.launch import events, leftovers, resources
 from syrtos.launch.import_hook import after_import
 
 _COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "tensorflow_cpu", "numpy", "mpi4py", "mpich")
@@ -42,6 +43,7 @@ class _Worker:
         self.rank = rank
         self._control = os.dup(2)
         self._tee: subprocess.Popen[bytes] | None = None
+        self._log_path: Path | None = None
 
     # -- running -------------------------------------------------------------------------------
 
@@ -67,6 +69,9 @@ class _Worker:
         session = world.init()
         self.rank = session.world.rank
         session.watchdog.on_stall = self._stalled
+        self._tell("joined", segments=leftovers.mapped())
+        if session.world.local_rank == 0:
+            leftovers.sweep()
         _check_versions(session.comm)
         run_dir = session.comm.broadcast_object(session.options.run_dir)
         if run_dir:
@@ -94,8 +99,9 @@ class _Worker:
         return code
 
     def _failed(self, error: BaseException) -> int:
-        text = "".join(traceback.format_exception(_cause(error)))
-        print(text, file=sys.stderr, flush=True)
+        cause = _cause(error)
+        text = "".join(traceback.format_exception(cause.with_traceback(_in_script(cause.__traceback__))))
+        self._log(text)
         self._tell("failed", text=text, code=1)
         return 1
 
@@ -103,20 +109,31 @@ class _Worker:
         self._tell("stalled", text=text)
         faulthandler.dump_traceback(all_threads=True)
 
+    def _log(self, text: str) -> None:
+        """Into the log alone: the launcher prints what the first failing worker told it."""
+        if self._log_path is None:
+            print(text, file=sys.stderr, flush=True)
+            return
+        sys.stderr.flush()
+        with self._log_path.open("a", encoding="utf-8") as log:
+            log.write(text)
+
     def _tell(self, kind: str, **facts: object) -> None:
         events.send(self._control, kind, self.rank, **facts)
 
     def _log_to(self, path: Path) -> None:
         """Rank 0 writes to the terminal and its log, the others to their logs."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._log_path = path
         sys.stdout.flush()
         sys.stderr.flush()
         if self.rank == 0:
-            self._tee = subprocess.Popen(["tee", "-i", str(path)], stdin=subprocess.PIPE, start_new_session=True)
+            path.write_bytes(b"")
+            self._tee = subprocess.Popen(["tee", "-ia", str(path)], stdin=subprocess.PIPE, start_new_session=True)
             assert self._tee.stdin is not None
             target = self._tee.stdin.fileno()
         else:
-            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         os.dup2(target, 1)
         os.dup2(target, 2)
         faulthandler.enable()
@@ -159,6 +176,15 @@ def _rank_before_mpi(env: object) -> int:
     return int(env.get("PMI_RANK") or env.get("SLURM_PROCID") or 0)
 
 
+def _in_script(found: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first line on: what runs the script is of no interest."""
+    mine = (__file__, "<frozen runpy>")
+    rest = found
+    while rest is not None and rest.tb_frame.f_code.co_filename in mine:
+        rest = rest.tb_next
+    return rest or found
+
+
 def _cause(error: BaseException) -> BaseException:
     """TensorFlow wraps what an exchange raised into an error of its own: show the original."""
     from syrtos.comm import world
@@ -183,7 +209,9 @@ def _check_versions(comm: object) -> None:
     mine = {"python": platform.python_version(), **{name: _version(name) for name in _COMPARED}}
     everyone = comm.allgather_object([socket.gethostname(), mine])
     for host, theirs in everyone:
-        different = {name: (everyone[0][1][name], theirs[name]) for name in theirs if theirs[name] != everyone[0][1][name]}
+        different = {
+            name: (everyone[0][1][name], theirs[name]) for name in theirs if theirs[name] != everyone[0][1][name]
+        }
         if different:
             lines = [f"  {name}: {a} on {everyone[0][0]}, {b} on {host}" for name, (a, b) in different.items()]
             raise WorldError(

@@ -1,0 +1,95 @@
+"""For custom loops that say themselves what is distributed. Each worker computes on its own batch.
+
+Two ways, of which a loop uses one: an optimizer that averages the gradients it is given, or a tape that returns averaged
+gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from syrtos.api import ProcessSet, unconverted
+from syrtos.comm import world
+from syrtos.comm.communicator import Communicator
+from syrtos.errors import ConfigurationError
+from syrtos.keras import activate, gradients, state
+from syrtos.keras.backends import tensorflow as ops
+
+Optimizer = TypeVar("Optimizer")
+
+
+def DistributedOptimizer(optimizer: Optimizer, process_set: ProcessSet | None = None) -> Optimizer:  # noqa: N802
+    """Makes an optimizer average its gradients over the workers before clipping and applying them.
+
+    The optimizer itself is returned: its class, name and config stay, so models are saved as without syrtos. At its first step
+    all workers get rank 0's weights.
+
+    Args:
+        optimizer: a `keras.optimizers.Optimizer`.
+        process_set: the workers to average over; None: all.
+
+    Raises:
+        ConfigurationError: the process is not a member of ``process_set``.
+    """
+    activate.optimizers_only()
+    gradients.mark(optimizer, _comm(process_set))
+    return optimizer
+
+
+class DistributedGradientTape:
+    """A `tf.GradientTape` whose gradients are averaged over the workers.
+
+    Usage::
+
+        with syrtos.keras.DistributedGradientTape() as tape:
+            loss = loss_fn(y, model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+
+    Give the gradients to a plain optimizer. Sparse gradients (`tf.IndexedSlices`) stay sparse.
+    """
+
+    def __init__(self, tape: tf.GradientTape | None = None, process_set: ProcessSet | None = None) -> None:
+        """Wraps ``tape``, or a new one."""
+        self._tape = tape or tf.GradientTape()
+        self._comm = _comm(process_set)
+
+    def __enter__(self) -> DistributedGradientTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._tape.__exit__(*details)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+    @unconverted
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, weight: Any = 1.0) -> Any:
+        """The gradients of ``target``, averaged over the workers.
+
+        Args:
+            target: what `tf.GradientTape.gradient` takes.
+            sources: likewise.
+            output_gradients: likewise.
+            weight: how much this worker's gradients count, e.g. the number of its samples.
+        """
+        found = self._tape.gradient(target, sources, output_gradients)
+        flat = tf.nest.flatten(found)
+        mean = ops.weighted_mean(self._comm, flat, tf.cast(weight, tf.float32))
+        return tf.nest.pack_sequence_as(found, mean)
+
+
+def broadcast_variables(variables: Iterable[Any], root: int = 0, process_set: ProcessSet | None = None) -> None:
+    """Gives every worker ``root``'s values of Keras or TensorFlow variables."""
+    state.broadcast(_comm(process_set), variables, root)
+
+
+def _comm(process_set: ProcessSet | None) -> Communicator:
+    if process_set is None:
+        return world.init().comm
+    if process_set.comm is None:
+        raise ConfigurationError(f"This worker is no member of the process set {list(process_set.ranks)}.")
+    return process_set.comm

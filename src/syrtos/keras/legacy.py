@@ -1,0 +1,157 @@
+"""Every private symbol of Keras 2 (`tf_keras`) that syrtos replaces, with its reason. Seen to work on tf_keras 2.21.
+
+The strategy is the same as for Keras 3, and Keras 2 asks it for more, so there is less to replace.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+from tf_keras.src import backend, callbacks
+from tf_keras.src.engine import data_adapter, training
+from tf_keras.src.optimizers import optimizer
+from tf_keras.src.optimizers.legacy import optimizer_v2
+from tf_keras.src.utils import losses_utils
+
+from syrtos.comm import world
+from syrtos.keras import files, fitting, gradients
+from syrtos.keras import replacing as common
+from syrtos.keras.replacing import Method, replace
+from syrtos.keras.step import StepScope, current_step
+
+
+@functools.cache
+def apply_to_optimizers() -> None:
+    """Installs what reduces gradients; it acts on the optimizers that were asked to."""
+    _patch_optimizers()
+
+
+@functools.cache
+def apply_all() -> None:
+    """Installs all patches, once per process."""
+    apply_to_optimizers()
+    _patch_losses()
+    _patch_model()
+    # Equal seeds on all workers must not mean equal dropout masks.
+    replace(backend.RandomGenerator, "make_legacy_seed", _seed_by_rank)
+
+
+def _patch_losses() -> None:
+    # Divides by the number of replicas instead of counting samples.
+    replace(losses_utils, "scale_loss_for_distribution", common.unscaled)
+    replace(losses_utils, "reduce_weighted_loss", _reduce_weighted_loss)
+    replace(losses_utils, "apply_valid_mask", _apply_valid_mask)
+
+
+def _reduce_weighted_loss(original: Method) -> Method:
+    def reduce_weighted_loss(weighted_losses: Any, reduction: str = "sum_over_batch_size") -> Any:
+        loss, step = original(weighted_losses, reduction), current_step()
+        if step and step.session.comm.size > 1 and reduction == "sum":
+            return loss / tf.cast(step.fraction(), loss.dtype)
+        return loss
+
+    return reduce_weighted_loss
+
+
+def _apply_valid_mask(original: Method) -> Method:
+    def apply_valid_mask(losses: Any, sw: Any, mask: Any, reduction: str) -> Any:
+        result = original(losses, sw, mask, reduction)
+        if mask is None or reduction not in ("auto", "sum_over_batch_size"):
+            return result
+        return common.masked_globally(result, mask)
+
+    return apply_valid_mask
+
+
+def _patch_optimizers() -> None:
+    # Reduces before clipping already, but sums where samples must count.
+    replace(optimizer.Optimizer, "aggregate_gradients", _aggregate)
+    replace(optimizer_v2.OptimizerV2, "_aggregate_gradients", _aggregate)
+    # An update is the same on all workers: its assignments need no exchange.
+    replace(optimizer._BaseOptimizer, "apply_gradients", common.paused)
+    replace(optimizer_v2.OptimizerV2, "apply_gradients", common.paused)
+    # The first moment at which an optimizer knows its variables: they start equal on all workers.
+    replace(optimizer._BaseOptimizer, "build", common.broadcasting_build)
+
+
+def _aggregate(original: Method) -> Method:
+    def aggregate(self: Any, grads_and_vars: Any) -> Any:
+        if not gradients.is_reducing(self):
+            return original(self, grads_and_vars)
+        pairs = list(grads_and_vars)
+        reduced = gradients.reduced(self, [gradient for gradient, _ in pairs])
+        return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
+
+    return aggregate
+
+
+def _patch_model() -> None:
+    model = training.Model
+    # These build the functions that call `train_step` and its like: here a step becomes a step on a share.
+    for name in ("train", "test", "predict"):
+        replace(model, f"make_{name}_function", functools.partial(_make_function, f"{name}_step"))
+    # These take a batch as it is, without a data set that could be shared out.
+    for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
+        replace(model, name, common.on_share_of_batch)
+    for name in ("save", "save_weights", "export"):
+        replace(model, name, files.by_rank_0)
+    replace(model, "compile", common.compiling)
+    replace(data_adapter.DataHandler, "__init__", _data_handler)
+    # Files are written once, decisions are taken together.
+    replace(callbacks.CallbackList, "__init__", _callback_list)
+
+
+def _make_function(step_name: str, original: Method) -> Method:
+    def make_function(self: Any, force: bool = False) -> Any:
+        session = world.current()
+        if "_syrtos_" + step_name not in self.__dict__ and (session.world.size > 1 or session.options.run_dir):
+            step = getattr(self, step_name)
+            object.__setattr__(self, "_syrtos_" + step_name, step)
+            object.__setattr__(self, step_name, _shared_step(session, step, step_name))
+        return original(self, force)
+
+    return make_function
+
+
+def _shared_step(session: world.Session, step: Method, name: str) -> Method:
+    if name == "predict_step":
+        return functools.partial(common.gathered_predict_step, session, step)
+    stock = step.__func__ is getattr(training.Model, name)
+
+    def shared(data: Any) -> Any:
+        with StepScope(session, data, training=name == "train_step").entered() as scope:
+            return scope.finish(step(scope.data), logs_are_global=stock)
+
+    return shared
+
+
+def _data_handler(original: Method) -> Method:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._inferred_steps = fitting.agree_on_length(self._inferred_steps)
+
+    return init
+
+
+def _callback_list(original: Method) -> Method:
+    wrapped = common.callback_list(original)
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        wrapped(self, *args, **kwargs)
+        # Keras 2 skips hooks that no callback has; it looked before ours were there.
+        self._should_call_train_batch_hooks = True
+        self._should_call_test_batch_hooks = self._should_call_predict_batch_hooks = True
+
+    return init
+
+
+def _seed_by_rank(original: Method) -> Method:
+    def make_legacy_seed(self: Any) -> int | None:
+        seed, step = original(self), current_step()
+        if step is None or not step.training or step.session.world.rank == 0:
+            return seed
+        return (seed or 0) + common.SEED_STRIDE * step.session.world.rank
+
+    return make_legacy_seed

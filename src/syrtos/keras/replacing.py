@@ -1,0 +1,130 @@
+"""What the patches of Keras 3 and Keras 2 have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.comm.communicator import share_of
+from syrtos.keras import callbacks, fitting, gradients
+from syrtos.keras.backends import tensorflow as ops
+from syrtos.keras.step import StepScope, current_step, rows_of
+
+Method = Callable[..., Any]
+
+# Far apart, so that counters that seeds are mixed with don't meet.
+SEED_STRIDE = 0x9E3779
+
+
+def replace(owner: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
+    """Replaces ``owner.name`` by ``wrapper(original)``."""
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(wrapper(original)))
+
+
+# -- losses -------------------------------------------------------------------------------------------
+
+
+def unscaled(original: Method) -> Method:
+    """In a step of `fit` losses count by samples, not by replicas."""
+    return lambda value: value if current_step() else original(value)
+
+
+def masked_globally(weights: Any, mask: Any) -> Any:
+    """Turns mask weights normalized within the share into weights normalized within the global batch."""
+    step = current_step()
+    if step is None or step.session.comm.size == 1:
+        return weights
+    mask = tf.cast(mask, tf.float32)
+    elements, valid = tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(mask)
+    everywhere = total_over_workers(step, elements) / tf.maximum(total_over_workers(step, valid), 1.0)
+    return weights * tf.cast(everywhere * tf.math.divide_no_nan(valid, elements), weights.dtype)
+
+
+def total_over_workers(step: StepScope, values: tf.Tensor) -> tf.Tensor:
+    """The sum of all elements of all workers that have samples, float32, without a gradient."""
+    mine = tf.where(step.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
+    return ops.allreduce(step.session.comm, tf.stop_gradient(mine))
+
+
+# -- optimizers -----------------------------------------------------------------------------------------
+
+
+def paused(original: Method) -> Method:
+    """What the method assigns is equal on all workers already."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        with step.paused() if step else contextlib.nullcontext():
+            return original(self, *args, **kwargs)
+
+    return method
+
+
+def broadcasting_build(original: Method) -> Method:
+    """After `build` all workers hold rank 0's variables."""
+
+    def build(self: Any, variables: Any) -> Any:
+        result = original(self, variables)
+        gradients.broadcast_at_build(self, variables)
+        return result
+
+    return build
+
+
+# -- models ---------------------------------------------------------------------------------------------
+
+
+def compiling(original: Method) -> Method:
+    """`compile`, and then what several workers need."""
+
+    def compile_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        fitting.adapt_compiled(self)
+
+    return compile_model
+
+
+def on_share_of_batch(original: Method) -> Method:
+    """A batch given by hand is shared out like one of a data set."""
+
+    def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        place = world.current().world
+        if place.size == 1 or world.current().options.batch == "per-worker":
+            return original(self, *args, **kwargs)
+        share = functools.partial(_rows, rank=place.rank, size=place.size)
+        args = tuple(tf.nest.map_structure(share, arg) for arg in args)
+        arrays = ("x", "y", "sample_weight")
+        kwargs = {k: tf.nest.map_structure(share, v) if k in arrays else v for k, v in kwargs.items()}
+        return original(self, *args, **kwargs)
+
+    return on_batch
+
+
+def _rows(array: Any, rank: int, size: int) -> Any:
+    if not getattr(array, "shape", ()):
+        return array
+    start, stop = share_of(array.shape[0], rank, size)
+    return array[start:stop]
+
+
+def gathered_predict_step(session: world.Session, step: Method, data: Any) -> Any:
+    """Predicts this worker's share and gathers the rows of all, in order."""
+    with StepScope(session, data, training=False).entered() as scope:
+        outputs = step(scope.data)
+        return tf.nest.map_structure(lambda out: ops.allgather(session.comm, rows_of(scope.samples, out)), outputs)
+
+
+def callback_list(original: Method) -> Method:
+    """A list that leaves writing to rank 0, between our two."""
+
+    def init(self: Any, chosen: Any = None, *args: Any, **kwargs: Any) -> None:
+        original(self, callbacks.here(tf.nest.flatten(chosen) if chosen else []), *args, **kwargs)
+        callbacks.enclose(self)
+
+    return init

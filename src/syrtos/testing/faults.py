@@ -1,0 +1,58 @@
+"""Faults as a vocabulary: what goes wrong, on which rank, at which step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from syrtos.comm import world
+
+Fault = Literal["exception", "exit", "kill", "hang"]
+
+
+class fail_at:  # noqa: N801
+    """A Keras callback that lets one worker fail.
+
+    Usage::
+
+        model.fit(..., callbacks=[syrtos.testing.fail_at(rank=1, step=20, how="kill")])
+
+    ``exception`` raises, ``exit`` ends the process with code 3, ``kill`` is SIGKILL, ``hang`` sleeps for an hour.
+    """
+
+    def __init__(self, rank: int, step: int, how: Fault = "exception") -> None:
+        self._rank = rank
+        self._left = step
+        self._how = how
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts down, and fails when it is time."""
+        self._left -= 1
+        if self._left == 0 and world.current().world.rank == self._rank:
+            _FAULTS[self._how]()
+
+    def set_model(self, model: Any) -> None:
+        """Keras hands over the model."""
+
+    def set_params(self, params: Any) -> None:
+        """Keras hands over the parameters of `fit`."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("on_"):
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+
+def _raise() -> None:
+    raise RuntimeError("fault injected by syrtos.testing.fail_at")
+
+
+_FAULTS: dict[Fault, Callable[[], None]] = {
+    "exception": _raise,
+    "exit": lambda: os._exit(3),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "hang": lambda: time.sleep(3600),
+}

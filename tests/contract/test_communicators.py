@@ -1,0 +1,52 @@
+"""One suite over every engine and size of world."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import workers
+
+from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.testing import run_world
+
+WORLDS = [1, 2, 3, 4, 5, 8]
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_in_process(size: int) -> None:
+    failures: list[BaseException] = []
+
+    def play(comm: InProcessCommunicator) -> None:
+        try:
+            workers.check_all(comm)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=play, args=(comm,)) for comm in InProcessCommunicator.world(size, timeout=20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_mpi(size: int) -> None:
+    assert run_world(size, workers.on_mpi) == ["ok"] * size
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_shared_memory(size: int) -> None:
+    assert run_world(size, workers.on_shared_memory) == ["ok"] * size
+
+
+@pytest.mark.parametrize("hosts", [[0, 1], [0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 2, 2]])
+def test_hierarchy(hosts: list[int]) -> None:
+    assert run_world(len(hosts), workers.on_hierarchy, hosts) == ["ok"] * len(hosts)
+
+
+@pytest.mark.slow
+def test_more_than_two_gigabytes_in_one_call() -> None:
+    assert run_world(2, workers.over_two_gigabytes, timeout=250) == ["ok", "ok"]
