@@ -42,7 +42,9 @@ def test_shared_memory(size: int) -> None:
     assert run_world(size, workers.on_shared_memory) == ["ok"] * size
 
 
-@pytest.mark.parametrize("hosts", [[0, 1], [0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 2, 2]])
+@pytest.mark.parametrize(
+    "hosts", [[0, 1], [0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 2, 2]]
+)
 def test_hierarchy(hosts: list[int]) -> None:
     assert run_world(len(hosts), workers.on_hierarchy, hosts) == ["ok"] * len(hosts)
 

@@ -523,7 +523,9 @@ def _embedding(rows: int, optimizer: Any) -> tuple[Any, Logs]:
     rng = np.random.default_rng(9)
     ids = rng.integers(0, rows, size=(333, 3))
     y = np.sin(ids.sum(axis=1, keepdims=True)).astype("float32")
-    model = keras.Sequential([keras.layers.Embedding(rows, 4), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.layers.Input((3,)), keras.layers.Embedding(rows, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
     model.compile(optimizer, "mse")
     return fit(model, ids, y)
 

@@ -21,7 +21,7 @@ from syrtos.keras.backends import tensorflow as ops
 Optimizer = TypeVar("Optimizer")
 
 
-def DistributedOptimizer(optimizer: Optimizer, process_set: ProcessSet | None = None) -> Optimizer:  # noqa: N802
+def DistributedOptimizer(optimizer: Optimizer, process_set: ProcessSet | None = None) -> Optimizer:
     """Makes an optimizer average its gradients over the workers before clipping and applying them.
 
     The optimizer itself is returned: its class, name and config stay, so models are saved as without syrtos. At its first step

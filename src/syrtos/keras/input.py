@@ -20,6 +20,9 @@ _COMPARE_EVERY = 64
 # Bytes of each tensor that are compared.
 _COMPARED_BYTES = 1 << 16
 
+# Autograph rewrites what a pipeline maps; there is nothing to rewrite in ours.
+_as_it_is = tf.autograph.experimental.do_not_convert
+
 
 def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     """This worker's contiguous share of each batch of ``dataset``; possibly no rows.
@@ -28,6 +31,7 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     would train on some samples twice and on others never.
     """
 
+    @_as_it_is
     def take(index: tf.Tensor, data: Any) -> Any:
         checked = _compared(index, data, comm)
         with tf.control_dependencies([checked]):
@@ -39,6 +43,7 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
 def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     """This worker's own batches, and after them batches without rows until every worker has run out."""
 
+    @_as_it_is
     def anyone_left(flag: tf.Tensor, _data: Any) -> tf.Tensor:
         def vote(mine: Array) -> Array:
             return np.bool_(sum(comm.agree("more input?", float(mine))) > 0)
@@ -47,9 +52,9 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
         return tf.ensure_shape(left, [])
 
     empty = tf.nest.map_structure(_without_rows, dataset.element_spec)
-    own = dataset.map(lambda *data: (1.0, _unwrapped(data)))
+    own = dataset.map(_as_it_is(lambda *data: (1.0, _unwrapped(data))))
     idle = tf.data.Dataset.from_tensors((0.0, empty)).repeat()
-    return _unhurried(own.concatenate(idle).take_while(anyone_left).map(lambda _flag, data: data))
+    return _unhurried(own.concatenate(idle).take_while(anyone_left).map(_as_it_is(lambda _flag, data: data)))
 
 
 def _unwrapped(data: tuple[Any, ...]) -> Any:

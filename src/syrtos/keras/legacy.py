@@ -39,8 +39,7 @@ def apply_all() -> None:
 
 
 def _patch_losses() -> None:
-    # Divides by the number of replicas instead of counting samples.
-    replace(losses_utils, "scale_loss_for_distribution", common.unscaled)
+    # A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so.
     replace(losses_utils, "reduce_weighted_loss", _reduce_weighted_loss)
     replace(losses_utils, "apply_valid_mask", _apply_valid_mask)
 
@@ -92,9 +91,6 @@ def _patch_model() -> None:
     # These build the functions that call `train_step` and its like: here a step becomes a step on a share.
     for name in ("train", "test", "predict"):
         replace(model, f"make_{name}_function", functools.partial(_make_function, f"{name}_step"))
-    # These take a batch as it is, without a data set that could be shared out.
-    for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
-        replace(model, name, common.on_share_of_batch)
     for name in ("save", "save_weights", "export"):
         replace(model, name, files.by_rank_0)
     replace(model, "compile", common.compiling)

@@ -22,6 +22,7 @@ from keras.src.random import seed_generator
 from keras.src.trainers import trainer as base_trainer
 
 from syrtos.comm import world
+from syrtos.comm.communicator import share_of
 from syrtos.keras import files, fitting, gradients
 from syrtos.keras import replacing as common
 from syrtos.keras.replacing import Method, replace
@@ -49,9 +50,6 @@ def apply_all() -> None:
 
 def _patch_losses() -> None:
     """A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so."""
-    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-        # tf.distribute divides by the number of replicas instead of counting samples
-        replace(loss_module, name, common.unscaled)
     replace(loss_module, "reduce_values", _reduce_values)
     replace(loss_module, "apply_mask", _apply_mask)
 
@@ -140,7 +138,7 @@ def _patch_trainer() -> None:
     replace(trainer, "_maybe_symbolic_build", _build_from_spec)
     # These take a batch as it is, without a data set that could be shared out.
     for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
-        replace(trainer, name, common.on_share_of_batch)
+        replace(trainer, name, _on_share_of_batch)
     replace(tf_trainer.TFEpochIterator, "__init__", _epoch_iterator)
     replace(base_trainer.Trainer, "compile", common.compiling)
 
@@ -185,6 +183,29 @@ def _build_from_spec(original: Method) -> Method:
             self._symbolic_build(data_batch=batch)
 
     return maybe_symbolic_build
+
+
+def _on_share_of_batch(original: Method) -> Method:
+    """A batch given by hand is shared out like one of a data set."""
+
+    def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        place = world.current().world
+        if place.size == 1 or world.current().options.batch == "per-worker":
+            return original(self, *args, **kwargs)
+        share = functools.partial(_rows, rank=place.rank, size=place.size)
+        args = tuple(tf.nest.map_structure(share, arg) for arg in args)
+        arrays = ("x", "y", "sample_weight")
+        kwargs = {k: tf.nest.map_structure(share, v) if k in arrays else v for k, v in kwargs.items()}
+        return original(self, *args, **kwargs)
+
+    return on_batch
+
+
+def _rows(array: Any, rank: int, size: int) -> Any:
+    if not getattr(array, "shape", ()):
+        return array
+    start, stop = share_of(array.shape[0], rank, size)
+    return array[start:stop]
 
 
 def _epoch_iterator(original: Method) -> Method:

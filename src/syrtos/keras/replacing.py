@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.comm.communicator import share_of
 from syrtos.keras import callbacks, fitting, gradients
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.step import StepScope, current_step, rows_of
@@ -28,11 +27,6 @@ def replace(owner: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
 
 
 # -- losses -------------------------------------------------------------------------------------------
-
-
-def unscaled(original: Method) -> Method:
-    """In a step of `fit` losses count by samples, not by replicas."""
-    return lambda value: value if current_step() else original(value)
 
 
 def masked_globally(weights: Any, mask: Any) -> Any:
@@ -88,29 +82,6 @@ def compiling(original: Method) -> Method:
         fitting.adapt_compiled(self)
 
     return compile_model
-
-
-def on_share_of_batch(original: Method) -> Method:
-    """A batch given by hand is shared out like one of a data set."""
-
-    def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = world.current().world
-        if place.size == 1 or world.current().options.batch == "per-worker":
-            return original(self, *args, **kwargs)
-        share = functools.partial(_rows, rank=place.rank, size=place.size)
-        args = tuple(tf.nest.map_structure(share, arg) for arg in args)
-        arrays = ("x", "y", "sample_weight")
-        kwargs = {k: tf.nest.map_structure(share, v) if k in arrays else v for k, v in kwargs.items()}
-        return original(self, *args, **kwargs)
-
-    return on_batch
-
-
-def _rows(array: Any, rank: int, size: int) -> Any:
-    if not getattr(array, "shape", ()):
-        return array
-    start, stop = share_of(array.shape[0], rank, size)
-    return array[start:stop]
 
 
 def gathered_predict_step(session: world.Session, step: Method, data: Any) -> Any:

@@ -135,7 +135,8 @@ class _Extended(OneDeviceExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return self._session.world.size
+        """In a step of `fit` losses count by samples: nothing is to be divided by replicas."""
+        return 1 if current_step() else self._session.world.size
 
     def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> int:
         del replica_id_in_sync_group

@@ -13,7 +13,7 @@ from syrtos.comm import world
 Fault = Literal["exception", "exit", "kill", "hang"]
 
 
-class fail_at:  # noqa: N801
+class fail_at:
     """A Keras callback that lets one worker fail.
 
     Usage::
