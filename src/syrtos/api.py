@@ -22,7 +22,7 @@ Function = TypeVar("Function")
 
 def unconverted(function: Function) -> Function:
     """Keeps TensorFlow's autograph, which rewrites what a `tf.function` calls, from rewriting ours."""
-    function.autograph_info__ = {}  # pyright: ignore[reportFunctionMemberAccess]
+    vars(function)["autograph_info__"] = {}
     return function
 
 

@@ -21,7 +21,7 @@ class HierarchicalCommunicator(MPICommunicator):
     Hosts may hold different numbers of workers: there are as many lanes as the smallest host has workers.
     """
 
-    def __init__(self, comm: MPI.Intracomm, host: MPI.Intracomm, watchdog: Watchdog | None = None) -> None:
+    def __init__(self, comm: MPI.Comm, host: MPI.Comm, watchdog: Watchdog | None = None) -> None:
         """``host`` holds the workers of ``comm`` that share this worker's memory."""
         super().__init__(comm, watchdog)
         self.host = SharedMemoryCommunicator(host, self.watchdog)
@@ -47,7 +47,7 @@ class HierarchicalCommunicator(MPICommunicator):
         return self.host.reduce_through_window(parts, op, shares[self.rank], self.lanes, between)
 
 
-def communicator_over(comm: MPI.Intracomm, watchdog: Watchdog | None = None) -> MPICommunicator:
+def communicator_over(comm: MPI.Comm, watchdog: Watchdog | None = None) -> MPICommunicator:
     """The fastest engine for the workers of ``comm``, chosen alike by all of them."""
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
     sizes = comm.allgather(host.Get_size())

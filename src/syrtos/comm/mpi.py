@@ -27,7 +27,7 @@ _IN_FLIGHT = 4
 class MPICommunicator(Communicator):
     """Exchanges over an MPI communicator, with non-blocking calls so that waiting leaves the core to others."""
 
-    def __init__(self, comm: MPI.Intracomm, watchdog: Watchdog | None = None) -> None:
+    def __init__(self, comm: MPI.Comm, watchdog: Watchdog | None = None) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())
         self.comm = comm
         self.watchdog = watchdog or Watchdog()

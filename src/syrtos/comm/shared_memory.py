@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -30,7 +30,7 @@ LaneHook = Callable[[Array], None]
 class SharedMemoryCommunicator(MPICommunicator):
     """Exchanges between the workers of one host. All of them must share memory."""
 
-    def __init__(self, comm: MPI.Intracomm, watchdog: Watchdog | None = None) -> None:
+    def __init__(self, comm: MPI.Comm, watchdog: Watchdog | None = None) -> None:
         super().__init__(comm, watchdog)
         self._window: MPI.Win | None = None
         self._segments: list[Array] = []
@@ -96,7 +96,7 @@ class SharedMemoryCommunicator(MPICommunicator):
         capacity = 1 << max(nbytes - 1, 4095).bit_length() if nbytes < 1 << 26 else nbytes
         self._check_room(capacity)
         self._free_window()
-        self._window = MPI.Win.Allocate_shared(capacity, 1, comm=self.comm)
+        self._window = MPI.Win.Allocate_shared(capacity, 1, comm=cast(MPI.Intracomm, self.comm))
         self._window.Lock_all()  # a passive epoch for the window's whole life: Sync needs one
         self._segments = [_segment(self._window, rank, capacity) for rank in range(self.size)]
         self._capacity = capacity

@@ -44,11 +44,11 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     """This worker's own batches, and after them batches without rows until every worker has run out."""
 
     @_as_it_is
-    def anyone_left(flag: tf.Tensor, _data: Any) -> tf.Tensor:
+    def anyone_left(*element: Any) -> Any:
         def vote(mine: Array) -> Array:
-            return np.bool_(sum(comm.agree("more input?", float(mine))) > 0)
+            return np.asarray(sum(comm.agree("more input?", float(mine))) > 0)
 
-        left = tf.numpy_function(vote, [flag], tf.bool)
+        left = tf.numpy_function(vote, [element[0]], tf.bool)
         return tf.ensure_shape(left, [])
 
     empty = tf.nest.map_structure(_without_rows, dataset.element_spec)
@@ -102,14 +102,15 @@ def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Operation |
     def compare(batch: Array, *arrays: Array) -> Array:
         checksum = 0
         for array in arrays:
-            checksum = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:_COMPARED_BYTES], checksum)
+            head = np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:_COMPARED_BYTES]
+            checksum = zlib.crc32(head.tobytes(), checksum)
         _demand_equal(comm.agree("compare input", float(checksum)), int(batch))
-        return np.bool_(True)
+        return np.asarray(True)
 
     def run() -> tf.Tensor:
         return tf.ensure_shape(tf.numpy_function(compare, [index, *tensors], tf.bool), [])
 
-    return tf.cond(index % _COMPARE_EVERY == 0, run, lambda: tf.constant(True))
+    return tf.cond(tf.math.floormod(index, _COMPARE_EVERY) == 0, run, lambda: tf.constant(True))
 
 
 def _demand_equal(checksums: list[float], batch: int) -> None:

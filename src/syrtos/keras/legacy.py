@@ -114,7 +114,7 @@ def _make_function(step_name: str, original: Method) -> Method:
 def _shared_step(session: world.Session, step: Method, name: str) -> Method:
     if name == "predict_step":
         return functools.partial(common.gathered_predict_step, session, step)
-    stock = step.__func__ is getattr(training.Model, name)
+    stock = getattr(step, "__func__", None) is getattr(training.Model, name)
 
     def shared(data: Any) -> Any:
         with StepScope(session, data, training=name == "train_step").entered() as scope:

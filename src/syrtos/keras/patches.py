@@ -148,7 +148,7 @@ def _make_function(original: Method) -> Method:
         session = world.current()
         if session.world.size == 1 and not session.options.run_dir:
             return original(self, step_function)
-        stock = step_function.__func__ in (
+        stock = getattr(step_function, "__func__", None) in (
             tf_trainer.TensorFlowTrainer.train_step,
             tf_trainer.TensorFlowTrainer.test_step,
         )

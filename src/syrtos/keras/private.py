@@ -10,15 +10,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import one_device_strategy
+from tensorflow.python.framework import ops
 
 # tf.distribute has no public base for strategies outside TensorFlow: the extended class of OneDeviceStrategy is the smallest
-# one that is complete (variables, replica context, update), and all we change are its hooks.
-from tensorflow.python.distribute.one_device_strategy import (  # pyright: ignore[reportMissingImports]
-    OneDeviceExtended as OneDeviceExtended,
-)
+# one that is complete (variables, replica context, update), and all we change are its hooks. Untyped, because the original
+# annotates its hooks with the constants it returns.
+OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
 
-# Public functions that throw the default graph away exist under several names; all of them reset this stack.
-from tensorflow.python.framework import ops  # pyright: ignore[reportMissingImports]
+# The same decorator, without its annotation: it says that the function returns its gradient too.
+custom_gradient: Any = tf.custom_gradient
 
 _TOKEN = "_syrtos_token"
 _SEEN = "_syrtos_seen"
@@ -70,7 +71,8 @@ def after_pending_control_flow() -> Iterator[None]:
 
 def keep_default_strategy(strategy: tf.distribute.Strategy) -> None:
     """Makes ``strategy`` the process's default, also after `clear_session`, which throws the default away with the graph."""
-    stack = ops._default_graph_stack
+    # Public functions that throw the default graph away exist under several names; all of them reset this stack.
+    stack: Any = ops._default_graph_stack
     original = stack.reset
 
     def reset() -> None:

@@ -28,8 +28,8 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
 
 def of_model(model: Any) -> list[Any]:
     """All variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizers'."""
-    found = [*model.variables]
-    optimizer = getattr(model, "optimizer", None)
+    found: list[Any] = [*model.variables]
+    optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None:
         found += variables_of(optimizer)
     return unique(found)
@@ -37,8 +37,10 @@ def of_model(model: Any) -> list[Any]:
 
 def variables_of(optimizer: Any) -> list[Any]:
     """An optimizer's variables: a list in Keras 3, also behind a method in old Keras 2."""
-    variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)
+    variables: Any = optimizer.variables
+    if callable(variables):
+        variables = variables()
+    return [*variables]
 
 
 def check_structure(comm: Communicator, variables: Sequence[Any]) -> None:
@@ -98,7 +100,7 @@ def checksum(variable: Any) -> int:
 
 def memory_of(variable: Any) -> np.ndarray[Any, Any]:
     """The value without a copy where the framework can lend it."""
-    tensor = tensor_of(variable)
+    tensor: Any = tensor_of(variable)
     try:
         return np.from_dlpack(tensor)
     except (TypeError, RuntimeError, BufferError, AttributeError):

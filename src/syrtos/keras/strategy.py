@@ -15,8 +15,8 @@ from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras import input as input_pipelines
+from syrtos.keras import private
 from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.private import OneDeviceExtended
 from syrtos.keras.step import current_step, tracked
 
 
@@ -60,7 +60,7 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
         return tf.nest.map_structure(lambda v: _reduced_over_samples(step, tf.convert_to_tensor(v), op), value)
 
 
-class _Extended(OneDeviceExtended):
+class _Extended(private.OneDeviceExtended):
     """The hooks of `tf.distribute`, answered by the communicator."""
 
     def __init__(self, strategy: tf.distribute.Strategy, session: Session) -> None:
@@ -161,7 +161,7 @@ def _reduced_over_samples(step: Any, value: tf.Tensor, reduce_op: tf.distribute.
     of the samples, the others' are weighted by theirs and the result divided by it.
     """
 
-    @tf.custom_gradient
+    @private.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         mine = tf.where(step.active, x, tf.zeros_like(x))
         total = ops.allreduce(step.session.comm, mine)

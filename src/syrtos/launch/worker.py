@@ -14,14 +14,18 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
 from syrtos.launch import events, leftovers, resources
 from syrtos.launch.import_hook import after_import
+
+if TYPE_CHECKING:
+    from syrtos.comm.communicator import Communicator
 
 _COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "tensorflow_cpu", "numpy", "mpi4py", "mpich")
 
@@ -171,8 +175,7 @@ def _run_script(script: str, arguments: list[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def _rank_before_mpi(env: object) -> int:
-    assert hasattr(env, "get")
+def _rank_before_mpi(env: Mapping[str, str]) -> int:
     return int(env.get("PMI_RANK") or env.get("SLURM_PROCID") or 0)
 
 
@@ -193,19 +196,17 @@ def _cause(error: BaseException) -> BaseException:
     return world.current().error or error if wrapped else error
 
 
-def _agree_on_seeds(comm: object) -> None:
+def _agree_on_seeds(comm: Communicator) -> None:
     """A script that sets no seed gets the same one on all workers, so that they build and shuffle alike."""
     import numpy as np
 
-    assert hasattr(comm, "broadcast_object")
     seed = comm.broadcast_object(random.SystemRandom().randrange(2**31))
     random.seed(seed)
     np.random.seed(seed)
     settings.set_environment({"SYRTOS_SEED": str(seed)})
 
 
-def _check_versions(comm: object) -> None:
-    assert hasattr(comm, "allgather_object")
+def _check_versions(comm: Communicator) -> None:
     mine = {"python": platform.python_version(), **{name: _version(name) for name in _COMPARED}}
     everyone = comm.allgather_object([socket.gethostname(), mine])
     for host, theirs in everyone:

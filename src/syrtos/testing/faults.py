@@ -26,7 +26,7 @@ class fail_at:
     def __init__(self, rank: int, step: int, how: Fault = "exception") -> None:
         self._rank = rank
         self._left = step
-        self._how = how
+        self._how: Fault = how
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts down, and fails when it is time."""

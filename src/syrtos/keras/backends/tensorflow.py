@@ -27,7 +27,7 @@ Gradient = Any  # tf.Tensor or tf.IndexedSlices
 def allreduce(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM) -> tf.Tensor:
     """Differentiable for SUM and MEAN: the gradient is reduced the same way."""
 
-    @tf.custom_gradient
+    @private.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         result = exchange(lambda a: [comm.allreduce(a, op)], [x], [x.dtype])[0]
         result.set_shape(x.shape)
@@ -39,7 +39,7 @@ def allreduce(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM)
 def allgather(comm: Communicator, value: tf.Tensor) -> tf.Tensor:
     """Differentiable: each worker gets the summed gradient of its own rows."""
 
-    @tf.custom_gradient
+    @private.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         result = exchange(lambda a: [comm.allgather(a)], [x], [x.dtype])[0]
         result.set_shape([None, *x.shape[1:]])
@@ -57,7 +57,7 @@ def allgather(comm: Communicator, value: tf.Tensor) -> tf.Tensor:
 def broadcast(comm: Communicator, value: tf.Tensor, root: int = 0) -> tf.Tensor:
     """Differentiable: the root gets the summed gradient, the others zero."""
 
-    @tf.custom_gradient
+    @private.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         result = exchange(lambda a: [comm.broadcast(a, root)], [x], [x.dtype])[0]
         result.set_shape(x.shape)
@@ -152,6 +152,7 @@ def _exchange_rows(comm: Communicator, gradient: tf.IndexedSlices, weight: tf.Te
     def run(share: Array, values: Array, indices: Array, rows: Array) -> list[Array]:
         return list(weighted_rows(comm, values, indices, int(rows), float(share)))
 
+    assert gradient.dense_shape is not None
     rows = tf.cast(gradient.dense_shape[0], tf.int64)
     inputs = [weight, gradient.values, gradient.indices, rows]
     values, indices = exchange(run, inputs, [gradient.values.dtype, gradient.indices.dtype])
@@ -182,7 +183,7 @@ def exchange(
         waited = session.watchdog.waited - waited
         session.ledger.spend("wait", waited)
         session.ledger.spend("exchange", time.perf_counter() - started - waited)
-        return [np.int32(0), *results]
+        return [np.zeros((), np.int32), *results]
 
     with private.after_pending_control_flow():
         token, *results = tf.numpy_function(measured, [private.last_token(), *inputs], [tf.int32, *dtypes])
