@@ -541,6 +541,12 @@ def embedding_small_sent_as_table() -> tuple[Any, Logs]:
 
 
 @case
+def embedding_small_adagrad_clipped() -> tuple[Any, Logs]:
+    """Rows repeat; an optimizer that squares single values must not get their sum."""
+    return _embedding(20, keras.optimizers.Adagrad(0.1, clipvalue=0.05))
+
+
+@case
 def embedding_adam() -> tuple[Any, Logs]:
     return _embedding(300, keras.optimizers.Adam(0.01))
 

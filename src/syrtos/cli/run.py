@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
-import time
 from pathlib import Path
 from typing import Any, get_args
 
 from syrtos import settings
 from syrtos.cli.summary import print_failure, print_summary
 from syrtos.launch.plan import Machine, find_mpiexec, make_plan
-from syrtos.launch.spec import Host, Spec, parse_hosts, read_hostfile
+from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.launch.supervise import supervise
 from syrtos.settings import BatchMode, Options, ScaleLR
 
@@ -65,7 +63,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(chosen: argparse.Namespace) -> int:
     """Plans, runs, and reports."""
     hosts = parse_hosts(chosen.hosts) if chosen.hosts else read_hostfile(chosen.hostfile) if chosen.hostfile else ()
-    run_dir = (chosen.run_dir or Path("runs") / _stamp()).resolve()
+    run_dir = (chosen.run_dir or new_run_dir()).resolve()
     spec = Spec(
         script=chosen.script,
         arguments=tuple(chosen.arguments),
@@ -109,7 +107,3 @@ def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
 def _this_machine() -> Machine:
     python = Path(sys.executable)
     return Machine(str(python), str(find_mpiexec(python)), len(os.sched_getaffinity(0)))
-
-
-def _stamp() -> str:
-    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)

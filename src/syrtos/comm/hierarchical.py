@@ -5,7 +5,7 @@ The lanes run at once, so every worker's core and every link carries its part; t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
@@ -40,11 +40,11 @@ class HierarchicalCommunicator(MPICommunicator):
         super().close()
 
     def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
-        def between(lane_slice: Array) -> None:
-            if self.lane:
-                self.lane.sum_in_place(lane_slice, op)
+        def carry(lane_slice: Array) -> Callable[[], None]:
+            assert self.lane is not None
+            return self.lane.start_sum(lane_slice, op)
 
-        return self.host.reduce_through_window(parts, op, shares[self.rank], self.lanes, between)
+        return self.host.reduce_through_window(parts, op, shares[self.rank], self.lanes, carry)
 
 
 def communicator_over(comm: MPI.Comm, watchdog: Watchdog | None = None) -> MPICommunicator:

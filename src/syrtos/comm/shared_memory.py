@@ -7,14 +7,14 @@ exchange copies the gradients in once, sums, and copies out once; nobody leads a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm.communicator import UFUNC, Array, ReduceOp, is_half, scaled_copy, share_of
-from syrtos.comm.mpi import MPICommunicator
+from syrtos.comm.mpi import IN_FLIGHT, PIECE, MPICommunicator
 from syrtos.comm.watchdog import Watchdog
 from syrtos.errors import SharedMemoryError
 
@@ -24,7 +24,7 @@ _ALIGN = 64
 # Below this (bytes), MPI's own tuned path for short messages is faster than three meetings.
 _SHORT = 1 << 13
 
-LaneHook = Callable[[Array], None]
+Carry = Callable[[Array], Callable[[], None]]
 
 
 class SharedMemoryCommunicator(MPICommunicator):
@@ -46,7 +46,7 @@ class SharedMemoryCommunicator(MPICommunicator):
         return self.reduce_through_window(parts, op, shares[self.rank], self.size)
 
     def reduce_through_window(
-        self, parts: Sequence[Array], op: ReduceOp, share: float, lanes: int, between: LaneHook | None = None
+        self, parts: Sequence[Array], op: ReduceOp, share: float, lanes: int, carry: Carry | None = None
     ) -> list[Array]:
         """Reduces flat parts of one dtype.
 
@@ -55,29 +55,49 @@ class SharedMemoryCommunicator(MPICommunicator):
             op: the reduction.
             share: factor for this worker's values.
             lanes: into how many slices the elements are cut; worker ``i < lanes`` reduces slice ``i``.
-            between: called with the reduced slice, to carry it on between hosts.
+            carry: begins to carry a reduced slice on between hosts, and returns what waits for the end of that.
         """
-        dtype = parts[0].dtype
-        offsets, total = _layout(parts)
-        self._reserve(total * dtype.itemsize)
-        views = [segment[: total * dtype.itemsize].view(dtype) for segment in self._segments]
-        for part, offset in zip(parts, offsets, strict=True):
-            scaled_copy(part, share, views[self.rank][offset : offset + part.size])
-        self._pause()
-        if self.size == 2 and between is None:
-            return self._sum_of_two(views, parts, offsets, op)
-        if self.rank < lanes:
-            start, stop = share_of(total, self.rank, lanes)
-            _reduce_slice(views, start, stop, op)
-            if between:
-                between(views[0][start:stop])
-        self._pause()
-        return [views[0][offset : offset + part.size].copy() for part, offset in zip(parts, offsets, strict=True)]
-
-    def _sum_of_two(self, views: list[Array], parts: Sequence[Array], offsets: list[int], op: ReduceOp) -> list[Array]:
-        """Two workers each write the whole result: less traffic than half the sum and a copy of the other half."""
+        layout = _Layout(parts)
+        self._reserve(layout.total * layout.dtype.itemsize)
+        views = [segment[: layout.total * layout.dtype.itemsize].view(layout.dtype) for segment in self._segments]
+        if self.size == 2 and carry is None:
+            return self._sum_of_two(views, layout, op, share)
         results = [np.empty_like(part) for part in parts]
-        for result, offset in zip(results, offsets, strict=True):
+        flying: list[tuple[int, int, Callable[[], None]]] = []
+        for begin, end in _chunks(layout, lanes, carry):
+            layout.copy(parts, views[self.rank], begin, end, lambda part, view: scaled_copy(part, share, view))
+            self._pause()
+            flying.append((begin, end, self._reduce_lane(views, begin, end, op, lanes, carry)))
+            if len(flying) == IN_FLIGHT:
+                self._land(flying.pop(0), layout, results, views[0])
+        for chunk in flying:
+            self._land(chunk, layout, results, views[0])
+        return results
+
+    def _reduce_lane(
+        self, views: list[Array], begin: int, end: int, op: ReduceOp, lanes: int, carry: Carry | None
+    ) -> Callable[[], None]:
+        """Reduces this worker's slice of a chunk; returns what waits until the other hosts' part is in it."""
+        if self.rank >= lanes:
+            return lambda: None
+        start, stop = share_of(end - begin, self.rank, lanes)
+        _reduce_slice(views, begin + start, begin + stop, op)
+        return carry(views[0][begin + start : begin + stop]) if carry else lambda: None
+
+    def _land(
+        self, chunk: tuple[int, int, Callable[[], None]], layout: _Layout, results: Sequence[Array], total: Array
+    ) -> None:
+        begin, end, finish = chunk
+        finish()
+        self._pause()
+        layout.copy(results, total, begin, end, np.copyto)
+
+    def _sum_of_two(self, views: list[Array], layout: _Layout, op: ReduceOp, share: float) -> list[Array]:
+        """Two workers each write the whole result: less traffic than half the sum and a copy of the other half."""
+        layout.copy(layout.parts, views[self.rank], 0, layout.total, lambda part, view: scaled_copy(part, share, view))
+        self._pause()
+        results = [np.empty_like(part) for part in layout.parts]
+        for result, offset in zip(results, layout.offsets, strict=True):
             first, second = (view[offset : offset + result.size] for view in views)
             UFUNC[op](first, second, out=result)
         return results
@@ -131,14 +151,34 @@ def free_shared_memory() -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def _layout(parts: Sequence[Array]) -> tuple[list[int], int]:
-    """Where each part begins, in elements and aligned for vector instructions, and the total length."""
-    step = max(_ALIGN // parts[0].dtype.itemsize, 1)
-    offsets, end = [], 0
-    for part in parts:
-        offsets.append(end)
-        end += -(-part.size // step) * step
-    return offsets, end
+class _Layout:
+    """Where each part lies in a segment, in elements, aligned for vector instructions."""
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self.parts = parts
+        self.dtype = parts[0].dtype
+        step = max(_ALIGN // self.dtype.itemsize, 1)
+        self.offsets: list[int] = []
+        self.total = 0
+        for part in parts:
+            self.offsets.append(self.total)
+            self.total += -(-part.size // step) * step
+
+    def copy(
+        self, parts: Sequence[Array], view: Array, begin: int, end: int, action: Callable[[Array, Array], None]
+    ) -> None:
+        """Calls ``action(piece of a part, the same of the segment)`` for what lies in ``[begin, end)``."""
+        for part, offset in zip(parts, self.offsets, strict=True):
+            low, high = max(begin, offset), min(end, offset + part.size)
+            if low < high:
+                action(part[low - offset : high - offset], view[low:high])
+
+
+def _chunks(layout: _Layout, lanes: int, carry: Carry | None) -> Iterator[tuple[int, int]]:
+    """All at once inside a host; between hosts in chunks, so that copies hide behind the wire."""
+    step = max(lanes * PIECE // layout.dtype.itemsize, 1) if carry else max(layout.total, 1)
+    for begin in range(0, layout.total, step):
+        yield begin, min(begin + step, layout.total)
 
 
 def _segment(window: MPI.Win, rank: int, capacity: int) -> Array:

@@ -8,7 +8,7 @@ from syrtos.comm.communicator import Array, Communicator, scaled_copy, signature
 
 
 def weighted_rows(
-    comm: Communicator, values: Array, indices: Array, table_rows: int, weight: float
+    comm: Communicator, values: Array, indices: Array, table_rows: int, weight: float, may_merge: bool = True
 ) -> tuple[Array, Array]:
     """The weighted sum (see `Communicator.weighted_sum`) of gradients that touch some rows of a table.
 
@@ -20,6 +20,8 @@ def weighted_rows(
         indices: (rows,) integers, the row of the table that each value belongs to.
         table_rows: rows of the whole table.
         weight: this worker's share of the step.
+        may_merge: whether values of the same row may be added up on the way. Sent as the table they are; an optimizer that
+            squares or clips single values would then not compute what it computes in one process.
 
     Returns:
         Values and indices of the sum.
@@ -28,7 +30,7 @@ def weighted_rows(
     counts = comm.agree("rows of the sparse exchange", values.shape[0])
     total = sum(weights)
     share = weight / total if total else 0.0
-    if moves_fewer_as_rows(int(sum(counts)), table_rows, _row_bytes(values), indices.itemsize):
+    if not may_merge or moves_fewer_as_rows(int(sum(counts)), table_rows, _row_bytes(values), indices.itemsize):
         scaled = np.empty_like(values)
         scaled_copy(values, share, scaled)
         return comm.allgather(scaled), comm.allgather(indices)

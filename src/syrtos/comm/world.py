@@ -37,6 +37,11 @@ class Session:
     rank_aware: bool = False
     error: BaseException | None = None
 
+    def record_in(self, run_dir: str) -> None:
+        """Writes this worker's part of the run's record under ``run_dir`` from now on."""
+        self.options = dataclasses.replace(self.options, run_dir=run_dir)
+        self.ledger = Ledger.open(run_dir, self.world.rank)
+
 
 _session: Session | None = None
 
@@ -86,7 +91,7 @@ def _join(options: Options) -> Session:
     watchdog = Watchdog(options.timeout)
     if launch is None:
         alone = InProcessCommunicator()
-        return Session(topology.World(), alone, alone, options, Ledger.open("", 0), watchdog)
+        return Session(topology.World(), alone, alone, options, Ledger(), watchdog)
     return _join_mpi(launch, options, watchdog)
 
 
@@ -108,6 +113,6 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
         comm=communicator_over(comm.Dup(), watchdog),
         input_comm=communicator_over(comm.Dup(), Watchdog(options.timeout)),
         options=options,
-        ledger=Ledger.open(options.run_dir, world.rank),
+        ledger=Ledger(),
         watchdog=watchdog,
     )

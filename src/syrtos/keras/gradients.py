@@ -43,9 +43,10 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     if comm is None or comm.size == 1:
         return list(grads)
     step = current_step()
+    weight = tf.constant(1.0) if step is None else step.samples
+    mean = ops.weighted_mean(comm, grads, weight, _adds_rows(optimizer))
     if step is not None:
-        return ops.weighted_mean(comm, grads, step.samples)
-    mean = ops.weighted_mean(comm, grads, tf.constant(1.0))
+        return mean
     return [_times(g, comm.size) for g in mean] if _in_strategy_run() else mean
 
 
@@ -80,6 +81,13 @@ def _comm(optimizer: Any) -> Communicator | None:
 def _in_strategy_run() -> bool:
     context = tf.distribute.get_replica_context()
     return context is not None and context.strategy.num_replicas_in_sync > 1
+
+
+def _adds_rows(optimizer: Any) -> bool:
+    """Whether a row that is listed twice gets the sum of both values: only plain gradient descent does that. The others square or
+    clip each value by itself (seen in Keras 3.15)."""
+    clips = any(getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue"))
+    return any(base.__name__ == "SGD" for base in type(optimizer).__mro__) and not clips
 
 
 def _times(gradient: Any, factor: int) -> Any:

@@ -67,9 +67,11 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
 
 
 def _remote(spec: Spec, env: Mapping[str, str]) -> list[str]:
+    # each by name and value: hydra's -genvlist drops names with an underscore (seen with MPICH 5.0.2)
     names = [name for name in sorted(env) if name in _FORWARDED or name.startswith(_PREFIXES)]
+    variables = [word for name in names for word in ("-genv", name, env[name])]
     hosts = ",".join(f"{host.name}:{host.slots}" for host in spec.hosts)
-    return ["-launcher", "ssh", "-launcher-exec", spec.ssh, "-hosts", hosts, "-genvlist", ",".join(names)]
+    return ["-launcher", "ssh", "-launcher-exec", spec.ssh, "-hosts", hosts, "-genvnone", *variables]
 
 
 def find_mpiexec(python: Path) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,6 +68,11 @@ def check_script(script: Path) -> None:
         raise ConfigurationError(f"{script} is a folder. Name the Python file to run.")
     if not os.access(script, os.R_OK):
         raise ConfigurationError(f"{script} can't be read by this user: `chmod +r {script}`.")
+
+
+def new_run_dir() -> Path:
+    """A folder for a run that was given none: under ``runs``, named by the time."""
+    return Path("runs") / (time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2))
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:

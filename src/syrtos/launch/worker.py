@@ -23,6 +23,7 @@ from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
 from syrtos.launch import events, leftovers, resources
 from syrtos.launch.import_hook import after_import
+from syrtos.launch.spec import new_run_dir
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
@@ -77,9 +78,9 @@ class _Worker:
         if session.world.local_rank == 0:
             leftovers.sweep()
         _check_versions(session.comm)
-        run_dir = session.comm.broadcast_object(session.options.run_dir)
-        if run_dir:
-            self._log_to(Path(run_dir) / "logs" / f"rank-{self.rank}.log")
+        run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
+        session.record_in(run_dir)
+        self._log_to(Path(run_dir) / "logs" / f"rank-{self.rank}.log")
         _agree_on_seeds(session.comm)
         after_import("keras", lambda: importlib.import_module("syrtos.keras.activate").keras3())
         after_import("tf_keras", lambda: importlib.import_module("syrtos.keras.activate").legacy())

@@ -32,9 +32,7 @@ class Ledger:
 
     @classmethod
     def open(cls, run_dir: str, rank: int) -> Ledger:
-        """The ledger of ``rank`` under ``run_dir/ledger``; one that writes nothing if ``run_dir`` is empty."""
-        if not run_dir:
-            return cls()
+        """The ledger of ``rank`` under ``run_dir/ledger``."""
         path = ledger_path(Path(run_dir), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         return cls(path.open("w", encoding="utf-8"))

@@ -90,18 +90,21 @@ def alltoall(comm: Communicator, value: tf.Tensor, splits: Any = None) -> tuple[
 # -- gradients of one step ------------------------------------------------------------------------
 
 
-def weighted_mean(comm: Communicator, gradients: Sequence[Gradient], weight: tf.Tensor) -> list[Gradient]:
+def weighted_mean(
+    comm: Communicator, gradients: Sequence[Gradient], weight: tf.Tensor, may_merge: bool = False
+) -> list[Gradient]:
     """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
 
     Args:
         comm: the workers.
         gradients: tensors or `tf.IndexedSlices`, in the order of the variables; None stays None.
         weight: float32 scalar; a worker with weight 0 contributes nothing, whatever its gradients hold.
+        may_merge: see `syrtos.comm.sparse.weighted_rows`.
     """
     results: list[Gradient] = list(gradients)
     limit = int(world.current().options.bucket_mb * 1e6)
     for bucket in _buckets(gradients, limit):
-        summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight)
+        summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight, may_merge)
         for index, tensor in zip(bucket, summed, strict=True):
             results[index] = tensor
     return results
@@ -133,10 +136,10 @@ def _nbytes(gradient: Gradient) -> int:
     return (gradient.shape.num_elements() or 0) * gradient.dtype.size
 
 
-def _exchange_bucket(comm: Communicator, bucket: list[Gradient], weight: tf.Tensor) -> list[Gradient]:
+def _exchange_bucket(comm: Communicator, bucket: list[Gradient], weight: tf.Tensor, may_merge: bool) -> list[Gradient]:
     first = bucket[0]
     if isinstance(first, tf.IndexedSlices):
-        return [_exchange_rows(comm, first, weight)]
+        return [_exchange_rows(comm, first, weight, may_merge)]
 
     def run(share: Array, *arrays: Array) -> list[Array]:
         sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], float(share))
@@ -148,9 +151,11 @@ def _exchange_bucket(comm: Communicator, bucket: list[Gradient], weight: tf.Tens
     return summed
 
 
-def _exchange_rows(comm: Communicator, gradient: tf.IndexedSlices, weight: tf.Tensor) -> tf.IndexedSlices:
+def _exchange_rows(
+    comm: Communicator, gradient: tf.IndexedSlices, weight: tf.Tensor, may_merge: bool
+) -> tf.IndexedSlices:
     def run(share: Array, values: Array, indices: Array, rows: Array) -> list[Array]:
-        return list(weighted_rows(comm, values, indices, int(rows), float(share)))
+        return list(weighted_rows(comm, values, indices, int(rows), float(share), may_merge))
 
     assert gradient.dense_shape is not None
     rows = tf.cast(gradient.dense_shape[0], tf.int64)

@@ -1,0 +1,159 @@
+"""The same run, started by something else: two hosts over ssh, `mpiexec`, a Slurm step, another MPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import netns
+import pytest
+import slurm
+
+BIN = Path(sys.executable).parent
+SCRIPTS = Path(__file__).parent / "scripts"
+LINE_RATE = 125e6  # bytes per second of 1 Gbit/s
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one plain process trains."""
+    out = tmp_path_factory.mktemp("alone") / "out.json"
+    subprocess.run([sys.executable, str(SCRIPTS / "train.py"), str(out)], check=True, capture_output=True, timeout=120)
+    return json.loads(out.read_text())
+
+
+def equal(out: Path, alone: dict[str, Any]) -> None:
+    result = json.loads(out.read_text())
+    assert result["weights"] == pytest.approx(alone["weights"], rel=1e-5)
+    assert result["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+
+
+# -- two hosts ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[netns.Hosts]:
+    reason = netns.missing()
+    if reason:
+        pytest.skip(reason)
+    with netns.two_hosts("1gbit") as pair:
+        yield pair
+
+
+def on_hosts(hosts: netns.Hosts, slots: int, *command: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+    names = ",".join(f"{name}:{slots}" for name in hosts.names)
+    run = [str(BIN / "syrtos"), "run", "--hosts", names, "--ssh", str(hosts.ssh_wrapper), *command]
+    return hosts.run(run, timeout=timeout)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_two_hosts_train_like_one_process(hosts: netns.Hosts, alone: dict[str, Any], tmp_path: Path) -> None:
+    done = on_hosts(hosts, 2, "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "train.py"), str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    equal(tmp_path / "out.json", alone)
+    assert "done" in done.stdout
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [1, 2])
+def test_exchange_fills_the_link(hosts: netns.Hosts, slots: int, tmp_path: Path) -> None:
+    """Best of six repetitions, and again if something else was busy: the link, not this machine's load, is measured."""
+    reached = 0.0
+    for _ in range(3):
+        before = hosts.sent_bytes(0)
+        done = on_hosts(hosts, slots, "--run-dir", str(tmp_path / "run"), str(Path(__file__).parent / "wire.py"), "64")
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert result["hosts"] == 2
+        assert hosts.sent_bytes(0) - before > 6 * result["bytes"], "the exchange did not cross the link"
+        reached = max(reached, result["bytes"] / result["seconds"] / LINE_RATE)
+        if reached >= 0.9:
+            return
+    assert reached >= 0.9
+
+
+@pytest.mark.root
+def test_unreachable_hosts_are_explained(hosts: netns.Hosts, tmp_path: Path) -> None:
+    run = [
+        str(BIN / "syrtos"),
+        "run",
+        "--hosts",
+        "nowhere:1",
+        "--ssh",
+        str(hosts.ssh_wrapper),
+        "--run-dir",
+        str(tmp_path / "r"),
+    ]
+    done = hosts.run([*run, str(SCRIPTS / "train.py"), "x"], timeout=60)
+    assert done.returncode != 0
+    assert "nowhere" in done.stderr
+    assert "reachable by `ssh" in done.stderr
+
+
+@pytest.mark.root
+def test_refused_ssh_is_explained(tmp_path: Path) -> None:
+    if netns.missing():
+        pytest.skip(netns.missing() or "")
+    with netns.two_hosts(None) as pair:
+        pair.stop_sshd(1)
+        done = on_hosts(pair, 1, "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "train.py"), "x", timeout=60)
+    assert done.returncode != 0
+    assert "Connection refused" in done.stderr
+    assert "reachable by `ssh" in done.stderr
+
+
+# -- other starters -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_mpiexec(alone: dict[str, Any], tmp_path: Path) -> None:
+    command = [
+        str(BIN / "mpiexec"),
+        "-n",
+        "3",
+        sys.executable,
+        "-m",
+        "syrtos",
+        str(SCRIPTS / "train.py"),
+        str(tmp_path / "o.json"),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    equal(tmp_path / "o.json", alone)
+    logs = sorted(path.name for path in tmp_path.glob("runs/*/logs/*"))
+    assert logs == ["rank-0.log", "rank-1.log", "rank-2.log"]
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_slurm_step(alone: dict[str, Any], tmp_path: Path) -> None:
+    reason = slurm.missing()
+    if reason:
+        pytest.skip(reason)
+    script = [str(SCRIPTS / "train.py"), str(tmp_path / "o.json")]
+    with slurm.cluster(nodes=2) as cluster:
+        done = cluster.srun(
+            ["--mpi=pmi2", "-N2", "-n4", "--ntasks-per-node=2", sys.executable, "-m", "syrtos", *script], timeout=150
+        )
+        assert done.returncode == 0, done.stderr
+        equal(tmp_path / "o.json", alone)
+        apart = cluster.srun(["-n2", sys.executable, "-m", "syrtos", *script], timeout=60)
+        assert apart.returncode != 0
+        assert "srun --mpi=pmi2" in apart.stderr + apart.stdout
+
+
+def test_another_mpi_is_explained(tmp_path: Path) -> None:
+    """Its variables are all that can be had here: inside it our MPI would abort without a word of why."""
+    env = {**os.environ, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
+    command = [sys.executable, "-m", "syrtos", str(SCRIPTS / "train.py"), str(tmp_path / "o.json")]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "Open MPI's mpirun" in done.stderr
+    assert "syrtos run -n 4" in done.stderr

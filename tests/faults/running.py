@@ -1,0 +1,179 @@
+"""Starts `syrtos run` as a user does, watches what belongs to it, and proves that nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+SCRIPTS = Path(__file__).parent / "scripts"
+HOST = os.uname().nodename
+
+_SYRTOS = Path(sys.executable).with_name("syrtos")
+_MARK = "SYRTOS_FAULTS_RUN"
+_PR_CAPBSET_DROP = 24
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
+
+
+class Run:
+    """One `syrtos run`, in a folder of its own.
+
+    Attributes:
+        code: its exit code, once it has ended.
+        seconds: how long it took, or how long it took since `mark_time`.
+    """
+
+    def __init__(self, folder: Path, *arguments: str | Path, env: Mapping[str, str] | None = None) -> None:
+        self._folder = folder
+        self._mark = uuid.uuid4().hex
+        self._ports: set[int] = set()
+        self._segments: set[str] = set()
+        self.pids: set[int] = set()
+        self._since = time.monotonic()
+        self.seconds = 0.0
+        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+            self.process = subprocess.Popen(
+                [str(_SYRTOS), "run", "--run-dir", "run", *map(str, arguments)],
+                cwd=folder,
+                env={**os.environ, **(env or {}), _MARK: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                preexec_fn=_like_any_user,
+            )
+
+    # -- while it runs -------------------------------------------------------------------------
+
+    def until(self, done: Callable[[], bool], within: float) -> None:
+        """Watches the run until ``done()``, and fails the test if that takes too long."""
+        deadline = time.monotonic() + within
+        while not done():
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"Nothing happened within {within} s.\n{self.stderr}\n{self.logs}")
+            self._watch()
+            time.sleep(0.1)
+
+    def until_exist(self, *names: str, within: float = 60.0) -> None:
+        """Waits for files that the script writes."""
+        self.until(lambda: self.ended() or all((self._folder / name).exists() for name in names), within)
+        assert not self.ended(), self.stderr
+        self._watch()
+
+    def mark_time(self) -> None:
+        """Counts seconds from now on."""
+        self._since = time.monotonic()
+
+    def ends(self, within: float) -> Run:
+        """Waits for the end of the run."""
+        self.until(self.ended, within)
+        self.seconds = time.monotonic() - self._since
+        return self
+
+    def ended(self) -> bool:
+        """Whether the command has returned."""
+        return self.process.poll() is not None
+
+    def send(self, number: int) -> None:
+        """Sends the command a signal, and counts seconds from now on."""
+        self._watch()
+        self.mark_time()
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends everything, so that a failed test leaves nothing to the next."""
+        for member in [self.process, *self._members()]:
+            with contextlib.suppress(psutil.Error, OSError):
+                member.kill()
+        self.process.wait()
+
+    def _watch(self) -> None:
+        for member in self._members():
+            self.pids.add(member.pid)
+            with contextlib.suppress(psutil.Error):
+                self._segments |= {m.path for m in member.memory_maps() if m.path.startswith("/dev/shm/")}
+                self._ports |= {c.laddr.port for c in member.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+
+    def _members(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+    # -- after it has ended --------------------------------------------------------------------
+
+    @property
+    def code(self) -> int | None:
+        return self.process.returncode
+
+    @property
+    def stdout(self) -> str:
+        return (self._folder / "stdout").read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return (self._folder / "stderr").read_text(errors="replace")
+
+    @property
+    def logs(self) -> str:
+        """All workers' logs, for messages of failing tests."""
+        return "\n".join(f"-- {path.name}\n{path.read_text()}" for path in sorted(self._folder.glob("run/logs/*")))
+
+    def log(self, rank: int) -> str:
+        """One worker's log."""
+        return self.log_path(rank).read_text(errors="replace")
+
+    def log_path(self, rank: int) -> Path:
+        """Where one worker's log must be."""
+        return self._folder / "run" / "logs" / f"rank-{rank}.log"
+
+    def check_failure(self, rank: int, code: int, *texts: str) -> None:
+        """The report names rank, host and log, holds ``texts``, and the exit code is passed on."""
+        expected = (f"rank {rank}", HOST, str(self.log_path(rank)), *texts)
+        missing = [text for text in expected if text not in self.stderr]
+        assert not missing, f"not in stderr: {missing}\n{self.stderr}\n{self.logs}"
+        assert self.code == code, self.stderr
+
+    def check_nothing_left(self, within: float = 2.0) -> None:
+        """No process, port or shared memory of the run."""
+        assert len(self.pids) > 1, "the run was never seen"
+        left = self._left()
+        deadline = time.monotonic() + within
+        while any(left.values()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+            left = self._left()
+        self._tidy()
+        assert not any(left.values()), left
+
+    def _left(self) -> dict[str, list[str]]:
+        listening = {c.laddr.port for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        return {
+            "processes": [" ".join(member.cmdline()) for member in self._members()],
+            "ports": [str(port) for port in sorted(self._ports & listening)],
+            "segments": [path for path in sorted(self._segments) if Path(path).exists()],
+        }
+
+    def _tidy(self) -> None:
+        self.kill()
+        for path in self._segments:
+            Path(path).unlink(missing_ok=True)
+
+
+def run(folder: Path, *arguments: str | Path, within: float = 60.0, env: Mapping[str, str] | None = None) -> Run:
+    """Runs `syrtos run ARGUMENTS` to its end."""
+    return Run(folder, *arguments, env=env).ends(within)
+
+
+def _like_any_user() -> None:
+    """Lets file permissions count for root too."""
+    if os.geteuid() == 0:
+        for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+            ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability)

@@ -1,0 +1,70 @@
+"""Waits end, and are counted."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from syrtos.comm.watchdog import Watchdog
+from syrtos.errors import StalledError
+
+
+def after(seconds: float) -> float:
+    return time.perf_counter() + seconds
+
+
+def test_what_is_done_already_costs_no_waiting() -> None:
+    dog = Watchdog()
+    dog.wait(lambda: True, "barrier", 0)
+    assert dog.waited == 0.0
+
+
+def test_waiting_is_counted() -> None:
+    dog = Watchdog(timeout=10.0)
+    for _ in range(2):
+        end = after(0.05)
+        dog.wait(lambda end=end: time.perf_counter() > end, "barrier", 0)
+    assert 0.09 < dog.waited < 0.5
+
+
+def test_a_stall_is_an_error_in_time() -> None:
+    dog = Watchdog(timeout=0.1)
+    started = time.perf_counter()
+    with pytest.raises(StalledError, match=r"rank 3 .* in `allreduce sum`.*--timeout SECONDS"):
+        dog.wait(lambda: False, "allreduce sum", 3)
+    assert 0.1 <= time.perf_counter() - started < 1.0
+    assert dog.waited >= 0.1
+
+
+def test_a_stall_is_told_before_it_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    with pytest.raises(StalledError) as caught:
+        Watchdog(0.01, told.append).wait(lambda: False, "barrier", 0)
+    assert told == [str(caught.value)]
+    assert told[0] in capsys.readouterr().err
+
+
+def test_stack_reports_know_what_is_waited_for() -> None:
+    dog, seen = Watchdog(0.01), list[str | None]()
+    dog.on_stall = lambda _text: seen.append(dog.waiting_for)
+    with pytest.raises(StalledError):
+        dog.wait(lambda: False, "broadcast", 0)
+    assert seen == ["broadcast"]
+    assert dog.waiting_for is None
+
+
+def test_an_error_while_waiting_comes_through_and_ends_the_wait() -> None:
+    answers = iter([False])
+    dog = Watchdog()
+    with pytest.raises(StopIteration):
+        dog.wait(lambda: next(answers), "barrier", 0)
+    assert dog.waiting_for is None
+    assert dog.waited > 0.0
+
+
+def test_a_long_wait_leaves_the_core_to_others() -> None:
+    end, dog = after(0.3), Watchdog()
+    busy = time.thread_time()
+    dog.wait(lambda: time.perf_counter() > end, "barrier", 0)
+    assert time.thread_time() - busy < 0.15
