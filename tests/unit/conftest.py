@@ -7,10 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
+
+# A busy machine is no failure, and examples leave no folder behind.
+hypothesis.settings.register_profile("unit", max_examples=50, deadline=None, database=None)
+hypothesis.settings.load_profile("unit")
 
 Together = Callable[..., list[Any]]
 

@@ -129,3 +129,13 @@ def test_shutdown_writes_down_the_ledger(tmp_path: Path) -> None:
 def test_shutdown_without_a_world_does_nothing() -> None:
     syrtos.shutdown()
     assert not syrtos.is_initialized()
+
+
+def test_a_plain_process_records_only_where_it_is_told(tmp_path: Path) -> None:
+    syrtos.init()
+    session = world.current()
+    session.record_in(str(tmp_path / "run"))
+    session.ledger.note("checkpoint", 1.0)
+    syrtos.shutdown()
+    assert session.options.run_dir == str(tmp_path / "run")
+    assert (tmp_path / "run" / "ledger" / "rank-0.jsonl").read_text().startswith("{")

@@ -46,7 +46,7 @@ def test_what_no_launcher_writes_is_refused(text: str) -> None:
 
 
 def test_bad_values_on_the_wire_are_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match="`bucket_mb` must be more than 0. Received: -1"):
+    with pytest.raises(ConfigurationError, match=r"`bucket_mb` must be more than 0\. Received: -1"):
         options_from({OPTIONS_VARIABLE: json.dumps({"bucket_mb": -1})})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from mpi4py import MPI
 
+from syrtos.comm import pool
 from syrtos.comm.communicator import Array, Communicator, ReduceOp, is_half, scaled_copy
 from syrtos.comm.watchdog import Watchdog
 
@@ -76,7 +77,7 @@ class MPICommunicator(Communicator):
     def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         results = []
         for part in parts:
-            result = np.empty_like(part)
+            result = pool.empty_like(part)
             scaled_copy(part, shares[self.rank], result)
             self.sum_in_place(result, op)
             results.append(result)

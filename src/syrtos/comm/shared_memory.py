@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 from mpi4py import MPI
 
+from syrtos.comm import pool
 from syrtos.comm.communicator import UFUNC, Array, ReduceOp, is_half, scaled_copy, share_of
 from syrtos.comm.mpi import IN_FLIGHT, PIECE, MPICommunicator
 from syrtos.comm.watchdog import Watchdog
@@ -62,7 +63,7 @@ class SharedMemoryCommunicator(MPICommunicator):
         views = [segment[: layout.total * layout.dtype.itemsize].view(layout.dtype) for segment in self._segments]
         if self.size == 2 and carry is None:
             return self._sum_of_two(views, layout, op, share)
-        results = [np.empty_like(part) for part in parts]
+        results = [pool.empty_like(part) for part in parts]
         flying: list[tuple[int, int, Callable[[], None]]] = []
         for begin, end in _chunks(layout, lanes, carry):
             layout.copy(parts, views[self.rank], begin, end, lambda part, view: scaled_copy(part, share, view))
@@ -96,7 +97,7 @@ class SharedMemoryCommunicator(MPICommunicator):
         """Two workers each write the whole result: less traffic than half the sum and a copy of the other half."""
         layout.copy(layout.parts, views[self.rank], 0, layout.total, lambda part, view: scaled_copy(part, share, view))
         self._pause()
-        results = [np.empty_like(part) for part in layout.parts]
+        results = [pool.empty_like(part) for part in layout.parts]
         for result, offset in zip(results, layout.offsets, strict=True):
             first, second = (view[offset : offset + result.size] for view in views)
             UFUNC[op](first, second, out=result)

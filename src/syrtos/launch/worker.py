@@ -47,7 +47,7 @@ class _Worker:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._control = os.dup(2)
-        self._tee: subprocess.Popen[bytes] | None = None
+        self._tees: list[subprocess.Popen[bytes]] = []
         self._log_path: Path | None = None
 
     # -- running -------------------------------------------------------------------------------
@@ -132,17 +132,20 @@ class _Worker:
         self._log_path = path
         sys.stdout.flush()
         sys.stderr.flush()
-        if self.rank == 0:
-            path.write_bytes(b"")
-            self._tee = subprocess.Popen(["tee", "-ia", str(path)], stdin=subprocess.PIPE, start_new_session=True)
-            assert self._tee.stdin is not None
-            target = self._tee.stdin.fileno()
-        else:
-            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        os.dup2(target, 1)
-        os.dup2(target, 2)
+        path.write_bytes(b"")
+        for stream in (1, 2):
+            os.dup2(self._tee(path, stream) if self.rank == 0 else os.open(path, os.O_WRONLY | os.O_APPEND), stream)
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+    def _tee(self, path: Path, stream: int) -> int:
+        """A descriptor for what is to go to the log and to where ``stream`` goes now."""
+        tee = subprocess.Popen(
+            ["tee", "-ia", str(path)], stdin=subprocess.PIPE, stdout=os.dup(stream), start_new_session=True
+        )
+        assert tee.stdin is not None
+        self._tees.append(tee)
+        return tee.stdin.fileno()
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -154,20 +157,21 @@ class _Worker:
             world.current().ledger.close()
         sys.stdout.flush()
         sys.stderr.flush()
-        self._close_tee()
+        self._close_tees()
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
 
             MPI.COMM_WORLD.Abort(code)
         sys.exit(code)
 
-    def _close_tee(self) -> None:
-        if self._tee is None or self._tee.stdin is None:
-            return
+    def _close_tees(self) -> None:
         os.dup2(self._control, 1)
         os.dup2(self._control, 2)
-        self._tee.stdin.close()
-        self._tee.wait(timeout=5)
+        for tee in self._tees:
+            assert tee.stdin is not None
+            tee.stdin.close()
+        for tee in self._tees:
+            tee.wait(timeout=5)
 
 
 def _run_script(script: str, arguments: list[str]) -> None:

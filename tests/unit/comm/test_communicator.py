@@ -39,14 +39,14 @@ def test_shares_are_equal_within_one(total: int, size: int) -> None:
     assert max(counts) - min(counts) <= 1
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
+@given(st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.lists(st.text())))
 def test_objects_travel_as_json(value: Any) -> None:
     assert json.loads(to_bytes(value).tobytes()) == value
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", np.zeros(2), {(1, 2): 3}])
 def test_other_objects_are_refused(value: object) -> None:
-    with pytest.raises(ExchangeError, match="never pickled.*Send arrays with allgather or broadcast"):
+    with pytest.raises(ExchangeError, match=r"never pickled.*Send arrays with allgather or broadcast"):
         to_bytes(value)
 
 
@@ -72,7 +72,7 @@ def test_what_has_no_arithmetic_is_refused(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.int8, np.uint64])
 def test_integers_have_sums_but_no_means(dtype: Any) -> None:
     check_reducible(np.dtype(dtype), ReduceOp.SUM)
-    with pytest.raises(ExchangeError, match="cast to a float first, or use ReduceOp.SUM"):
+    with pytest.raises(ExchangeError, match=r"cast to a float first, or use ReduceOp\.SUM"):
         check_reducible(np.dtype(dtype), ReduceOp.MEAN)
 
 

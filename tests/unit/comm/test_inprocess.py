@@ -59,5 +59,5 @@ def test_a_world_of_one_needs_no_threads() -> None:
 
 
 def test_a_root_outside_the_group_is_refused() -> None:
-    with pytest.raises(ExchangeError, match="0 to 0. Received: 1"):
+    with pytest.raises(ExchangeError, match=r"0 to 0\. Received: 1"):
         InProcessCommunicator().broadcast_object("x", root=1)

@@ -35,6 +35,16 @@ def test_many_rows_travel_as_rows_in_rank_order(together: Any) -> None:
         np.testing.assert_allclose(values[:, 0], [0.75, 0.75, 0.75, 0.5])
 
 
+def test_values_that_may_not_merge_travel_as_rows_always(together: Any) -> None:
+    def play(comm: InProcessCommunicator) -> Any:
+        indices = INDICES[comm.rank]
+        return weighted_rows(comm, np.ones((len(indices), 2)), indices, 3, WEIGHTS[comm.rank], may_merge=False)
+
+    for values, indices in together(2, play):
+        np.testing.assert_array_equal(indices, [0, 2, 2, 1])
+        np.testing.assert_allclose(values[:, 0], [0.75, 0.75, 0.75, 0.25])
+
+
 def test_a_small_table_travels_as_a_table(together: Any) -> None:
     for values, indices in together(2, lambda comm: exchange(comm, 3)):
         rows = as_table(values, indices, 3)

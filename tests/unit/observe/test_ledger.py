@@ -90,9 +90,9 @@ def test_flush_makes_whole_lines_readable_at_once(tmp_path: Path) -> None:
     ledger.close()
 
 
-def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ledger = Ledger.open("", 0)
+    ledger = Ledger()
     ledger.begin_step()
     ledger.end_step(0, "train")
     ledger.close()

@@ -1,0 +1,125 @@
+"""What syrtos is measured by, as a script for its workers: ``syrtos run -n 2 benchmarks/own.py WORK ...`` prints JSON lines.
+
+``reduce``: sum of a float32 vector, from TensorFlow tensor to TensorFlow tensor inside a `tf.function`. ``floor``: two workers sum
+a vector that already lies in shared memory, each half of it in place: no engine can do less. ``step``: a `fit` step of the
+79M-parameter MLP. Under plain Python a step exchanges nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+
+import mlp
+
+import syrtos
+from syrtos.comm import world
+
+WARM_UP = 3
+
+
+def timed(work: Callable[[], Any], repeats: int, together: Callable[[], Any]) -> float:
+    """Median milliseconds of ``work``, all workers beginning together."""
+    seconds = []
+    for i in range(WARM_UP + repeats):
+        together()
+        started = time.perf_counter()
+        work()
+        if i >= WARM_UP:
+            seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds) * 1e3
+
+
+def reduce(nbytes: int, repeats: int) -> float:
+    import tensorflow as tf
+
+    vector = tf.ones([nbytes // 4])
+    total = tf.function(syrtos.allreduce)
+    assert float(total(vector)[-1]) == syrtos.size()
+    return timed(lambda: total(vector), repeats, syrtos.barrier)
+
+
+def floor(nbytes: int, repeats: int) -> float:
+    from mpi4py import MPI
+
+    comm, count = MPI.COMM_WORLD, nbytes // 4
+    window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
+    views = [np.frombuffer(window.Shared_query(r)[0], np.float32, count) for r in range(comm.size)]
+    views[comm.rank][:] = 1.0
+    start, stop = comm.rank * count // comm.size, (comm.rank + 1) * count // comm.size
+
+    def work() -> None:
+        for begin in range(start, stop, 1 << 18):
+            end = min(begin + (1 << 18), stop)
+            for view in views[1:]:
+                np.add(views[0][begin:end], view[begin:end], out=views[0][begin:end])
+        comm.Barrier()
+
+    return timed(work, repeats, comm.Barrier)
+
+
+def step(repeats: int) -> float:
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(width, activation="relu") for width in mlp.HIDDEN_WIDTHS]
+    model = keras.Sequential([keras.layers.Input((mlp.INPUT_WIDTH,)), *layers, keras.layers.Dense(mlp.CLASSES)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(mlp.LEARNING_RATE), loss)
+    batch = mlp.BATCH_PER_WORKER * (syrtos.size() if syrtos.is_initialized() else 1)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(batch, mlp.INPUT_WIDTH)).astype("float32")
+    y = rng.integers(0, mlp.CLASSES, size=batch)
+    clock = Clock()
+    model.fit(x, y, batch_size=batch, epochs=WARM_UP + repeats, verbose=0, callbacks=[keras.callbacks.LambdaCallback(
+        on_batch_begin=clock.begin, on_batch_end=clock.end)])  # fmt: skip
+    return statistics.median(clock.seconds[WARM_UP:]) * 1e3
+
+
+class Clock:
+    """Seconds of every training step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._started = 0.0
+
+    def begin(self, batch: int, logs: Any = None) -> None:
+        self._started = time.perf_counter()
+
+    def end(self, batch: int, logs: Any = None) -> None:
+        self.seconds.append(time.perf_counter() - self._started)
+
+
+def main() -> None:
+    """Measures, and prints on rank 0."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("work", choices=["reduce", "floor", "step"])
+    parser.add_argument("--bytes", type=int, default=100_000_000)
+    parser.add_argument("--repeats", type=int, default=20)
+    chosen = parser.parse_args()
+    size = world.current().world.size if world.joined() else 1
+    works = {"reduce": reduce, "floor": floor}
+    median = step(chosen.repeats) if chosen.work == "step" else works[chosen.work](chosen.bytes, chosen.repeats)
+    if not world.joined() or syrtos.rank() == 0:
+        line = {
+            "peer": "syrtos",
+            "work": chosen.work,
+            "workers": size,
+            "median_ms": round(median, 4),
+            "repeats": chosen.repeats,
+        }
+        print(json.dumps(line | ({} if chosen.work == "step" else {"bytes": chosen.bytes})), flush=True)
+
+
+if __name__ == "__main__":
+    main()

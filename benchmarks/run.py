@@ -1,0 +1,178 @@
+"""`make bench`: syrtos against its peers, on this machine and in one run, as ratios.
+
+Everything is measured in turn, several times over, so that a machine that is busy for a while disturbs all alike. Prints a table; the lines
+behind it go to benchmarks/results/DATE-MACHINE.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "2",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+LARGE, SMALL = 100_000_000, 4096
+
+Line = dict[str, Any]
+
+
+def call(*command: str, timeout: float = 600) -> list[Line]:
+    """The JSON lines a command prints; one with an error if there are none."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **ONE_THREAD},
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return lines or [{"error": (done.stderr or done.stdout).strip()[-300:]}]
+
+
+def own(workers: int, *arguments: str) -> Line:
+    run = [str(BIN / "syrtos"), "run", "-n", str(workers), "--oversubscribe", "--run-dir", "/tmp/syrtos-bench"]
+    return call(*run, str(HERE / "own.py"), *arguments)[0]
+
+
+def peer(name: str, *arguments: str) -> Line:
+    return {"peer": name, **call(sys.executable, str(HERE / "peers" / f"{name}.py"), "--workers", "2", *arguments)[0]}
+
+
+def reduce_rounds(rounds: int) -> list[Line]:
+    """Reductions of 4 KB and 100 MB by everyone, in turn."""
+    lines = []
+    for _ in range(rounds):
+        for size, repeats in ((SMALL, 200), (LARGE, 15)):
+            how = ("--bytes", str(size), "--repeats", str(repeats))
+            lines += [own(2, "reduce", *how), own(2, "floor", *how)] if size == LARGE else [own(2, "reduce", *how)]
+            for name in ("mwms", "jax_gloo", "torch_gloo"):
+                lines.append(peer(name, *how))
+    return lines
+
+
+def step_rounds(rounds: int) -> list[Line]:
+    """Training steps that exchange, each followed by the same two workers not exchanging."""
+    lines = []
+    for _ in range(rounds):
+        with_exchange = own(2, "step", "--repeats", "10")
+        without = two_apart()
+        ratio = with_exchange.get("median_ms", 0) / without["median_ms"]
+        lines.append(
+            {**with_exchange, "no_exchange_step_ms": without["median_ms"], "ratio_to_no_exchange": round(ratio, 3)}
+        )
+        for name in ("tf_keras_mwms", "torch_ddp"):
+            lines.append(peer(name, "--repeats", "8"))
+    return lines
+
+
+def two_apart() -> Line:
+    """Two plain processes at once, each on its own batch; the slower one counts, as it does when they wait for each other."""
+    command = [sys.executable, str(HERE / "own.py"), "step", "--repeats", "10"]
+    env = {**os.environ, **ONE_THREAD}
+    both = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for _ in range(2)
+    ]
+    printed = [process.communicate(timeout=600)[0] for process in both]
+    return max((json.loads(text.splitlines()[-1]) for text in printed), key=lambda line: line["median_ms"])
+
+
+def growth(rounds: int) -> list[Line]:
+    """Exchange time of 100 MB with the number of workers; beyond the cores they take turns."""
+    return [own(n, "reduce", "--bytes", str(LARGE), "--repeats", "8") for _ in range(rounds) for n in (1, 2, 4, 8)]
+
+
+def start_up(rounds: int) -> list[Line]:
+    """An empty script, plain and on two workers."""
+    empty = Path("/tmp/syrtos-bench-empty.py")
+    empty.write_text("")
+    run = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", "--run-dir", "/tmp/syrtos-bench", str(empty)]
+    lines = []
+    for _ in range(rounds * 3):
+        for name, command in (("python", [sys.executable, str(empty)]), ("syrtos", run)):
+            started = time.perf_counter()
+            subprocess.run(command, check=True, capture_output=True)
+            lines.append({"peer": name, "work": "start", "median_ms": round((time.perf_counter() - started) * 1e3, 1)})
+    return lines
+
+
+WORKS: dict[str, Callable[[int], list[Line]]] = {
+    "reduce": reduce_rounds,
+    "step": step_rounds,
+    "growth": growth,
+    "start": start_up,
+}
+
+
+def medians(lines: list[Line], key: str = "median_ms") -> dict[tuple[str, str, int, int], float]:
+    """(work, peer, bytes, workers) → the median over the rounds."""
+    groups: dict[tuple[str, str, int, int], list[float]] = {}
+    for line in lines:
+        if key in line:
+            groups.setdefault((line["work"], line["peer"], line.get("bytes", 0), line.get("workers", 0)), []).append(
+                line[key]
+            )
+    return {group: statistics.median(values) for group, values in groups.items()}
+
+
+def show(lines: list[Line]) -> None:
+    """One table: milliseconds, and how many times longer than syrtos (for steps: than not exchanging)."""
+    table = Table(
+        "work",
+        "who",
+        "workers",
+        "ms",
+        "ratio",
+        title=f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
+    )
+    by_time, by_ratio = medians(lines), medians(lines, "ratio_to_no_exchange")
+    for (work, who, size, workers), value in sorted(by_time.items()):
+        ratio = by_ratio.get((work, who, size, workers))
+        base = by_time.get((work, "syrtos", size, workers))
+        text = f"{ratio:.2f} x not exchanging" if ratio else f"{value / base:.2f} x syrtos" if base else ""
+        table.add_row(f"{work} {size:,} B" if size else work, who, str(workers or ""), f"{value:,.3f}", text)
+    Console().print(table)
+    for line in lines:
+        if "error" in line:
+            print(f"not measured: {line.get('peer', '?')}: {line['error']}", file=sys.stderr)
+
+
+def main() -> None:
+    """Runs what was asked for, everything by default."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("works", nargs="*", choices=[*WORKS, []])
+    chosen = parser.parse_args()
+    lines = [line for work in chosen.works or WORKS for line in WORKS[work](chosen.rounds)]
+    day = time.strftime("%Y-%m-%d")
+    out = HERE / "results" / f"{day}-{platform.machine()}-{os.cpu_count()}cores.jsonl"
+    out.parent.mkdir(exist_ok=True)
+    facts = {"date": day, "cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
+    with out.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in [facts, *lines])
+    show(lines)
+    print(f"lines: {out}")
+
+
+if __name__ == "__main__":
+    main()

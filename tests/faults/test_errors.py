@@ -1,0 +1,351 @@
+"""What goes wrong, and what `syrtos run` makes of it: the message, the exit code, the time it takes, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import HOST, SCRIPTS, Run, run
+
+PLAIN, TRAINING, MISTAKES = SCRIPTS / "plain.py", SCRIPTS / "training.py", SCRIPTS / "mistakes.py"
+CORES = len(os.sched_getaffinity(0))
+
+# Seconds in which a run must end once something has failed.
+PROMISED = 10.0
+# Seconds within which a start with TensorFlow must have come to its first step, on a busy machine.
+START = 90.0
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script that would be fine."""
+    path = tmp_path / "train.py"
+    path.write_text("print('it ran')\n")
+    return path
+
+
+# -- refused before anything is started ------------------------------------------------------------
+
+
+def check_refused(ended: Run, *texts: str) -> None:
+    assert ended.code == 2, ended.stderr
+    assert ended.stderr.startswith("syrtos: "), ended.stderr
+    assert all(text in ended.stderr for text in texts), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "it ran" not in ended.stdout
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_no_workers(tmp_path: Path, script: Path, workers: int) -> None:
+    check_refused(run(tmp_path, "-n", str(workers), script), "`-n` must be 1 or more", f"Received: {workers}")
+
+
+def test_more_workers_than_cores(tmp_path: Path, script: Path) -> None:
+    check_refused(
+        run(tmp_path, "-n", str(CORES + 1), script), f"{CORES + 1} workers", f"`-n {CORES}`", "--oversubscribe"
+    )
+
+
+def test_more_workers_than_cores_on_request(tmp_path: Path, script: Path) -> None:
+    ended = run(tmp_path, "-n", str(CORES + 1), "--oversubscribe", script)
+    assert (ended.code, ended.stdout) == (0, "it ran\n"), ended.stderr
+
+
+def test_missing_script(tmp_path: Path) -> None:
+    check_refused(run(tmp_path, "-n", "2", "nowhere.py"), "There is no script nowhere.py", str(tmp_path))
+
+
+def test_script_is_a_folder(tmp_path: Path) -> None:
+    check_refused(run(tmp_path, "-n", "2", tmp_path), f"{tmp_path} is a folder")
+
+
+def test_unreadable_script(tmp_path: Path, script: Path) -> None:
+    script.chmod(0)
+    check_refused(run(tmp_path, "-n", "2", script), f"{script} can't be read", "chmod +r")
+
+
+# -- one rank fails --------------------------------------------------------------------------------
+
+
+def test_exception_on_one_rank(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-n", "2", PLAIN, "fail", within=PROMISED)
+    ended.check_failure(1, 1, "Traceback (most recent call last)", 'raise ValueError("the moon is full")')
+    report = ended.stderr.split("failed first:")[1].strip()
+    assert report.startswith(f'Traceback (most recent call last):\n  File "{PLAIN}"'), "frames of syrtos first"
+    assert "the moon is full" in ended.log(1)
+    ended.check_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("role", "code", "text"), [("leave_with_3", 3, "exit code 3"), ("leave_with_words", 1, "no such")]
+)
+def test_sys_exit_on_one_rank(tmp_path: Path, role: str, code: int, text: str) -> None:
+    ended = run(tmp_path, "-n", "2", PLAIN, role, within=PROMISED)
+    ended.check_failure(1, code, text)
+    ended.check_nothing_left()
+
+
+def test_syntax_error(tmp_path: Path, script: Path) -> None:
+    script.write_text("def f(:\n")
+    ended = run(tmp_path, "-n", "2", script, within=PROMISED)
+    assert "SyntaxError" in ended.stderr
+    assert (ended.code, ended.stderr.count("SyntaxError")) == (1, 1)
+    ended.check_nothing_left()
+
+
+def train_until_fault(folder: Path, *options: str, fault: str) -> Run:
+    """Time counts from the first steps."""
+    started = Run(folder, "-n", "2", *options, TRAINING, fault)
+    started.until_exist("begun-0", within=START)
+    started.mark_time()
+    return started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "code", "text"),
+    [("kill", 128 + signal.SIGKILL, "was killed"), ("exit", 3, "exit code 3"), ("exception", 1, "fault injected")],
+)
+def test_fault_while_training(tmp_path: Path, fault: str, code: int, text: str) -> None:
+    ended = train_until_fault(tmp_path, fault=fault).ends(PROMISED)
+    ended.check_failure(1, code, text)
+    ended.check_nothing_left()
+
+
+@pytest.mark.slow
+def test_hang_while_training(tmp_path: Path) -> None:
+    ended = train_until_fault(tmp_path, "--timeout", "5", fault="hang").ends(5 + PROMISED)
+    ended.check_failure(0, 1, "StalledError", "rank 0 has waited 5 s", "The stack of every rank is in its log")
+    assert "watchdog.py" in ended.log(0)
+    assert "training.py" in ended.log(1)
+    assert "faults.py" in ended.log(1), ended.log(1)
+    ended.check_nothing_left()
+
+
+# -- ranks out of step -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_script_that_ends_early_on_one_rank(tmp_path: Path) -> None:
+    ended = train_until_fault(tmp_path, "--timeout", "20", fault="end_early").ends(PROMISED)
+    assert ended.code == 1
+    assert "OutOfStepError" in ended.stderr, ended.stderr
+    assert "rank 1: end of the script" in ended.stderr
+    ended.check_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def evaluating(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Rank 1 evaluates while rank 0 trains; both have the same number of batches."""
+    return run(tmp_path_factory.mktemp("evaluating"), "-n", "2", "--timeout", "5", TRAINING, "evaluate", within=START)
+
+
+@pytest.mark.slow
+def test_evaluate_on_one_rank_is_no_hang(evaluating: Run) -> None:
+    assert evaluating.code == 1
+    assert HOST in evaluating.stderr
+    assert "Error" in evaluating.stderr
+    evaluating.check_nothing_left()
+
+
+@pytest.mark.slow
+def test_evaluate_on_one_rank_is_named(evaluating: Run) -> None:
+    assert "OutOfStepError" in evaluating.stderr, evaluating.stderr
+    assert "evaluate" in evaluating.stderr
+    assert "fit" in evaluating.stderr
+
+
+@pytest.mark.slow
+def test_replicas_that_diverge(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-n", "2", "--check-every", "1", TRAINING, "diverge", within=START)
+    assert ended.code == 1
+    for text in ("DivergenceError", "by step 4:", "second/kernel", "ranks [0] / [1]"):
+        assert text in ended.stderr, ended.stderr
+    ended.check_nothing_left()
+
+
+# -- mistakes that every rank is told of -----------------------------------------------------------
+
+_CAUGHT = ("empty", "lengths", "structure", "depth", "jit", "mirrored")
+
+
+@pytest.fixture(scope="module")
+def mistakes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[dict[str, Any]]]:
+    """One run that makes them all, and what each rank was told."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    ended = run(folder, "-n", "2", "--timeout", "20", MISTAKES, *_CAUGHT, within=START + 30)
+    assert ended.code == 0, ended.stderr
+    return ended, told(folder)
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mistake", "error", "texts"),
+    [
+        ("empty", "DataError", ["The data set is empty"]),
+        ("lengths", "DataError", ["rank 0: 8 batches", "rank 1: 6 batches", "--batch per-worker"]),
+        (
+            "structure",
+            "OutOfStepError",
+            ["first/kernel (4, 3) float32", "rank 1: sequential/first/kernel (4, 4) float32"],
+        ),
+        (
+            "depth",
+            "OutOfStepError",
+            ["Workers built different models", "rank 1: sequential/dense_1/kernel (1, 1) float32"],
+        ),
+        ("jit", "", []),
+        ("mirrored", "ConfigurationError", ["MirroredStrategy", "2 workers", "syrtos.keras.Strategy"]),
+    ],
+)
+def test_every_rank_is_told(
+    mistakes: tuple[Run, list[dict[str, Any]]], mistake: str, error: str, texts: list[str]
+) -> None:
+    for each in mistakes[1]:
+        assert each[mistake]["type"] == error, each[mistake]["text"]
+        missing = [text for text in texts if text not in each[mistake]["text"]]
+        assert not missing, each[mistake]["text"]
+
+
+@pytest.mark.slow
+def test_jit_compile_is_said_to_be_off(mistakes: tuple[Run, list[dict[str, Any]]]) -> None:
+    assert mistakes[0].stderr.count("jit_compile=True is turned off") == 1
+    mistakes[0].check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mistake", "error"),
+    [("shuffle", "DataError"), ("lengths_unknown", "OutOfStepError"), ("empty_of_unknown_length", "DataError")],
+)
+def test_mistake_that_is_not_caught(tmp_path: Path, mistake: str, error: str) -> None:
+    ended = run(tmp_path, "-n", "2", "--timeout", "20", MISTAKES, f"uncaught:{mistake}", within=START)
+    assert ended.code == 1, ended.stderr
+    assert f"errors.{error}: " in ended.stderr, ended.stderr
+    assert "Graph execution error" not in ended.stderr, "what TensorFlow makes of it hides what happened"
+    ended.check_nothing_left()
+
+
+# -- environments that can't work ------------------------------------------------------------------
+
+
+def test_backend_without_exchange(tmp_path: Path, script: Path) -> None:
+    script.write_text("import keras\nprint('it ran')\n")
+    ended = run(tmp_path, "-n", "2", script, env={"KERAS_BACKEND": "jax"})
+    assert ended.code in (1, 2)
+    assert "ConfigurationError: KERAS_BACKEND=jax" in ended.stderr, ended.stderr
+    assert "No module named" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_malformed_tf_config(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-n", "2", TRAINING, "none", env={"TF_CONFIG": "{'cluster':"}, within=START)
+    assert ended.code in (1, 2), "it trained as if nothing were wrong"
+    assert "TF_CONFIG" in ended.stderr
+
+
+# -- batches per worker ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def per_worker(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Rank 0 has 5 batches, rank 1 has 2."""
+    folder = tmp_path_factory.mktemp("per_worker")
+    ended = run(
+        folder, "-n", "2", "--batch", "per-worker", "--timeout", "20", SCRIPTS / "per_worker.py", within=START + 30
+    )
+    assert ended.code == 0, ended.stderr
+    ended.check_nothing_left()
+    return told(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "steps"), [("known", 10), ("unknown", 10), ("generator", 5)])
+def test_ranks_with_unequal_batches_end_together(per_worker: list[dict[str, Any]], case: str, steps: int) -> None:
+    first, second = (each[case] for each in per_worker)
+    assert first["steps"] == second["steps"] == steps
+    assert first["loss"] == second["loss"]
+    assert first["weights"] == second["weights"]
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_reaches_scripts_that_tidy_up(tmp_path: Path, number: signal.Signals) -> None:
+    started = Run(tmp_path, "-n", "2", PLAIN, "obey")
+    started.until_exist("begun-0", "begun-1")
+    started.send(number)
+    ended = started.ends(PROMISED)
+    assert ended.code == 128 + number, ended.stderr
+    assert all((tmp_path / f"tidied-{rank}").exists() for rank in range(2))
+    assert "stopped by a signal" in ended.stderr
+    ended.check_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_scripts_that_know_nothing_of_it(tmp_path: Path, number: signal.Signals) -> None:
+    started = Run(tmp_path, "-n", "2", PLAIN, "sleep")
+    started.until_exist("begun-0", "begun-1")
+    started.send(number)
+    ended = started.ends(PROMISED)
+    assert ended.code == 128 + number, ended.stderr
+    assert "Traceback" not in ended.stderr
+    ended.check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_scripts_that_ignore_a_signal_are_killed_after_the_grace_period(tmp_path: Path, number: signal.Signals) -> None:
+    started = Run(tmp_path, "-n", "2", "--grace", "2", PLAIN, "ignore")
+    started.until_exist("begun-0", "begun-1")
+    started.send(number)
+    ended = started.ends(2 + PROMISED)
+    assert ended.seconds > 1.9
+    assert ended.code == 128 + number, ended.stderr
+    assert all((tmp_path / f"signal-{number.value}-{rank}").exists() for rank in range(2))
+    ended.check_nothing_left()
+
+
+def test_second_signal_allows_no_more_grace(tmp_path: Path) -> None:
+    started = Run(tmp_path, "-n", "2", "--grace", "60", PLAIN, "ignore")
+    started.until_exist("begun-0", "begun-1")
+    started.send(signal.SIGINT)
+    started.until_exist("signal-2-0", "signal-2-1")
+    started.send(signal.SIGINT)
+    ended = started.ends(PROMISED)
+    assert ended.code == 130, ended.stderr
+    ended.check_nothing_left()
+
+
+@pytest.mark.slow
+def test_interrupted_training(tmp_path: Path) -> None:
+    started = Run(tmp_path, "-n", "2", TRAINING, "long")
+    started.until_exist("begun-0", "begun-1", within=START)
+    started.send(signal.SIGINT)
+    ended = started.ends(PROMISED + 2)
+    assert ended.code == 130, ended.stderr
+    ended.check_nothing_left()
+
+
+def kill_launcher(started: Run) -> Run:
+    started.until_exist("begun-0", "begun-1", within=START)
+    started.send(signal.SIGKILL)
+    return started.ends(PROMISED)
+
+
+def test_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
+    kill_launcher(Run(tmp_path, "-n", "2", PLAIN, "sleep")).check_nothing_left()
+
+
+@pytest.mark.slow
+def test_killed_launcher_of_a_training_leaves_nothing(tmp_path: Path) -> None:
+    kill_launcher(Run(tmp_path, "-n", "2", TRAINING, "long")).check_nothing_left()

@@ -1,0 +1,132 @@
+"""`syrtos run`: what is typed is what is planned."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from syrtos import cli
+from syrtos.settings import OPTIONS_VARIABLE, Options, options_from
+
+DryRun = Callable[..., tuple[list[str], Options]]
+
+
+@pytest.fixture
+def dry_run(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> DryRun:
+    """Plans ``syrtos run OPTIONS train.py ARGUMENTS``; the command that would be run, and the options it carries."""
+    monkeypatch.chdir(script.parent)
+
+    def plan(options: str = "", arguments: str = "") -> tuple[list[str], Options]:
+        words = ["run", "--dry-run", *options.split(), "train.py", *arguments.split()]
+        assert cli.main(words) == 0
+        variable, *command = shlex.split(capsys.readouterr().out.replace(" \\\n", " "))
+        return command, options_from({OPTIONS_VARIABLE: variable.partition("=")[2]})
+
+    return plan
+
+
+def workers(command: list[str]) -> str:
+    return command[command.index("-n") + 1]
+
+
+def test_one_worker_unless_asked(dry_run: DryRun) -> None:
+    command, options = dry_run()
+    assert workers(command) == "1"
+    assert Options(run_dir=options.run_dir) == options
+
+
+def test_a_dry_run_leaves_nothing_behind(dry_run: DryRun, script: Path) -> None:
+    _, options = dry_run()
+    assert list(script.parent.iterdir()) == [script]
+    assert Path(options.run_dir).is_absolute()
+    assert Path(options.run_dir).parent == script.parent / "runs"
+
+
+def test_every_training_option_travels(dry_run: DryRun, tmp_path: Path) -> None:
+    typed = (
+        "--batch per-worker --sync-batchnorm --scale-lr sqrt --warmup-epochs 5 --check-every 7 --timeout 8.5 "
+        "--bucket-mb 9.5 --run-dir somewhere"
+    )
+    _, options = dry_run(typed)
+    where = str(tmp_path / "somewhere")
+    assert options == Options(
+        batch="per-worker", sync_batchnorm=True, scale_lr="sqrt", warmup_epochs=5, check_every=7, timeout=8.5,
+        bucket_mb=9.5, run_dir=where,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--epochs 3", "-n 9 --hosts x:1", "--dry-run --run-dir elsewhere", "fit --help -h", "--version"]
+)
+def test_the_scripts_arguments_are_its_own(dry_run: DryRun, arguments: str) -> None:
+    command, options = dry_run("-n 1", arguments)
+    words = arguments.split()
+    assert command[-len(words) - 1 :] == [command[-len(words) - 1], *words]
+    assert command[-len(words) - 1].endswith("train.py")
+    assert "elsewhere" not in options.run_dir
+
+
+@pytest.mark.parametrize("arguments", ["--host 0.0.0.0", "--b 3", "--s 1"])
+@pytest.mark.xfail(
+    strict=True, raises=SystemExit, reason="argparse looks for abbreviations of ours in the script's arguments"
+)
+def test_the_scripts_arguments_are_no_abbreviations_of_ours(dry_run: DryRun, arguments: str) -> None:
+    command, _ = dry_run("-n 1", arguments)
+    assert command[-2:] == arguments.split()
+
+
+@pytest.mark.xfail(strict=True, reason="argparse drops the first `--` of what is left over")
+def test_the_scripts_double_dash_is_its_own(dry_run: DryRun) -> None:
+    command, _ = dry_run("-n 1", "-- --x")
+    assert command[-2:] == ["--", "--x"]
+
+
+def test_hosts_fill_their_slots_unless_asked(dry_run: DryRun) -> None:
+    command, _ = dry_run("--hosts a:2,b:3")
+    assert (workers(command), command[command.index("-hosts") + 1]) == ("5", "a:2,b:3")
+    command, _ = dry_run("--hosts a:2,b:3 -n 4")
+    assert workers(command) == "4"
+
+
+def test_a_host_file_says_the_same(dry_run: DryRun, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=3\n")
+    command, _ = dry_run("--hostfile hosts --ssh /opt/rsh")
+    assert (workers(command), command[command.index("-hosts") + 1]) == ("5", "a:2,b:3")
+    assert "/opt/rsh" in command
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("-n 0 train.py", "`-n` must be 1 or more workers"),
+        ("-n 99999 train.py", "99999 workers were asked for.*--oversubscribe"),
+        ("trian.py", "There is no script trian.py"),
+        ("--hosts a:x train.py", "A host is written"),
+        ("--hosts a:2 -n 3 train.py", "the hosts have 2 slots"),
+        ("--hostfile nowhere train.py", "nowhere can't be read"),
+        ("--timeout 0 train.py", "`timeout` must be more than 0"),
+        ("--warmup-epochs -1 train.py", "`warmup_epochs` must be 0 or more"),
+    ],
+)
+@pytest.mark.usefixtures("dry_run")
+def test_mistakes_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], typed: str, message: str) -> None:
+    assert cli.main(["run", *typed.split()]) == 2
+    captured = capsys.readouterr()
+    assert re.search(message, captured.err)
+    assert captured.out == ""
+    assert captured.err.startswith("syrtos: ")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "run", "run --batch local train.py", "run --hosts a --hostfile b train.py", "jog"]
+)
+def test_what_is_no_command_shows_the_usage(capsys: pytest.CaptureFixture[str], typed: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(typed.split())
+    assert ended.value.code == 2
+    assert "usage: syrtos" in capsys.readouterr().err

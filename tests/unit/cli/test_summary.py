@@ -1,0 +1,85 @@
+"""The one screen at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syrtos.cli.summary import print_failure, print_summary
+from syrtos.launch.supervise import Outcome
+from syrtos.observe.ledger import Ledger
+
+WORKERS: dict[int, dict[str, Any]] = {0: {"host": "a", "pid": 10}, 1: {"host": "b", "pid": 101}}
+
+
+def train(run_dir: Path, rank: int, waited: float) -> None:
+    ledger = Ledger.open(str(run_dir), rank)
+    for step in range(1500):
+        ledger.begin_step()
+        ledger.samples = 8.0
+        ledger.spend("wait", waited)
+        ledger.end_step(step, "train")
+    ledger.close()
+
+
+def failure_screen(outcome: Outcome, capsys: pytest.CaptureFixture[str]) -> str:
+    print_failure(outcome, Path("/runs/1"))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def test_a_run_adds_up_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, 0, waited=1.0)
+    train(tmp_path, 1, waited=0.0)
+    print_summary(tmp_path)
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert captured.out == ""
+    assert lines[0].split() == ["workers", "2"]
+    assert lines[1].startswith("steps") and "1,500 (median" in lines[1]  # noqa: PT018
+    assert any(line.startswith("slowest") and "rank 1: the others wait" in line for line in lines)
+    assert lines[-1] == f"run directory: {tmp_path}"
+
+
+def test_without_training_only_the_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary(tmp_path)
+    assert capsys.readouterr().err == f"run directory: {tmp_path}\n"
+
+
+def test_the_first_failure_is_shown_with_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+    failures = [{"rank": 1, "host": "b", "text": "ValueError: x\n"}, {"rank": 0, "host": "a", "text": "later"}]
+    screen = failure_screen(Outcome(1, failures, WORKERS), capsys)
+    assert "rank 1 on b failed first:\n\nValueError: x\n" in screen
+    assert "/runs/1/logs/rank-1.log" in screen
+    assert "later" not in screen
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_a_stopped_run_is_no_failure_of_a_worker(capsys: pytest.CaptureFixture[str], code: int) -> None:
+    screen = failure_screen(Outcome(code, [{"rank": 0, "text": "KeyboardInterrupt"}], WORKERS), capsys)
+    assert screen == "\nsyrtos: stopped by a signal. Run directory: /runs/1\n"
+
+
+def test_a_killed_worker_is_named_by_its_process(capsys: pytest.CaptureFixture[str]) -> None:
+    noise = ["= BAD TERMINATION", "=   PID 101 RUNNING AT b", "=   EXIT CODE: 9"]
+    screen = failure_screen(Outcome(9, [], WORKERS, noise), capsys)
+    assert "rank 1 on b was killed (process 101, exit code 9)" in screen
+    assert "out of memory" in screen
+    assert "/runs/1/logs/rank-1.log" in screen
+
+
+def test_a_worker_that_ended_silently_points_at_the_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = failure_screen(Outcome(3, [], WORKERS), capsys)
+    assert "ended with exit code 3 before it could say why" in screen
+    assert "/runs/1/logs" in screen
+
+
+def test_workers_that_never_started_show_what_the_launcher_said(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = failure_screen(Outcome(255, noise=["=====", "[mpiexec@a] unreachable"]), capsys)
+    assert "could not be started" in screen
+    assert "\n  [mpiexec@a] unreachable\n" in screen
+    assert "=====" not in screen
+    assert "reachable by `ssh NAME true`" in screen

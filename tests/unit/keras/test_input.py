@@ -1,0 +1,170 @@
+"""Shares of batches: together they are the batch, whatever it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.errors import DataError
+from syrtos.keras.input import global_batches, worker_batches
+
+Answer = Callable[[float], list[float]]
+
+
+class OneOf(InProcessCommunicator):
+    """One worker of a group whose others agree, or answer as told."""
+
+    def __init__(self, rank: int, size: int, answer: Answer | None = None) -> None:
+        super().__init__(rank, size)
+        self.calls: list[str] = []
+        self._answer = answer or (lambda mine: [mine] * size)
+
+    def agree(self, call: str, value: float = 0.0) -> list[float]:
+        self.calls.append(call)
+        return self._answer(value)
+
+
+def shares(dataset: Any, size: int) -> list[list[Any]]:
+    """What each worker reads of each batch."""
+    return [list(global_batches(dataset, OneOf(rank, size))) for rank in range(size)]
+
+
+def busy_for(rounds: int) -> Answer:
+    """Another worker that has ``rounds`` batches of its own."""
+    left = iter([1.0] * rounds)
+    return lambda mine: [mine, next(left, 0.0)]
+
+
+def counts(batches: Any) -> list[int]:
+    return [int(batch.shape[0]) for batch in batches]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("drop", [True, False])
+def test_shares_in_rank_order_are_the_batch(size: int, drop: bool) -> None:
+    data = np.arange(22).reshape(11, 2)
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(4, drop_remainder=drop)
+    for whole, *parts in zip(dataset, *shares(dataset, size), strict=True):
+        np.testing.assert_array_equal(np.concatenate([part.numpy() for part in parts]), whole.numpy())
+        assert max(counts(parts)) - min(counts(parts)) <= 1
+
+
+def test_a_worker_may_have_no_rows_of_a_small_batch() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(5.0)).batch(4)
+    assert [counts(mine) for mine in shares(dataset, 4)] == [[1, 0], [1, 0], [1, 0], [1, 1]]
+
+
+def test_the_structure_of_elements_is_kept() -> None:
+    element = ({"a": np.arange(4), "b": np.arange(8).reshape(4, 2)}, np.arange(4.0))
+    (batch,) = shares(tf.data.Dataset.from_tensor_slices(element).batch(4), 2)[1]
+    features, labels = batch
+    assert features["a"].numpy().tolist() == [2, 3]
+    assert features["b"].numpy().tolist() == [[4, 5], [6, 7]]
+    assert labels.numpy().tolist() == [2.0, 3.0]
+
+
+def test_strings_and_booleans_are_shared_too() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((["a", "b", "c"], [True, False, True])).batch(3)
+    ((texts, flags),) = shares(dataset, 2)[1]
+    assert (texts.numpy().tolist(), flags.numpy().tolist()) == ([b"b", b"c"], [False, True])
+
+
+def test_sparse_rows_are_shared() -> None:
+    dense = np.diag(np.arange(1.0, 6.0))
+    dataset = tf.data.Dataset.from_tensor_slices(tf.sparse.from_dense(dense)).batch(5)
+    parts = [tf.sparse.to_dense(mine[0]).numpy() for mine in shares(dataset, 2)]
+    np.testing.assert_array_equal(np.concatenate(parts), dense)
+    assert counts(parts) == [2, 3]
+
+
+def test_ragged_rows_are_shared() -> None:
+    ragged = tf.ragged.constant([[1], [2, 3], [], [4, 5, 6]])
+    dataset = tf.data.Dataset.from_tensors(ragged)
+    assert [mine[0].to_list() for mine in shares(dataset, 2)] == [[[1], [2, 3]], [[], [4, 5, 6]]]
+
+
+def test_what_has_no_rows_is_everyones() -> None:
+    dataset = tf.data.Dataset.from_tensors((tf.range(4), tf.constant(0.5)))
+    for mine in shares(dataset, 2):
+        assert mine[0][1].numpy() == 0.5
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a tensor of unknown rank counts as one without rows: every worker gets the whole batch"
+)
+def test_batches_from_a_python_function_are_shared() -> None:
+    dataset = tf.data.Dataset.from_tensors(np.arange(4)).map(lambda x: tf.numpy_function(np.negative, [x], tf.int64))
+    assert [counts(mine) for mine in shares(dataset, 2)] == [[2], [2]]
+
+
+def test_workers_that_read_different_data_are_told() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(8.0)).batch(4)
+    comm = OneOf(0, 3, lambda mine: [mine, mine + 1, mine])
+    with pytest.raises(tf.errors.UnknownError, match=r"different data in batch 0: ranks \[0, 2\] / \[1\] disagree"):
+        list(global_batches(dataset, comm))
+
+
+@pytest.mark.parametrize(("first", "second"), [(np.arange(8.0), np.arange(8.0)[::-1]), (np.zeros(8), np.eye(1, 8)[0])])
+def test_checksums_tell_batches_apart(first: Any, second: Any) -> None:
+    assert checksum_of(first) == checksum_of(first.copy())
+    assert checksum_of(first) != checksum_of(second)
+
+
+def checksum_of(data: Any) -> float:
+    seen: list[float] = []
+    comm = OneOf(0, 1, lambda mine: [seen.append(mine) or mine])
+    list(global_batches(tf.data.Dataset.from_tensors(data), comm))
+    return seen[0]
+
+
+def test_batches_are_compared_now_and_then() -> None:
+    comm = OneOf(0, 2)
+    list(global_batches(tf.data.Dataset.range(130).batch(1), comm))
+    assert len(comm.calls) == 3
+
+
+def test_a_worker_goes_on_without_rows_until_all_have_run_out() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((np.ones((5, 3), np.float32), np.arange(5))).batch(2)
+    batches = list(worker_batches(dataset, OneOf(0, 2, busy_for(5))))
+    assert counts(x for x, _ in batches) == [2, 2, 1, 0, 0]
+    assert counts(y for _, y in batches) == [2, 2, 1, 0, 0]
+    assert batches[-1][0].shape == (0, 3)
+    assert (batches[-1][0].dtype, batches[-1][1].dtype) == (tf.float32, tf.int64)
+
+
+def test_a_worker_reads_all_its_own_batches() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(6.0)).batch(2)
+    batches = list(worker_batches(dataset, OneOf(0, 2, busy_for(1))))
+    np.testing.assert_array_equal(np.concatenate([batch.numpy() for batch in batches]), np.arange(6.0))
+
+
+def test_one_vote_goes_before_each_batch() -> None:
+    comm = OneOf(0, 2, busy_for(0))
+    assert counts(worker_batches(tf.data.Dataset.range(4).batch(2), comm)) == [2, 2]
+    assert comm.calls == ["more input?"] * 3
+
+
+def test_dictionaries_pass_through() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices({"a": np.arange(2)}).batch(2)
+    batches = list(worker_batches(dataset, OneOf(0, 2, busy_for(2))))
+    assert counts(batch["a"] for batch in batches) == [2, 0]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=TypeError, reason="a tuple of one is unwrapped, but not in the batches without rows"
+)
+def test_tuples_of_one_pass_through() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((np.arange(2.0),)).batch(2)
+    batches = list(worker_batches(dataset, OneOf(0, 2, busy_for(2))))
+    assert counts(x for (x,) in batches) == [2, 0]
+
+
+@pytest.mark.parametrize("element", [tf.constant(1.0), tf.ragged.constant([[1], [2, 3]])], ids=["scalar", "ragged"])
+def test_what_can_not_be_without_rows_is_refused(element: Any) -> None:
+    with pytest.raises(DataError, match="dense tensors with a batch dimension"):
+        worker_batches(tf.data.Dataset.from_tensors(element), OneOf(0, 2))

@@ -1,0 +1,72 @@
+"""What each worker may use of its host."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syrtos.launch import resources
+
+
+def hydra(rank: int, size: int) -> dict[str, str]:
+    return {"MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": str(size)}
+
+
+@pytest.mark.parametrize(
+    ("env", "cores", "threads"),
+    [
+        ({}, 8, "8"),
+        (hydra(0, 2), 8, "4"),
+        (hydra(2, 3), 8, "2"),
+        (hydra(3, 4), 2, "1"),
+        ({"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, 8, "2"),
+        ({"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2,2"}, 8, "4"),
+        (hydra(0, 4) | {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}, 8, "2"),
+    ],
+)
+def test_workers_of_a_host_share_its_cores(env: dict[str, str], cores: int, threads: str) -> None:
+    wanted = resources.share(env, cores, gpus=0)
+    assert (wanted["OMP_NUM_THREADS"], wanted["TF_NUM_INTRAOP_THREADS"]) == (threads, threads)
+
+
+@given(st.integers(1, 64), st.integers(1, 256))
+def test_threads_fill_the_host_and_no_more(size: int, cores: int) -> None:
+    threads = [int(resources.share(hydra(rank, size), cores, 0)["OMP_NUM_THREADS"]) for rank in range(size)]
+    assert min(threads) >= 1
+    assert sum(threads) <= max(cores, size)
+    assert sum(threads) > cores - size
+
+
+def test_an_exchange_has_a_thread_beside_computation() -> None:
+    assert int(resources.share(hydra(0, 2), 2, 0)["TF_NUM_INTEROP_THREADS"]) >= 2
+
+
+def test_each_worker_gets_one_gpu_by_local_rank() -> None:
+    gpus = [resources.share(hydra(rank, 4), 8, gpus=4)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]
+    assert gpus == ["0", "1", "2", "3"]
+
+
+def test_gpus_are_shared_evenly_when_there_are_too_few() -> None:
+    gpus = [resources.share(hydra(rank, 4), 8, gpus=2)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]
+    assert sorted(gpus) == ["0", "0", "1", "1"]
+
+
+def test_without_gpus_none_is_hidden() -> None:
+    assert "CUDA_VISIBLE_DEVICES" not in resources.share(hydra(0, 2), 8, gpus=0)
+
+
+@pytest.mark.xfail(strict=True, reason="of Slurm's list of counts the first is taken on every host")
+def test_hosts_of_one_slurm_step_may_have_different_counts() -> None:
+    second_host = {"SLURM_LOCALID": "3", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1,4"}
+    assert resources.share(second_host, 8, 0)["OMP_NUM_THREADS"] == "2"
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = hydra(0, 1) | {"OMP_NUM_THREADS": "7", "CUDA_VISIBLE_DEVICES": ""}
+    monkeypatch.setattr(os, "environ", env)
+    resources.apply(env)
+    assert (env["OMP_NUM_THREADS"], env["CUDA_VISIBLE_DEVICES"]) == ("7", "")
+    assert env["TF_NUM_INTRAOP_THREADS"] == str(len(os.sched_getaffinity(0)))

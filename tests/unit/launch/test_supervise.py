@@ -1,0 +1,200 @@
+"""A run from start to end, with a small program in the launcher's place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from syrtos.launch.plan import Plan
+from syrtos.launch.supervise import Outcome, supervise
+
+HERE = os.uname().nodename
+PRELUDE = """
+import os, signal, sys, time
+from syrtos.launch.events import line, send
+def raw(data, stream=1): os.write(stream, data)
+def on_term(function): signal.signal(signal.SIGTERM, lambda *_: function())
+def signal_launcher(number=signal.SIGTERM): os.kill(os.getppid(), number)
+"""
+
+
+def run(code: str, grace: float = 5.0, **variables: str) -> Outcome:
+    return supervise(Plan((sys.executable, "-c", PRELUDE + code), variables), os.environ, grace)
+
+
+@pytest.fixture(autouse=True)
+def harmless_signals() -> Iterator[None]:
+    """A launcher that misses a signal fails a test, and does not end all of them."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_output_passes_through(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run("print('Epoch 1/5'); print('é warning', file=sys.stderr); print('no newline', end='')")
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("Epoch 1/5\nno newline", "é warning\n")
+    assert outcome == Outcome()
+
+
+def test_variables_of_the_plan_are_set(capfd: pytest.CaptureFixture[str]) -> None:
+    run("print(os.environ['SYRTOS_OPTIONS'], 'PATH' in os.environ)", SYRTOS_OPTIONS="{}")
+    assert capfd.readouterr().out == "{} True\n"
+
+
+@pytest.mark.parametrize(("ending", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("pass", 0)])
+def test_the_exit_code_is_the_launchers(ending: str, code: int) -> None:
+    assert run(ending).code == code
+
+
+def test_workers_and_failures_are_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run("""
+send(2, "started", 1, host="far-away", pid=1)
+send(2, "joined", 1, segments=["/dev/shm/mpich_shm_x"])
+send(2, "failed", 1, text="ValueError: x", code=7)
+send(2, "failed", 0, text="later", code=1)
+sys.exit(1)
+""")
+    assert outcome.code == 7
+    assert [(f["rank"], f["text"]) for f in outcome.failures] == [(1, "ValueError: x"), (0, "later")]
+    assert outcome.failures[0]["host"] == "far-away"
+    assert outcome.workers[1]["segments"] == ["/dev/shm/mpich_shm_x"]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_failure_is_never_a_success() -> None:
+    assert run("send(2, 'failed', 0, text='x', code=0)").code == 1
+
+
+def test_an_event_may_follow_an_unfinished_line(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run("raw(b'10/100', 2); send(2, 'failed', 0, text='x', code=4); raw(b'after\\n', 2)")
+    assert capfd.readouterr().err == "10/100after\n"
+    assert len(outcome.failures) == 1
+
+
+def test_an_event_may_come_in_pieces(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run("""
+whole = b"50%" + line("failed", 2, text="x" * 100_000)
+for piece in (whole[:1], whole[1:4], whole[4:9], whole[9:5000], whole[5000:]):
+    raw(piece, 2)
+    time.sleep(0.02)
+""")
+    assert outcome.failures[0]["text"] == "x" * 100_000
+    assert capfd.readouterr().err == "50%"
+
+
+def test_output_that_only_looks_like_an_event_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run("raw(b'\\x1esyrtos is a dance\\n')")
+    assert capfd.readouterr().out == "\x1esyrtos is a dance\n"
+    assert outcome.failures == []
+
+
+def test_what_hydra_says_is_kept_apart(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run("raw(b'[mpiexec@h] gone\\nEpoch 1\\nAbort(1) on node 0\\n', 2)")
+    assert outcome.noise == ["[mpiexec@h] gone", "Abort(1) on node 0"]
+    assert capfd.readouterr().err == "Epoch 1\n"
+
+
+@pytest.mark.parametrize("text", ["=" * 65, "=== Epoch 1 ===", "=   total"])
+@pytest.mark.xfail(
+    strict=True, reason="lines of a script that begin like hydra's banner vanish, e.g. from Keras 2's summary()"
+)
+def test_lines_of_a_script_are_never_taken_for_hydras(capfd: pytest.CaptureFixture[str], text: str) -> None:
+    run(f"print('''{text}''')")
+    assert capfd.readouterr().out == text + "\n"
+
+
+def test_a_signal_reaches_the_script_which_may_clean_up(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run("on_term(lambda: (print('saved'), sys.exit(0))); signal_launcher(); time.sleep(20)")
+    assert outcome.code == 128 + signal.SIGTERM
+    assert capfd.readouterr().out == "saved\n"
+
+
+def test_an_interrupt_is_passed_on_as_one() -> None:
+    started = time.perf_counter()
+    assert run("signal_launcher(signal.SIGINT); time.sleep(20)").code == 130
+    assert time.perf_counter() - started < 5
+
+
+def test_a_script_that_ignores_signals_is_killed_after_its_grace() -> None:
+    started = time.perf_counter()
+    outcome = run("on_term(lambda: None); signal_launcher()\nwhile True: time.sleep(1)", grace=0.2)
+    assert outcome.code == 143
+    assert 0.2 <= time.perf_counter() - started < 5
+
+
+def test_a_second_signal_ends_the_grace() -> None:
+    started = time.perf_counter()
+    run(
+        "on_term(lambda: None); signal_launcher(); time.sleep(0.1); signal_launcher()\nwhile True: time.sleep(1)",
+        grace=60,
+    )
+    assert time.perf_counter() - started < 5
+
+
+def test_local_workers_are_signalled_directly_and_once(capfd: pytest.CaptureFixture[str]) -> None:
+    run(f"""
+on_term(lambda: print("TERM", flush=True))
+send(2, "started", 0, host={HERE!r}, pid=os.getpid())
+time.sleep(0.1)
+signal_launcher()
+time.sleep(0.3)
+""")
+    assert capfd.readouterr().out == "TERM\n"
+
+
+def test_a_stall_asks_local_workers_for_their_stacks(capfd: pytest.CaptureFixture[str]) -> None:
+    run(f"""
+signal.signal(signal.SIGUSR1, lambda *_: print("stack", flush=True))
+send(2, "started", 0, host={HERE!r}, pid=os.getpid())
+send(2, "stalled", 0, text="waiting")
+time.sleep(0.3)
+""")
+    assert capfd.readouterr().out == "stack\n"
+
+
+def test_workers_that_outlive_the_launcher_are_killed() -> None:
+    outcome = run(f"""
+import subprocess
+orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # syrtos"], start_new_session=True,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+send(2, "started", 0, host={HERE!r}, pid=orphan.pid)
+""")
+    pid = outcome.workers[0]["pid"]
+    assert not runs(pid)
+
+
+def test_a_process_that_is_no_worker_any_more_is_left_alone() -> None:
+    """Process numbers are used again: what a worker's number names now may be someone else's."""
+    import subprocess
+
+    other = subprocess.Popen(["sleep", "60"])
+    run(f"send(2, 'started', 0, host={HERE!r}, pid={other.pid})")
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_handlers_are_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    run("pass")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is alive within a moment; the dead may still wait to be collected."""
+    for _ in range(50):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return False
+        except OSError:
+            return False
+        time.sleep(0.02)
+    return True
