@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -65,7 +66,7 @@ class Run:
     def until_exist(self, *names: str, within: float = 60.0) -> None:
         """Waits for files that the script writes."""
         self.until(lambda: self.ended() or all((self._folder / name).exists() for name in names), within)
-        assert not self.ended(), self.stderr
+        assert all((self._folder / name).exists() for name in names), self.stderr
         self._watch()
 
     def mark_time(self) -> None:
@@ -100,7 +101,7 @@ class Run:
             self.pids.add(member.pid)
             with contextlib.suppress(psutil.Error):
                 self._segments |= {m.path for m in member.memory_maps() if m.path.startswith("/dev/shm/")}
-                self._ports |= {c.laddr.port for c in member.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+                self._ports |= _listening(member.net_connections("inet"))
 
     def _members(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
@@ -142,23 +143,23 @@ class Run:
         assert not missing, f"not in stderr: {missing}\n{self.stderr}\n{self.logs}"
         assert self.code == code, self.stderr
 
-    def check_nothing_left(self, within: float = 2.0) -> None:
-        """No process, port or shared memory of the run."""
+    def check_nothing_left(self, within: float = 2.0, segments: bool = True) -> None:
+        """No process, port or (unless told otherwise) shared memory of the run."""
         assert len(self.pids) > 1, "the run was never seen"
-        left = self._left()
+        left = self._left(segments)
         deadline = time.monotonic() + within
         while any(left.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
-            left = self._left()
+            left = self._left(segments)
         self._tidy()
         assert not any(left.values()), left
 
-    def _left(self) -> dict[str, list[str]]:
-        listening = {c.laddr.port for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    def _left(self, segments: bool) -> dict[str, list[str]]:
+        listening = _listening(psutil.net_connections("inet"))
         return {
             "processes": [" ".join(member.cmdline()) for member in self._members()],
             "ports": [str(port) for port in sorted(self._ports & listening)],
-            "segments": [path for path in sorted(self._segments) if Path(path).exists()],
+            "segments": [path for path in sorted(self._segments) if segments and Path(path).exists()],
         }
 
     def _tidy(self) -> None:
@@ -170,6 +171,10 @@ class Run:
 def run(folder: Path, *arguments: str | Path, within: float = 60.0, env: Mapping[str, str] | None = None) -> Run:
     """Runs `syrtos run ARGUMENTS` to its end."""
     return Run(folder, *arguments, env=env).ends(within)
+
+
+def _listening(connections: Iterable[Any]) -> set[int]:
+    return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
 
 
 def _like_any_user() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras import files, state
+from syrtos.keras import state
 from syrtos.keras.fitting import learning_rate_factor
 from syrtos.keras.step import clock
 
@@ -66,9 +66,6 @@ class First(_Quiet):
     def __init__(self, last: Last) -> None:
         super().__init__()
         self._last = last
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        files.fit_begins()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._last.callbacks_since = time.perf_counter()
@@ -134,7 +131,6 @@ class Last(_Quiet):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Whoever reads a checkpoint after `fit` finds it complete."""
-        files.fit_ends()
         if self._session.comm.size > 1:
             state.check_equal(self._session.comm, state.of_model(self.model), self._steps)
         self._session.ledger.flush()

@@ -35,13 +35,16 @@ def by_rank_0(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def fit_begins() -> None:
-    """From now on only rank 0 may be saving: checkpoints are its own."""
-    global _fits_running
-    _fits_running += 1
+def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """While `fit` runs only rank 0 may be saving: checkpoints are its own callbacks' doing."""
 
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        global _fits_running
+        _fits_running += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _fits_running -= 1
 
-def fit_ends() -> None:
-    """All workers save together again."""
-    global _fits_running
-    _fits_running = max(_fits_running - 1, 0)
+    return fit

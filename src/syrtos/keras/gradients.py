@@ -43,11 +43,36 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     if comm is None or comm.size == 1:
         return list(grads)
     step = current_step()
+    if step is not None and _accumulates(optimizer):
+        # weighed already, by `to_accumulate`
+        mean = ops.weighted_mean(comm, grads, tf.constant(1.0), _adds_rows(optimizer))
+        return [_times(g, comm.size) for g in mean]
     weight = tf.constant(1.0) if step is None else step.samples
     mean = ops.weighted_mean(comm, grads, weight, _adds_rows(optimizer))
     if step is not None:
         return mean
     return [_times(g, comm.size) for g in mean] if _in_strategy_run() else mean
+
+
+def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+    """This worker's part of a step's gradients, if several steps are accumulated before they are reduced."""
+    comm, step = _comm(optimizer), current_step()
+    if comm is None or comm.size == 1 or step is None or not _accumulates(optimizer):
+        return grads
+    part = tf.where(step.active, step.fraction(), 0.0)
+    return [_times(_or_zero(g, step.active), tf.cast(part, g.dtype)) if g is not None else None for g in grads]
+
+
+def _accumulates(optimizer: Any) -> bool:
+    return bool(getattr(optimizer, "gradient_accumulation_steps", None))
+
+
+def _or_zero(gradient: Any, active: tf.Tensor) -> Any:
+    """A worker without samples adds nothing, whatever its gradients hold."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = tf.where(active, gradient.values, tf.zeros_like(gradient.values))
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.where(active, gradient, tf.zeros_like(gradient))
 
 
 def finite_everywhere(optimizer: Any, finite: tf.Tensor) -> tf.Tensor:
@@ -90,7 +115,7 @@ def _adds_rows(optimizer: Any) -> bool:
     return any(base.__name__ == "SGD" for base in type(optimizer).__mro__) and not clips
 
 
-def _times(gradient: Any, factor: int) -> Any:
+def _times(gradient: Any, factor: Any) -> Any:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

@@ -91,6 +91,7 @@ def _patch_model() -> None:
     # These build the functions that call `train_step` and its like: here a step becomes a step on a share.
     for name in ("train", "test", "predict"):
         replace(model, f"make_{name}_function", functools.partial(_make_function, f"{name}_step"))
+    replace(model, "fit", files.inside_fit)
     for name in ("save", "save_weights", "export"):
         replace(model, name, files.by_rank_0)
     replace(model, "compile", common.compiling)

@@ -88,6 +88,8 @@ def _apply_mask(original: Method) -> Method:
 def _patch_optimizers() -> None:
     # The only hook that runs once per applied update: after accumulation and before clipping.
     replace(base_optimizer.BaseOptimizer, "_clip_gradients", _reduce_then_clip)
+    # Steps that are accumulated count by their own samples, not by those of the step that applies them.
+    replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _weigh_then_accumulate)
     # tf.distribute's own reduction comes after clipping; ours has been done.
     replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _reduced_already)
     # An update is the same on all workers: its assignments need no exchange.
@@ -106,6 +108,13 @@ def _reduce_then_clip(original: Method) -> Method:
         return original(self, gradients.reduced(self, grads))
 
     return clip_gradients
+
+
+def _weigh_then_accumulate(original: Method) -> Method:
+    def backend_apply_gradients(self: Any, grads: list[Any], trainable_variables: Any) -> None:
+        original(self, gradients.to_accumulate(self, grads), trainable_variables)
+
+    return backend_apply_gradients
 
 
 def _reduced_already(original: Method) -> Method:
@@ -231,6 +240,7 @@ def _set_length(iterator: Any, batches: int | None) -> None:
 def _patch_callbacks_and_files() -> None:
     # Files are written once, decisions are taken together.
     replace(callback_list.CallbackList, "__init__", common.callback_list)
+    replace(tf_trainer.TensorFlowTrainer, "fit", files.inside_fit)
     for name in ("save", "save_weights", "export"):
         replace(model_module.Model, name, files.by_rank_0)
 

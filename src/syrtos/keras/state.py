@@ -27,11 +27,16 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
 
 
 def of_model(model: Any) -> list[Any]:
-    """All variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizers'."""
+    """All variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizer's.
+
+    Gradients that are being accumulated are each worker's own.
+    """
     found: list[Any] = [*model.variables]
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None:
-        found += variables_of(optimizer)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        own = {id(v) for v in getattr(inner, "_accumulated_gradients", None) or []}
+        found += [v for v in variables_of(optimizer) if id(v) not in own]
     return unique(found)
 
 

@@ -61,6 +61,8 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
             "or `--oversubscribe` if that is what you want."
         )
     environment = {OPTIONS_VARIABLE: spec.options.to_json()}
+    if not spec.hosts:
+        environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
     worker = [machine.python, "-m", "syrtos.launch.worker", str(spec.script.resolve()), *spec.arguments]
     where = _remote(spec, {**env, **environment}) if spec.hosts else ["-launcher", "fork"]
     return Plan((machine.mpiexec, *where, "-n", str(spec.workers), *worker), environment)

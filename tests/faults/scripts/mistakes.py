@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 RANK = int(os.environ["PMI_RANK"])
+QUIET: Any = 0
 X = np.random.default_rng(0).random((64, 4), np.float32)
 Y = X.sum(axis=1, keepdims=True)
 
 
-def model(width: int = 3, **options: object) -> keras.Sequential:
+def model(width: int = 3, **options: Any) -> keras.Sequential:
     """A small one, compiled."""
     made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(width, name="first"), keras.layers.Dense(1)])
     made.compile("sgd", "mse", **options)
@@ -26,62 +28,62 @@ def model(width: int = 3, **options: object) -> keras.Sequential:
 
 def empty() -> None:
     """A data set without batches."""
-    model().fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(128, drop_remainder=True), verbose=0)
+    model().fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(128, drop_remainder=True), verbose=QUIET)
 
 
 def empty_of_unknown_length() -> None:
     """A filter that lets nothing through."""
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: x[0] > 2).batch(8)
-    model().fit(data, verbose=0)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda *row: row[0][0] > 2).batch(8)
+    model().fit(data, verbose=QUIET)
 
 
 def lengths() -> None:
     """Each rank has filtered the data its own way."""
     rows = 64 - 16 * RANK
-    model().fit(X[:rows], Y[:rows], batch_size=8, verbose=0)
+    model().fit(X[:rows], Y[:rows], batch_size=8, verbose=QUIET)
 
 
 def lengths_unknown() -> None:
     """The same from a generator, which can't tell its length."""
 
-    def batches() -> object:
+    def batches() -> Iterator[Any]:
         for start in range(0, 64 - 16 * RANK, 8):
             yield X[start : start + 8], Y[start : start + 8]
 
-    model().fit(batches(), verbose=0)
+    model().fit(batches(), verbose=QUIET)
 
 
 def shuffle() -> None:
     """Each rank has an order of its own."""
     order = np.random.default_rng().permutation(len(X))
-    model().fit(X[order], Y[order], batch_size=8, verbose=0, shuffle=False)
+    model().fit(X[order], Y[order], batch_size=8, verbose=QUIET, shuffle=False)
 
 
 def structure() -> None:
     """A layer is wider on rank 1."""
-    model(width=3 + RANK).fit(X, Y, batch_size=8, verbose=0)
+    model(width=3 + RANK).fit(X, Y, batch_size=8, verbose=QUIET)
 
 
 def depth() -> None:
     """Rank 1 has one layer more."""
     deeper = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(1) for _ in range(1 + RANK))])
     deeper.compile("sgd", "mse")
-    deeper.fit(X, Y, batch_size=8, verbose=0)
+    deeper.fit(X, Y, batch_size=8, verbose=QUIET)
 
 
 def mirrored() -> None:
     """A scope that knows nothing of the other workers."""
     with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
         made = model()
-    made.fit(X, Y, batch_size=8, verbose=0)
+    made.fit(X, Y, batch_size=8, verbose=QUIET)
 
 
 def jit() -> None:
     """XLA can't contain an exchange: training goes on without it."""
     made = model(jit_compile=True)
-    before = made.evaluate(X, Y, verbose=0)
-    made.fit(X, Y, batch_size=8, epochs=3, verbose=0)
-    assert made.evaluate(X, Y, verbose=0) < before
+    before = made.evaluate(X, Y, verbose=QUIET)
+    made.fit(X, Y, batch_size=8, epochs=3, verbose=QUIET)
+    assert made.evaluate(X, Y, verbose=QUIET) < before
 
 
 def told(mistake: Callable[[], None]) -> dict[str, str]:
@@ -94,8 +96,9 @@ def told(mistake: Callable[[], None]) -> dict[str, str]:
     return {"type": "", "text": ""}
 
 
-MISTAKES = {
-    f.__name__: f for f in globals().copy().values() if callable(f) and getattr(f, "__module__", "") == __name__
+MISTAKES: dict[str, Callable[[], None]] = {
+    mistake.__name__: mistake
+    for mistake in (empty, empty_of_unknown_length, lengths, lengths_unknown, shuffle, structure, depth, mirrored, jit)
 }
 
 if __name__ == "__main__":

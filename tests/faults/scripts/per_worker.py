@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 RANK = int(os.environ["PMI_RANK"])
+QUIET: Any = 0
 X = np.random.default_rng(0).random((64, 4), np.float32)
 Y = X.sum(axis=1, keepdims=True)
 ROWS = 40 - 24 * RANK  # 5 batches of 8, and 2
@@ -34,7 +35,7 @@ def steps(data: Any, epochs: int) -> dict[str, Any]:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     counter = Steps()
-    history = model.fit(data, epochs=epochs, verbose=0, callbacks=[counter])
+    history = model.fit(data, epochs=epochs, verbose=QUIET, callbacks=[counter])
     weights = [w.tolist() for w in model.get_weights()]
     return {"steps": counter.count, "loss": history.history["loss"], "weights": weights}
 

@@ -14,6 +14,7 @@ import syrtos.testing
 
 RANK = int(os.environ["PMI_RANK"])
 FAULT = sys.argv[1]
+QUIET: Any = 0
 X = np.random.default_rng(0).random((64, 4), np.float32)
 Y = X.sum(axis=1, keepdims=True)
 
@@ -43,6 +44,6 @@ def callbacks() -> list[Any]:
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1, name="second")])
 model.compile("sgd", "mse")
 if FAULT == "evaluate" and RANK == 1:
-    model.evaluate(X, Y, batch_size=8, verbose=0)
+    model.evaluate(X, Y, batch_size=8, verbose=QUIET)
 epochs = 1 if FAULT in ("none", "end_early") and RANK == 1 else 1 if FAULT == "none" else 10000
-model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, callbacks=callbacks())
+model.fit(X, Y, batch_size=8, epochs=epochs, verbose=QUIET, callbacks=callbacks())

@@ -60,7 +60,7 @@ def test_a_worker_may_have_no_rows_of_a_small_batch() -> None:
 
 
 def test_the_structure_of_elements_is_kept() -> None:
-    element = ({"a": np.arange(4), "b": np.arange(8).reshape(4, 2)}, np.arange(4.0))
+    element: Any = ({"a": np.arange(4), "b": np.arange(8).reshape(4, 2)}, np.arange(4.0))
     (batch,) = shares(tf.data.Dataset.from_tensor_slices(element).batch(4), 2)[1]
     features, labels = batch
     assert features["a"].numpy().tolist() == [2, 3]
@@ -150,7 +150,8 @@ def test_one_vote_goes_before_each_batch() -> None:
 
 
 def test_dictionaries_pass_through() -> None:
-    dataset = tf.data.Dataset.from_tensor_slices({"a": np.arange(2)}).batch(2)
+    element: Any = {"a": np.arange(2)}
+    dataset = tf.data.Dataset.from_tensor_slices(element).batch(2)
     batches = list(worker_batches(dataset, OneOf(0, 2, busy_for(2))))
     assert counts(batch["a"] for batch in batches) == [2, 0]
 

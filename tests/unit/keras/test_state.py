@@ -16,18 +16,22 @@ from syrtos.errors import DivergenceError, OutOfStepError
 from syrtos.keras import state
 
 
+def variable(value: Any, name: str | None = None) -> tf.Variable:
+    return tf.Variable(value, name=name)
+
+
 def variables(rank: int = 0, size: int = 4) -> list[tf.Variable]:
     """A kernel that is the same on every rank, and a bias that is its rank."""
     return [
-        tf.Variable(np.arange(size, dtype=np.float32), name="kernel"),
-        tf.Variable(np.full(3, rank, np.float32), name="bias"),
+        variable(np.arange(size, dtype=np.float32), name="kernel"),
+        variable(np.full(3, rank, np.float32), name="bias"),
     ]
 
 
 @pytest.mark.parametrize("root", [0, 2])
 def test_broadcasting_gives_everyone_the_roots_values(together: Any, root: int) -> None:
     def play(comm: InProcessCommunicator) -> list[float]:
-        mine = [tf.Variable(float(comm.rank)), tf.Variable([comm.rank > 1]), tf.Variable(np.int64(comm.rank))]
+        mine = [variable(float(comm.rank)), variable([comm.rank > 1]), variable(np.int64(comm.rank))]
         state.broadcast(comm, mine, root)
         return [float(v.numpy().item()) for v in mine]
 
@@ -36,7 +40,7 @@ def test_broadcasting_gives_everyone_the_roots_values(together: Any, root: int) 
 
 def test_a_shared_variable_is_broadcast_once(together: Any) -> None:
     def play(comm: InProcessCommunicator) -> float:
-        shared = tf.Variable(float(comm.rank))
+        shared = variable(float(comm.rank))
         state.broadcast(comm, [shared] * (1 + comm.rank))
         return float(shared.numpy())
 
@@ -55,7 +59,7 @@ def test_equal_models_are_accepted(together: Any) -> None:
     ("other", "message"),
     [
         (lambda: variables(size=5), r"rank 0: kernel:0 \(4,\) float32\n  rank 1: kernel:0 \(5,\) float32"),
-        (lambda: [variables()[0], tf.Variable(np.zeros(3, np.float64), name="bias")], r"rank 1: bias:0 \(3,\) float64"),
+        (lambda: [variables()[0], variable(np.zeros(3, np.float64), name="bias")], r"rank 1: bias:0 \(3,\) float64"),
         (lambda: variables()[::-1], "rank 1: bias:0"),
         (lambda: variables()[:1], "rank 0: 2 variables\n  rank 1: 1 variables"),
     ],
@@ -81,7 +85,7 @@ def test_a_checksum_sees_every_bit(values: list[int], data: st.DataObject) -> No
 
 
 def checksum(value: Any) -> int:
-    return state.checksum(tf.Variable(value))
+    return state.checksum(variable(value))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "int64", "bool"])
@@ -114,7 +118,7 @@ def test_a_checksum_sees_swapped_values() -> None:
 
 def test_a_models_variables_are_its_own_and_its_optimizers_once() -> None:
     kernel, bias = variables()
-    rate = tf.Variable(0.1)
+    rate = variable(0.1)
     for listed in ([rate, kernel], lambda: [rate, kernel]):
         model = SimpleNamespace(variables=[kernel, bias, kernel], optimizer=SimpleNamespace(variables=listed))
         found = state.of_model(model)

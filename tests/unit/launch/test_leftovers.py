@@ -24,7 +24,7 @@ def segment() -> Iterator[Segment]:
     def make(prefix: str = "mpich_shm_", age: float = 3600.0) -> Path:
         path = Path("/dev/shm", f"{prefix}syrtos_test_{secrets.token_hex(4)}")
         path.write_bytes(b"\0" * mmap.PAGESIZE)
-        os.utime(path, (time.time() - age,) * 2)
+        os.utime(path, (time.time(), time.time() - age))
         made.append(path)
         return path
 
