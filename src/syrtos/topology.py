@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 
-from syrtos.errors import WorldError
+from syrtos.errors import ConfigurationError, WorldError
+
+# Keras backends that have an exchange, under `syrtos.keras.backends`.
+BACKENDS = ("tensorflow",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,40 @@ def check_world(launch: Launch | None, size: int) -> None:
         f"This process was started by {launch.starter} as one of {launch.size} workers, but found itself in a "
         f"world of {size}. Each worker would have trained alone. {_fix(launch)}"
     )
+
+
+def check_keras_backend(env: Mapping[str, str], size: int) -> None:
+    """Refuses a backend that has no exchange yet, before Keras fails to import it.
+
+    Raises:
+        ConfigurationError: KERAS_BACKEND names one, and there are several workers.
+    """
+    backend = env.get("KERAS_BACKEND") or "tensorflow"
+    if size > 1 and backend not in BACKENDS:
+        raise ConfigurationError(
+            f"KERAS_BACKEND={backend} can't exchange gradients between {size} workers yet; each would train alone. Backends "
+            f"that can: {', '.join(BACKENDS)}. Set KERAS_BACKEND=tensorflow, or run with one worker."
+        )
+
+
+def check_tf_config(env: Mapping[str, str]) -> None:
+    """Refuses a TF_CONFIG that can't be what somebody meant.
+
+    Raises:
+        ConfigurationError: it is no JSON object.
+    """
+    text = env.get("TF_CONFIG")
+    if not text:
+        return
+    try:
+        config = json.loads(text)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise ConfigurationError(
+            f"TF_CONFIG is no JSON object: {text[:80]!r}. syrtos does not need it: unset it, or write it as "
+            '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
+        )
 
 
 def _fix(launch: Launch) -> str:

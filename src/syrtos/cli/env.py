@@ -14,7 +14,22 @@ from syrtos import __version__, settings, topology
 
 _PACKAGES = ("keras", "tensorflow", "tensorflow_cpu", "tf_keras", "jax", "torch", "numpy", "mpi4py", "mpich")
 # Only these variables are shown: others may hold secrets.
-_SHOWN = ("KERAS_", "TF_", "SYRTOS_", "OMP_", "PMI_", "OMPI_COMM_WORLD_", "SLURM_NTASKS", "CUDA_VISIBLE", "FI_", "UCX_")
+_SHOWN = (
+    "KERAS_",
+    "TF_CPP_",
+    "TF_NUM_",
+    "TF_ENABLE_",
+    "TF_USE_",
+    "TF_XLA_",
+    "SYRTOS_",
+    "OMP_",
+    "PMI_",
+    "OMPI_COMM_WORLD_",
+    "SLURM_NTASKS",
+    "CUDA_VISIBLE",
+    "FI_",
+    "UCX_",
+)
 
 
 def add_to(commands: Any) -> None:

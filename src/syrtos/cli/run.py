@@ -13,6 +13,7 @@ from syrtos.cli.summary import print_failure, print_summary
 from syrtos.launch.plan import Machine, find_mpiexec, make_plan
 from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.launch.supervise import supervise
+from syrtos.observe.ledger import forget
 from syrtos.settings import BatchMode, Options, ScaleLR
 
 
@@ -20,6 +21,7 @@ def add_to(commands: Any) -> None:
     """Describes the subcommand."""
     parser = commands.add_parser(
         "run",
+        allow_abbrev=False,  # the script's options are not ours
         help="run a training script on many workers",
         description="Run a training script, unchanged, on many workers.",
     )
@@ -53,7 +55,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--warmup-epochs", type=int, default=0, metavar="E", help="epochs until the grown rate is reached"
     )
     group.add_argument("--check-every", type=int, default=defaults.check_every, metavar="K",
-                       help="compare the replicas' weights every K steps; 0: never (default: %(default)s)")  # fmt: skip
+                       help="compare the replicas' weights every K steps; 0: never (default: every 100, or rarer)")  # fmt: skip
     group.add_argument("--timeout", type=float, default=defaults.timeout, metavar="S",
                        help="seconds a worker may wait for the others (default: %(default)s)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
@@ -79,6 +81,7 @@ def main(chosen: argparse.Namespace) -> int:
         print(plan)
         return 0
     run_dir.mkdir(parents=True, exist_ok=True)
+    forget(run_dir)
     outcome = supervise(plan, settings.environment(), spec.grace)
     if outcome.code:
         print_failure(outcome, run_dir)

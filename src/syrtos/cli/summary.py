@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,16 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
     """Shows which worker failed first, why, and where to read more."""
     if outcome.code in (130, 143):
         print(f"\nsyrtos: stopped by a signal. Run directory: {run_dir}", file=sys.stderr)
-    elif outcome.failures:
-        _print_worker(outcome.failures[0], run_dir)
+    elif outcome.failures or _reported(run_dir):
+        _print_worker((outcome.failures or _reported(run_dir))[0], run_dir)
     else:
         _print_launcher(outcome, run_dir)
+
+
+def _reported(run_dir: Path) -> list[dict[str, Any]]:
+    """The failures that workers left in files, first one first."""
+    found = [json.loads(path.read_text()) for path in run_dir.glob("logs/rank-*.failure")]
+    return sorted(found, key=lambda failure: failure["time"])
 
 
 def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
@@ -70,8 +77,8 @@ def _print_launcher(outcome: Outcome, run_dir: Path) -> None:
     if killed is not None:
         worker = outcome.workers[killed]
         print(
-            f"\nsyrtos: rank {killed} on {worker['host']} was killed (process {worker['pid']}, exit code {outcome.code}). If nobody "
-            "did that, the host ran out of memory: look at `dmesg`, and use fewer workers or a smaller batch.\n"
+            f"\nsyrtos: rank {killed} on {worker['host']} ended first (process {worker['pid']}, exit code {outcome.code}) and could not say why: "
+            "it was killed, or called os._exit. If nobody did that, the host ran out of memory: look at `dmesg`, and use fewer workers or a smaller batch.\n"
             f"Its output is in {run_dir / 'logs' / f'rank-{killed}.log'}",
             file=sys.stderr,
         )
@@ -94,4 +101,5 @@ def _print_launcher(outcome: Outcome, run_dir: Path) -> None:
 def _killed_rank(outcome: Outcome) -> int | None:
     """The rank whose process the launcher's banner names."""
     text = "\n".join(outcome.noise)
-    return next((rank for rank, w in outcome.workers.items() if f"PID {w['pid']} " in text), None)
+    named = next((rank for rank, w in outcome.workers.items() if f"PID {w['pid']} " in text), None)
+    return outcome.vanished if named is None else named

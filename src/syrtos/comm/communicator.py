@@ -139,7 +139,7 @@ class Communicator(abc.ABC):
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Every worker gets ``root``'s value. JSON types only: nothing is unpickled from the network."""
-        data = to_bytes(value) if self.rank == root else np.zeros(0, np.uint8)
+        data = self._encoded(value) if self.rank == root else np.zeros(0, np.uint8)
         sizes = self.agree(f"broadcast object from {self._known(root)}", data.size)
         if self.rank != root:
             data = np.zeros(int(sizes[root]), np.uint8)
@@ -147,7 +147,7 @@ class Communicator(abc.ABC):
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Every worker gets the list of all values in rank order. JSON types only."""
-        data = to_bytes(value)
+        data = self._encoded(value)
         sizes = [int(n) for n in self.agree("allgather object", data.size)]
         chunks = np.split(self._allgather(data, sizes), np.cumsum(sizes)[:-1])
         return [json.loads(chunk.tobytes()) for chunk in chunks]
@@ -202,6 +202,14 @@ class Communicator(abc.ABC):
         if not 0 <= root < self.size:
             raise ExchangeError(f"`root` must be a rank of this group, 0 to {self.size - 1}. Received: {root}.")
         return root
+
+    def _encoded(self, value: Any) -> npt.NDArray[np.uint8]:
+        """Bytes of an object; the others learn of it if there are none."""
+        try:
+            return to_bytes(value)
+        except ExchangeError:
+            self.agree("an object that is no JSON")
+            raise
 
     def _row_splits(self, array: Array, splits: Sequence[int] | None) -> list[int]:
         if array.ndim == 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 from syrtos import settings, topology
 from syrtos.comm.communicator import Communicator
@@ -77,6 +79,17 @@ def current() -> Session:
 def joined() -> bool:
     """Whether `init` has been called."""
     return _session is not None
+
+
+@contextlib.contextmanager
+def remembering_errors() -> Iterator[None]:
+    """Keeps what is raised inside, for whoever catches the framework's error that wraps it."""
+    try:
+        yield
+    except BaseException as error:
+        if _session is not None:
+            _session.error = error
+        raise
 
 
 def adopt(session: Session | None) -> Session | None:

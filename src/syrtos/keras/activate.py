@@ -7,10 +7,7 @@ import sys
 
 from syrtos import settings
 from syrtos.comm import world
-from syrtos.errors import ConfigurationError
-
-# Backends that have a seam under `syrtos.keras.backends`.
-_BACKENDS = ("tensorflow",)
+from syrtos.topology import BACKENDS, check_keras_backend
 
 
 def keras3() -> None:
@@ -21,13 +18,9 @@ def keras3() -> None:
     """
     session = world.init()
     backend = sys.modules["keras"].backend.backend()
-    if backend not in _BACKENDS:
-        if session.world.size == 1:
-            return
-        raise ConfigurationError(
-            f"KERAS_BACKEND={backend} can't exchange gradients between {session.world.size} workers yet; each would train alone. "
-            f"Backends that can: {', '.join(_BACKENDS)}. Set KERAS_BACKEND=tensorflow, or run with one worker."
-        )
+    check_keras_backend({"KERAS_BACKEND": backend}, session.world.size)  # it may come from keras.json
+    if backend not in BACKENDS:
+        return
     importlib.import_module("syrtos.keras.patches").apply_all()
     _make_default()
 

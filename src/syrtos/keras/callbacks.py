@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 import tensorflow as tf
 
 from syrtos.comm import world
+from syrtos.errors import ConfigurationError, DataError
 from syrtos.keras import state
 from syrtos.keras.fitting import learning_rate_factor
 from syrtos.keras.step import clock
@@ -37,6 +39,11 @@ def enclose(callback_list: Any) -> None:
     for callback in (callback_list.callbacks[0], last):
         callback.set_model(callback_list.model)
         callback.set_params(callback_list.params)
+
+
+# The replicas are compared every so many steps, and at most for one part in so many of the time.
+_CHECK_STEPS = 100
+_CHECK_COST = 200
 
 
 class _Quiet:
@@ -87,6 +94,8 @@ class Last(_Quiet):
         self._checked = False
         self._steps = 0
         self._since_check = 0
+        self._interval = _CHECK_STEPS
+        self._checked_at = time.perf_counter()
         self._base_rate: float | None = None
         self.callbacks_since = 0.0
         self.epoch_end_since = 0.0
@@ -105,6 +114,7 @@ class Last(_Quiet):
         self._prepare_learning_rate()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._session.comm.agree(f"epoch {epoch} of fit")
         self._warm_up(float(epoch))
         self._epoch = epoch
 
@@ -118,14 +128,16 @@ class Last(_Quiet):
         count = self._steps_since(batch)
         self._steps += count
         self._since_check += count
-        every = self._session.options.check_every
-        if every and self._session.comm.size > 1 and (not self._checked or self._since_check >= every):
-            state.check_equal(self._session.comm, state.of_model(self.model), self._steps)
-            self._checked, self._since_check = True, 0
+        if self._session.comm.size > 1 and self._check_is_due():
+            self._check()
         self._end(batch, "train", count)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
+        if not self._steps:
+            raise DataError(
+                "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
+            )
         self._session.ledger.note("callbacks", time.perf_counter() - self.epoch_end_since, "epoch end")
         self._session.ledger.flush()
 
@@ -162,6 +174,20 @@ class Last(_Quiet):
     def _steps_since(self, batch: int) -> int:
         return min(int(getattr(self.model, "steps_per_execution", None) or 1), batch + 1)
 
+    def _check_is_due(self) -> bool:
+        chosen = self._session.options.check_every
+        return bool(chosen) and (not self._checked or self._since_check >= (chosen if chosen > 0 else self._interval))
+
+    def _check(self) -> None:
+        """Compares the replicas, and finds how rarely that must be done to cost at most one part in `_CHECK_COST`."""
+        comm, started = self._session.comm, time.perf_counter()
+        state.check_equal(comm, state.of_model(self.model), self._steps)
+        took = max(comm.agree("cost of comparing", time.perf_counter() - started))
+        training = max(comm.agree("time since comparing", started - self._checked_at))
+        per_step = training / max(self._since_check, 1)
+        self._interval = max(_CHECK_STEPS, math.ceil(_CHECK_COST * took / per_step))
+        self._checked, self._since_check, self._checked_at = True, 0, time.perf_counter()
+
     def _agree_to_stop(self) -> None:
         """If any worker wants to stop, all do, at the same step."""
         if self._session.comm.size > 1:
@@ -169,13 +195,20 @@ class Last(_Quiet):
             self.model.stop_training = any(wishes)
 
     def _prepare_learning_rate(self) -> None:
+        """Once for each optimizer: a second `fit` goes on with the scaled rate."""
         factor = learning_rate_factor(self._session.options.scale_lr, self._session.world.size)
         optimizer = getattr(self.model, "optimizer", None)
         if factor == 1.0 or optimizer is None or getattr(optimizer, "_syrtos_scaled", False):
             return
         object.__setattr__(optimizer, "_syrtos_scaled", True)
-        self._base_rate = float(optimizer.learning_rate)
-        optimizer.learning_rate = self._base_rate * factor
+        try:
+            self._base_rate = float(optimizer.learning_rate)
+            optimizer.learning_rate = self._base_rate * factor
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                "`--scale-lr` scales a learning rate that is a number; this optimizer has a schedule. Scale the schedule's own rates in "
+                "the script, or give the optimizer a number."
+            ) from error
 
     def _warm_up(self, epochs: float) -> None:
         """Climbs evenly from the script's learning rate to the scaled one."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, share_of
 from syrtos.errors import DataError
 
@@ -46,20 +47,17 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     @_as_it_is
     def anyone_left(*element: Any) -> Any:
         def vote(mine: Array) -> Array:
-            return np.asarray(sum(comm.agree("more input?", float(mine))) > 0)
+            with world.remembering_errors():
+                return np.asarray(sum(comm.agree("more input?", float(mine))) > 0)
 
         left = tf.numpy_function(vote, [element[0]], tf.bool)
         return tf.ensure_shape(left, [])
 
     empty = tf.nest.map_structure(_without_rows, dataset.element_spec)
-    own = dataset.map(_as_it_is(lambda *data: (1.0, _unwrapped(data))))
+    spread = isinstance(dataset.element_spec, tuple)  # then `map` gives each part as an argument
+    own = dataset.map(_as_it_is(lambda *data: (1.0, data if spread else data[0])))
     idle = tf.data.Dataset.from_tensors((0.0, empty)).repeat()
     return _unhurried(own.concatenate(idle).take_while(anyone_left).map(_as_it_is(lambda _flag, data: data)))
-
-
-def _unwrapped(data: tuple[Any, ...]) -> Any:
-    """`map` spreads tuples over arguments; elements that are no tuple arrive as one argument."""
-    return data[0] if len(data) == 1 else data
 
 
 def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -77,9 +75,9 @@ def _rows(leaf: Any, rank: int, size: int) -> Any:
     if isinstance(leaf, tf.RaggedTensor):
         start, stop = _bounds(leaf.nrows(), rank, size)
         return leaf[start:stop]
-    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
         return leaf
-    start, stop = _bounds(leaf.shape[0] or tf.shape(leaf, tf.int64)[0], rank, size)
+    start, stop = _bounds((leaf.shape.rank and leaf.shape[0]) or tf.shape(leaf, tf.int64)[0], rank, size)
     return leaf[start:stop]
 
 
@@ -104,7 +102,8 @@ def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Operation |
         for array in arrays:
             head = np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:_COMPARED_BYTES]
             checksum = zlib.crc32(head.tobytes(), checksum)
-        _demand_equal(comm.agree("compare input", float(checksum)), int(batch))
+        with world.remembering_errors():
+            _demand_equal(comm.agree("compare input", float(checksum)), int(batch))
         return np.asarray(True)
 
     def run() -> tf.Tensor:

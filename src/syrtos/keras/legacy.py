@@ -34,6 +34,8 @@ def apply_all() -> None:
     apply_to_optimizers()
     _patch_losses()
     _patch_model()
+    # A strategy of TensorFlow's own would train each worker alone.
+    replace(tf.distribute.Strategy, "scope", common.refusing_scope)
     # Equal seeds on all workers must not mean equal dropout masks.
     replace(backend.RandomGenerator, "make_legacy_seed", _seed_by_rank)
 
@@ -92,6 +94,9 @@ def _patch_model() -> None:
     for name in ("train", "test", "predict"):
         replace(model, f"make_{name}_function", functools.partial(_make_function, f"{name}_step"))
     replace(model, "fit", files.inside_fit)
+    # Workers that don't call the same are told so at once.
+    for name in ("fit", "evaluate", "predict"):
+        replace(model, name, common.agreeing)
     for name in ("save", "save_weights", "export"):
         replace(model, name, files.by_rank_0)
     replace(model, "compile", common.compiling)

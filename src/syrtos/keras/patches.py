@@ -43,6 +43,8 @@ def apply_all() -> None:
     _patch_trainer()
     _patch_callbacks_and_files()
     _patch_random()
+    # A strategy of TensorFlow's own would train each worker alone.
+    replace(tf.distribute.Strategy, "scope", common.refusing_scope)
 
 
 # -- losses: what one process would divide by ------------------------------------------------------
@@ -148,6 +150,10 @@ def _patch_trainer() -> None:
     # These take a batch as it is, without a data set that could be shared out.
     for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
         replace(trainer, name, _on_share_of_batch)
+    replace(trainer, "fit", files.inside_fit)
+    # Workers that don't call the same are told so at once.
+    for name in ("fit", "evaluate", "predict"):
+        replace(trainer, name, common.agreeing)
     replace(tf_trainer.TFEpochIterator, "__init__", _epoch_iterator)
     replace(base_trainer.Trainer, "compile", common.compiling)
 
@@ -240,7 +246,6 @@ def _set_length(iterator: Any, batches: int | None) -> None:
 def _patch_callbacks_and_files() -> None:
     # Files are written once, decisions are taken together.
     replace(callback_list.CallbackList, "__init__", common.callback_list)
-    replace(tf_trainer.TensorFlowTrainer, "fit", files.inside_fit)
     for name in ("save", "save_weights", "export"):
         replace(model_module.Model, name, files.by_rank_0)
 

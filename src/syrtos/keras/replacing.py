@@ -84,6 +84,27 @@ def compiling(original: Method) -> Method:
     return compile_model
 
 
+def agreeing(original: Method) -> Method:
+    """All workers call the method, or all get an error that says who calls what."""
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        world.current().comm.agree(f"model.{original.__name__}")
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+def refusing_scope(original: Method) -> Method:
+    """`scope` of a strategy that is not ours raises a ConfigurationError where there are several workers."""
+
+    def scope(self: Any) -> Any:
+        fitting.check_strategy(self)
+        return original(self)
+
+    return scope
+
+
 def gathered_predict_step(session: world.Session, step: Method, data: Any) -> Any:
     """Predicts this worker's share and gathers the rows of all, in order."""
     with StepScope(session, data, training=False).entered() as scope:

@@ -254,10 +254,10 @@ def _ready_at(data: Any) -> tf.Tensor:
 
 
 def _never_empty(data: Any) -> tuple[tf.Tensor, Any]:
-    leaves = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
+    leaves = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0]
     if not leaves:
         return tf.constant(1.0), data
-    rows = leaves[0].shape[0]
+    rows = leaves[0].shape[0] if leaves[0].shape.rank else None
     if rows:
         return tf.constant(float(rows)), data
     count = tf.shape(leaves[0])[0]
@@ -265,11 +265,12 @@ def _never_empty(data: Any) -> tuple[tf.Tensor, Any]:
 
 
 def _padded(leaf: Any, count: tf.Tensor) -> Any:
-    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
         return leaf
     shape = tf.concat([[1], tf.shape(leaf)[1:]], axis=0)
     filled = tf.cond(count > 0, lambda: leaf, lambda: tf.zeros(shape, leaf.dtype))
-    filled.set_shape([None, *leaf.shape[1:]])
+    if leaf.shape.rank:
+        filled.set_shape([None, *leaf.shape[1:]])
     return filled
 
 

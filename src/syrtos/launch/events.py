@@ -6,9 +6,16 @@ sees plain text.
 
 from __future__ import annotations
 
+import array
+import fcntl
 import json
 import os
+import termios
+import time
 from typing import Any
+
+# A pipe takes 4096 bytes at once (PIPE_BUF); JSON escapes may double the text.
+_LONGEST_TEXT = 3000
 
 MARK = b"\x1esyrtos "
 
@@ -23,11 +30,28 @@ def parse(data: bytes) -> dict[str, Any] | None:
     if not data.startswith(MARK):
         return None
     try:
-        return json.loads(data[len(MARK) :])
+        event = json.loads(data[len(MARK) :])
     except ValueError:
         return None
+    complete = isinstance(event, dict) and isinstance(event.get("kind"), str) and isinstance(event.get("rank"), int)
+    return event if complete else None
+
+
+def drain(descriptor: int, seconds: float = 1.0) -> None:
+    """Waits until whoever reads the pipe has taken everything: what ends the process may end the reader too."""
+    deadline = time.monotonic() + seconds
+    unread = array.array("i", [1])
+    while unread[0] and time.monotonic() < deadline:
+        try:
+            fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+        except OSError:  # no pipe
+            return
+        time.sleep(0.005)
 
 
 def send(descriptor: int, kind: str, rank: int, **facts: Any) -> None:
-    """Writes an event in one go, so that lines of several workers don't mix."""
+    """Writes an event in one go, so that lines of several workers don't mix; long texts lose their middle."""
+    for name, text in facts.items():
+        if isinstance(text, str) and len(text) > _LONGEST_TEXT:
+            facts[name] = f"{text[: _LONGEST_TEXT // 3]}\n...\n{text[-_LONGEST_TEXT // 3 * 2 :]}"
     os.write(descriptor, line(kind, rank, **facts))

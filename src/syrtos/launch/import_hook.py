@@ -10,39 +10,53 @@ from importlib.util import find_spec
 from types import ModuleType
 
 
-def after_import(name: str, call: Callable[[], None]) -> None:
-    """Calls ``call`` once the module ``name`` is complete; at once if it is imported already."""
+def after_import(name: str, call: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
+    """Calls ``before`` when the module ``name`` is about to be imported, and ``call`` once it is complete.
+
+    If it is imported already, both are called at once.
+    """
     if name in sys.modules:
+        before()
         call()
     else:
-        sys.meta_path.insert(0, _Finder(name, call))
+        sys.meta_path.insert(0, _Finder(name, call, before))
 
 
 class _Finder(MetaPathFinder):
     """Finds one module the ordinary way, and wraps its loader."""
 
-    def __init__(self, name: str, call: Callable[[], None]) -> None:
+    def __init__(self, name: str, call: Callable[[], None], before: Callable[[], None]) -> None:
         self._name = name
         self._call = call
+        self.before = before
+        self._searching = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self._searching:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
+        self._searching = True
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self._searching = False
         if spec and spec.loader:
-            spec.loader = _Loader(spec.loader, self._call)
+            spec.loader = _Loader(spec.loader, self)
         return spec
+
+    def imported(self) -> None:
+        """The module is complete: our work is done."""
+        sys.meta_path.remove(self)
+        self._call()
 
 
 class _Loader(Loader):
-    """Loads like the original, then calls."""
+    """Loads like the original, then tells the finder. Looking a module up, or failing to import it, changes nothing."""
 
-    def __init__(self, original: Loader, call: Callable[[], None]) -> None:
+    def __init__(self, original: Loader, finder: _Finder) -> None:
         self._original = original
-        self._call = call
+        self._finder = finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._original.create_module(spec)
@@ -50,7 +64,8 @@ class _Loader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         spec = module.__spec__
         assert spec is not None
+        self._finder.before()
         spec.loader = self._original
         module.__loader__ = self._original
         self._original.exec_module(module)
-        self._call()
+        self._finder.imported()

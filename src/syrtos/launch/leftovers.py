@@ -1,14 +1,24 @@
-"""Shared memory that killed workers leave behind: MPI names a file for each job and removes it when the job ends well."""
+"""Shared memory that killed workers would leave behind: MPI names files in /dev/shm and removes them only when a job ends well."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syrtos.comm.world import Session
 
 _FOLDER = Path("/dev/shm")
 _PREFIX = "mpich_shm_"
+
+
+def unlink_early(session: Session) -> None:
+    """Removes the names of segments as soon as every worker has mapped them: the memory then goes with its last user."""
+    session.comm.barrier()
+    if session.world.local_rank == 0:
+        remove(mapped())
+    session.comm.barrier()
 
 
 def mapped(pid: int | str = "self") -> list[str]:
@@ -22,24 +32,7 @@ def mapped(pid: int | str = "self") -> list[str]:
 
 
 def remove(paths: Iterable[str]) -> None:
-    """Removes segments of workers that are known to have ended."""
-    for path in paths:
-        if Path(path).parent == _FOLDER and Path(path).name.startswith(_PREFIX):
-            Path(path).unlink(missing_ok=True)
-
-
-def sweep(older_than: float = 60.0) -> None:
-    """Removes this user's segments that no process has mapped any more; young ones may be about to be."""
-    deadline = time.time() - older_than
-    candidates = {str(p) for p in _FOLDER.glob(_PREFIX + "*") if _is_ours(p, deadline)}
-    if candidates:
-        in_use = {path for pid in os.listdir("/proc") if pid.isdigit() for path in mapped(pid)}
-        remove(candidates - in_use)
-
-
-def _is_ours(path: Path, deadline: float) -> bool:
-    try:
-        stat = path.stat()
-    except OSError:
-        return False
-    return stat.st_uid == os.getuid() and stat.st_mtime < deadline
+    """Removes segments by name; nothing else in the folder."""
+    for path in map(Path, paths):
+        if path.parent == _FOLDER and path.name.startswith(_PREFIX) and path.is_file():
+            path.unlink(missing_ok=True)

@@ -10,10 +10,32 @@ from pathlib import Path
 from syrtos.errors import ConfigurationError
 from syrtos.launch.spec import Spec
 from syrtos.settings import OPTIONS_VARIABLE
+from syrtos.topology import check_tf_config
 
 # What other hosts get of this environment, beside what begins with one of the prefixes. Never everything: it holds secrets.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "HOME", "LANG", "TMPDIR", "COLUMNS", "LINES")
-_PREFIXES = ("SYRTOS_", "KERAS_", "TF_", "XLA_", "OMP_", "FI_", "UCX_", "MPICH_", "MPIR_", "CUDA_", "NCCL_", "PYTHON")
+# Not all of `TF_`: Terraform keeps tokens there.
+_PREFIXES = (
+    "SYRTOS_",
+    "KERAS_",
+    "TF_CPP_",
+    "TF_NUM_",
+    "TF_ENABLE_",
+    "TF_USE_",
+    "TF_XLA_",
+    "TF_GPU_",
+    "TF_FORCE_",
+    "TF_DETERMINISTIC_",
+    "XLA_",
+    "OMP_",
+    "FI_",
+    "UCX_",
+    "MPICH_",
+    "MPIR_",
+    "CUDA_",
+    "NCCL_",
+    "PYTHON",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +82,9 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
             f"core{'s' * (machine.cores != 1)}: they would take turns. Use `-n {machine.cores}`, more hosts (`--hosts a:2,b:2`), "
             "or `--oversubscribe` if that is what you want."
         )
+    check_tf_config(env)
     environment = {OPTIONS_VARIABLE: spec.options.to_json()}
-    if not spec.hosts:
+    if not spec.hosts and "UCX_NET_DEVICES" not in env:
         environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
     worker = [machine.python, "-m", "syrtos.launch.worker", str(spec.script.resolve()), *spec.arguments]
     where = _remote(spec, {**env, **environment}) if spec.hosts else ["-launcher", "fork"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,5 +35,13 @@ def share(env: Mapping[str, str], cores: int, gpus: int) -> dict[str, str]:
 
 def _place(env: Mapping[str, str]) -> tuple[int, int]:
     rank = env.get("MPI_LOCALRANKID") or env.get("SLURM_LOCALID") or "0"
-    size = env.get("MPI_LOCALNRANKS") or env.get("SLURM_STEP_TASKS_PER_NODE") or "1"
-    return int(rank), int(size.split("(")[0].split(",")[0])
+    size = env.get("MPI_LOCALNRANKS") or _slurm_tasks(env) or "1"
+    return int(rank), int(size)
+
+
+def _slurm_tasks(env: Mapping[str, str]) -> str:
+    """This node's count in Slurm's notation for all nodes: `2,1(x3)` are four nodes with 2, 1, 1 and 1 tasks."""
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    nodes = [tasks for tasks, times in groups for _ in range(int(times or 1))]
+    node = int(env.get("SLURM_NODEID", 0))
+    return nodes[node] if node < len(nodes) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     Raises:
         ConfigurationError: a name is empty or repeated, or slots are no positive number.
     """
-    return _unique([_host(item.strip()) for item in text.split(",")])
+    return _unique([_host(item.strip(), r"(\S+?)(?::(\d+))?") for item in text.split(",")])
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -92,20 +93,24 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigurationError(f"The host file {path} can't be read: {error.strerror}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The host file {path} can't be read: {error}.") from error
     bare = [line.split("#")[0].strip() for line in lines]
-    hosts = [_host(line.replace(" slots=", ":").replace(" ", "")) for line in bare if line]
+    hosts = [_host(line, r"(\S+?)(?::(\d+)|\s+slots\s*=\s*(\d+))?") for line in bare if line]
     if not hosts:
         raise ConfigurationError(f"The host file {path} names no hosts. Write one to a line: `name slots=2`.")
     return _unique(hosts)
 
 
-def _host(text: str) -> Host:
-    name, _, slots = text.partition(":")
-    if not name or name.startswith("-") or (slots and not slots.isdigit()) or slots == "0":
-        raise ConfigurationError(f"A host is written `name` or `name:slots`, e.g. `a:2,b:2`. Received: {text!r}.")
-    return Host(name, int(slots or 1))
+def _host(text: str, pattern: str) -> Host:
+    found = re.fullmatch(pattern, text, re.ASCII)
+    name, *slots = found.groups() if found else ("",)
+    count = next((int(n) for n in slots if n), 1)
+    if not re.fullmatch(r"[\w@][\w.@-]*", name, re.ASCII) or count < 1:
+        raise ConfigurationError(
+            f"A host is written `name` or `name:slots`, in a host file also `name slots=2`. Received: {text!r}."
+        )
+    return Host(name, count)
 
 
 def _unique(hosts: Sequence[Host]) -> tuple[Host, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from syrtos.launch import events, leftovers
+from syrtos.launch import events
 from syrtos.launch.plan import Plan
 
 
@@ -28,12 +29,14 @@ class Outcome:
         failures: the workers' reports, in the order in which they came in.
         workers: host and process of every rank that started.
         noise: what the launcher of our MPI said, for failures that no worker reported.
+        vanished: the first rank on this host whose process was gone while others still ran.
     """
 
     code: int = 0
     failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     noise: list[str] = dataclasses.field(default_factory=list)
+    vanished: int | None = None
 
 
 def supervise(plan: Plan, env: Mapping[str, str], grace: float) -> Outcome:
@@ -50,6 +53,7 @@ class _Supervisor:
         self._grace = grace
         self._signal: int | None = None
         self._kill_at: float | None = None
+        self._rule_held = False
         self._process = subprocess.Popen(
             plan.command,
             env={**env, **plan.environment},
@@ -85,8 +89,15 @@ class _Supervisor:
     def _wait(self) -> None:
         while self._process.poll() is None:
             time.sleep(0.02)
+            if self.outcome.vanished is None:
+                self.outcome.vanished = self._first_gone()
             if self._kill_at and time.monotonic() > self._kill_at:
                 return
+
+    def _first_gone(self) -> int | None:
+        workers = [w for w in list(self.outcome.workers.values()) if w["host"] == os.uname().nodename]
+        gone = [w["rank"] for w in workers if not _is_worker(w["pid"])]
+        return gone[0] if gone and len(gone) < len(workers) else None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._signal is not None:
@@ -118,13 +129,15 @@ class _Supervisor:
         for worker in self.outcome.workers.values():
             if worker["host"] == here and _is_worker(worker["pid"]):
                 _signal_process(worker["pid"], signal.SIGKILL)
-            leftovers.remove(worker.get("segments", []) if worker["host"] == here else [])
 
     def _exit_code(self) -> int:
         if self._signal is not None:
             return 128 + self._signal
         if self.outcome.failures:
             return int(self.outcome.failures[0].get("code", 1)) or 1
+        killed = re.search(r"\(signal (\d+)\)", "\n".join(self.outcome.noise))
+        if killed:
+            return 128 + int(killed[1])
         code = self._process.returncode
         return 128 - code if code < 0 else code
 
@@ -142,6 +155,7 @@ class _Supervisor:
                 pending = b""
         if pending:
             self._take(pending, target)
+        self._release_rule(target)
 
     def _take(self, line: bytes, target: IO[str]) -> None:
         before, mark, rest = line.partition(events.MARK)
@@ -149,14 +163,30 @@ class _Supervisor:
         if event is not None:
             _emit(before, target)  # a worker's unfinished line
             self._on_event(event)
+        elif line == _RULE:
+            self._hold_rule(target)
         elif _is_noise(line):
+            self._rule_held = False
             self.outcome.noise.append(line.decode(errors="replace").strip())
         else:
+            self._release_rule(target)
             _emit(line, target)
 
+    def _hold_rule(self, target: IO[str]) -> None:
+        """A rule after hydra's lines is hydra's; before them, it is known with the next line."""
+        if self.outcome.noise:
+            return
+        self._release_rule(target)
+        self._rule_held = True
+
+    def _release_rule(self, target: IO[str]) -> None:
+        if self._rule_held:
+            self._rule_held = False
+            _emit(_RULE, target)
+
     def _on_event(self, event: dict[str, Any]) -> None:
-        if event["kind"] in ("started", "joined"):
-            self.outcome.workers.setdefault(event["rank"], {}).update(event)
+        if event["kind"] == "started":
+            self.outcome.workers[event["rank"]] = event
         elif event["kind"] == "failed":
             self.outcome.failures.append({**self.outcome.workers.get(event["rank"], {}), **event})
         elif event["kind"] == "stalled":
@@ -165,10 +195,14 @@ class _Supervisor:
 
 _PR_SET_PDEATHSIG = 1
 
-# Lines that hydra, the launcher of our MPI, prints of its own accord.
+# What hydra, the launcher of our MPI, prints of its own accord. A rule is a line of this many signs; a script may print one too, so it
+# counts only with what hydra writes between two of them.
+_RULE = b"=" * 83 + b"\n"
 _NOISE = (
-    b"===", b"=   ", b"Abort(", b"[mpiexec@", b"[proxy:", b"application called MPI_Abort", b"YOUR APPLICATION TERMINATED",
-    b"This typically refers", b"Please see the FAQ", b"Press Ctrl-C again",
+    b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION", b"=   PID ", b"=   EXIT CODE: ", b"=   CLEANING UP REMAINING PROCESSES",
+    b"=   YOU CAN IGNORE THE BELOW CLEANUP", b"Abort(", b"[mpiexec@", b"[proxy:", b"application called MPI_Abort",
+    b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING", b"This typically refers to a problem with your application",
+    b"Please see the FAQ page for debugging suggestions", b"Press Ctrl-C again to force abort",
 )  # fmt: skip
 
 
@@ -177,7 +211,7 @@ def _is_noise(line: bytes) -> bool:
 
 
 def _may_be_special(pending: bytes) -> bool:
-    begins = any(noise.startswith(pending[: len(noise)]) for noise in _NOISE)
+    begins = any(noise.startswith(pending[: len(noise)]) for noise in (_RULE, *_NOISE))
     return begins or events.MARK[:1] in pending
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import importlib.metadata
+import json
 import os
 import platform
 import random
@@ -13,8 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -24,6 +26,7 @@ from syrtos.errors import ConfigurationError, WorldError
 from syrtos.launch import events, leftovers, resources
 from syrtos.launch.import_hook import after_import
 from syrtos.launch.spec import new_run_dir
+from syrtos.topology import check_keras_backend, check_tf_config
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
@@ -74,16 +77,17 @@ class _Worker:
         session = world.init()
         self.rank = session.world.rank
         session.watchdog.on_stall = self._stalled
-        self._tell("joined", segments=leftovers.mapped())
-        if session.world.local_rank == 0:
-            leftovers.sweep()
+        leftovers.unlink_early(session)
         _check_versions(session.comm)
         run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
         session.record_in(run_dir)
         self._log_to(Path(run_dir) / "logs" / f"rank-{self.rank}.log")
         _agree_on_seeds(session.comm)
-        after_import("keras", lambda: importlib.import_module("syrtos.keras.activate").keras3())
-        after_import("tf_keras", lambda: importlib.import_module("syrtos.keras.activate").legacy())
+        check_tf_config(settings.environment())
+        after_import(
+            "keras", _activate("keras3"), before=lambda: check_keras_backend(settings.environment(), session.world.size)
+        )
+        after_import("tf_keras", _activate("legacy"))
 
     def _finish(self) -> None:
         """A worker that ends while others still exchange is out of step."""
@@ -98,7 +102,7 @@ class _Worker:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         if code:
-            self._tell("failed", text=f"The script ended with exit code {code} (sys.exit({end.code!r})).", code=code)
+            self._report_failure(f"The script ended with exit code {code} (sys.exit({end.code!r})).", code)
         else:
             self._finish()
         return code
@@ -107,8 +111,15 @@ class _Worker:
         cause = _cause(error)
         text = "".join(traceback.format_exception(cause.with_traceback(_in_script(cause.__traceback__))))
         self._log(text)
-        self._tell("failed", text=text, code=1)
+        self._report_failure(text, 1)
         return 1
+
+    def _report_failure(self, text: str, code: int) -> None:
+        """By event, and in a file for the case that the event is lost when everything ends at once."""
+        self._tell("failed", text=text, code=code)
+        if self._log_path is not None:
+            facts = {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": code, "time": time.time()}
+            self._log_path.with_suffix(".failure").write_text(json.dumps(facts))
 
     def _stalled(self, text: str) -> None:
         self._tell("stalled", text=text)
@@ -158,6 +169,7 @@ class _Worker:
         sys.stdout.flush()
         sys.stderr.flush()
         self._close_tees()
+        events.drain(self._control)
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
 
@@ -172,6 +184,11 @@ class _Worker:
             tee.stdin.close()
         for tee in self._tees:
             tee.wait(timeout=5)
+
+
+def _activate(name: str) -> Callable[[], None]:
+    """What adapts Keras, found only when the script has imported it: this room knows no framework."""
+    return lambda: getattr(importlib.import_module("syrtos.keras.activate"), name)()
 
 
 def _run_script(script: str, arguments: list[str]) -> None:

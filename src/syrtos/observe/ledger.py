@@ -96,6 +96,12 @@ class Ledger:
             self._file = None
 
 
+def forget(run_dir: Path) -> None:
+    """Removes what an earlier run left in the same folder: it may have had more workers, or failed."""
+    for path in [*run_dir.glob("ledger/rank-*.jsonl"), *run_dir.glob("logs/rank-*.*")]:
+        path.unlink()
+
+
 def ledger_path(run_dir: Path, rank: int) -> Path:
     """Where the ledger of ``rank`` lies."""
     return run_dir / "ledger" / f"rank-{rank}.jsonl"

@@ -71,9 +71,9 @@ def _shares(records: list[dict[str, Any]]) -> dict[str, float]:
 
 def _skew(ranks: list[list[dict[str, Any]]]) -> tuple[int, float] | None:
     """Who waits least is who the others wait for."""
-    waits = [sum(r["wait"] for r in rank) / max(sum(r["wall"] for r in rank), 1e-9) for rank in ranks]
-    if len(waits) < 2:
+    if len(ranks) < 2 or not all(ranks):
         return None
+    waits = [sum(r["wait"] for r in rank) / max(sum(r["wall"] for r in rank), 1e-9) for rank in ranks]
     slowest = min(range(len(waits)), key=waits.__getitem__)
     return slowest, sum(waits) / len(waits) - waits[slowest]
 

@@ -180,11 +180,8 @@ def exchange(
 
     def measured(_token: Array, *arrays: Array) -> list[Array]:
         started, waited = time.perf_counter(), session.watchdog.waited
-        try:
+        with world.remembering_errors():
             results = function(*(np.asarray(array) for array in arrays))
-        except BaseException as error:
-            session.error = error
-            raise
         waited = session.watchdog.waited - waited
         session.ledger.spend("wait", waited)
         session.ledger.spend("exchange", time.perf_counter() - started - waited)
