@@ -119,9 +119,6 @@ def test_killed_worker(killed: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, reason="the launcher of MPI answers with the bare number of the signal, and it is passed on"
-)
 def test_exit_code_of_a_killed_worker(killed: Run) -> None:
     assert killed.code == 128 + signal.SIGKILL
 
@@ -148,7 +145,6 @@ def test_worker_that_vanishes(vanished: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="without a signal, the launcher of MPI does not tell which process ended first")
 def test_worker_that_vanishes_is_named(vanished: Run) -> None:
     vanished.check_failure(1, 3)
 
@@ -181,9 +177,6 @@ def test_script_that_ends_early_on_one_rank_is_no_hang(ending_early: Run) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, reason="one rank waits in the weights' group and one in the input's: only the watchdog ends it"
-)
 def test_script_that_ends_early_on_one_rank_is_named(ending_early: Run) -> None:
     assert "OutOfStepError" in ending_early.stderr, ending_early.stderr
     assert "rank 0: " in ending_early.stderr
@@ -205,9 +198,6 @@ def test_evaluate_on_one_rank_is_no_hang(evaluating: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, reason="one rank waits in the weights' group and one in the input's: only the watchdog ends it"
-)
 def test_evaluate_on_one_rank_is_named(evaluating: Run) -> None:
     assert "OutOfStepError" in evaluating.stderr, evaluating.stderr
     assert "evaluate" in evaluating.stderr
@@ -305,10 +295,6 @@ def test_mistake_that_is_not_caught(tmp_path: Path, mistake: str, error: str) ->
 # -- environments that can't work ------------------------------------------------------------------
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the backend is checked only after Keras has been imported, which fails where it is not installed",
-)
 def test_backend_without_exchange(tmp_path: Path, script: Path) -> None:
     script.write_text("import keras\nprint('it ran')\n")
     ended = run(tmp_path, "-n", "2", script, env={"KERAS_BACKEND": "jax"})
@@ -318,7 +304,6 @@ def test_backend_without_exchange(tmp_path: Path, script: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="nothing reads TF_CONFIG")
 def test_malformed_tf_config(tmp_path: Path) -> None:
     ended = run(tmp_path, "-n", "2", TRAINING, "none", env={"TF_CONFIG": "{'cluster':"}, within=START)
     assert ended.code in (1, 2), "it trained as if nothing were wrong"
@@ -419,7 +404,6 @@ def test_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
     kill_launcher(Run(tmp_path, "-n", "2", PLAIN, "sleep")).check_nothing_left(segments=False)
 
 
-@pytest.mark.xfail(strict=True, reason="the segment's file is only removed by the launcher, or by a run a minute later")
 def test_killed_launcher_leaves_no_shared_memory(tmp_path: Path) -> None:
     kill_launcher(Run(tmp_path, "-n", "2", PLAIN, "sleep")).check_nothing_left()
 

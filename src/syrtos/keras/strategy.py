@@ -32,8 +32,17 @@ class Strategy(tf.distribute.Strategy):
             strategy.run(train_step, args=(batch,))
     """
 
+    _only: Strategy | None = None
+
+    def __new__(cls) -> Strategy:
+        """There is one in a process: TensorFlow refuses to mix two, and `syrtos run` has made one already."""
+        only = Strategy._only or super().__new__(cls)
+        Strategy._only = only
+        return only
+
     def __init__(self) -> None:
-        super().__init__(_Extended(self, world.init()))
+        if "_extended" not in self.__dict__:
+            super().__init__(_Extended(self, world.init()))
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Calls ``fn`` here, in replica context; its result is this worker's."""

@@ -94,9 +94,6 @@ def test_what_has_no_rows_is_everyones() -> None:
         assert mine[0][1].numpy() == 0.5
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a tensor of unknown rank counts as one without rows: every worker gets the whole batch"
-)
 def test_batches_from_a_python_function_are_shared() -> None:
     dataset = tf.data.Dataset.from_tensors(np.arange(4)).map(lambda x: tf.numpy_function(np.negative, [x], tf.int64))
     assert [counts(mine) for mine in shares(dataset, 2)] == [[2], [2]]
@@ -156,9 +153,6 @@ def test_dictionaries_pass_through() -> None:
     assert counts(batch["a"] for batch in batches) == [2, 0]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="a tuple of one is unwrapped, but not in the batches without rows"
-)
 def test_tuples_of_one_pass_through() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((np.arange(2.0),)).batch(2)
     batches = list(worker_batches(dataset, OneOf(0, 2, busy_for(2))))

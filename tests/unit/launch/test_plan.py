@@ -113,9 +113,6 @@ def test_other_hosts_never_get_secrets(script: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TERRAFORM_SECRETS)
-@pytest.mark.xfail(
-    strict=True, reason="Terraform's TF_TOKEN_* and TF_VAR_* begin with TF_ too: sent, and shown in `ps`"
-)
 def test_other_hosts_never_get_terraforms_secrets(script: Path, name: str) -> None:
     plan = remote_plan(script, TERRAFORM_SECRETS)
     assert name not in forwarded(plan)

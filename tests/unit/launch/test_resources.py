@@ -58,7 +58,6 @@ def test_without_gpus_none_is_hidden() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in resources.share(hydra(0, 2), 8, gpus=0)
 
 
-@pytest.mark.xfail(strict=True, reason="of Slurm's list of counts the first is taken on every host")
 def test_hosts_of_one_slurm_step_may_have_different_counts() -> None:
     second_host = {"SLURM_LOCALID": "3", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1,4"}
     assert resources.share(second_host, 8, 0)["OMP_NUM_THREADS"] == "2"

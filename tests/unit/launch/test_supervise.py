@@ -103,9 +103,6 @@ def test_what_hydra_says_is_kept_apart(capfd: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("text", ["=" * 65, "=== Epoch 1 ===", "=   total"])
-@pytest.mark.xfail(
-    strict=True, reason="lines of a script that begin like hydra's banner vanish, e.g. from Keras 2's summary()"
-)
 def test_lines_of_a_script_are_never_taken_for_hydras(capfd: pytest.CaptureFixture[str], text: str) -> None:
     run(f"print('''{text}''')")
     assert capfd.readouterr().out == text + "\n"

@@ -1,0 +1,187 @@
+"""What a user expects of a run, checked from inside it by every worker: ``syrtos run -n 2 [flags] behaviours.py CHECK FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm import world
+
+FOLDER = Path(sys.argv[2])
+COMM = world.current().comm
+
+
+def data(samples: int = 90) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(samples, 6)).astype("float32")
+    return x, x[:, :1] * 2
+
+
+def model(*layers: Any, rate: float = 0.05) -> Any:
+    keras.utils.set_random_seed(0)
+    built = keras.Sequential([keras.layers.Input((6,)), *layers, keras.layers.Dense(1)])
+    built.compile(keras.optimizers.SGD(rate), "mse")
+    return built
+
+
+def equal_everywhere(values: Any) -> bool:
+    everyone = COMM.allgather(np.asarray(values, np.float64).reshape(1, -1))
+    return bool((everyone == everyone[0]).all())
+
+
+def dropout() -> None:
+    """Equal seeds, unequal masks; weights stay equal."""
+    masks: list[np.ndarray[Any, Any]] = []
+
+    class Spy(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            tf.numpy_function(lambda value: masks.append(value), [x], [])
+            return x
+
+    ones = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dropout(0.5), Spy(), keras.layers.Dense(1)])
+    ones.compile("sgd", "mse", run_eagerly=True)
+    ones.fit(np.ones((9, 6), "float32"), np.ones((9, 1)), batch_size=9, verbose=0)
+    assert not equal_everywhere(masks[-1] > 0)
+    assert equal_everywhere(ones.get_weights()[0])
+
+
+def batchnorm() -> None:
+    """Statistics of each share, equal moving statistics; exact with --sync-batchnorm, seen by one process's numbers."""
+    keras.utils.set_random_seed(0)
+    trained = model(keras.layers.Dense(8, use_bias=False), keras.layers.BatchNormalization(momentum=0.5))
+    trained.fit(*data(), batch_size=31, epochs=3, verbose=0)
+    for weight in trained.get_weights():
+        assert equal_everywhere(weight)
+    if COMM.rank == 0:
+        np.savez(FOLDER / "batchnorm.npz", *trained.get_weights())
+
+
+def learning_rate() -> None:
+    """--scale-lr linear --warmup-epochs 2: climbs from the script's rate to N times it."""
+    rates: list[float] = []
+    trained = model(rate=0.01)
+    watch = keras.callbacks.LambdaCallback(
+        on_batch_end=lambda b, logs: rates.append(float(trained.optimizer.learning_rate))
+    )
+    trained.fit(*data(), batch_size=30, epochs=4, verbose=0, callbacks=[watch])
+    assert abs(rates[0] - 0.01) < 1e-6
+    assert rates == sorted(rates)
+    assert abs(rates[-1] - 0.01 * COMM.size) < 1e-6
+    assert 0.01 < rates[4] < 0.01 * COMM.size
+
+
+def files() -> None:
+    """Written once; complete when the call returns; readable on every worker."""
+    trained = model()
+    callbacks = [
+        keras.callbacks.TensorBoard(str(FOLDER / "board")),
+        keras.callbacks.CSVLogger(str(FOLDER / "log.csv")),
+        keras.callbacks.ModelCheckpoint(str(FOLDER / "at-{epoch}.keras")),
+    ]
+    trained.fit(*data(), batch_size=30, epochs=2, verbose=0, callbacks=callbacks)
+    assert len(list((FOLDER / "board" / "train").glob("*"))) == 1
+    assert len((FOLDER / "log.csv").read_text().splitlines()) == 3
+    assert sorted(p.name for p in FOLDER.glob("*.keras")) == ["at-1.keras", "at-2.keras"]
+    trained.export(FOLDER / "exported", verbose=False)
+    loaded = tf.saved_model.load(str(FOLDER / "exported"))
+    served = loaded.serve(data()[0])
+    np.testing.assert_allclose(served, trained.predict(data()[0], verbose=0), rtol=1e-5)
+    trained.save_weights(FOLDER / "w.weights.h5")
+    again = model()
+    again.load_weights(FOLDER / "w.weights.h5")
+    assert equal_everywhere(again.get_weights()[0])
+
+
+def backup() -> None:
+    """A run that failed goes on where it was, on every worker."""
+    where = str(FOLDER / "backup")
+
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                raise RuntimeError("as planned")
+
+    trained = model()
+    try:
+        trained.fit(
+            *data(), batch_size=30, epochs=5, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(where), Fail()]
+        )
+    except RuntimeError:
+        COMM.barrier()
+    again = model()
+    history = again.fit(
+        *data(), batch_size=30, epochs=5, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(where)]
+    )
+    assert history.epoch == [3, 4] or history.epoch == [2, 3, 4], history.epoch
+    straight = model()
+    straight.fit(*data(), batch_size=30, epochs=5, verbose=0)
+    np.testing.assert_allclose(again.get_weights()[0], straight.get_weights()[0], rtol=1e-4)
+    assert equal_everywhere(again.get_weights()[0])
+
+
+def one_wants_to_stop() -> None:
+    """A rank that stops alone would leave the others waiting."""
+
+    class Impatient(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if COMM.rank == COMM.size - 1 and epoch == 1:
+                self.model.stop_training = True
+
+    history = model().fit(*data(), batch_size=30, epochs=9, verbose=0, callbacks=[Impatient()])
+    assert history.epoch == [0, 1]
+
+
+def different_weights() -> None:
+    """Unequal initial weights are replaced by rank 0's before the first step."""
+    trained = model()
+    trained.layers[0].kernel.assign(np.full((6, 1), COMM.rank + 1.0))
+    seen: list[float] = []
+    begin = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda b, logs: seen.append(float(trained.layers[0].kernel.numpy()[0, 0]))
+    )
+    trained.fit(*data(), batch_size=90, verbose=0, callbacks=[begin])
+    assert seen == [1.0]
+
+
+def custom_strategy_loop() -> None:
+    """`tf.distribute`'s contract: losses over the global batch, gradients summed, reduce and gather over workers."""
+    import syrtos.keras
+
+    strategy = syrtos.keras.Strategy()
+    with strategy.scope():
+        trained = model()
+        optimizer = keras.optimizers.SGD(0.05)
+    dataset = tf.data.Dataset.from_tensor_slices(data()).batch(30)
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        def replica_step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                per_sample = tf.square(trained(x) - y)[:, 0]
+                loss = tf.nn.compute_average_loss(per_sample, global_batch_size=30)
+            variables = trained.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return loss
+
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
+
+    losses = [float(step(x, y)) for x, y in strategy.experimental_distribute_dataset(dataset)]
+    plain = model()
+    logs = [plain.train_on_batch(data()[0][i : i + 30], data()[1][i : i + 30]) for i in (0, 30, 60)]
+    np.testing.assert_allclose(losses, np.ravel(logs), rtol=1e-5)
+    np.testing.assert_allclose(trained.get_weights()[0], plain.get_weights()[0], rtol=1e-5)
+    gathered = strategy.gather(tf.fill([2, 1 + COMM.rank], COMM.rank), axis=1)
+    assert gathered.shape == (2, sum(range(1, COMM.size + 1)))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1].split(","):
+        (FOLDER / name).mkdir(exist_ok=True)
+        COMM.barrier()
+        globals()[name]()
+        print("ok", name)

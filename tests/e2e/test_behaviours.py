@@ -1,0 +1,80 @@
+"""What a user expects of a run, each checked by every worker from inside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BIN = Path(sys.executable).parent
+SCRIPT = str(Path(__file__).parent / "scripts" / "behaviours.py")
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, checks: str, *flags: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
+    command = [
+        str(BIN / "syrtos"),
+        "run",
+        "-n",
+        str(workers),
+        "--oversubscribe",
+        "--run-dir",
+        str(folder / "run"),
+        *flags,
+    ]
+    done = subprocess.run(
+        [*command, SCRIPT, checks, str(folder)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    for name in checks.split(","):
+        assert f"ok {name}" in done.stdout
+    return done
+
+
+@pytest.mark.slow
+def test_behaviours_without_flags(tmp_path: Path) -> None:
+    run(tmp_path, "dropout,batchnorm,files,backup,one_wants_to_stop,different_weights,custom_strategy_loop", workers=3)
+
+
+@pytest.mark.slow
+def test_synchronized_batchnorm_is_one_processes(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        (tmp_path / str(workers)).mkdir()
+        run(tmp_path / str(workers), "batchnorm", "--sync-batchnorm", workers=workers)
+    one, two = (dict(np.load(tmp_path / str(n) / "batchnorm.npz")) for n in (1, 2))
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_learning_rate_warms_up(tmp_path: Path) -> None:
+    run(tmp_path, "learning_rate", "--scale-lr", "linear", "--warmup-epochs", "2")
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path: Path) -> None:
+    """One progress display, accuracy as in one process, a summary of one screen, no syrtos in the script."""
+    script = ROOT / "examples" / "digits.py"
+    assert "syrtos" not in script.read_text().split('"""')[2]
+    plain = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=True)
+    command = [str(BIN / "syrtos"), "run", "-n", "2", "--run-dir", str(tmp_path / "run"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    alone, together = (float(text.rsplit("test accuracy: ", 1)[1].split()[0]) for text in (plain.stdout, done.stdout))
+    assert together >= 0.95
+    assert together == pytest.approx(alone, abs=1e-3)
+    assert done.stdout.count("Epoch 1/") == 1
+    for word in (
+        "workers",
+        "steps",
+        "samples/s",
+        "compute",
+        "exchange",
+        "waiting for the slowest",
+        "input",
+        "run directory",
+    ):
+        assert word in done.stderr
+    assert len(list((tmp_path / "run" / "ledger").iterdir())) == 2
