@@ -54,7 +54,8 @@ def floor(nbytes: int, repeats: int) -> float:
 
     comm, count = MPI.COMM_WORLD, nbytes // 4
     window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
-    views = [np.frombuffer(window.Shared_query(r)[0], np.float32, count) for r in range(comm.size)]
+    memory: list[Any] = [window.Shared_query(r)[0] for r in range(comm.size)]
+    views = [np.frombuffer(part, np.float32, count) for part in memory]
     views[comm.rank][:] = 1.0
     start, stop = comm.rank * count // comm.size, (comm.rank + 1) * count // comm.size
 
@@ -73,7 +74,7 @@ def step(repeats: int) -> float:
 
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(width, activation="relu") for width in mlp.HIDDEN_WIDTHS]
-    model = keras.Sequential([keras.layers.Input((mlp.INPUT_WIDTH,)), *layers, keras.layers.Dense(mlp.CLASSES)])
+    model: Any = keras.Sequential([keras.layers.Input((mlp.INPUT_WIDTH,)), *layers, keras.layers.Dense(mlp.CLASSES)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(mlp.LEARNING_RATE), loss)
     batch = mlp.BATCH_PER_WORKER * (syrtos.size() if syrtos.is_initialized() else 1)

@@ -12,7 +12,8 @@ from syrtos.comm import world
 syrtos.init()
 comm = world.current().comm
 array = np.ones(int(float(sys.argv[1]) * 250_000), np.float32)
-seconds = []
+seconds: list[float] = []
+sums: list[np.ndarray] = []
 for _ in range(6):
     comm.barrier()
     started = time.perf_counter()

@@ -143,23 +143,23 @@ class Run:
         assert not missing, f"not in stderr: {missing}\n{self.stderr}\n{self.logs}"
         assert self.code == code, self.stderr
 
-    def check_nothing_left(self, within: float = 2.0, segments: bool = True) -> None:
-        """No process, port or (unless told otherwise) shared memory of the run."""
+    def check_nothing_left(self, within: float = 2.0) -> None:
+        """No process, port or shared memory of the run."""
         assert len(self.pids) > 1, "the run was never seen"
-        left = self._left(segments)
+        left = self._left()
         deadline = time.monotonic() + within
         while any(left.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
-            left = self._left(segments)
+            left = self._left()
         self._tidy()
         assert not any(left.values()), left
 
-    def _left(self, segments: bool) -> dict[str, list[str]]:
+    def _left(self) -> dict[str, list[str]]:
         listening = _listening(psutil.net_connections("inet"))
         return {
             "processes": [" ".join(member.cmdline()) for member in self._members()],
             "ports": [str(port) for port in sorted(self._ports & listening)],
-            "segments": [path for path in sorted(self._segments) if segments and Path(path).exists()],
+            "segments": [path for path in sorted(self._segments) if Path(path).exists()],
         }
 
     def _tidy(self) -> None:

@@ -18,7 +18,7 @@ options = st.builds(
     sync_batchnorm=st.booleans(),
     scale_lr=st.sampled_from(["none", "linear", "sqrt"]),
     warmup_epochs=st.integers(0, 1000),
-    check_every=st.integers(0, 10**9),
+    check_every=st.integers(-1, 10**9),
     timeout=st.floats(0, exclude_min=True, allow_infinity=False),
     run_dir=st.text(),
     bucket_mb=st.floats(0, exclude_min=True, allow_infinity=False),
@@ -56,7 +56,7 @@ def test_bad_values_on_the_wire_are_refused_by_name() -> None:
         ({"batch": "local"}, "`batch` must be one of global, per-worker. Received: 'local'"),
         ({"scale_lr": "cubic"}, "`scale_lr` must be one of none, linear, sqrt. Received: 'cubic'"),
         ({"warmup_epochs": -1}, "`warmup_epochs` must be 0 or more. Received: -1"),
-        ({"check_every": -5}, "`check_every` must be 0 or more. Received: -5"),
+        ({"check_every": -2}, r"`check_every` must be steps, 0 \(never\) or -1 \(automatic\)\. Received: -2"),
         ({"timeout": 0.0}, "`timeout` must be more than 0. Received: 0.0"),
         ({"bucket_mb": -2.0}, "`bucket_mb` must be more than 0. Received: -2.0"),
     ],
@@ -77,6 +77,10 @@ def test_nan_is_no_limit(name: str) -> None:
     values: dict[str, Any] = {name: float("nan")}
     with pytest.raises(ConfigurationError):
         Options(**values)
+
+
+def test_replicas_are_compared_as_often_as_is_cheap_unless_told() -> None:
+    assert Options().check_every == -1
 
 
 def test_options_can_not_be_changed() -> None:

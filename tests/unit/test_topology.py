@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syrtos.errors import WorldError
-from syrtos.topology import Launch, World, check_world, detect, world_from_hosts
+from syrtos.errors import ConfigurationError, WorldError
+from syrtos.topology import (
+    Launch,
+    World,
+    check_keras_backend,
+    check_tf_config,
+    check_world,
+    detect,
+    world_from_hosts,
+)
 
 MPICH, OPEN_MPI, SLURM = {"PMI_SIZE": "4"}, {"OMPI_COMM_WORLD_SIZE": "3"}, {"SLURM_STEP_NUM_TASKS": "2"}
 
@@ -72,6 +80,33 @@ def test_another_world_is_refused_with_the_fix(env: dict[str, str], size: int, f
         check_world(detect(env), size)
     promised = next(iter(env.values()))
     assert f"as one of {promised} workers, but found itself in a world of {size}." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "size"),
+    [({}, 4), ({"KERAS_BACKEND": ""}, 4), ({"KERAS_BACKEND": "tensorflow"}, 4), ({"KERAS_BACKEND": "jax"}, 1)],
+)
+def test_backends_that_can_exchange_or_need_not_are_accepted(env: dict[str, str], size: int) -> None:
+    check_keras_backend(env, size)
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch", "Tensorflow"])
+def test_backends_without_exchange_are_refused_with_the_fix(backend: str) -> None:
+    fix = rf"KERAS_BACKEND={backend} .* between 2 workers.*can: tensorflow\. Set KERAS_BACKEND=tensorflow"
+    with pytest.raises(ConfigurationError, match=fix):
+        check_keras_backend({"KERAS_BACKEND": backend}, 2)
+
+
+@pytest.mark.parametrize("env", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}, {"TF_CONFIG": '{"cluster": {}}'}])
+def test_a_tf_config_that_can_be_read_is_accepted(env: dict[str, str]) -> None:
+    check_tf_config(env)
+
+
+@pytest.mark.parametrize("text", ["{", "{'cluster': {}}", "3", "[]", "null"])
+def test_a_tf_config_that_is_no_json_object_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"TF_CONFIG is no JSON object.*unset it, or write it as") as caught:
+        check_tf_config({"TF_CONFIG": text})
+    assert repr(text) in str(caught.value)
 
 
 def test_workers_of_two_hosts() -> None:

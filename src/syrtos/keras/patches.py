@@ -19,6 +19,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.models import model as model_module
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 from keras.src.random import seed_generator
+from keras.src.trainers import compile_utils
 from keras.src.trainers import trainer as base_trainer
 
 from syrtos.comm import world
@@ -53,6 +54,9 @@ def apply_all() -> None:
 def _patch_losses() -> None:
     """A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so."""
     replace(loss_module, "reduce_values", _reduce_values)
+    # The loss of each output is tracked by batches, not by samples, wherever Keras does not know a batch's size beforehand.
+    replace(compile_utils.CompileLoss, "call", _tracking_outputs)
+    replace(loss_module, "unscale_loss_for_distribution", _tracked_by_batches)
     replace(loss_module, "apply_mask", _apply_mask)
 
 
@@ -70,6 +74,28 @@ def _reduce_values(original: Method) -> Method:
         return original(values, sample_weight, reduction)
 
     return reduce_values
+
+
+def _tracking_outputs(original: Method) -> Method:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        with step.tracking_outputs() if step else contextlib.nullcontext():
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def _tracked_by_batches(original: Method) -> Method:
+    """Every worker adds one batch: its value must be such that their plain mean is the mean by samples."""
+
+    def unscale_loss_for_distribution(value: Any) -> Any:
+        step = current_step()
+        if step is None or not step.tracks_by_batches or step.session.comm.size == 1:
+            return original(value)
+        workers = step.total("workers", tf.constant(1.0))
+        return value * tf.cast(workers * step.fraction(), value.dtype)
+
+    return unscale_loss_for_distribution
 
 
 def _apply_mask(original: Method) -> Method:

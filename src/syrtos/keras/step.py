@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from syrtos.comm.communicator import Array
@@ -41,6 +42,7 @@ class StepScope:
         samples: float32 scalar, samples in this worker's share; 0 if it has none.
         data: the share; one row of zeros if it has none, so that the model never sees an empty batch.
         training: whether random numbers should differ between workers.
+        tracks_by_batches: whether what is tracked now counts once for each batch, because its size is not known beforehand.
     """
 
     def __init__(self, session: Session, data: Any, training: bool) -> None:
@@ -55,6 +57,7 @@ class StepScope:
         self._paused = False
         self._flushed = False
         self._totals: dict[str, tf.Tensor] = {}
+        self.tracks_by_batches = False
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[StepScope]:
@@ -73,6 +76,16 @@ class StepScope:
             yield
         finally:
             self._paused = before
+
+    @contextlib.contextmanager
+    def tracking_outputs(self) -> Iterator[None]:
+        """Inside, Keras tracks the loss of each output, by a number of samples only if it is static."""
+        static = isinstance(tf.get_static_value(self.samples), np.generic | np.ndarray)
+        before, self.tracks_by_batches = self.tracks_by_batches, not static
+        try:
+            yield
+        finally:
+            self.tracks_by_batches = before
 
     @property
     def active(self) -> tf.Tensor:

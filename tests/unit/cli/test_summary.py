@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ def train(run_dir: Path, rank: int, waited: float) -> None:
     ledger.close()
 
 
-def failure_screen(outcome: Outcome, capsys: pytest.CaptureFixture[str]) -> str:
-    print_failure(outcome, Path("/runs/1"))
+def failure_screen(outcome: Outcome, capsys: pytest.CaptureFixture[str], run_dir: Path = Path("/runs/1")) -> str:
+    print_failure(outcome, run_dir)
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err
@@ -57,6 +58,31 @@ def test_the_first_failure_is_shown_with_its_log(capsys: pytest.CaptureFixture[s
     assert "later" not in screen
 
 
+def leave_failure(run_dir: Path, rank: int, time: float) -> None:
+    (run_dir / "logs").mkdir(exist_ok=True)
+    facts = {"rank": rank, "host": "b", "text": f"ValueError: by rank {rank}\n", "code": 1, "time": time}
+    (run_dir / "logs" / f"rank-{rank}.failure").write_text(json.dumps(facts))
+
+
+def test_failures_whose_events_were_lost_are_read_from_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave_failure(tmp_path, 0, time=20.0)
+    leave_failure(tmp_path, 1, time=10.0)
+    screen = failure_screen(Outcome(1, [], WORKERS), capsys, tmp_path)
+    assert "rank 1 on b failed first:\n\nValueError: by rank 1\n" in screen
+    assert f"{tmp_path}/logs/rank-1.log" in screen
+    assert "by rank 0" not in screen
+
+
+def test_what_the_launcher_heard_goes_before_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave_failure(tmp_path, 0, time=10.0)
+    heard = [{"rank": 1, "host": "b", "text": "OSError: heard"}]
+    screen = failure_screen(Outcome(1, heard, WORKERS), capsys, tmp_path)
+    assert "rank 1 on b failed first:\n\nOSError: heard\n" in screen
+    assert "by rank 0" not in screen
+
+
 @pytest.mark.parametrize("code", [130, 143])
 def test_a_stopped_run_is_no_failure_of_a_worker(capsys: pytest.CaptureFixture[str], code: int) -> None:
     screen = failure_screen(Outcome(code, [{"rank": 0, "text": "KeyboardInterrupt"}], WORKERS), capsys)
@@ -65,10 +91,17 @@ def test_a_stopped_run_is_no_failure_of_a_worker(capsys: pytest.CaptureFixture[s
 
 def test_a_killed_worker_is_named_by_its_process(capsys: pytest.CaptureFixture[str]) -> None:
     noise = ["= BAD TERMINATION", "=   PID 101 RUNNING AT b", "=   EXIT CODE: 9"]
-    screen = failure_screen(Outcome(9, [], WORKERS, noise), capsys)
-    assert "rank 1 on b was killed (process 101, exit code 9)" in screen
+    screen = failure_screen(Outcome(137, [], WORKERS, noise, vanished=0), capsys)
+    assert "rank 1 on b ended first (process 101, exit code 137) and could not say why: it was killed" in screen
     assert "out of memory" in screen
     assert "/runs/1/logs/rank-1.log" in screen
+
+
+def test_a_worker_that_vanished_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = failure_screen(Outcome(3, [], WORKERS, vanished=0), capsys)
+    assert "rank 0 on a ended first (process 10, exit code 3) and could not say why" in screen
+    assert "os._exit" in screen
+    assert "/runs/1/logs/rank-0.log" in screen
 
 
 def test_a_worker_that_ended_silently_points_at_the_logs(capsys: pytest.CaptureFixture[str]) -> None:

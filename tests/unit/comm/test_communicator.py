@@ -22,7 +22,7 @@ from syrtos.comm.communicator import (
     to_bytes,
 )
 from syrtos.comm.inprocess import InProcessCommunicator
-from syrtos.errors import ExchangeError
+from syrtos.errors import ExchangeError, OutOfStepError
 
 
 @given(st.integers(0, 10**15), st.integers(1, 300))
@@ -125,3 +125,14 @@ def test_scalars_have_no_rows() -> None:
         InProcessCommunicator().alltoall(np.float32(1))
     with pytest.raises(ExchangeError, match="first axis"):
         InProcessCommunicator().reducescatter(np.float32(1))
+
+
+@pytest.mark.parametrize("call", ["broadcast_object", "allgather_object"])
+def test_an_object_that_can_not_travel_is_told_to_everyone(together: Any, call: str) -> None:
+    def play(comm: InProcessCommunicator) -> str:
+        with pytest.raises((ExchangeError, OutOfStepError)) as caught:
+            getattr(comm, call)(1 if comm.rank else object())
+        return str(caught.value)
+
+    for text in together(2, play):
+        assert "rank 0: an object that is no JSON" in text

@@ -112,6 +112,22 @@ def test_a_checksum_sees_swapped_values() -> None:
     assert checksum(there) != checksum(back)
 
 
+def test_names_that_keras_has_numbered_may_differ(together: Any) -> None:
+    def play(comm: InProcessCommunicator) -> None:
+        names = ("dense/kernel", "dense_1/kernel") if comm.rank else ("dense_4/kernel", "dense_12/kernel")
+        state.check_structure(comm, [variable(np.zeros(3), name) for name in names])
+
+    assert together(2, play) == [None] * 2
+
+
+def test_names_that_the_script_has_given_may_not(together: Any) -> None:
+    def play(comm: InProcessCommunicator) -> None:
+        with pytest.raises(OutOfStepError):
+            state.check_structure(comm, [variable(np.zeros(3), "left/kernel" if comm.rank else "right/kernel")])
+
+    together(2, play)
+
+
 def test_a_models_variables_are_its_own_and_its_optimizers_once() -> None:
     kernel, bias = variables()
     rate = variable(0.1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -13,12 +15,12 @@ from hypothesis import strategies as st
 from syrtos.launch import events
 
 facts = st.dictionaries(
-    st.sampled_from(["text", "code", "host", "pid", "segments"]),
+    st.sampled_from(["text", "code", "host", "pid"]),
     st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text()),
 )
 
 
-@given(st.sampled_from(["started", "joined", "failed"]), st.integers(0, 10**6), facts)
+@given(st.sampled_from(["started", "stalled", "failed"]), st.integers(0, 10**6), facts)
 def test_events_round_trip_on_one_line(kind: str, rank: int, values: dict[str, Any]) -> None:
     line = events.line(kind, rank, **values)
     assert line.count(b"\n") == 1
@@ -60,3 +62,26 @@ def test_an_event_is_sent_whole() -> None:
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         assert events.parse(stream.read()) == {"kind": "stalled", "rank": 3, "text": "line one\nline two\x1e"}
+
+
+def test_draining_waits_until_all_has_been_read() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"unread")
+    late = threading.Timer(0.2, os.read, (reader, 100))
+    late.start()
+    started = time.monotonic()
+    events.drain(writer, seconds=10.0)
+    assert 0.15 <= time.monotonic() - started < 5
+    late.join()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_draining_gives_up_on_a_reader_that_is_gone_astray() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"unread")
+    started = time.monotonic()
+    events.drain(writer, seconds=0.1)
+    assert 0.1 <= time.monotonic() - started < 5
+    os.close(reader)
+    os.close(writer)

@@ -156,3 +156,26 @@ def test_an_import_that_failed_can_be_repeated(module: Write) -> None:
         patch.setattr(sys, "hooked_ready", True, raising=False)
         importlib.import_module(name)
     assert calls == ["called"]
+
+
+def test_called_before_the_module_runs_and_not_when_looked_up(module: Write) -> None:
+    name, calls = module("hooked_m.py", "import sys\nsys.modules['hooked_calls'].append('module')\n"), list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "hooked_calls", calls)  # pyright: ignore[reportArgumentType]
+        after_import(name, lambda: calls.append("after"), before=lambda: calls.append("before"))
+        importlib.util.find_spec(name)
+        assert calls == []
+        importlib.import_module(name)
+    assert calls == ["before", "module", "after"]
+
+
+def test_an_error_before_keeps_the_module_from_running(module: Write) -> None:
+    name, calls = module("hooked_n.py", "raise ImportError('the module ran')\n"), list[str]()
+
+    def refuse() -> None:
+        raise RuntimeError("refused")
+
+    after_import(name, lambda: calls.append("after"), before=refuse)
+    with pytest.raises(RuntimeError, match="refused"):
+        importlib.import_module(name)
+    assert calls == []

@@ -1,4 +1,4 @@
-"""Only dead segments of our MPI are removed."""
+"""The names of our MPI's segments go early, and no others."""
 
 from __future__ import annotations
 
@@ -8,23 +8,30 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.comm.watchdog import Watchdog
+from syrtos.comm.world import Session
 from syrtos.launch import leftovers
+from syrtos.observe.ledger import Ledger
+from syrtos.settings import Options
+from syrtos.topology import World
 
 Segment = Callable[..., Path]
+Together = Callable[..., list[Any]]
 
 
 @pytest.fixture
 def segment() -> Iterator[Segment]:
-    """Makes files in shared memory, an hour old unless told."""
+    """Makes files in shared memory."""
     made: list[Path] = []
 
-    def make(prefix: str = "mpich_shm_", age: float = 3600.0) -> Path:
+    def make(prefix: str = "mpich_shm_") -> Path:
         path = Path("/dev/shm", f"{prefix}syrtos_test_{secrets.token_hex(4)}")
         path.write_bytes(b"\0" * mmap.PAGESIZE)
-        os.utime(path, (time.time(), time.time() - age))
         made.append(path)
         return path
 
@@ -33,33 +40,62 @@ def segment() -> Iterator[Segment]:
         path.unlink(missing_ok=True)
 
 
-def test_dead_segments_are_swept(segment: Segment) -> None:
-    dead = [segment(), segment()]
-    leftovers.sweep()
-    assert not any(path.exists() for path in dead)
+def unlink_early(comm: InProcessCommunicator, local_rank: int | None = None) -> None:
+    place = World(comm.rank, comm.size, comm.rank if local_rank is None else local_rank, comm.size)
+    leftovers.unlink_early(Session(place, comm, comm, Options(), Ledger(), Watchdog(10.0)))
+
+
+def test_names_go_early_and_the_memory_stays(segment: Segment, together: Together) -> None:
+    path, foreign, unmapped = segment(), segment("psm_"), segment()
+    with (
+        path.open("r+b") as file,
+        foreign.open("r+b") as other,
+        mmap.mmap(file.fileno(), 0) as memory,
+        mmap.mmap(other.fileno(), 0),
+    ):
+        together(2, unlink_early)
+        assert not path.exists()
+        assert foreign.exists()
+        assert unmapped.exists()
+        memory[0] = 7
+        assert memory[0] == 7
+
+
+def test_names_stay_until_every_worker_has_mapped_them(segment: Segment, together: Together) -> None:
+    path = segment()
+    seen: list[bool] = []
+
+    def late(comm: InProcessCommunicator) -> None:
+        if comm.rank == 1:
+            time.sleep(0.2)
+            seen.append(path.exists())
+        unlink_early(comm)
+        seen.append(path.exists())
+
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        together(2, late)
+    assert seen == [True, False, False]
+
+
+def test_one_worker_of_each_host_does_it(segment: Segment, together: Together) -> None:
+    path = segment()
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        together(2, lambda comm: unlink_early(comm, local_rank=1))
+        assert path.exists()
 
 
 @pytest.mark.parametrize("prefix", ["psm_", "sem.mpich_shm_", "mpich_", "MPICH_SHM_", "torch_"])
 def test_files_of_others_are_left_alone(segment: Segment, prefix: str) -> None:
     foreign = segment(prefix)
-    leftovers.sweep()
     leftovers.remove([str(foreign)])
     assert foreign.exists()
 
 
-def test_young_segments_may_be_about_to_be_mapped(segment: Segment) -> None:
-    young = segment(age=5.0)
-    leftovers.sweep()
-    assert young.exists()
-
-
-def test_mapped_segments_are_in_use(segment: Segment) -> None:
+def test_mapped_segments_are_known_by_name(segment: Segment) -> None:
     path = segment()
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         assert str(path) in leftovers.mapped()
         assert str(path) in leftovers.mapped(os.getpid())
-        leftovers.sweep()
-        assert path.exists()
     assert str(path) not in leftovers.mapped()
 
 
@@ -80,8 +116,8 @@ def test_a_process_that_has_ended_has_mapped_nothing() -> None:
     assert leftovers.mapped(2**22 + 1) == []
 
 
-def test_segments_of_ended_workers_are_removed_at_any_age(segment: Segment) -> None:
-    path = segment(age=0.0)
+def test_segments_are_removed_by_name(segment: Segment) -> None:
+    path = segment()
     leftovers.remove([str(path), str(path), "/dev/shm/mpich_shm_gone_already"])
     assert not path.exists()
 

@@ -118,6 +118,11 @@ def test_other_hosts_never_get_terraforms_secrets(script: Path, name: str) -> No
     assert name not in forwarded(plan)
 
 
+def test_a_tf_config_that_is_no_json_is_refused(script: Path) -> None:
+    with pytest.raises(ConfigurationError, match="TF_CONFIG is no JSON object"):
+        make_plan(spec(script), MACHINE, {"TF_CONFIG": "{'cluster':"})
+
+
 def test_local_workers_inherit_so_the_command_holds_no_environment(script: Path) -> None:
     plan = make_plan(spec(script), MACHINE, ENVIRONMENT | SECRETS)
     assert OPTIONS_VARIABLE in plan.environment

@@ -78,9 +78,9 @@ def test_an_empty_host_file_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_host_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"nowhere can't be read: No such file or directory"):
+    with pytest.raises(ConfigurationError, match=r"nowhere can't be read: .*No such file or directory"):
         read_hostfile(tmp_path / "nowhere")
-    with pytest.raises(ConfigurationError, match="can't be read: Is a directory"):
+    with pytest.raises(ConfigurationError, match=r"can't be read: .*Is a directory"):
         read_hostfile(tmp_path)
 
 
@@ -90,18 +90,19 @@ def test_a_bad_line_in_a_host_file_is_refused(tmp_path: Path, text: str) -> None
         read_hostfile(hostfile(tmp_path, text))
 
 
-@pytest.mark.parametrize("text", ["a slots = 2", "node1 node2", "a,b", "a slot=2", "slots=2"])
+@pytest.mark.parametrize("text", ["node1 node2", "a,b", "a slot=2", "slots=2"])
 def test_a_line_that_is_not_understood_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigurationError):
         read_hostfile(hostfile(tmp_path, text))
 
 
-def test_columns_of_a_host_file_may_be_tabbed(tmp_path: Path) -> None:
-    assert read_hostfile(hostfile(tmp_path, "a\tslots=2\n")) == (Host("a", 2),)
+@pytest.mark.parametrize("text", ["a\tslots=2\n", "a slots = 2\n"])
+def test_columns_of_a_host_file_may_be_set_apart(tmp_path: Path, text: str) -> None:
+    assert read_hostfile(hostfile(tmp_path, text)) == (Host("a", 2),)
 
 
 def test_a_host_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match="hosts can't be read"):
         read_hostfile(hostfile(tmp_path, b"\xff\xfe\n"))
 
 

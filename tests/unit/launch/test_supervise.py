@@ -57,7 +57,6 @@ def test_the_exit_code_is_the_launchers(ending: str, code: int) -> None:
 def test_workers_and_failures_are_reported(capfd: pytest.CaptureFixture[str]) -> None:
     outcome = run("""
 send(2, "started", 1, host="far-away", pid=1)
-send(2, "joined", 1, segments=["/dev/shm/mpich_shm_x"])
 send(2, "failed", 1, text="ValueError: x", code=7)
 send(2, "failed", 0, text="later", code=1)
 sys.exit(1)
@@ -65,7 +64,7 @@ sys.exit(1)
     assert outcome.code == 7
     assert [(f["rank"], f["text"]) for f in outcome.failures] == [(1, "ValueError: x"), (0, "later")]
     assert outcome.failures[0]["host"] == "far-away"
-    assert outcome.workers[1]["segments"] == ["/dev/shm/mpich_shm_x"]
+    assert outcome.workers == {1: {"kind": "started", "rank": 1, "host": "far-away", "pid": 1}}
     assert capfd.readouterr().err == ""
 
 
@@ -100,6 +99,46 @@ def test_what_hydra_says_is_kept_apart(capfd: pytest.CaptureFixture[str]) -> Non
     outcome = run("raw(b'[mpiexec@h] gone\\nEpoch 1\\nAbort(1) on node 0\\n', 2)")
     assert outcome.noise == ["[mpiexec@h] gone", "Abort(1) on node 0"]
     assert capfd.readouterr().err == "Epoch 1\n"
+
+
+BANNER = f"""\
+{"=" * 83}
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 101 RUNNING AT {HERE}
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+{"=" * 83}
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+This typically refers to a problem with your application.
+Please see the FAQ page for debugging suggestions
+"""
+
+
+def test_hydras_banner_is_kept_apart_with_its_rules(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run(f"raw(b'Epoch 1\\n' + {BANNER!r}.encode() + b'Epoch 2\\n')")
+    assert capfd.readouterr().out == "Epoch 1\nEpoch 2\n"
+    assert outcome.noise == [line for line in BANNER.splitlines() if line.strip("=")]
+
+
+def test_the_signal_that_the_banner_names_is_the_exit_code() -> None:
+    assert run(f"raw({BANNER!r}.encode()); sys.exit(9)").code == 128 + signal.SIGKILL
+
+
+def test_a_failure_that_was_reported_goes_before_the_banner() -> None:
+    assert run(f"send(2, 'failed', 0, text='x', code=4); raw({BANNER!r}.encode()); sys.exit(9)").code == 4
+
+
+@pytest.mark.parametrize("text", ["=" * 83, "=" * 83 + "\ntotal\n" + "=" * 83, "=" * 83 + "\n" + "=" * 83])
+def test_rules_of_a_script_are_its_own(capfd: pytest.CaptureFixture[str], text: str) -> None:
+    run(f"print({text!r})")
+    assert capfd.readouterr().out == text + "\n"
+
+
+def test_a_rule_of_a_script_stays_on_its_stream(capfd: pytest.CaptureFixture[str]) -> None:
+    run("print('=' * 83, flush=True); time.sleep(0.2); raw(b'a warning\\n', 2); time.sleep(0.2); print('total')")
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("=" * 83 + "\ntotal\n", "a warning\n")
 
 
 @pytest.mark.parametrize("text", ["=" * 65, "=== Epoch 1 ===", "=   total"])
@@ -167,6 +206,27 @@ send(2, "started", 0, host={HERE!r}, pid=orphan.pid)
 """)
     pid = outcome.workers[0]["pid"]
     assert not runs(pid)
+
+
+def test_the_first_worker_that_is_gone_is_known() -> None:
+    outcome = run(f"""
+import subprocess
+def worker(seconds):
+    return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({{seconds}})  # syrtos"])
+for rank, process in enumerate([worker(20), worker(0.5), worker(20)]):
+    send(2, "started", rank, host={HERE!r}, pid=process.pid)
+time.sleep(1.5)
+""")
+    assert outcome.vanished == 1
+
+
+def test_nobody_is_gone_while_all_run_and_other_hosts_are_not_seen() -> None:
+    outcome = run(f"""
+send(2, "started", 0, host={HERE!r}, pid=os.getpid())
+send(2, "started", 1, host="far-away", pid=2**22 + 1)
+time.sleep(0.3)
+""")
+    assert outcome.vanished is None
 
 
 def test_a_process_that_is_no_worker_any_more_is_left_alone() -> None:

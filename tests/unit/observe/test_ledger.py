@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from syrtos.observe.ledger import KINDS, Ledger, ledger_path
+from syrtos.observe.ledger import KINDS, Ledger, forget, ledger_path
 
 
 def records(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -105,3 +105,19 @@ def test_a_closed_ledger_takes_no_more_and_does_not_mind(tmp_path: Path) -> None
     ledger.note("wait", 1.0)
     ledger.close()
     assert records(tmp_path) == []
+
+
+def test_what_an_earlier_run_left_is_forgotten_and_nothing_else(tmp_path: Path) -> None:
+    left = [ledger_path(tmp_path, 3), tmp_path / "logs" / "rank-3.log", tmp_path / "logs" / "rank-12.failure"]
+    kept = [tmp_path / "model.keras", tmp_path / "logs" / "events.out", tmp_path / "ledger" / "notes.md"]
+    for path in (*left, *kept):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    forget(tmp_path)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in kept)
+
+
+def test_a_new_folder_has_nothing_to_forget(tmp_path: Path) -> None:
+    forget(tmp_path / "new")
+    assert not (tmp_path / "new").exists()

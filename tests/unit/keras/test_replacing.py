@@ -1,0 +1,52 @@
+"""Workers that enter different methods of a model are told at once."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from syrtos.comm import world
+from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.errors import OutOfStepError
+from syrtos.keras.replacing import agreeing
+
+
+@agreeing
+def fit(model: Any, epochs: int = 1) -> str:
+    return f"fit {model} for {epochs}"
+
+
+@agreeing
+def evaluate(model: Any) -> str:
+    return f"evaluate {model}"
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> threading.local:
+    """Each thread's own session; see `together`."""
+    local = threading.local()
+    monkeypatch.setattr(world, "current", lambda: local.session)
+    return local
+
+
+def test_workers_that_call_the_same_go_on(together: Any, sessions: threading.local) -> None:
+    def play(comm: InProcessCommunicator) -> str:
+        sessions.session = SimpleNamespace(comm=comm)
+        return fit("m", epochs=3)
+
+    assert together(2, play) == ["fit m for 3"] * 2
+
+
+def test_workers_that_call_different_methods_are_all_told(together: Any, sessions: threading.local) -> None:
+    def play(comm: InProcessCommunicator) -> str:
+        sessions.session = SimpleNamespace(comm=comm)
+        with pytest.raises(OutOfStepError) as caught:
+            (evaluate if comm.rank else fit)("m")
+        return str(caught.value)
+
+    for text in together(2, play):
+        assert "rank 0: model.fit\n" in text
+        assert "rank 1: model.evaluate\n" in text
