@@ -101,6 +101,14 @@ def test_sys_exit_on_one_rank(tmp_path: Path, role: str, code: int, text: str) -
     ended.check_nothing_left()
 
 
+@pytest.mark.parametrize("attempt", range(3))
+def test_the_one_of_three_that_vanished_is_named(tmp_path: Path, attempt: int) -> None:
+    """MPI's launcher kills the others at once, and its banner may name one of those."""
+    ended = run(tmp_path, "-n", "3", "--oversubscribe", PLAIN, "vanish", within=PROMISED)
+    ended.check_failure(1, 3, "ended first (process ", "exit code 3) and could not say why")
+    ended.check_nothing_left()
+
+
 def test_syntax_error(tmp_path: Path, script: Path) -> None:
     script.write_text("def f(:\n")
     ended = run(tmp_path, "-n", "2", script, within=PROMISED)

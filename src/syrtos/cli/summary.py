@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -58,7 +59,10 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
 
 def _reported(run_dir: Path) -> list[dict[str, Any]]:
     """The failures that workers left in files, first one first."""
-    found = [json.loads(path.read_text()) for path in run_dir.glob("logs/rank-*.failure")]
+    found = []
+    for path in run_dir.glob("logs/rank-*.failure"):
+        with contextlib.suppress(ValueError):  # of a worker that was killed while it wrote
+            found.append(json.loads(path.read_text()))
     return sorted(found, key=lambda failure: failure["time"])
 
 
@@ -102,4 +106,4 @@ def _killed_rank(outcome: Outcome) -> int | None:
     """The rank whose process the launcher's banner names."""
     text = "\n".join(outcome.noise)
     named = next((rank for rank, w in outcome.workers.items() if f"PID {w['pid']} " in text), None)
-    return outcome.vanished if named is None else named
+    return named if outcome.vanished is None else outcome.vanished

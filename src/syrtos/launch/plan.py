@@ -88,7 +88,7 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
         environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
     worker = [machine.python, "-m", "syrtos.launch.worker", str(spec.script.resolve()), *spec.arguments]
     where = _remote(spec, {**env, **environment}) if spec.hosts else ["-launcher", "fork"]
-    return Plan((machine.mpiexec, *where, "-n", str(spec.workers), *worker), environment)
+    return Plan((machine.mpiexec, "-print-all-exitcodes", *where, "-n", str(spec.workers), *worker), environment)
 
 
 def _remote(spec: Spec, env: Mapping[str, str]) -> list[str]:

@@ -53,7 +53,7 @@ class _Supervisor:
         self._grace = grace
         self._signal: int | None = None
         self._kill_at: float | None = None
-        self._rule_held = False
+        self._rules_held: set[IO[str]] = set()
         self._process = subprocess.Popen(
             plan.command,
             env={**env, **plan.environment},
@@ -135,6 +135,10 @@ class _Supervisor:
             return 128 + self._signal
         if self.outcome.failures:
             return int(self.outcome.failures[0].get("code", 1)) or 1
+        by_itself = _first_that_exited(self.outcome.noise)
+        if by_itself:
+            self.outcome.vanished, code = by_itself
+            return code
         killed = re.search(r"\(signal (\d+)\)", "\n".join(self.outcome.noise))
         if killed:
             return 128 + int(killed[1])
@@ -166,7 +170,7 @@ class _Supervisor:
         elif line == _RULE:
             self._hold_rule(target)
         elif _is_noise(line):
-            self._rule_held = False
+            self._rules_held.discard(target)
             self.outcome.noise.append(line.decode(errors="replace").strip())
         else:
             self._release_rule(target)
@@ -177,11 +181,11 @@ class _Supervisor:
         if self.outcome.noise:
             return
         self._release_rule(target)
-        self._rule_held = True
+        self._rules_held.add(target)
 
     def _release_rule(self, target: IO[str]) -> None:
-        if self._rule_held:
-            self._rule_held = False
+        if target in self._rules_held:
+            self._rules_held.discard(target)
             _emit(_RULE, target)
 
     def _on_event(self, event: dict[str, Any]) -> None:
@@ -204,6 +208,21 @@ _NOISE = (
     b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING", b"This typically refers to a problem with your application",
     b"Please see the FAQ page for debugging suggestions", b"Press Ctrl-C again to force abort",
 )  # fmt: skip
+
+
+def _first_that_exited(noise: list[str]) -> tuple[int, int] | None:
+    """Rank and code of the first worker that ended by itself with a code that is not 0, from hydra's list of wait statuses.
+
+    The list reads ``Exit codes: [host] 9,768,0 [host] 0,9``; workers that hydra ended have a signal.
+    """
+    text = next((line for line in noise if "Exit codes: " in line), "")
+    statuses = [
+        int(s)
+        for group in re.findall(r"\] (\d+(?:,\d+)*)", text.partition("Exit codes: ")[2])
+        for s in group.split(",")
+    ]
+    codes = [os.waitstatus_to_exitcode(status) for status in statuses]
+    return next(((rank, code) for rank, code in enumerate(codes) if code > 0), None)
 
 
 def _is_noise(line: bytes) -> bool:

@@ -39,6 +39,13 @@ def leave_with_words() -> None:
     time.sleep(60)
 
 
+def vanish() -> None:
+    """Only rank 1 ends, and says nothing."""
+    if RANK == 1:
+        os._exit(3)
+    time.sleep(60)
+
+
 def sleep() -> None:
     """Both wait for what comes."""
     note("begun")
@@ -70,7 +77,7 @@ def ignore() -> None:
 
 
 ROLES: dict[str, Callable[[], None]] = {
-    role.__name__: role for role in (fail, leave_with_3, leave_with_words, sleep, obey, ignore)
+    role.__name__: role for role in (fail, leave_with_3, leave_with_words, vanish, sleep, obey, ignore)
 }
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_a_stopped_run_is_no_failure_of_a_worker(capsys: pytest.CaptureFixture[s
 
 def test_a_killed_worker_is_named_by_its_process(capsys: pytest.CaptureFixture[str]) -> None:
     noise = ["= BAD TERMINATION", "=   PID 101 RUNNING AT b", "=   EXIT CODE: 9"]
-    screen = failure_screen(Outcome(137, [], WORKERS, noise, vanished=0), capsys)
+    screen = failure_screen(Outcome(137, [], WORKERS, noise), capsys)
     assert "rank 1 on b ended first (process 101, exit code 137) and could not say why: it was killed" in screen
     assert "out of memory" in screen
     assert "/runs/1/logs/rank-1.log" in screen
