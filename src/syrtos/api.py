@@ -51,6 +51,12 @@ class ProcessSet:
         """The number of members."""
         return len(self.ranks)
 
+    def close(self) -> None:
+        """Frees what the set holds. Called by all its members."""
+        if self.comm is not None:
+            self.comm.close()
+            self.comm = None
+
 
 def init(options: Options | None = None) -> None:
     """Joins the world this process was started in. Calling it again does nothing.

@@ -199,7 +199,7 @@ class TwoOptimizers(keras.Model):
         for optimizer, layer in zip(self.optimizers, (self.first, self.second), strict=True):
             variables = layer.trainable_variables
             optimizer.apply_gradients(zip(tape.gradient(error, variables), variables, strict=True))
-        self.tracker.update_state(error, sample_weight=tf.cast(tf.shape(x)[0], tf.float32))
+        self.tracker.update_state(error)
         return {"tracked": self.tracker.result()}
 
     @property

@@ -50,7 +50,7 @@ def facts() -> dict[str, str]:
     env = settings.environment()
     started = topology.detect(env)
     found = {"syrtos": __version__, "python": f"{platform.python_version()} ({sys.executable})"}
-    found |= {name: _version(name) for name in _PACKAGES}
+    found |= versions()
     found |= {
         "system": platform.platform(),
         "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}",
@@ -60,6 +60,11 @@ def facts() -> dict[str, str]:
         "started by": f"{started.starter}, {started.size} workers" if started else "no launcher",
     }
     return found | {name: env[name] for name in sorted(env) if name.startswith(_SHOWN)}
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what matters, without importing it."""
+    return {name: _version(name) for name in _PACKAGES}
 
 
 def _version(name: str) -> str:

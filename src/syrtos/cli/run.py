@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, get_args
 
 from syrtos import settings
+from syrtos.cli.env import versions
 from syrtos.cli.summary import print_failure, print_summary
 from syrtos.launch.plan import Machine, find_mpiexec, make_plan
 from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
@@ -82,12 +86,32 @@ def main(chosen: argparse.Namespace) -> int:
         return 0
     run_dir.mkdir(parents=True, exist_ok=True)
     forget(run_dir)
+    _describe(spec, run_dir)
     outcome = supervise(plan, settings.environment(), spec.grace)
     if outcome.code:
         print_failure(outcome, run_dir)
     else:
         print_summary(run_dir)
     return outcome.code
+
+
+def _describe(spec: Spec, run_dir: Path) -> None:
+    """Leaves in the run's folder what it was asked to do, and says on the terminal where that is."""
+    request = {
+        "script": str(spec.script.resolve()),
+        "arguments": spec.arguments,
+        "workers": spec.workers,
+        "hosts": [f"{host.name}:{host.slots}" for host in spec.hosts],
+        "options": dataclasses.asdict(spec.options),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": versions(),
+    }
+    (run_dir / "run.json").write_text(json.dumps(request, indent=2) + "\n")
+    where = ", ".join(host.name for host in spec.hosts) or "this machine"
+    print(
+        f"syrtos: {spec.workers} worker{'s' * (spec.workers > 1)} on {where}, logs in {run_dir / 'logs'}",
+        file=sys.stderr,
+    )
 
 
 def _workers(asked: int | None, hosts: tuple[Host, ...]) -> int:

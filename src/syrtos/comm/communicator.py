@@ -65,8 +65,9 @@ class Communicator(abc.ABC):
         self.agree(f"allreduce {op.value} {signature(array)}")
         if self.size == 1 or array.size == 0:
             return array.copy()
-        result = self._reduce([array.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
-        return _divided(result, self.size) if op is ReduceOp.MEAN else result
+        wide = array.astype(np.float32) if is_half(array.dtype) else array
+        result = self._reduce([wide.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
+        return (result / self.size if op is ReduceOp.MEAN else result).astype(array.dtype, copy=False)
 
     def weighted_sum(self, parts: Sequence[Array], weight: float) -> tuple[list[Array], float]:
         """Sums ``weight / total weight`` times each part over all workers: the exchange of a step.
@@ -83,7 +84,10 @@ class Communicator(abc.ABC):
         weights = self.agree(f"exchange {dtype} {sizes}", weight)
         total = float(sum(weights))
         shares = [w / total if total else 0.0 for w in weights]
-        return self._reduce(parts, ReduceOp.SUM, shares), total
+        if not is_half(dtype):
+            return self._reduce(parts, ReduceOp.SUM, shares), total
+        wide = self._reduce([part.astype(np.float32) for part in parts], ReduceOp.SUM, shares)
+        return [part.astype(dtype) for part in wide], total
 
     def allgather(self, array: npt.ArrayLike) -> Array:
         """Concatenates the workers' arrays along the first axis, in rank order; row counts may differ.
@@ -182,7 +186,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
-        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only)."""
+        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only). No 16-bit floats come here."""
 
     @abc.abstractmethod
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
@@ -240,8 +244,8 @@ class Communicator(abc.ABC):
         )
 
 
-def share_of(total: int, rank: int, size: int) -> tuple[int, int]:
-    """The half-open range of ``total`` rows that belongs to ``rank``: contiguous, in rank order, sizes within one."""
+def share_of(total: Any, rank: int, size: int) -> tuple[Any, Any]:
+    """The half-open range of ``total`` rows (an int, or a tensor of one) of ``rank``: contiguous, in rank order, sizes within one."""
     return rank * total // size, (rank + 1) * total // size
 
 
@@ -294,7 +298,3 @@ def scaled_copy(source: Array, share: float, target: Array) -> None:
         target.fill(0)
     else:
         np.multiply(source, source.dtype.type(share), out=target)
-
-
-def _divided(array: Array, count: int) -> Array:
-    return (array.astype(np.float32) / count).astype(array.dtype) if is_half(array.dtype) else array / count

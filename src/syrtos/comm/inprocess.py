@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from syrtos.comm.communicator import UFUNC, Array, Communicator, ReduceOp, is_half, scaled_copy
+from syrtos.comm.communicator import UFUNC, Array, Communicator, ReduceOp, scaled_copy
 from syrtos.errors import StalledError
 
 
@@ -64,7 +65,7 @@ class InProcessCommunicator(Communicator):
         scaled = [np.empty_like(part) for part in parts]
         for part, target in zip(parts, scaled, strict=True):
             scaled_copy(part, shares[self.rank], target)
-        return [_fold(UFUNC[op], same) for same in zip(*self._swap(scaled, "reduce"), strict=True)]
+        return [functools.reduce(UFUNC[op], same) for same in zip(*self._swap(scaled, "reduce"), strict=True)]
 
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
         return np.concatenate(self._swap(array.copy(), "allgather"))
@@ -76,11 +77,3 @@ class InProcessCommunicator(Communicator):
     def _alltoall(self, array: Array, sent: Sequence[int], received: Sequence[int]) -> Array:
         groups = np.split(array.copy(), np.cumsum(sent)[:-1])
         return np.concatenate([theirs[self.rank] for theirs in self._swap(groups, "alltoall")])
-
-
-def _fold(combine: Callable[..., Array], values: Sequence[Array]) -> Array:
-    wide = is_half(values[0].dtype)
-    result = values[0].astype(np.float32) if wide else values[0].copy()
-    for value in values[1:]:
-        result = combine(result, value.astype(np.float32) if wide else value)
-    return result.astype(values[0].dtype)

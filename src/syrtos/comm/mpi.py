@@ -8,14 +8,12 @@ import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import pool
-from syrtos.comm.communicator import Array, Communicator, ReduceOp, is_half, scaled_copy
+from syrtos.comm.communicator import UFUNC, Array, Communicator, ReduceOp, scaled_copy
 from syrtos.comm.watchdog import Watchdog
 
 _OPS = {
     ReduceOp.SUM: MPI.SUM,
     ReduceOp.MEAN: MPI.SUM,
-    ReduceOp.MIN: MPI.MIN,
-    ReduceOp.MAX: MPI.MAX,
     ReduceOp.PRODUCT: MPI.PROD,
 }
 
@@ -55,18 +53,15 @@ class MPICommunicator(Communicator):
             finish()
 
     def start_sum(self, array: Array, op: ReduceOp) -> Callable[[], None]:
-        """Begins to reduce a contiguous array in place; it is done when the returned function returns. 16-bit floats go as float32."""
+        """Begins to reduce a flat array in place; it is done when the returned function returns."""
         if self.size == 1 or array.size == 0:
             return lambda: None
-        wide = array.astype(np.float32) if is_half(array.dtype) else array
-        request = self.comm.Iallreduce(MPI.IN_PLACE, wide, _OPS[op])
-
-        def finish() -> None:
-            self.wait(request, f"allreduce of {array.nbytes} bytes")
-            if wide is not array:
-                array[...] = wide.astype(array.dtype)
-
-        return finish
+        if op in (ReduceOp.MIN, ReduceOp.MAX):  # MPI leaves open what becomes of NaN, and workers got different results
+            everyone = self._allgather(array, [array.size] * self.size).reshape(self.size, -1)
+            UFUNC[op].reduce(everyone, axis=0, out=array)
+            return lambda: None
+        request = self.comm.Iallreduce(MPI.IN_PLACE, array, _OPS[op])
+        return lambda: self.wait(request, f"allreduce of {array.nbytes} bytes")
 
     def _meet(self, tag: int, value: float, call: str) -> tuple[list[int], list[float]]:
         mine = np.array([tag, value], np.float64)

@@ -18,10 +18,6 @@ from syrtos.comm.communicator import Array
 _LARGE = 1 << 16
 # What TensorFlow asks of memory that it uses in place (EIGEN_MAX_ALIGN_BYTES).
 _ALIGN = 64
-# References to an array that only the pool has: its list, the loop's variable, and getrefcount's argument.
-_ONLY_OURS = 3
-_MOST = 512
-
 _lock = threading.Lock()
 _kept: dict[int, list[np.ndarray[Any, Any]]] = {}
 
@@ -38,11 +34,24 @@ def empty_like(array: Array) -> Array:
 def _take(nbytes: int) -> np.ndarray[Any, Any]:
     """Memory that nobody uses: every view counts as a reference to the array that owns it."""
     with _lock:
-        kept = _kept.setdefault(nbytes, [])
-        for raw in kept:
-            if sys.getrefcount(raw) == _ONLY_OURS:
+        size = _size_class(nbytes)
+        kept = _kept.setdefault(size, [])
+        for raw, references in zip(kept, _references(kept), strict=True):
+            if references == _ONLY_OURS:
                 return raw
-        raw = np.empty(nbytes, np.uint8)
-        if sum(map(len, _kept.values())) < _MOST:
-            kept.append(raw)
-        return raw
+        kept.append(np.empty(size, np.uint8))
+        return kept[-1]
+
+
+def _size_class(nbytes: int) -> int:
+    """Eight sizes for each power of two: memory for one size serves its neighbours, and varying sizes don't pile up."""
+    step = 1 << max(nbytes.bit_length() - 4, 0)
+    return -(-nbytes // step) * step
+
+
+def _references(kept: list[np.ndarray[Any, Any]]) -> list[int]:
+    return [sys.getrefcount(raw) for raw in kept]
+
+
+# What `_references` counts for an array that nobody but its list has; versions of Python differ.
+_ONLY_OURS = _references([np.empty(1, np.uint8)])[0]

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import pool
-from syrtos.comm.communicator import UFUNC, Array, ReduceOp, is_half, scaled_copy, share_of
+from syrtos.comm.communicator import UFUNC, Array, ReduceOp, scaled_copy, share_of
 from syrtos.comm.mpi import IN_FLIGHT, PIECE, MPICommunicator
 from syrtos.comm.watchdog import Watchdog
 from syrtos.errors import SharedMemoryError
@@ -189,12 +189,8 @@ def _segment(window: MPI.Win, rank: int, capacity: int) -> Array:
 
 def _reduce_slice(views: list[Array], start: int, stop: int, op: ReduceOp) -> None:
     """Reduces one slice of all segments into the first, in rank order, piece by piece."""
-    wide = is_half(views[0].dtype)
     for begin in range(start, stop, _PIECE):
         end = min(begin + _PIECE, stop)
         pieces = [view[begin:end] for view in views]
-        target = pieces[0].astype(np.float32) if wide else pieces[0]
         for piece in pieces[1:]:
-            UFUNC[op](target, piece.astype(np.float32) if wide else piece, out=target)
-        if wide:
-            pieces[0][...] = target.astype(pieces[0].dtype)
+            UFUNC[op](pieces[0], piece, out=pieces[0])

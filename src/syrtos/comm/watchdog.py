@@ -22,14 +22,12 @@ class Watchdog:
         waited: seconds spent waiting for other workers so far.
         timeout: seconds after which a wait becomes a `StalledError`.
         on_stall: called with the error's text before it is raised, e.g. to ask every worker for its stack.
-        waiting_for: the call that is waited for right now, for stack reports.
     """
 
     def __init__(self, timeout: float = 300.0, on_stall: Callable[[str], None] | None = None) -> None:
         self.waited = 0.0
         self.timeout = timeout
         self.on_stall = on_stall
-        self.waiting_for: str | None = None
 
     def wait(self, done: Callable[[], bool], call: str, rank: int) -> None:
         """Returns when ``done()`` is true.
@@ -40,11 +38,9 @@ class Watchdog:
         if done():
             return
         started = time.perf_counter()
-        self.waiting_for = call
         try:
             self._sleep_until(done, started, call, rank)
         finally:
-            self.waiting_for = None
             self.waited += time.perf_counter() - started
 
     def _sleep_until(self, done: Callable[[], bool], started: float, call: str, rank: int) -> None:

@@ -84,6 +84,8 @@ def joined() -> bool:
 @contextlib.contextmanager
 def remembering_errors() -> Iterator[None]:
     """Keeps what is raised inside, for whoever catches the framework's error that wraps it."""
+    if _session is not None:
+        _session.error = None  # of an earlier exchange: it was dealt with
     try:
         yield
     except BaseException as error:

@@ -32,6 +32,15 @@ def legacy() -> None:
     _make_default()
 
 
+def for_strategy() -> None:
+    """Adapts Keras for models made under our strategy, also in a process that `syrtos run` did not start."""
+    from syrtos.keras import gradients
+
+    name = "legacy" if "tf_keras" in sys.modules and "keras" not in sys.modules else "patches"
+    importlib.import_module(f"syrtos.keras.{name}").apply_all()
+    gradients.reduce_all_optimizers()
+
+
 def optimizers_only() -> None:
     """Lets single optimizers of this process reduce, in a script that is explicit about it."""
     if sys.modules.get("tf_keras") is not None and "keras" not in sys.modules:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.keras import state
+from syrtos.keras import interrupts, state
 from syrtos.keras.fitting import learning_rate_factor
 from syrtos.keras.step import clock
 
@@ -44,6 +44,9 @@ def enclose(callback_list: Any) -> None:
 # The replicas are compared every so many steps, and at most for one part in so many of the time.
 _CHECK_STEPS = 100
 _CHECK_COST = 200
+_INTERRUPTED = 2.0
+# Where an optimizer keeps the rate that its script gave it.
+_BASE_RATE = "_syrtos_base_rate"
 
 
 class _Quiet:
@@ -75,7 +78,7 @@ class First(_Quiet):
         self._last = last
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._last.callbacks_since = time.perf_counter()
+        self._last.step_is_over()
 
     on_test_batch_end = on_train_batch_end
     on_predict_batch_end = on_train_batch_end
@@ -90,14 +93,12 @@ class Last(_Quiet):
     def __init__(self) -> None:
         super().__init__()
         self._session = world.current()
-        self._epoch = 0
         self._checked = False
         self._steps = 0
         self._since_check = 0
         self._interval = _CHECK_STEPS
         self._checked_at = time.perf_counter()
-        self._base_rate: float | None = None
-        self.callbacks_since = 0.0
+        self._callbacks_since = self._waited_before = 0.0
         self.epoch_end_since = 0.0
 
     # -- training ------------------------------------------------------------------------------
@@ -115,13 +116,10 @@ class Last(_Quiet):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
-        self._warm_up(float(epoch))
-        self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._begin()
-        if self._session.options.warmup_epochs and self.params.get("steps"):
-            self._warm_up(self._epoch + batch / self.params["steps"])
+        self._warm_up()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._agree_to_stop()
@@ -161,6 +159,10 @@ class Last(_Quiet):
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
         self._end(batch, "predict", self._steps_since(batch))
 
+    def step_is_over(self) -> None:
+        """What follows are callbacks."""
+        self._callbacks_since, self._waited_before = time.perf_counter(), self._session.watchdog.waited
+
     # -- helpers -------------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -168,7 +170,9 @@ class Last(_Quiet):
         clock.step_begins()
 
     def _end(self, batch: int, phase: str, steps: int) -> None:
-        self._session.ledger.spend("callbacks", time.perf_counter() - self.callbacks_since)
+        waited = self._session.watchdog.waited - self._waited_before
+        self._session.ledger.spend("wait", waited)
+        self._session.ledger.spend("callbacks", time.perf_counter() - self._callbacks_since - waited)
         self._session.ledger.end_step(batch, phase, steps)
 
     def _steps_since(self, batch: int) -> int:
@@ -189,32 +193,37 @@ class Last(_Quiet):
         self._checked, self._since_check, self._checked_at = True, 0, time.perf_counter()
 
     def _agree_to_stop(self) -> None:
-        """If any worker wants to stop, all do, at the same step."""
-        if self._session.comm.size > 1:
-            wishes = self._session.comm.agree("stop training?", float(bool(self.model.stop_training)))
-            self.model.stop_training = any(wishes)
+        """If any worker wants to stop, or was interrupted, all do and are, at the same step."""
+        wish = _INTERRUPTED if interrupts.asked() else float(bool(self.model.stop_training))
+        wishes = self._session.comm.agree("stop training?", wish)
+        if max(wishes) == _INTERRUPTED:
+            raise KeyboardInterrupt
+        self.model.stop_training = any(wishes)
 
     def _prepare_learning_rate(self) -> None:
-        """Once for each optimizer: a second `fit` goes on with the scaled rate."""
+        """Before an optimizer's first step. Later fits, and models that were loaded, go on with the rate they have."""
         factor = learning_rate_factor(self._session.options.scale_lr, self._session.world.size)
         optimizer = getattr(self.model, "optimizer", None)
-        if factor == 1.0 or optimizer is None or getattr(optimizer, "_syrtos_scaled", False):
+        if factor == 1.0 or optimizer is None or int(optimizer.iterations) or getattr(optimizer, _BASE_RATE, None):
             return
-        object.__setattr__(optimizer, "_syrtos_scaled", True)
         try:
-            self._base_rate = float(optimizer.learning_rate)
-            optimizer.learning_rate = self._base_rate * factor
+            rate = float(optimizer.learning_rate)
+            optimizer.learning_rate = rate * factor
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 "`--scale-lr` scales a learning rate that is a number; this optimizer has a schedule. Scale the schedule's own rates in "
                 "the script, or give the optimizer a number."
             ) from error
+        object.__setattr__(optimizer, _BASE_RATE, rate)
 
-    def _warm_up(self, epochs: float) -> None:
-        """Climbs evenly from the script's learning rate to the scaled one."""
-        options = self._session.options
-        if self._base_rate is None or epochs > options.warmup_epochs or not options.warmup_epochs:
+    def _warm_up(self) -> None:
+        """Climbs evenly from the script's learning rate to the scaled one, over the first steps of the optimizer."""
+        options, optimizer = self._session.options, getattr(self.model, "optimizer", None)
+        rate, steps = getattr(optimizer, _BASE_RATE, None), self.params.get("steps")
+        if rate is None or not options.warmup_epochs or not steps or optimizer is None:
+            return
+        done = int(optimizer.iterations) / (options.warmup_epochs * steps)
+        if done > 1.0:
             return
         factor = learning_rate_factor(options.scale_lr, self._session.world.size)
-        done = min(epochs / options.warmup_epochs, 1.0)
-        self.model.optimizer.learning_rate = self._base_rate * (1.0 + (factor - 1.0) * done)
+        optimizer.learning_rate = rate * (1.0 + (factor - 1.0) * done)

@@ -53,6 +53,7 @@ class DistributedGradientTape:
 
     def __init__(self, tape: tf.GradientTape | None = None, process_set: ProcessSet | None = None) -> None:
         """Wraps ``tape``, or a new one."""
+        gradients.reduce_by_tape()
         self._tape = tape or tf.GradientTape()
         self._comm = _comm(process_set)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from syrtos.comm import world
+from syrtos.errors import SyrtosError
 
 _fits_running = 0
 
@@ -24,12 +25,19 @@ def by_rank_0(original: Callable[..., Any]) -> Callable[..., Any]:
         if session.world.size == 1:
             with session.ledger.span("checkpoint"):
                 return original(*args, **kwargs)
-        result = None
-        if session.world.rank == 0:
-            with session.ledger.span("checkpoint"):
-                result = original(*args, **kwargs)
-        if not _fits_running and not session.rank_aware:
-            session.comm.barrier()
+        together = not _fits_running and not session.rank_aware
+        result, failed = None, True
+        try:
+            if session.world.rank == 0:
+                with session.ledger.span("checkpoint"):
+                    result = original(*args, **kwargs)
+            failed = False
+        finally:
+            failures = session.comm.agree("files are written", float(failed)) if together else [0.0]
+        if any(failures):
+            raise SyrtosError(
+                "Rank 0 could not write the file; its log has the reason. No worker goes on as if it had."
+            )
         return result
 
     return save

@@ -15,6 +15,13 @@ from syrtos.keras.step import current_step
 
 _MARK = "_syrtos_distributed"
 _zero_edits = False
+_by_tape = False
+
+
+def reduce_by_tape() -> None:
+    """The script's own loops reduce with a `DistributedGradientTape`: optimizers that were not asked to must not do it again."""
+    global _by_tape
+    _by_tape = True
 
 
 def reduce_all_optimizers() -> None:
@@ -100,7 +107,9 @@ def _comm(optimizer: Any) -> Communicator | None:
     marked = getattr(optimizer, _MARK, None)
     if marked is not None:
         return marked
-    return world.current().comm if _zero_edits else None
+    if not _zero_edits or (_by_tape and current_step() is None):
+        return None
+    return world.current().comm
 
 
 def _in_strategy_run() -> bool:

@@ -68,21 +68,17 @@ def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def _rows(leaf: Any, rank: int, size: int) -> Any:
     if isinstance(leaf, tf.SparseTensor):
-        start, stop = _bounds(leaf.dense_shape[0], rank, size)
+        start, stop = share_of(leaf.dense_shape[0], rank, size)
         begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], axis=0)
         count = tf.concat([[stop - start], leaf.dense_shape[1:]], axis=0)
         return tf.sparse.slice(leaf, begin, count)
     if isinstance(leaf, tf.RaggedTensor):
-        start, stop = _bounds(leaf.nrows(), rank, size)
+        start, stop = share_of(leaf.nrows(), rank, size)
         return leaf[start:stop]
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
         return leaf
-    start, stop = _bounds((leaf.shape.rank and leaf.shape[0]) or tf.shape(leaf, tf.int64)[0], rank, size)
+    start, stop = share_of((leaf.shape.rank and leaf.shape[0]) or tf.shape(leaf, tf.int64)[0], rank, size)
     return leaf[start:stop]
-
-
-def _bounds(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
-    return share_of(rows, rank, size)
 
 
 def _without_rows(spec: Any) -> Any:

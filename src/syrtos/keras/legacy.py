@@ -11,12 +11,13 @@ from typing import Any
 import tensorflow as tf
 from tf_keras.src import backend, callbacks
 from tf_keras.src.engine import data_adapter, training
+from tf_keras.src.metrics import base_metric
 from tf_keras.src.optimizers import optimizer
 from tf_keras.src.optimizers.legacy import optimizer_v2
 from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
-from syrtos.keras import files, fitting, gradients
+from syrtos.keras import files, fitting, gradients, interrupts
 from syrtos.keras import replacing as common
 from syrtos.keras.replacing import Method, replace
 from syrtos.keras.step import StepScope, current_step
@@ -44,6 +45,8 @@ def _patch_losses() -> None:
     # A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so.
     replace(losses_utils, "reduce_weighted_loss", _reduce_weighted_loss)
     replace(losses_utils, "apply_valid_mask", _apply_valid_mask)
+    # A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks.
+    replace(base_metric.Mean, "update_state", common.counting_share)
 
 
 def _reduce_weighted_loss(original: Method) -> Method:
@@ -94,6 +97,7 @@ def _patch_model() -> None:
     for name in ("train", "test", "predict"):
         replace(model, f"make_{name}_function", functools.partial(_make_function, f"{name}_step"))
     replace(model, "fit", files.inside_fit)
+    replace(model, "fit", interrupts.together)
     # Workers that don't call the same are told so at once.
     for name in ("fit", "evaluate", "predict"):
         replace(model, name, common.agreeing)

@@ -16,15 +16,15 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.callbacks import callback_list
 from keras.src.losses import loss as loss_module
+from keras.src.metrics import reduction_metrics
 from keras.src.models import model as model_module
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 from keras.src.random import seed_generator
-from keras.src.trainers import compile_utils
 from keras.src.trainers import trainer as base_trainer
 
 from syrtos.comm import world
 from syrtos.comm.communicator import share_of
-from syrtos.keras import files, fitting, gradients
+from syrtos.keras import files, fitting, gradients, interrupts
 from syrtos.keras import replacing as common
 from syrtos.keras.replacing import Method, replace
 from syrtos.keras.step import StepScope, current_step
@@ -54,10 +54,9 @@ def apply_all() -> None:
 def _patch_losses() -> None:
     """A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so."""
     replace(loss_module, "reduce_values", _reduce_values)
-    # The loss of each output is tracked by batches, not by samples, wherever Keras does not know a batch's size beforehand.
-    replace(compile_utils.CompileLoss, "call", _tracking_outputs)
-    replace(loss_module, "unscale_loss_for_distribution", _tracked_by_batches)
     replace(loss_module, "apply_mask", _apply_mask)
+    # A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks.
+    replace(reduction_metrics.Mean, "update_state", common.counting_share)
 
 
 def _reduce_values(original: Method) -> Method:
@@ -74,28 +73,6 @@ def _reduce_values(original: Method) -> Method:
         return original(values, sample_weight, reduction)
 
     return reduce_values
-
-
-def _tracking_outputs(original: Method) -> Method:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        with step.tracking_outputs() if step else contextlib.nullcontext():
-            return original(self, *args, **kwargs)
-
-    return call
-
-
-def _tracked_by_batches(original: Method) -> Method:
-    """Every worker adds one batch: its value must be such that their plain mean is the mean by samples."""
-
-    def unscale_loss_for_distribution(value: Any) -> Any:
-        step = current_step()
-        if step is None or not step.tracks_by_batches or step.session.comm.size == 1:
-            return original(value)
-        workers = step.total("workers", tf.constant(1.0))
-        return value * tf.cast(workers * step.fraction(), value.dtype)
-
-    return unscale_loss_for_distribution
 
 
 def _apply_mask(original: Method) -> Method:
@@ -177,6 +154,7 @@ def _patch_trainer() -> None:
     for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
         replace(trainer, name, _on_share_of_batch)
     replace(trainer, "fit", files.inside_fit)
+    replace(trainer, "fit", interrupts.together)
     # Workers that don't call the same are told so at once.
     for name in ("fit", "evaluate", "predict"):
         replace(trainer, name, common.agreeing)

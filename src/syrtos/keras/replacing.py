@@ -40,6 +40,19 @@ def masked_globally(weights: Any, mask: Any) -> Any:
     return weights * tf.cast(everywhere * tf.math.divide_no_nan(valid, elements), weights.dtype)
 
 
+def counting_share(original: Method) -> Method:
+    """A scalar that a mean is told of counts as one value of one batch: here by this worker's part of the batch's samples."""
+
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        step = current_step()
+        if step is None or step.session.comm.size == 1 or sample_weight is not None:
+            return original(self, values, sample_weight=sample_weight)
+        scalar = tf.convert_to_tensor(values).shape.rank == 0
+        return original(self, values, sample_weight=step.fraction() if scalar else None)
+
+    return update_state
+
+
 def total_over_workers(step: StepScope, values: tf.Tensor) -> tf.Tensor:
     """The sum of all elements of all workers that have samples, float32, without a gradient."""
     mine = tf.where(step.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
@@ -106,10 +119,13 @@ def refusing_scope(original: Method) -> Method:
 
 
 def gathered_predict_step(session: world.Session, step: Method, data: Any) -> Any:
-    """Predicts this worker's share and gathers the rows of all, in order."""
+    """Predicts this worker's share and gathers the rows of all, in order. With batches per worker each keeps its own."""
     with StepScope(session, data, training=False).entered() as scope:
         outputs = step(scope.data)
-        return tf.nest.map_structure(lambda out: ops.allgather(session.comm, rows_of(scope.samples, out)), outputs)
+        mine = tf.nest.map_structure(lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs)
+        if session.options.batch == "per-worker":
+            return mine
+        return tf.nest.map_structure(lambda out: ops.allgather(session.comm, out) if out.shape.rank != 0 else out, mine)
 
 
 def callback_list(original: Method) -> Method:

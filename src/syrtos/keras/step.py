@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from syrtos.comm.communicator import Array
@@ -42,7 +41,6 @@ class StepScope:
         samples: float32 scalar, samples in this worker's share; 0 if it has none.
         data: the share; one row of zeros if it has none, so that the model never sees an empty batch.
         training: whether random numbers should differ between workers.
-        tracks_by_batches: whether what is tracked now counts once for each batch, because its size is not known beforehand.
     """
 
     def __init__(self, session: Session, data: Any, training: bool) -> None:
@@ -56,8 +54,7 @@ class StepScope:
         self._dirty: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
         self._paused = False
         self._flushed = False
-        self._totals: dict[str, tf.Tensor] = {}
-        self.tracks_by_batches = False
+        self._totals: dict[tuple[str, int], tf.Tensor] = {}
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[StepScope]:
@@ -77,16 +74,6 @@ class StepScope:
         finally:
             self._paused = before
 
-    @contextlib.contextmanager
-    def tracking_outputs(self) -> Iterator[None]:
-        """Inside, Keras tracks the loss of each output, by a number of samples only if it is static."""
-        static = isinstance(tf.get_static_value(self.samples), np.generic | np.ndarray)
-        before, self.tracks_by_batches = self.tracks_by_batches, not static
-        try:
-            yield
-        finally:
-            self.tracks_by_batches = before
-
     @property
     def active(self) -> tf.Tensor:
         """Bool scalar: whether this worker has samples."""
@@ -94,10 +81,11 @@ class StepScope:
 
     def total(self, name: str, value: tf.Tensor) -> tf.Tensor:
         """The sum of a scalar over the workers that have samples; exchanged once for each name and step."""
-        if name not in self._totals:
+        key = (name, id(private.graph()))  # a tensor made in a branch of tf.cond can't be used outside of it
+        if key not in self._totals:
             mine = tf.where(self.active, tf.cast(value, tf.float32), 0.0)
-            self._totals[name] = ops.allreduce(self.session.comm, tf.stop_gradient(mine))
-        return self._totals[name]
+            self._totals[key] = ops.allreduce(self.session.comm, tf.stop_gradient(mine))
+        return self._totals[key]
 
     def fraction(self) -> tf.Tensor:
         """This worker's part of the step's samples, float32; 1 where it has none, to divide by."""
@@ -216,7 +204,8 @@ _tracked_classes: dict[type, type] = {}
 
 def _tracked_class(base: type) -> type:
     if base not in _tracked_classes:
-        members = {name: _noting_assign(getattr(base, name)) for name in ("assign", "assign_add", "assign_sub")}
+        changing = ["assign", "assign_add", "assign_sub", *(name for name in dir(base) if name.startswith("scatter_"))]
+        members = {name: _noting_assign(getattr(base, name)) for name in changing}
         members |= {name: _noting_read(getattr(base, name)) for name in ("value", "read_value")}
         _tracked_classes[base] = type(base.__name__, (base,), {**members, "_syrtos_base": base})
     return _tracked_classes[base]
@@ -261,23 +250,36 @@ def _in_graph(graph: Any) -> contextlib.AbstractContextManager[Any]:
 
 def _ready_at(data: Any) -> tf.Tensor:
     """When the data was there, float64 seconds since the epoch."""
-    tensors = [leaf for leaf in tf.nest.flatten(data) if tf.is_tensor(leaf)]
+    tensors = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if isinstance(leaf, tf.Tensor)]
     with tf.control_dependencies(tensors[:1]):
         return tf.timestamp()
 
 
 def _never_empty(data: Any) -> tuple[tf.Tensor, Any]:
-    leaves = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0]
+    leaves = [leaf for leaf in tf.nest.flatten(data) if _has_rows(leaf)]
     if not leaves:
         return tf.constant(1.0), data
-    rows = leaves[0].shape[0] if leaves[0].shape.rank else None
-    if rows:
-        return tf.constant(float(rows)), data
-    count = tf.shape(leaves[0])[0]
+    static = leaves[0].shape[0] if leaves[0].shape.rank else None
+    if static:
+        return tf.constant(float(static)), data
+    count = _count_rows(leaves[0])
     return tf.cast(count, tf.float32), tf.nest.map_structure(lambda leaf: _padded(leaf, count), data)
 
 
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) and leaf.shape.rank != 0
+
+
+def _count_rows(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0]
+
+
 def _padded(leaf: Any, count: tf.Tensor) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        rows = tf.maximum(leaf.dense_shape[:1], 1)
+        return tf.SparseTensor(leaf.indices, leaf.values, tf.concat([rows, leaf.dense_shape[1:]], axis=0))
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
         return leaf
     shape = tf.concat([[1], tf.shape(leaf)[1:]], axis=0)
@@ -287,6 +289,6 @@ def _padded(leaf: Any, count: tf.Tensor) -> Any:
     return filled
 
 
-def rows_of(samples: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-    """Drops the row of an output that stands for no sample."""
-    return output[: tf.cast(samples, tf.int32)]
+def rows_of(active: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    """Drops what a worker without samples has computed from its row of zeros; outputs may have any number of rows."""
+    return output[: tf.where(active, tf.shape(output)[0], 0)]

@@ -6,6 +6,7 @@ contract of `tf.distribute`: `run` runs the function here, gradients and `reduce
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ class Strategy(tf.distribute.Strategy):
     def __init__(self) -> None:
         if "_extended" not in self.__dict__:
             super().__init__(_Extended(self, world.init()))
+            importlib.import_module("syrtos.keras.activate").for_strategy()
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Calls ``fn`` here, in replica context; its result is this worker's."""

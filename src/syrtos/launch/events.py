@@ -14,8 +14,8 @@ import termios
 import time
 from typing import Any
 
-# A pipe takes 4096 bytes at once (PIPE_BUF); JSON escapes may double the text.
-_LONGEST_TEXT = 3000
+# A pipe takes 4096 bytes at once (PIPE_BUF); a character may take six of them in JSON, but hardly all do.
+_LONGEST_TEXT = 2000
 
 MARK = b"\x1esyrtos "
 

@@ -47,8 +47,8 @@ class _Finder(MetaPathFinder):
 
     def imported(self) -> None:
         """The module is complete: our work is done."""
-        sys.meta_path.remove(self)
         self._call()
+        sys.meta_path.remove(self)  # not if the call refused: the next import must be refused too
 
 
 class _Loader(Loader):

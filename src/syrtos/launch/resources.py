@@ -9,12 +9,14 @@ from pathlib import Path
 
 from syrtos import settings
 
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
 
 def apply(env: Mapping[str, str]) -> None:
     """Sets what libraries read when they are imported; what the user has set stays."""
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     wanted = share(env, cores=len(os.sched_getaffinity(0)), gpus=gpus)
-    settings.set_environment({name: value for name, value in wanted.items() if name not in env})
+    settings.set_environment({name: value for name, value in wanted.items() if name not in env or name == _GPUS})
 
 
 def share(env: Mapping[str, str], cores: int, gpus: int) -> dict[str, str]:
@@ -28,8 +30,9 @@ def share(env: Mapping[str, str], cores: int, gpus: int) -> dict[str, str]:
         "TF_NUM_INTEROP_THREADS": str(max(int(threads), 2)),
         "TF_CPP_MIN_LOG_LEVEL": "1",
     }
-    if gpus:
-        wanted["CUDA_VISIBLE_DEVICES"] = str(local_rank % gpus)
+    visible = [gpu for gpu in env.get(_GPUS, ",".join(map(str, range(gpus)))).split(",") if gpu]
+    if visible and local_size > 1:
+        wanted[_GPUS] = visible[local_rank % len(visible)]
     return wanted
 
 

@@ -72,7 +72,7 @@ class _Supervisor:
         ]
         for pump in pumps:
             pump.start()
-        before = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+        before = {s: signal.signal(s, self._on_signal) for s in _PASSED_ON}
         try:
             self._wait()
         finally:
@@ -101,7 +101,7 @@ class _Supervisor:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._signal is not None:
-            self._kill_at = 0.0 + 1e-9  # a second signal: no more grace
+            self._kill_at = time.monotonic()  # a second signal: no more grace
             return
         self._signal = number
         self._kill_at = time.monotonic() + self._grace
@@ -113,7 +113,7 @@ class _Supervisor:
         for worker in list(self.outcome.workers.values()):
             if worker["host"] == here:
                 _signal_process(worker["pid"], number)
-        if any(worker["host"] != here for worker in self.outcome.workers.values()) or not self.outcome.workers:
+        if any(worker["host"] != here for worker in list(self.outcome.workers.values())) or not self.outcome.workers:
             _signal_process(self._process.pid, number)
 
     def _kill(self) -> None:
@@ -126,7 +126,7 @@ class _Supervisor:
                 _signal_group(self._process.pid, signal.SIGKILL)
                 self._process.wait()
         here = os.uname().nodename
-        for worker in self.outcome.workers.values():
+        for worker in list(self.outcome.workers.values()):
             if worker["host"] == here and _is_worker(worker["pid"]):
                 _signal_process(worker["pid"], signal.SIGKILL)
 
@@ -198,6 +198,7 @@ class _Supervisor:
 
 
 _PR_SET_PDEATHSIG = 1
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # What hydra, the launcher of our MPI, prints of its own accord. A rule is a line of this many signs; a script may print one too, so it
 # counts only with what hydra writes between two of them.

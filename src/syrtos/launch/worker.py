@@ -60,15 +60,21 @@ class _Worker:
         try:
             self._tell("started", host=socket.gethostname(), pid=os.getpid())
             self._join()
-            _run_script(script, arguments)
-            self._finish()
-        except SystemExit as end:
-            return self._exited(end)
+            code = self._script_code(script, arguments)
+            if code == 0:
+                self._finish()
+            return code
         except KeyboardInterrupt:
             self._tell("interrupted")
             return 130
         except BaseException as error:
             return self._failed(error)
+
+    def _script_code(self, script: str, arguments: list[str]) -> int:
+        try:
+            _run_script(script, arguments)
+        except SystemExit as end:
+            return self._exited(end)
         return 0
 
     def _join(self) -> None:
@@ -93,7 +99,9 @@ class _Worker:
         """A worker that ends while others still exchange is out of step."""
         from syrtos.comm import world
 
-        world.current().comm.agree("end of the script")
+        session = world.current()
+        session.watchdog.timeout = float("inf")  # one may upload or evaluate for as long as it likes
+        session.comm.agree("end of the script")
 
     # -- reporting -----------------------------------------------------------------------------
 
@@ -103,8 +111,6 @@ class _Worker:
             print(end.code, file=sys.stderr)
         if code:
             self._report_failure(f"The script ended with exit code {code} (sys.exit({end.code!r})).", code)
-        else:
-            self._finish()
         return code
 
     def _failed(self, error: BaseException) -> int:
@@ -183,7 +189,10 @@ class _Worker:
             assert tee.stdin is not None
             tee.stdin.close()
         for tee in self._tees:
-            tee.wait(timeout=5)
+            try:
+                tee.wait(timeout=2)
+            except subprocess.TimeoutExpired:  # a child of the script still holds our output, and may for long
+                tee.terminate()
 
 
 def _activate(name: str) -> Callable[[], None]:

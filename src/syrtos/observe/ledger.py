@@ -28,6 +28,7 @@ class Ledger:
         self._lines: list[str] = []
         self._spent: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
         self._step_started = 0.0
+        self._in_step = False
         self.samples = 0.0
 
     @classmethod
@@ -40,6 +41,7 @@ class Ledger:
     def begin_step(self) -> None:
         """A step, or several executed as one, begins now. Time since the last one belongs to no step."""
         self._step_started = time.perf_counter()
+        self._in_step = True
         self._spent = dict.fromkeys(KINDS, 0.0)
         self.samples = 0.0
 
@@ -54,7 +56,11 @@ class Ledger:
         try:
             yield
         finally:
-            self.spend(kind, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            if self._in_step:
+                self.spend(kind, seconds)
+            else:
+                self.note(kind, seconds)
 
     def end_step(self, step: int, phase: str, steps: int = 1) -> None:
         """Writes down the step that ends now.
@@ -65,6 +71,7 @@ class Ledger:
             steps: how many were executed as one.
         """
         wall = time.perf_counter() - self._step_started
+        self._in_step = False
         record = {"step": step, "phase": phase, "steps": steps, "samples": self.samples, "wall": round(wall, 6)}
         record |= {kind: round(seconds, 6) for kind, seconds in self._spent.items()}
         record["compute"] = round(max(wall - sum(self._spent.values()), 0.0), 6)

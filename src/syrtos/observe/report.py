@@ -37,8 +37,8 @@ class Summary:
 def summarize(run_dir: Path) -> Summary:
     """Reads all ledgers of a run."""
     paths = sorted((run_dir / "ledger").glob("rank-*.jsonl"), key=_rank)
-    ranks = [[r for r in _records(path) if r["phase"] == "train"] for path in paths]
-    first = ranks[0] if ranks else []
+    ranks = [[r for r in _records(path) if r["phase"] in ("train", "between")] for path in paths]
+    first = [r for r in ranks[0] if r["steps"]] if ranks else []
     wall = sum(r["wall"] for r in first)
     samples = sum(r["samples"] for r in first)
     return Summary(
@@ -73,7 +73,7 @@ def _skew(ranks: list[list[dict[str, Any]]]) -> tuple[int, float] | None:
     """Who waits least is who the others wait for."""
     if len(ranks) < 2 or not all(ranks):
         return None
-    waits = [sum(r["wait"] for r in rank) / max(sum(r["wall"] for r in rank), 1e-9) for rank in ranks]
+    waits = [sum(r.get("wait", 0.0) for r in rank) / max(sum(r["wall"] for r in rank), 1e-9) for rank in ranks]
     slowest = min(range(len(waits)), key=waits.__getitem__)
     return slowest, sum(waits) / len(waits) - waits[slowest]
 

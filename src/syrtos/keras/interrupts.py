@@ -1,0 +1,50 @@
+"""Ctrl-C inside `fit`: taken by all workers at the same step, so that what the script does then is done by all of them."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_asked = False
+
+
+def asked() -> bool:
+    """Whether this worker has got a SIGINT that was not acted on yet."""
+    return _asked
+
+
+def together(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes SIGINT wait for the end of a step while `fit` runs; a second one is raised at once.
+
+    A script that has a handler of its own keeps it.
+    """
+
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        main = threading.current_thread() is threading.main_thread()
+        if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return original(*args, **kwargs)
+        _forget()
+        signal.signal(signal.SIGINT, _remember)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    return fit
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    global _asked
+    if _asked:
+        signal.default_int_handler(number, frame)
+    _asked = True
+
+
+def _forget() -> None:
+    global _asked
+    _asked = False
