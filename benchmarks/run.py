@@ -13,6 +13,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from syrtos.observe.ledger import KINDS, Ledger
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -114,6 +117,19 @@ def start_up(rounds: int) -> list[Line]:
             subprocess.run(command, check=True, capture_output=True)
             lines.append({"peer": name, "work": "start", "median_ms": round((time.perf_counter() - started) * 1e3, 1)})
     return lines
+
+
+def ledger_cost(_rounds: int) -> list[Line]:
+    """What writing down a step costs; a step that takes a millisecond spends a hundredth of it at 10 microseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        ledger, steps, started = Ledger.open(folder, 0), 20_000, time.perf_counter()
+        for step in range(steps):
+            ledger.begin_step()
+            for kind in KINDS:
+                ledger.spend(kind, 1e-3)
+            ledger.end_step(step, "train")
+        ledger.close()
+        return [{"peer": "syrtos", "work": "ledger", "median_ms": (time.perf_counter() - started) / steps * 1e3}]
 
 
 WORKS: dict[str, Callable[[int], list[Line]]] = {

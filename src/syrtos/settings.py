@@ -15,6 +15,30 @@ ScaleLR = Literal["none", "linear", "sqrt"]
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 
+# Variables that begin like this configure libraries and hold no secrets: they may be shown, and sent to other hosts.
+# Not all of `TF_`: Terraform keeps tokens there.
+HARMLESS = (
+    "SYRTOS_",
+    "KERAS_",
+    "TF_CPP_",
+    "TF_NUM_",
+    "TF_ENABLE_",
+    "TF_USE_",
+    "TF_XLA_",
+    "TF_GPU_",
+    "TF_FORCE_",
+    "TF_DETERMINISTIC_",
+    "XLA_",
+    "OMP_",
+    "FI_",
+    "UCX_",
+    "MPICH_",
+    "MPIR_",
+    "CUDA_",
+    "NCCL_",
+    "PYTHON",
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:

@@ -11,25 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from syrtos import __version__, settings, topology
+from syrtos.settings import HARMLESS
 
 _PACKAGES = ("keras", "tensorflow", "tensorflow_cpu", "tf_keras", "jax", "torch", "numpy", "mpi4py", "mpich")
-# Only these variables are shown: others may hold secrets.
-_SHOWN = (
-    "KERAS_",
-    "TF_CPP_",
-    "TF_NUM_",
-    "TF_ENABLE_",
-    "TF_USE_",
-    "TF_XLA_",
-    "SYRTOS_",
-    "OMP_",
-    "PMI_",
-    "OMPI_COMM_WORLD_",
-    "SLURM_NTASKS",
-    "CUDA_VISIBLE",
-    "FI_",
-    "UCX_",
-)
+# Other variables may hold secrets and are not shown.
+_SHOWN = (*HARMLESS, "PMI_", "OMPI_COMM_WORLD_", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
 
 
 def add_to(commands: Any) -> None:

@@ -9,33 +9,11 @@ from pathlib import Path
 
 from syrtos.errors import ConfigurationError
 from syrtos.launch.spec import Spec
-from syrtos.settings import OPTIONS_VARIABLE
+from syrtos.settings import HARMLESS, OPTIONS_VARIABLE
 from syrtos.topology import check_tf_config
 
 # What other hosts get of this environment, beside what begins with one of the prefixes. Never everything: it holds secrets.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "HOME", "LANG", "TMPDIR", "COLUMNS", "LINES")
-# Not all of `TF_`: Terraform keeps tokens there.
-_PREFIXES = (
-    "SYRTOS_",
-    "KERAS_",
-    "TF_CPP_",
-    "TF_NUM_",
-    "TF_ENABLE_",
-    "TF_USE_",
-    "TF_XLA_",
-    "TF_GPU_",
-    "TF_FORCE_",
-    "TF_DETERMINISTIC_",
-    "XLA_",
-    "OMP_",
-    "FI_",
-    "UCX_",
-    "MPICH_",
-    "MPIR_",
-    "CUDA_",
-    "NCCL_",
-    "PYTHON",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +71,7 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
 
 def _remote(spec: Spec, env: Mapping[str, str]) -> list[str]:
     # each by name and value: hydra's -genvlist drops names with an underscore (seen with MPICH 5.0.2)
-    names = [name for name in sorted(env) if name in _FORWARDED or name.startswith(_PREFIXES)]
+    names = [name for name in sorted(env) if name in _FORWARDED or name.startswith(HARMLESS)]
     variables = [word for name in names for word in ("-genv", name, env[name])]
     hosts = ",".join(f"{host.name}:{host.slots}" for host in spec.hosts)
     return ["-launcher", "ssh", "-launcher-exec", spec.ssh, "-hosts", hosts, "-genvnone", *variables]
