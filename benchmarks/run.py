@@ -137,6 +137,7 @@ WORKS: dict[str, Callable[[int], list[Line]]] = {
     "step": step_rounds,
     "growth": growth,
     "start": start_up,
+    "ledger": ledger_cost,
 }
 
 
