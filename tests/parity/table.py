@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,15 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 BOUND = 1e-5
+
+HEAD = f"""# Parity
+
+Case by case: the largest relative difference (norm of the difference over norm of the reference) between one plain process and N
+workers, of any final weight array and any logged series, after at least 50 steps. Every case is a script in
+[tests/parity/cases.py](../tests/parity/cases.py). Written by `make parity` (Keras {version("keras")}, TensorFlow
+{version("tensorflow-cpu")}, {time.strftime("%Y-%m-%d")}).
+
+"""
 
 
 def run(
@@ -85,7 +96,7 @@ def main() -> int:
         )
     print("\n".join(lines))
     if chosen.write:
-        chosen.write.write_text("\n".join(lines) + "\n")
+        chosen.write.write_text(HEAD + "\n".join(lines) + "\n")
     return int(any(not v <= cases.TOLERANCE.get(name, BOUND) for name, row in rows.items() for v in row))
 
 

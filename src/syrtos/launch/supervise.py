@@ -169,7 +169,7 @@ class _Supervisor:
             self._on_event(event)
         elif line == _RULE:
             self._hold_rule(target)
-        elif _is_noise(line):
+        elif _is_noise(line) or (_CODES.fullmatch(line) and any("Exit codes: " in said for said in self.outcome.noise)):
             self._rules_held.discard(target)
             self.outcome.noise.append(line.decode(errors="replace").strip())
         else:
@@ -211,17 +211,18 @@ _NOISE = (
 )  # fmt: skip
 
 
+# A further host's line of hydra's list of exit codes.
+_CODES = re.compile(rb"\[\S+\] \d+(,\d+)*\n?")
+
+
 def _first_that_exited(noise: list[str]) -> tuple[int, int] | None:
     """Rank and code of the first worker that ended by itself with a code that is not 0, from hydra's list of wait statuses.
 
-    The list reads ``Exit codes: [host] 9,768,0 [host] 0,9``; workers that hydra ended have a signal.
+    The list reads ``Exit codes: [host] 9,768,0``, with a line for each further host; workers that hydra ended have a signal.
     """
-    text = next((line for line in noise if "Exit codes: " in line), "")
-    statuses = [
-        int(s)
-        for group in re.findall(r"\] (\d+(?:,\d+)*)", text.partition("Exit codes: ")[2])
-        for s in group.split(",")
-    ]
+    text = "\n".join(noise).partition("Exit codes: ")[2]
+    groups = re.findall(r"^\[\S+\] (\d+(?:,\d+)*)", text, re.MULTILINE)
+    statuses = [int(status) for group in groups for status in group.split(",")]
     codes = [os.waitstatus_to_exitcode(status) for status in statuses]
     return next(((rank, code) for rank, code in enumerate(codes) if code > 0), None)
 
@@ -232,7 +233,7 @@ def _is_noise(line: bytes) -> bool:
 
 def _may_be_special(pending: bytes) -> bool:
     begins = any(noise.startswith(pending[: len(noise)]) for noise in (_RULE, *_NOISE))
-    return begins or events.MARK[:1] in pending
+    return begins or pending.startswith(b"[") or events.MARK[:1] in pending
 
 
 def _emit(data: bytes, target: IO[str]) -> None:
