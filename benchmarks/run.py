@@ -58,7 +58,10 @@ def own(workers: int, *arguments: str) -> Line:
 
 
 def peer(name: str, *arguments: str) -> Line:
-    return {"peer": name, **call(sys.executable, str(HERE / "peers" / f"{name}.py"), "--workers", "2", *arguments)[0]}
+    line = {"peer": name, **call(sys.executable, str(HERE / "peers" / f"{name}.py"), "--workers", "2", *arguments)[0]}
+    if "median_step_ms" in line:
+        line["median_ms"] = line.pop("median_step_ms")
+    return line
 
 
 def reduce_rounds(rounds: int) -> list[Line]:
