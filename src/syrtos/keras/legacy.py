@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_keras.src import backend, callbacks
 from tf_keras.src.engine import data_adapter, training
 from tf_keras.src.metrics import base_metric
+from tf_keras.src.mixed_precision import loss_scale_optimizer
 from tf_keras.src.optimizers import optimizer
 from tf_keras.src.optimizers.legacy import optimizer_v2
 from tf_keras.src.utils import losses_utils
@@ -73,9 +74,13 @@ def _patch_optimizers() -> None:
     # Reduces before clipping already, but sums where samples must count.
     replace(optimizer.Optimizer, "aggregate_gradients", _aggregate)
     replace(optimizer_v2.OptimizerV2, "_aggregate_gradients", _aggregate)
+    # A list of strategies that may scale losses, which ours is not in; its gradients are reduced before they are checked.
+    replace(loss_scale_optimizer, "strategy_supports_loss_scaling", lambda _original: lambda: True)
     # An update is the same on all workers: its assignments need no exchange.
     replace(optimizer._BaseOptimizer, "apply_gradients", common.paused)
     replace(optimizer_v2.OptimizerV2, "apply_gradients", common.paused)
+    replace(loss_scale_optimizer.LossScaleOptimizer, "apply_gradients", common.paused)
+    replace(loss_scale_optimizer.LossScaleOptimizerV3, "apply_gradients", common.paused)
     # The first moment at which an optimizer knows its variables: they start equal on all workers.
     replace(optimizer._BaseOptimizer, "build", common.broadcasting_build)
 
