@@ -50,15 +50,11 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     if comm is None or comm.size == 1:
         return list(grads)
     step = current_step()
-    if step is not None and _accumulates(optimizer):
-        # weighed already, by `to_accumulate`
-        mean = ops.weighted_mean(comm, grads, tf.constant(1.0), _adds_rows(optimizer))
-        return [_times(g, comm.size) for g in mean]
-    weight = tf.constant(1.0) if step is None else step.samples
+    weighed = step is not None and _accumulates(optimizer)  # by `to_accumulate`
+    weight = tf.constant(1.0) if step is None or weighed else step.samples
     mean = ops.weighted_mean(comm, grads, weight, _adds_rows(optimizer))
-    if step is not None:
-        return mean
-    return [_times(g, comm.size) for g in mean] if _in_strategy_run() else mean
+    summed = weighed or (step is None and _in_strategy_run())
+    return [_times(g, comm.size) for g in mean] if summed else mean
 
 
 def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
