@@ -180,6 +180,43 @@ def _last_logs(model: Any) -> tuple[Any, Logs]:
     return fit(model, *data())
 
 
+class CompiledStep(Residual):
+    """A custom `train_step` that is a `tf.function`, calls another one, and keeps a metric of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = keras.metrics.Mean(name="tracked")
+
+    @tf.function
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        self.apply(tape.gradient(loss, self.trainable_variables))
+        self.tracker.update_state(tf.reduce_mean(tf.abs(self(x) - y), axis=-1))
+        return {"own_loss": loss, "tracked": self.tracker.result()}
+
+    @tf.function
+    def apply(self, grads: Any) -> None:
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+
+@case
+def custom_train_step_in_tf_function() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(5)
+    model, optimizer = CompiledStep(), keras.optimizers.SGD(0.02)
+    model.compile(optimizer, "mse")
+    fit(model, *data(), epochs=2)
+    model.compile(optimizer, "mse")
+    _, logs = fit(model, *data(), epochs=3)
+    model.compile(optimizer, "mse", run_eagerly=True)
+    return model, {**logs, "eager": fit(model, *data(), epochs=1)[1]["tracked"]}
+
+
 class TwoOptimizers(keras.Model):
     """As in a GAN: two parts, two optimizers, metrics of its own."""
 

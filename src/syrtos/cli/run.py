@@ -40,8 +40,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--grace", type=float, default=10.0, metavar="S", help="seconds from a signal to killing")
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     _add_options(parser)
-    parser.add_argument("script", type=Path, help="the Python script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+    # One positional for both: argparse would swallow a `--` between two.
+    parser.add_argument("script", nargs=argparse.PARSER, help="the Python script and its arguments")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +71,8 @@ def main(chosen: argparse.Namespace) -> int:
     hosts = parse_hosts(chosen.hosts) if chosen.hosts else read_hostfile(chosen.hostfile) if chosen.hostfile else ()
     run_dir = (chosen.run_dir or new_run_dir()).resolve()
     spec = Spec(
-        script=chosen.script,
-        arguments=tuple(chosen.arguments),
+        script=Path(chosen.script[0]),
+        arguments=tuple(chosen.script[1:]),
         workers=_workers(chosen.workers, hosts),
         hosts=hosts,
         options=_options(chosen, run_dir),

@@ -34,10 +34,9 @@ def apply_to_optimizers() -> None:
 def apply_all() -> None:
     """Installs all patches, once per process."""
     apply_to_optimizers()
+    common.patch_tensorflow()
     _patch_losses()
     _patch_model()
-    # A strategy of TensorFlow's own would train each worker alone.
-    replace(tf.distribute.Strategy, "scope", common.refusing_scope)
     # Equal seeds on all workers must not mean equal dropout masks.
     replace(backend.RandomGenerator, "make_legacy_seed", _seed_by_rank)
 

@@ -40,12 +40,11 @@ def apply_to_optimizers() -> None:
 def apply_all() -> None:
     """Installs all patches, once per process."""
     apply_to_optimizers()
+    common.patch_tensorflow()
     _patch_losses()
     _patch_trainer()
     _patch_callbacks_and_files()
     _patch_random()
-    # A strategy of TensorFlow's own would train each worker alone.
-    replace(tf.distribute.Strategy, "scope", common.refusing_scope)
 
 
 # -- losses: what one process would divide by ------------------------------------------------------

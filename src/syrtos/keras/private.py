@@ -5,12 +5,13 @@ Keras's private symbols stand in `patches`, where each is replaced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import one_device_strategy
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
 
 # tf.distribute has no public base for strategies outside TensorFlow: the extended class of OneDeviceStrategy is the smallest
@@ -32,6 +33,34 @@ _CONTROL_FLOW = ("If", "While", "StatefulPartitionedCall")
 def graph() -> Any:
     """The graph that ops are added to now, or None when they run eagerly."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def always_runs_with(outer: Any) -> bool:
+    """Whether ops added now run whenever those of the graph ``outer`` do: no conditional or loop lies between."""
+    current = graph()
+    while current is not None and current is not outer:
+        if type(current).__name__ in _INNER_GRAPHS:
+            return False
+        current = getattr(current, "outer_graph", None)
+    return current is outer
+
+
+def trace_anew(copies_for_now: Callable[[], dict[int, Any] | None]) -> None:
+    """Each `tf.function` that is called while ``copies_for_now()`` gives a dictionary is traced once for that dictionary.
+
+    What an earlier trace took from the step around it (how many samples there are) is gone, and what it assigns is not seen.
+    """
+    original: Any = Function.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        copies = copies_for_now()
+        if copies is None or type(self) is not Function:
+            return original(self, *args, **kwargs)
+        if id(self) not in copies:
+            copies[id(self)] = (self._clone(None), self)
+        return original(copies[id(self)][0], *args, **kwargs)
+
+    setattr(Function, "__call__", call)  # noqa: B010 - pyright knows better than to assign to a method
 
 
 def last_token() -> tf.Tensor:

@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras import callbacks, fitting, gradients
+from syrtos.keras import callbacks, fitting, gradients, private
 from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.step import StepScope, current_step, rows_of
+from syrtos.keras.step import StepScope, current_step, functions_of_step, rows_of
 
 Method = Callable[..., Any]
 
@@ -24,6 +24,24 @@ def replace(owner: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
     """Replaces ``owner.name`` by ``wrapper(original)``."""
     original = getattr(owner, name)
     setattr(owner, name, functools.wraps(original)(wrapper(original)))
+
+
+@functools.cache
+def patch_tensorflow() -> None:
+    """Installs what does not depend on the version of Keras."""
+    # A strategy of TensorFlow's own would train each worker alone.
+    replace(tf.distribute.Strategy, "scope", _refusing_scope)
+    private.trace_anew(functions_of_step)
+
+
+def _refusing_scope(original: Method) -> Method:
+    """`scope` of a strategy that is not ours raises a ConfigurationError where there are several workers."""
+
+    def scope(self: Any) -> Any:
+        fitting.check_strategy(self)
+        return original(self)
+
+    return scope
 
 
 # -- losses -------------------------------------------------------------------------------------------
@@ -106,16 +124,6 @@ def agreeing(original: Method) -> Method:
         return original(self, *args, **kwargs)
 
     return method
-
-
-def refusing_scope(original: Method) -> Method:
-    """`scope` of a strategy that is not ours raises a ConfigurationError where there are several workers."""
-
-    def scope(self: Any) -> Any:
-        fitting.check_strategy(self)
-        return original(self)
-
-    return scope
 
 
 def gathered_predict_step(session: world.Session, step: Method, data: Any) -> Any:

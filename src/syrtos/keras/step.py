@@ -33,6 +33,12 @@ def current_step() -> StepScope | None:
     return getattr(_local, "step", None)
 
 
+def functions_of_step() -> dict[int, Any] | None:
+    """The script's `tf.function`s as traced for the current step, if there is one."""
+    step = current_step()
+    return step.functions if step else None
+
+
 class StepScope:
     """What is known about the step while it is traced (or run, eagerly).
 
@@ -41,6 +47,7 @@ class StepScope:
         samples: float32 scalar, samples in this worker's share; 0 if it has none.
         data: the share; one row of zeros if it has none, so that the model never sees an empty batch.
         training: whether random numbers should differ between workers.
+        functions: the script's own `tf.function`s, traced for this step.
     """
 
     def __init__(self, session: Session, data: Any, training: bool) -> None:
@@ -52,6 +59,7 @@ class StepScope:
         if self._graph is not None:
             clock.step_is_traced()
         self._dirty: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
+        self.functions: dict[int, Any] = {}
         self._paused = False
         self._flushed = False
         self._totals: dict[tuple[str, int], tf.Tensor] = {}
@@ -105,7 +113,7 @@ class StepScope:
         """A metric's state is made global before it is read again."""
         if self._paused or id(variable) not in self._dirty or not _is_sum(variable):
             return
-        if private.graph() is self._graph:
+        if private.always_runs_with(self._graph):
             self.flush()
 
     # -- making state equal --------------------------------------------------------------------
@@ -245,7 +253,7 @@ def _is_log(value: Any) -> bool:
 
 
 def _in_graph(graph: Any) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if graph is None else graph.as_default()
+    return tf.init_scope() if graph is None else graph.as_default()
 
 
 def _ready_at(data: Any) -> tf.Tensor:

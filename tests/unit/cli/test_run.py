@@ -76,7 +76,6 @@ def test_the_scripts_arguments_are_no_abbreviations_of_ours(dry_run: DryRun, arg
     assert command[-2:] == arguments.split()
 
 
-@pytest.mark.xfail(strict=True, reason="argparse drops the first `--` of what is left over")
 def test_the_scripts_double_dash_is_its_own(dry_run: DryRun) -> None:
     command, _ = dry_run("-n 1", "-- --x")
     assert command[-2:] == ["--", "--x"]
