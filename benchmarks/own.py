@@ -1,8 +1,10 @@
 """What syrtos is measured by, as a script for its workers: ``syrtos run -n 2 benchmarks/own.py WORK ...`` prints JSON lines.
 
-``reduce``: sum of a float32 vector, from TensorFlow tensor to TensorFlow tensor inside a `tf.function`. ``floor``: two workers sum
-a vector that already lies in shared memory, each half of it in place: no engine can do less. ``step``: a `fit` step of the
-79M-parameter MLP. Under plain Python a step exchanges nothing.
+``reduce``: sum of a float32 vector, from TensorFlow tensor to TensorFlow tensor, by one call of a `tf.function`. ``in_graph``: the
+same, one after the other inside a graph, as in a training step. ``call``: a `tf.function` that does nothing, which every ``reduce``
+pays for. ``floor``: two workers sum a vector that already lies in shared memory, each half of it in place: no engine can do less.
+``copy``: each copies a vector of its own, once. ``step``: a `fit` step of the 79M-parameter MLP. Under plain Python a step exchanges
+nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import syrtos
 from syrtos.comm import world
 
 WARM_UP = 3
+CHAIN = 50
 
 
 def timed(work: Callable[[], Any], repeats: int, together: Callable[[], Any]) -> float:
@@ -47,6 +50,32 @@ def reduce(nbytes: int, repeats: int) -> float:
     total = tf.function(syrtos.allreduce)
     assert float(total(vector)[-1]) == syrtos.size()
     return timed(lambda: total(vector), repeats, syrtos.barrier)
+
+
+def in_graph(nbytes: int, repeats: int) -> float:
+    import tensorflow as tf
+
+    @tf.function
+    def chain(vector: tf.Tensor) -> tf.Tensor:
+        for _ in range(CHAIN):
+            vector = syrtos.allreduce(vector) / 2.0
+        return vector
+
+    vector = tf.ones([nbytes // 4])
+    assert float(chain(vector)[-1]) == (syrtos.size() / 2) ** CHAIN
+    return timed(lambda: chain(vector), repeats, syrtos.barrier) / CHAIN
+
+
+def call(nbytes: int, repeats: int) -> float:
+    import tensorflow as tf
+
+    vector, nothing = tf.ones([nbytes // 4]), tf.function(tf.identity)
+    return timed(lambda: nothing(vector), repeats, syrtos.barrier)
+
+
+def copy(nbytes: int, repeats: int) -> float:
+    source, target = np.ones(nbytes // 4, np.float32), np.zeros(nbytes // 4, np.float32)
+    return timed(lambda: np.copyto(target, source), repeats, syrtos.barrier)
 
 
 def floor(nbytes: int, repeats: int) -> float:
@@ -104,12 +133,12 @@ class Clock:
 def main() -> None:
     """Measures, and prints on rank 0."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("work", choices=["reduce", "floor", "step"])
+    parser.add_argument("work", choices=["reduce", "in_graph", "call", "floor", "copy", "step"])
     parser.add_argument("--bytes", type=int, default=100_000_000)
     parser.add_argument("--repeats", type=int, default=20)
     chosen = parser.parse_args()
     size = world.current().world.size if world.joined() else 1
-    works = {"reduce": reduce, "floor": floor}
+    works = {"reduce": reduce, "in_graph": in_graph, "call": call, "floor": floor, "copy": copy}
     median = step(chosen.repeats) if chosen.work == "step" else works[chosen.work](chosen.bytes, chosen.repeats)
     if not world.joined() or syrtos.rank() == 0:
         line = {

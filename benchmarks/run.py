@@ -70,7 +70,8 @@ def reduce_rounds(rounds: int) -> list[Line]:
     for _ in range(rounds):
         for size, repeats in ((SMALL, 200), (LARGE, 15)):
             how = ("--bytes", str(size), "--repeats", str(repeats))
-            lines += [own(2, "reduce", *how), own(2, "floor", *how)] if size == LARGE else [own(2, "reduce", *how)]
+            also = ("floor", "copy") if size == LARGE else ("in_graph", "call")
+            lines += [own(2, work, *how) for work in ("reduce", *also)]
             for name in ("mwms", "jax_gloo", "torch_gloo"):
                 lines.append(peer(name, *how))
     return lines
