@@ -162,12 +162,12 @@ def barrier(process_set: ProcessSet | None = None) -> None:
 
 
 def broadcast_object(value: Any, root: int = 0, process_set: ProcessSet | None = None) -> Any:
-    """Gives every worker ``root``'s value: JSON types only, nothing is unpickled."""
+    """Gives every worker ``root``'s value: plain data (see `syrtos.comm.objects`), nothing is unpickled."""
     return _member(process_set).broadcast_object(value, root)
 
 
 def allgather_object(value: Any, process_set: ProcessSet | None = None) -> list[Any]:
-    """The list of all workers' values in rank order: JSON types only, nothing is unpickled."""
+    """The list of all workers' values in rank order: plain data (see `syrtos.comm.objects`), nothing is unpickled."""
     return _member(process_set).allgather_object(value)
 
 

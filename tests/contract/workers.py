@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from syrtos.comm import joining
 from syrtos.comm.communicator import Communicator, ReduceOp, share_of
 from syrtos.comm.sparse import weighted_rows
 from syrtos.errors import ExchangeError, OutOfStepError
@@ -56,6 +57,36 @@ def reduces_means(comm: Communicator) -> None:
         assert got.dtype == dtype
     with pytest.raises(ExchangeError, match="cast to a float"):
         comm.allreduce(np.ones(3, np.int32), ReduceOp.MEAN)
+
+
+def adds_adaptively(comm: Communicator) -> None:
+    """Equal gradients count once, orthogonal ones add up (arXiv:2006.02924, figure 2)."""
+    equal = np.arange(1, 6, dtype=np.float32)
+    np.testing.assert_allclose(comm.allreduce(equal, ReduceOp.ADASUM), equal, rtol=1e-6)
+    alone = np.eye(comm.size, dtype=np.float64)[comm.rank]
+    np.testing.assert_allclose(comm.allreduce(alone, ReduceOp.ADASUM), np.ones(comm.size))
+    with pytest.raises(ExchangeError, match="cast to a float"):
+        comm.allreduce(np.ones(3, np.int32), ReduceOp.ADASUM)
+
+
+def goes_on_with_those_who_have_data(comm: Communicator) -> None:
+    """Rank r has r + 1 batches."""
+    size, ones = comm.size, np.ones((2, 3), ml_dtypes.bfloat16)
+    for step in range(comm.rank + 1):
+        left = size - step
+        assert (comm.allreduce(ones) == left).all()
+        np.testing.assert_allclose(comm.allreduce(np.ones(9), ReduceOp.MEAN), left / size)
+        sums, total = comm.weighted_sum([np.ones(4, np.float32), np.ones(70_000, np.float32)], 1.0)
+        assert total == size
+        assert all(np.allclose(part, left / size) for part in sums)
+        assert len(comm.allgather(np.ones((2, 2), np.float16))) == 2 * left
+        assert (comm.broadcast(np.full(3, comm.rank), size - 1) == size - 1).all()
+        comm.barrier()
+    assert joining.join(comm) == size - 1
+    if size == 1:
+        return
+    with pytest.raises(ExchangeError, match="have joined"):
+        joining.join(comm) if comm.rank else comm.allgather_object("nobody can follow")
 
 
 def keeps_shapes(comm: Communicator) -> None:
@@ -182,8 +213,9 @@ def refuses_what_has_no_sum(comm: Communicator) -> None:
 
 
 CHECKS = [
-    reduces, reduces_means, keeps_shapes, reduces_alike_twice, weighs, ignores_workers_without_weight, sums_rows, gathers,
-    broadcasts, scatters, sends_to_all, moves_objects, splits, explains_mistakes, refuses_what_has_no_sum,
+    reduces, reduces_means, adds_adaptively, goes_on_with_those_who_have_data, keeps_shapes, reduces_alike_twice, weighs,
+    ignores_workers_without_weight, sums_rows, gathers, broadcasts, scatters, sends_to_all, moves_objects, splits,
+    explains_mistakes, refuses_what_has_no_sum,
 ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import enum
-import json
+import re
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from syrtos.comm import adasum
+from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.errors import ExchangeError, OutOfStepError
 
 Array = npt.NDArray[Any]
@@ -25,7 +27,13 @@ class ReduceOp(enum.Enum):
     MIN = "min"
     MAX = "max"
     PRODUCT = "product"
+    ADASUM = "adasum"
 
+
+# The tag of a worker that has joined (see `syrtos.comm.joining`): no checksum is that large.
+JOINED = 1 << 40
+# What workers that have joined can take part in.
+_FOLLOWED = re.compile(r"exchange |allreduce |allgather \w+ \(|broadcast from |barrier$")
 
 UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -66,6 +74,9 @@ class Communicator(abc.ABC):
         if self.size == 1 or array.size == 0:
             return array.copy()
         wide = array.astype(np.float32) if is_half(array.dtype) else array
+        if op is ReduceOp.ADASUM:
+            everyone = self._allgather(wide.reshape(-1), [wide.size] * self.size).reshape(self.size, -1)
+            return adasum.combine(list(everyone)).reshape(array.shape).astype(array.dtype, copy=False)
         result = self._reduce([wide.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
         return (result / self.size if op is ReduceOp.MEAN else result).astype(array.dtype, copy=False)
 
@@ -142,19 +153,19 @@ class Communicator(abc.ABC):
         self.agree("barrier")
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Every worker gets ``root``'s value. JSON types only: nothing is unpickled from the network."""
+        """Every worker gets ``root``'s value. Plain data, see `syrtos.comm.objects`: nothing is unpickled."""
         data = self._encoded(value) if self.rank == root else np.zeros(0, np.uint8)
         sizes = self.agree(f"broadcast object from {self._known(root)}", data.size)
         if self.rank != root:
             data = np.zeros(int(sizes[root]), np.uint8)
-        return json.loads(self._broadcast(data, root).tobytes())
+        return from_bytes(self._broadcast(data, root))
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Every worker gets the list of all values in rank order. JSON types only."""
+        """Every worker gets the list of all values in rank order. Plain data, see `syrtos.comm.objects`."""
         data = self._encoded(value)
         sizes = [int(n) for n in self.agree("allgather object", data.size)]
         chunks = np.split(self._allgather(data, sizes), np.cumsum(sizes)[:-1])
-        return [json.loads(chunk.tobytes()) for chunk in chunks]
+        return [from_bytes(chunk) for chunk in chunks]
 
     def agree(self, call: str, value: float = 0.0) -> list[float]:
         """Waits for every worker, checks that all called the same, and gathers one number of each.
@@ -166,6 +177,10 @@ class Communicator(abc.ABC):
         if self.size == 1:
             return [value]
         tags, values = self._meet(zlib.crc32(call.encode()), value, call)
+        if JOINED in tags:
+            self._hear(tags, call)
+            nothing = 1.0 if call.startswith("exchange ") else 0.0
+            return [nothing if tag == JOINED else mine for tag, mine in zip(tags, values, strict=True)]
         if len(set(tags)) > 1:
             self._explain(call)
         return values
@@ -212,7 +227,7 @@ class Communicator(abc.ABC):
         try:
             return to_bytes(value)
         except ExchangeError:
-            self.agree("an object that is no JSON")
+            self.agree("an object that can't be sent")
             raise
 
     def _row_splits(self, array: Array, splits: Sequence[int] | None) -> list[int]:
@@ -229,6 +244,24 @@ class Communicator(abc.ABC):
                 f"`splits` must be {self.size} counts that add up to {array.shape[0]} rows. Received: {counts}."
             )
         return counts
+
+    def _hear(self, tags: Sequence[int], call: str) -> str:
+        """Tells the workers that have joined what the others call, if that is one thing."""
+        if len(set(tags) - {JOINED}) > 1:
+            self._explain(call)
+        leader = next(rank for rank, tag in enumerate(tags) if tag != JOINED)
+        text = np.frombuffer(bytearray(call.encode()), np.uint8)
+        sizes = self._meet(0, text.size, "what the others call")[1]
+        if self.rank != leader:
+            text = np.zeros(int(sizes[leader]), np.uint8)
+        heard = self._broadcast(text, leader).tobytes().decode()
+        if not _FOLLOWED.match(heard):
+            joined = [rank for rank, tag in enumerate(tags) if tag == JOINED]
+            raise ExchangeError(
+                f"Workers {joined} have joined (they have no more data), and the others call `{heard}`, in which nobody can take part "
+                "with nothing. After `join` on one worker the others may reduce, gather and broadcast tensors."
+            )
+        return heard
 
     def _explain(self, call: str) -> None:
         """Tells every worker what each of them called."""
@@ -260,28 +293,13 @@ def signature(array: Array, rows: bool = True) -> str:
     return f"{array.dtype.name} ({', '.join(map(str, shape))})"
 
 
-def to_bytes(value: Any) -> npt.NDArray[np.uint8]:
-    """A JSON value as bytes.
-
-    Raises:
-        ExchangeError: the value has types that JSON lacks.
-    """
-    try:
-        return np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)
-    except (TypeError, ValueError) as error:
-        raise ExchangeError(
-            f"Objects travel as JSON (str, int, float, bool, None, list, dict), never pickled: {error}. "
-            "Send arrays with allgather or broadcast."
-        ) from error
-
-
 def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
     """Refuses dtypes without arithmetic, and means of integers."""
     if dtype.kind not in "iufV" or (dtype.kind == "V" and dtype.name != "bfloat16"):
         raise ExchangeError(f"Arrays of dtype {dtype.name} can't be reduced: cast them to a number type first.")
-    if op is ReduceOp.MEAN and dtype.kind in "iu":
+    if op in (ReduceOp.MEAN, ReduceOp.ADASUM) and dtype.kind in "iu":
         raise ExchangeError(
-            f"The mean of {dtype.name} arrays is no {dtype.name}: cast to a float first, or use ReduceOp.SUM."
+            f"The {op.value} of {dtype.name} arrays is no {dtype.name}: cast to a float first, or use ReduceOp.SUM."
         )
 
 

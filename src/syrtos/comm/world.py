@@ -39,6 +39,11 @@ class Session:
     rank_aware: bool = False
     error: BaseException | None = None
 
+    def alone(self) -> Session:
+        """This worker as a world of one that writes into the same record."""
+        own = InProcessCommunicator()
+        return dataclasses.replace(self, world=topology.World(), comm=own, input_comm=own)
+
     def record_in(self, run_dir: str) -> None:
         """Writes this worker's part of the run's record under ``run_dir`` from now on."""
         self.options = dataclasses.replace(self.options, run_dir=run_dir)
@@ -46,6 +51,7 @@ class Session:
 
 
 _session: Session | None = None
+_sharing: Session | None = None
 
 
 def init(options: Options | None = None) -> Session:
@@ -76,6 +82,17 @@ def current() -> Session:
     return _session
 
 
+def sharing() -> Session:
+    """Whom this worker shares its data sets, steps and callbacks with: all, or nobody after `each_for_itself`."""
+    return _sharing or current()
+
+
+def each_for_itself() -> None:
+    """From now on the script says what is exchanged. `fit` trains on what it is given, as in one process."""
+    global _sharing
+    _sharing = _sharing or current().alone()
+
+
 def joined() -> bool:
     """Whether `init` has been called."""
     return _session is not None
@@ -96,8 +113,8 @@ def remembering_errors() -> Iterator[None]:
 
 def adopt(session: Session | None) -> Session | None:
     """Makes ``session`` the current one and returns the one before; for tests that play workers in one process."""
-    global _session
-    before, _session = _session, session
+    global _session, _sharing
+    before, _session, _sharing = _session, session, None
     return before
 
 

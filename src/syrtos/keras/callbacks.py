@@ -20,7 +20,7 @@ _WRITERS = {"ModelCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "
 
 def here(chosen: list[Any]) -> list[Any]:
     """The callbacks of a script that this worker runs."""
-    if world.current().world.rank == 0:
+    if world.sharing().world.rank == 0:
         return chosen
     return [callback for callback in tf.nest.flatten(chosen) if not _writes(callback)]
 
@@ -31,7 +31,7 @@ def _writes(callback: Any) -> bool:
 
 def enclose(callback_list: Any) -> None:
     """Puts our two around all others."""
-    if world.current().world.rank:
+    if world.sharing().world.rank:
         callback_list.callbacks = here(callback_list.callbacks)
     last = Last()
     callback_list.callbacks.insert(0, First(last))
@@ -92,7 +92,7 @@ class Last(_Quiet):
 
     def __init__(self) -> None:
         super().__init__()
-        self._session = world.current()
+        self._session = world.sharing()
         self._checked = False
         self._steps = 0
         self._since_check = 0

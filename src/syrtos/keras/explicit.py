@@ -16,7 +16,6 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError
 from syrtos.keras import activate, gradients, state
-from syrtos.keras.backends import tensorflow as ops
 
 Optimizer = TypeVar("Optimizer")
 
@@ -35,7 +34,7 @@ def DistributedOptimizer(optimizer: Optimizer, process_set: ProcessSet | None = 
         ConfigurationError: the process is not a member of ``process_set``.
     """
     activate.optimizers_only()
-    gradients.mark(optimizer, _comm(process_set))
+    gradients.mark(optimizer, gradients.Reduction(_comm(process_set)))
     return optimizer
 
 
@@ -55,7 +54,7 @@ class DistributedGradientTape:
         """Wraps ``tape``, or a new one."""
         gradients.reduce_by_tape()
         self._tape = tape or tf.GradientTape()
-        self._comm = _comm(process_set)
+        self._reduction = gradients.Reduction(_comm(process_set))
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()
@@ -79,8 +78,7 @@ class DistributedGradientTape:
         """
         found = self._tape.gradient(target, sources, output_gradients)
         flat = tf.nest.flatten(found)
-        mean = ops.weighted_mean(self._comm, flat, tf.cast(weight, tf.float32))
-        return tf.nest.pack_sequence_as(found, mean)
+        return tf.nest.pack_sequence_as(found, self._reduction.apply(flat, weight=weight))
 
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0, process_set: ProcessSet | None = None) -> None:

@@ -21,7 +21,7 @@ def by_rank_0(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
-        session = world.current()
+        session = world.sharing()
         if session.world.size == 1:
             with session.ledger.span("checkpoint"):
                 return original(*args, **kwargs)

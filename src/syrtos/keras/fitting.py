@@ -17,7 +17,7 @@ def check_strategy(strategy: Any) -> None:
     Raises:
         ConfigurationError: the model was made in the scope of another strategy.
     """
-    size = world.current().world.size
+    size = world.sharing().world.size
     if size > 1 and not isinstance(strategy, Strategy):
         raise ConfigurationError(
             f"The model is trained under {type(strategy).__name__}, which knows nothing of the {size} workers: each would train "
@@ -37,7 +37,7 @@ def agree_on_length(mine: int | None) -> int | None:
     Raises:
         DataError: the data set is empty, or workers have unequal numbers of global batches.
     """
-    session = world.current()
+    session = world.sharing()
     if mine == 0:
         raise DataError(
             "The data set is empty: it has no batches. Check the paths and filters that it is made from; `drop_remainder=True` "
@@ -64,18 +64,18 @@ def _batches(count: float) -> str:
 
 def adapt_compiled(model: Any) -> None:
     """Turns off what can't work in several processes, and applies the run's options."""
-    session = world.current()
-    if session.world.size == 1:
+    place = world.current().world
+    if place.size == 1:
         return
     if model.jit_compile:
-        if session.world.rank == 0:
+        if place.rank == 0:
             print(
                 "syrtos: jit_compile=True is turned off: XLA can't contain the exchange between workers. "
                 "The model trains without it, with the same results.",
                 file=sys.stderr,
             )
         model.jit_compile = False
-    if session.options.sync_batchnorm:
+    if world.sharing().options.sync_batchnorm:
         synchronize_batchnorm(model)
 
 

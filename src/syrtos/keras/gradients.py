@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -13,9 +14,90 @@ from syrtos.keras import state
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.step import current_step
 
-_MARK = "_syrtos_distributed"
+_MARK = "_syrtos_reduction"
+_APPLIED = "_syrtos_applied"
+_EQUAL = "_syrtos_equal"
 _zero_edits = False
 _by_tape = False
+
+
+class Compression(Protocol):
+    """How a gradient travels, e.g. in fewer bits (Horovod's interface)."""
+
+    def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """What is sent, and what `decompress` needs to know."""
+        ...
+
+    def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """The gradient again, from the sum of what was sent."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """How the gradients of one optimizer or tape become those of all workers.
+
+    Attributes:
+        comm: the workers.
+        op: MEAN, SUM or ADASUM.
+        factor: what the reduced gradients are multiplied by.
+        compression: how dense gradients travel; None: as they are.
+        sparse_as_dense: `tf.IndexedSlices` are made dense first.
+        local: variables that each worker trains by itself, under `state.identity`.
+        local_factor: what their gradients are multiplied by.
+    """
+
+    comm: Communicator
+    op: ReduceOp = ReduceOp.MEAN
+    factor: float = 1.0
+    compression: Compression | None = None
+    sparse_as_dense: bool = False
+    local: dict[int, Any] = dataclasses.field(default_factory=dict)
+    local_factor: float = 1.0
+
+    def apply(
+        self, grads: Sequence[Any], variables: Sequence[Any] = (), weight: Any = 1.0, may_merge: bool = False
+    ) -> list[Any]:
+        """Reduces gradients (tensors, `tf.IndexedSlices` or None) given in the order of ``variables``.
+
+        With MEAN a worker's gradients count by its ``weight``, float32.
+        """
+        results = [self._dense(g) for g in grads]
+        mine = {i for i, v in enumerate(variables) if state.identity(v) in self.local}
+        shared = [i for i, g in enumerate(results) if g is not None and i not in mine]
+        reduced = self._reduced([results[i] for i in shared], weight, may_merge)
+        for i, gradient in zip(shared, reduced, strict=True):
+            results[i] = _times(gradient, self.factor)
+        for i in mine:
+            results[i] = _times(results[i], self.factor * self.local_factor)
+        return results
+
+    def _dense(self, gradient: Any) -> Any:
+        sparse = isinstance(gradient, tf.IndexedSlices) and self.sparse_as_dense
+        return tf.convert_to_tensor(gradient) if sparse else gradient
+
+    def _reduced(self, grads: list[Any], weight: Any, may_merge: bool) -> list[Any]:
+        if self.comm.size == 1 or not grads:
+            return grads
+        if self.op is ReduceOp.ADASUM:
+            return [ops.allreduce(self.comm, tf.convert_to_tensor(g), self.op) for g in grads]
+        sent, contexts = self._compressed(grads)
+        mean = ops.weighted_mean(self.comm, sent, tf.cast(weight, tf.float32), may_merge)
+        if self.op is ReduceOp.SUM:
+            mean = [_times(g, self.comm.size) for g in mean]
+        return self._decompressed(mean, contexts)
+
+    def _compressed(self, grads: list[Any]) -> tuple[list[Any], list[Any]]:
+        if self.compression is None:
+            return grads, []
+        pairs = [(g, None) if isinstance(g, tf.IndexedSlices) else self.compression.compress(g) for g in grads]
+        return [sent for sent, _ in pairs], [context for _, context in pairs]
+
+    def _decompressed(self, grads: list[Any], contexts: list[Any]) -> list[Any]:
+        if self.compression is None:
+            return grads
+        pairs = zip(grads, contexts, strict=True)
+        return [g if isinstance(g, tf.IndexedSlices) else self.compression.decompress(g, c) for g, c in pairs]
 
 
 def reduce_by_tape() -> None:
@@ -30,37 +112,47 @@ def reduce_all_optimizers() -> None:
     _zero_edits = True
 
 
-def mark(optimizer: Any, comm: Communicator) -> None:
-    """Makes one optimizer reduce over ``comm``, also where syrtos was not asked to reduce for all."""
-    object.__setattr__(optimizer, _MARK, comm)
+def mark(optimizer: Any, reduction: Reduction) -> None:
+    """Makes one optimizer reduce, also where syrtos was not asked to reduce for all."""
+    object.__setattr__(optimizer, _MARK, reduction)
 
 
-def is_reducing(optimizer: Any) -> bool:
-    """Whether this optimizer's gradients are reduced before they are clipped."""
-    return _comm(optimizer) is not None
+def reduction_of(optimizer: Any) -> Reduction | None:
+    """How this optimizer's gradients are reduced before they are clipped; None: they are not."""
+    marked = getattr(optimizer, _MARK, None)
+    if marked is not None:
+        return marked
+    if not _zero_edits or world.sharing() is not world.current() or (_by_tape and current_step() is None):
+        return None
+    return Reduction(world.current().comm)
+
+
+def about_to_apply(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Notes the variables of the gradients that `reduced` will be given."""
+    object.__setattr__(optimizer, _APPLIED, list(variables))
 
 
 def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     """The gradients of the global batch, from those of this worker's share.
 
     In `fit` they are averaged by samples. In a custom loop with `strategy.run` they are summed, as `tf.distribute` defines; in
-    any other loop they are averaged over workers.
+    any other loop they are averaged over workers, or what the optimizer was asked to do.
     """
-    comm = _comm(optimizer)
-    if comm is None or comm.size == 1:
+    reduction = reduction_of(optimizer)
+    if reduction is None:
         return list(grads)
     step = current_step()
     weighed = step is not None and _accumulates(optimizer)  # by `to_accumulate`
-    weight = tf.constant(1.0) if step is None or weighed else step.samples
-    mean = ops.weighted_mean(comm, grads, weight, _adds_rows(optimizer))
-    summed = weighed or (step is None and _in_strategy_run())
-    return [_times(g, comm.size) for g in mean] if summed else mean
+    weight = 1.0 if step is None or weighed else step.samples
+    if weighed or (step is None and _in_strategy_run()):
+        reduction = dataclasses.replace(reduction, op=ReduceOp.SUM)
+    return reduction.apply(grads, getattr(optimizer, _APPLIED, ()), weight, _adds_rows(optimizer))
 
 
 def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
     """This worker's part of a step's gradients, if several steps are accumulated before they are reduced."""
-    comm, step = _comm(optimizer), current_step()
-    if comm is None or comm.size == 1 or step is None or not _accumulates(optimizer):
+    reduction, step = reduction_of(optimizer), current_step()
+    if reduction is None or step is None or not _accumulates(optimizer):
         return grads
     part = tf.where(step.active, step.fraction(), 0.0)
     return [_times(_or_zero(g, step.active), tf.cast(part, g.dtype)) if g is not None else None for g in grads]
@@ -80,32 +172,25 @@ def _or_zero(gradient: Any, active: tf.Tensor) -> Any:
 
 def finite_everywhere(optimizer: Any, finite: tf.Tensor) -> tf.Tensor:
     """Whether all workers that have samples found their gradients finite."""
-    comm = _comm(optimizer)
-    if comm is None or comm.size == 1:
+    reduction = reduction_of(optimizer)
+    if reduction is None or reduction.comm.size == 1:
         return finite
     step = current_step()
     if step is not None:
         finite = tf.logical_or(finite, tf.logical_not(step.active))
-    return ops.allreduce(comm, tf.cast(finite, tf.int32), ReduceOp.MIN) > 0
+    return ops.allreduce(reduction.comm, tf.cast(finite, tf.int32), ReduceOp.MIN) > 0
 
 
-def broadcast_at_build(optimizer: Any, variables: Iterable[Any]) -> None:
-    """Gives all workers rank 0's weights before the optimizer's first step."""
-    comm = _comm(optimizer)
-    if comm is None or comm.size == 1:
+def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
+    """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
+    reduction = reduction_of(optimizer)
+    if reduction is None or reduction.comm.size == 1 or getattr(optimizer, _EQUAL, False):
         return
     with tf.init_scope():
         if tf.executing_eagerly():
-            state.broadcast(comm, [*variables, *optimizer.variables])
-
-
-def _comm(optimizer: Any) -> Communicator | None:
-    marked = getattr(optimizer, _MARK, None)
-    if marked is not None:
-        return marked
-    if not _zero_edits or (_by_tape and current_step() is None):
-        return None
-    return world.current().comm
+            object.__setattr__(optimizer, _EQUAL, True)
+            found = [*variables, *state.variables_of(optimizer)]
+            state.broadcast(reduction.comm, [v for v in found if state.identity(v) not in reduction.local])
 
 
 def _in_strategy_run() -> bool:
@@ -121,8 +206,8 @@ def _adds_rows(optimizer: Any) -> bool:
 
 
 def _times(gradient: Any, factor: Any) -> Any:
-    if gradient is None:
-        return None
+    if gradient is None or (isinstance(factor, float) and factor == 1.0):
+        return gradient
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor

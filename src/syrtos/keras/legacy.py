@@ -52,7 +52,7 @@ def _patch_losses() -> None:
 def _reduce_weighted_loss(original: Method) -> Method:
     def reduce_weighted_loss(weighted_losses: Any, reduction: str = "sum_over_batch_size") -> Any:
         loss, step = original(weighted_losses, reduction), current_step()
-        if step and step.session.comm.size > 1 and reduction == "sum":
+        if step and reduction == "sum":
             return loss / tf.cast(step.fraction(), loss.dtype)
         return loss
 
@@ -80,15 +80,15 @@ def _patch_optimizers() -> None:
     replace(optimizer_v2.OptimizerV2, "apply_gradients", common.paused)
     replace(loss_scale_optimizer.LossScaleOptimizer, "apply_gradients", common.paused)
     replace(loss_scale_optimizer.LossScaleOptimizerV3, "apply_gradients", common.paused)
-    # The first moment at which an optimizer knows its variables: they start equal on all workers.
-    replace(optimizer._BaseOptimizer, "build", common.broadcasting_build)
 
 
 def _aggregate(original: Method) -> Method:
     def aggregate(self: Any, grads_and_vars: Any) -> Any:
-        if not gradients.is_reducing(self):
+        if not gradients.reduction_of(self):
             return original(self, grads_and_vars)
         pairs = list(grads_and_vars)
+        gradients.broadcast_before_first(self, [variable for _, variable in pairs])
+        gradients.about_to_apply(self, [variable for _, variable in pairs])
         reduced = gradients.reduced(self, [gradient for gradient, _ in pairs])
         return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
 
@@ -115,7 +115,7 @@ def _patch_model() -> None:
 
 def _make_function(step_name: str, original: Method) -> Method:
     def make_function(self: Any, force: bool = False) -> Any:
-        session = world.current()
+        session = world.sharing()
         if "_syrtos_" + step_name not in self.__dict__ and (session.world.size > 1 or session.options.run_dir):
             step = getattr(self, step_name)
             object.__setattr__(self, "_syrtos_" + step_name, step)

@@ -61,7 +61,7 @@ def _patch_losses() -> None:
 def _reduce_values(original: Method) -> Method:
     def reduce_values(values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size") -> Any:
         step = current_step()
-        if step is None or step.session.comm.size == 1 or not values.shape.rank:
+        if step is None or not values.shape.rank:
             return original(values, sample_weight, reduction)
         if reduction == "sum":
             return original(values, sample_weight, reduction) / tf.cast(step.fraction(), values.dtype)
@@ -92,8 +92,9 @@ def _apply_mask(original: Method) -> Method:
 def _patch_optimizers() -> None:
     # The only hook that runs once per applied update: after accumulation and before clipping.
     replace(base_optimizer.BaseOptimizer, "_clip_gradients", _reduce_then_clip)
-    # Steps that are accumulated count by their own samples, not by those of the step that applies them.
-    replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _weigh_then_accumulate)
+    # The first moment at which an optimizer and its variables are complete: they start equal on all workers. And steps that are
+    # accumulated count by their own samples, not by those of the step that applies them.
+    replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _begin_equal_then_accumulate)
     # tf.distribute's own reduction comes after clipping; ours has been done.
     replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _reduced_already)
     # An update is the same on all workers: its assignments need no exchange.
@@ -103,8 +104,6 @@ def _patch_optimizers() -> None:
     replace(loss_scale_optimizer.LossScaleOptimizer, "check_finite", _check_finite_everywhere)
     # The original refuses plain custom loops under a default strategy; with one replica per process there is nothing to merge.
     replace(loss_scale_optimizer.LossScaleOptimizer, "_tf_apply", lambda _original: _common_apply)
-    # The first moment at which an optimizer knows its variables: they start equal on all workers.
-    replace(base_optimizer.BaseOptimizer, "build", common.broadcasting_build)
 
 
 def _reduce_then_clip(original: Method) -> Method:
@@ -114,8 +113,10 @@ def _reduce_then_clip(original: Method) -> Method:
     return clip_gradients
 
 
-def _weigh_then_accumulate(original: Method) -> Method:
+def _begin_equal_then_accumulate(original: Method) -> Method:
     def backend_apply_gradients(self: Any, grads: list[Any], trainable_variables: Any) -> None:
+        gradients.broadcast_before_first(self, getattr(self, "_trainable_variables", trainable_variables))
+        gradients.about_to_apply(self, trainable_variables)
         original(self, gradients.to_accumulate(self, grads), trainable_variables)
 
     return backend_apply_gradients
@@ -123,7 +124,7 @@ def _weigh_then_accumulate(original: Method) -> Method:
 
 def _reduced_already(original: Method) -> Method:
     def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        return grads_and_vars if gradients.is_reducing(self) else original(self, grads_and_vars)
+        return grads_and_vars if gradients.reduction_of(self) else original(self, grads_and_vars)
 
     return all_reduce_sum_gradients
 
@@ -163,7 +164,7 @@ def _patch_trainer() -> None:
 
 def _make_function(original: Method) -> Method:
     def make_function(self: Any, step_function: Method) -> Method:
-        session = world.current()
+        session = world.sharing()
         if session.world.size == 1 and not session.options.run_dir:
             return original(self, step_function)
         stock = getattr(step_function, "__func__", None) in (
@@ -183,7 +184,7 @@ def _make_function(original: Method) -> Method:
 
 def _make_predict_function(original: Method) -> Method:
     def make_predict_function(self: Any, force: bool = False) -> Any:
-        session = world.current()
+        session = world.sharing()
         if session.world.size > 1 and (self.predict_function is None or force):
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
             object.__setattr__(self, "_syrtos_predict_step", step)
@@ -207,8 +208,8 @@ def _on_share_of_batch(original: Method) -> Method:
     """A batch given by hand is shared out like one of a data set."""
 
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = world.current().world
-        if place.size == 1 or world.current().options.batch == "per-worker":
+        place = world.sharing().world
+        if place.size == 1 or world.sharing().options.batch == "per-worker":
             return original(self, *args, **kwargs)
         share = functools.partial(_rows, rank=place.rank, size=place.size)
         args = tuple(tf.nest.map_structure(share, arg) for arg in args)

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras import callbacks, fitting, gradients, private
+from syrtos.keras import callbacks, fitting, private
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.step import StepScope, current_step, functions_of_step, rows_of
 
@@ -50,7 +50,7 @@ def _refusing_scope(original: Method) -> Method:
 def masked_globally(weights: Any, mask: Any) -> Any:
     """Turns mask weights normalized within the share into weights normalized within the global batch."""
     step = current_step()
-    if step is None or step.session.comm.size == 1:
+    if step is None:
         return weights
     mask = tf.cast(mask, tf.float32)
     elements, valid = tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(mask)
@@ -63,7 +63,7 @@ def counting_share(original: Method) -> Method:
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         step = current_step()
-        if step is None or step.session.comm.size == 1 or sample_weight is not None:
+        if step is None or sample_weight is not None:
             return original(self, values, sample_weight=sample_weight)
         scalar = tf.convert_to_tensor(values).shape.rank == 0
         return original(self, values, sample_weight=step.fraction() if scalar else None)
@@ -91,17 +91,6 @@ def paused(original: Method) -> Method:
     return method
 
 
-def broadcasting_build(original: Method) -> Method:
-    """After `build` all workers hold rank 0's variables."""
-
-    def build(self: Any, variables: Any) -> Any:
-        result = original(self, variables)
-        gradients.broadcast_at_build(self, variables)
-        return result
-
-    return build
-
-
 # -- models ---------------------------------------------------------------------------------------------
 
 
@@ -120,7 +109,7 @@ def agreeing(original: Method) -> Method:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        world.current().comm.agree(f"model.{original.__name__}")
+        world.sharing().comm.agree(f"model.{original.__name__}")
         return original(self, *args, **kwargs)
 
     return method

@@ -19,10 +19,14 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
 
     Args:
         comm: the workers.
-        variables: `keras.Variable` or `tf.Variable`, the same on all workers.
+        variables: `keras.Variable` or `tf.Variable`, the same on all workers. Those that have no value at ``root`` yet (they were
+            created while a function is traced) stay as they are.
     """
-    for variable in unique(variables):
-        value = comm.broadcast(tensor_of(variable).numpy(), root)
+    found = unique(variables)
+    ready = comm.broadcast(np.array([_has_value(v) for v in found], np.uint8), root)
+    for variable in (v for v, flag in zip(found, ready, strict=True) if flag):
+        mine = tensor_of(variable).numpy() if _has_value(variable) else np.zeros(variable.shape, _numpy_dtype(variable))
+        value = comm.broadcast(mine, root)
         if comm.rank != root:
             variable.assign(value)
 
@@ -114,6 +118,11 @@ def unique(variables: Iterable[Any]) -> list[Any]:
     return list({id(v): v for v in variables}.values())
 
 
+def identity(variable: Any) -> int:
+    """The same number for a Keras variable and the TensorFlow variable it holds."""
+    return id(_holder(variable))
+
+
 def name_of(variable: Any) -> str:
     """What a person knows a variable by."""
     return getattr(variable, "path", variable.name)
@@ -124,7 +133,20 @@ def dtype_name(variable: Any) -> str:
     return tf.as_dtype(variable.dtype).name
 
 
+def _numpy_dtype(variable: Any) -> Any:
+    return tf.as_dtype(variable.dtype).as_numpy_dtype
+
+
+def _has_value(variable: Any) -> bool:
+    return bool(_holder(variable).is_initialized())
+
+
+def _holder(variable: Any) -> tf.Variable:
+    """The TensorFlow variable of a Keras one."""
+    value = getattr(variable, "_value", None)
+    return value if isinstance(value, tf.Variable) else variable
+
+
 def tensor_of(variable: Any) -> tf.Tensor:
     """The current value of a Keras or TensorFlow variable, in its own dtype."""
-    value = getattr(variable, "_value", None)
-    return (value if isinstance(value, tf.Variable) else variable).read_value()
+    return _holder(variable).read_value()

@@ -66,8 +66,9 @@ class StepScope:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[StepScope]:
-        """Makes this the current step."""
-        outer, _local.step = current_step(), self
+        """Makes this the current step, if it is shared with others."""
+        outer = current_step()
+        _local.step = self if self.session.comm.size > 1 else None
         try:
             yield self
         finally:
@@ -123,7 +124,11 @@ class StepScope:
 
         Scalars among the outputs of a custom `train_step` become their mean by samples.
         """
-        scalars = [] if logs_are_global else [t for t in tf.nest.flatten(outputs) if _is_log(t)]
+        scalars = (
+            []
+            if logs_are_global or self.session.comm.size == 1
+            else [t for t in tf.nest.flatten(outputs) if _is_log(t)]
+        )
         means = self.flush(scalars, always=not self._flushed)
         replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
         return tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
