@@ -33,7 +33,7 @@ class ReduceOp(enum.Enum):
 # The tag of a worker that has joined (see `syrtos.comm.joining`): no checksum is that large.
 JOINED = 1 << 40
 # What workers that have joined can take part in.
-_FOLLOWED = re.compile(r"exchange |allreduce |allgather \w+ \(|broadcast from |barrier$")
+_FOLLOWED = re.compile(r"exchange |allreduce |allgather \w+ \(|broadcast from |barrier$|tensor ")
 
 UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,

@@ -7,6 +7,7 @@ import sys
 
 from syrtos import settings
 from syrtos.comm import world
+from syrtos.errors import ConfigurationError
 from syrtos.topology import BACKENDS, check_keras_backend
 
 
@@ -49,14 +50,35 @@ def optimizers_only() -> None:
         importlib.import_module("syrtos.keras.patches").apply_to_optimizers()
 
 
-def _make_default() -> None:
-    """Every model is created under our strategy, without a scope in the script; with it every optimizer reduces."""
-    import tensorflow as tf
+def explicitly(name: str) -> None:
+    """From now on the script says itself what is exchanged, by the API called ``name``; models are made without a strategy.
 
+    Raises:
+        ConfigurationError: the script trains under a strategy as well.
+    """
     from syrtos.keras import private
     from syrtos.keras.strategy import Strategy
 
+    if Strategy.chosen and world.current().world.size > 1:
+        raise ConfigurationError(
+            f"This script initializes {name} and trains under a `tf.distribute` strategy: both would reduce the gradients. "
+            "Keep one of them."
+        )
+    world.each_for_itself()
+    optimizers_only()
+    private.keep_default_strategy(None)
+
+
+def _make_default() -> None:
+    """Every model is created under our strategy, without a scope in the script; with it every optimizer reduces."""
+    if world.sharing() is not world.current():
+        return
+    import tensorflow as tf
+
+    from syrtos.keras import private
+    from syrtos.keras.strategy import Strategy, not_chosen
+
     if not isinstance(tf.distribute.get_strategy(), Strategy):
-        private.keep_default_strategy(Strategy())
+        private.keep_default_strategy(not_chosen())
         # before any op is made: what a script shuffles without a seed is shuffled alike on all workers
         tf.random.set_seed(int(settings.environment().get("SYRTOS_SEED", "0")))

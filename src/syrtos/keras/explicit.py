@@ -38,7 +38,7 @@ def DistributedOptimizer(optimizer: Optimizer, process_set: ProcessSet | None = 
     return optimizer
 
 
-class DistributedGradientTape:
+class DistributedGradientTape(gradients.ReducingTape):
     """A `tf.GradientTape` whose gradients are averaged over the workers.
 
     Usage::
@@ -53,22 +53,11 @@ class DistributedGradientTape:
     def __init__(self, tape: tf.GradientTape | None = None, process_set: ProcessSet | None = None) -> None:
         """Wraps ``tape``, or a new one."""
         gradients.reduce_by_tape()
-        self._tape = tape or tf.GradientTape()
-        self._reduction = gradients.Reduction(_comm(process_set))
-
-    def __enter__(self) -> DistributedGradientTape:
-        self._tape.__enter__()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._tape.__exit__(*details)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tape, name)
+        super().__init__(tape or tf.GradientTape(), gradients.Reduction(_comm(process_set)))
 
     @unconverted
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, weight: Any = 1.0) -> Any:
-        """The gradients of ``target``, averaged over the workers.
+        """The averaged gradients of ``target``, in the structure of ``sources``; None where there is none.
 
         Args:
             target: what `tf.GradientTape.gradient` takes.
@@ -76,9 +65,7 @@ class DistributedGradientTape:
             output_gradients: likewise.
             weight: how much this worker's gradients count, e.g. the number of its samples.
         """
-        found = self._tape.gradient(target, sources, output_gradients)
-        flat = tf.nest.flatten(found)
-        return tf.nest.pack_sequence_as(found, self._reduction.apply(flat, weight=weight))
+        return self.weighted_gradient(target, sources, output_gradients, weight)
 
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0, process_set: ProcessSet | None = None) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import tensorflow as tf
 
+from syrtos.api import unconverted
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator, ReduceOp
 from syrtos.keras import state
@@ -98,6 +99,39 @@ class Reduction:
             return grads
         pairs = zip(grads, contexts, strict=True)
         return [g if isinstance(g, tf.IndexedSlices) else self.compression.decompress(g, c) for g, c in pairs]
+
+
+class ReducingTape:
+    """A `tf.GradientTape` whose gradients are reduced over the workers."""
+
+    def __init__(self, tape: tf.GradientTape, reduction: Reduction) -> None:
+        """Wraps a tape that has recorded, or will."""
+        self._tape = tape
+        self._reduction = reduction
+
+    def __enter__(self) -> Self:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._tape.__exit__(*details)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+    @unconverted
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None) -> Any:
+        """The reduced gradients of ``target``, in the structure of ``sources``; None where there is none."""
+        return self.weighted_gradient(target, sources, output_gradients, 1.0)
+
+    @unconverted
+    def weighted_gradient(self, target: Any, sources: Any, output_gradients: Any, weight: Any) -> Any:
+        """The same; in a mean this worker's gradients count by ``weight``, e.g. the number of its samples."""
+        grads = self._tape.gradient(target, sources, output_gradients)
+        if not isinstance(sources, list | tuple | dict):
+            return self._reduction.apply([grads], [sources], weight)[0]
+        reduced = self._reduction.apply(tf.nest.flatten(grads), tf.nest.flatten(sources), weight)
+        return tf.nest.pack_sequence_as(sources, reduced)
 
 
 def reduce_by_tape() -> None:

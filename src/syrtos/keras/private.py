@@ -5,6 +5,7 @@ Keras's private symbols stand in `patches`, where each is replaced.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,8 @@ OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
 
 # The same decorator, without its annotation: it says that the function returns its gradient too.
 custom_gradient: Any = tf.custom_gradient
+
+_default_strategy: tf.distribute.Strategy | None = None
 
 _TOKEN = "_syrtos_token"
 _SEEN = "_syrtos_seen"
@@ -98,15 +101,25 @@ def after_pending_control_flow() -> Iterator[None]:
     setattr(current, _SEEN, len(current.get_operations()))
 
 
-def keep_default_strategy(strategy: tf.distribute.Strategy) -> None:
-    """Makes ``strategy`` the process's default, also after `clear_session`, which throws the default away with the graph."""
+def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:
+    """Makes ``strategy`` the process's default, also after `clear_session`, which throws the default away with the graph.
+
+    None: TensorFlow's own default again.
+    """
+    global _default_strategy
+    _default_strategy = strategy
+    _survive_reset()
+    tf.distribute.experimental_set_strategy(strategy)
+
+
+@functools.cache
+def _survive_reset() -> None:
     # Public functions that throw the default graph away exist under several names; all of them reset this stack.
     stack: Any = ops._default_graph_stack
     original = stack.reset
 
     def reset() -> None:
         original()
-        tf.distribute.experimental_set_strategy(strategy)
+        tf.distribute.experimental_set_strategy(_default_strategy)
 
     stack.reset = reset
-    tf.distribute.experimental_set_strategy(strategy)

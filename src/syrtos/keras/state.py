@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import DivergenceError, OutOfStepError
+from syrtos.keras.backends import tensorflow as ops
 
 
 def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> None:
@@ -23,12 +24,21 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
             created while a function is traced) stay as they are.
     """
     found = unique(variables)
+    if not tf.executing_eagerly():
+        _broadcast_in_graph(comm, found, root)
+        return
     ready = comm.broadcast(np.array([_has_value(v) for v in found], np.uint8), root)
     for variable in (v for v, flag in zip(found, ready, strict=True) if flag):
         mine = tensor_of(variable).numpy() if _has_value(variable) else np.zeros(variable.shape, _numpy_dtype(variable))
         value = comm.broadcast(mine, root)
         if comm.rank != root:
             variable.assign(value)
+
+
+def _broadcast_in_graph(comm: Communicator, variables: Sequence[Any], root: int) -> None:
+    """The same as ops of a `tf.function`, which run each time it is called."""
+    for variable in variables:
+        variable.assign(ops.broadcast(comm, _holder(variable).read_value(), root))
 
 
 def of_model(model: Any) -> list[Any]:

@@ -31,9 +31,13 @@ class Strategy(tf.distribute.Strategy):
             model = keras.Sequential([...])
         for batch in strategy.experimental_distribute_dataset(dataset):  # batches of the global size
             strategy.run(train_step, args=(batch,))
+
+    Attributes:
+        chosen: whether the script has asked for a strategy itself.
     """
 
     _only: Strategy | None = None
+    chosen = False
 
     def __new__(cls) -> Strategy:
         """There is one in a process: TensorFlow refuses to mix two, and `syrtos run` has made one already."""
@@ -42,6 +46,7 @@ class Strategy(tf.distribute.Strategy):
         return only
 
     def __init__(self) -> None:
+        Strategy.chosen = True
         if "_extended" not in self.__dict__:
             super().__init__(_Extended(self, world.init()))
             importlib.import_module("syrtos.keras.activate").for_strategy()
@@ -69,6 +74,19 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
             return super().all_reduce(reduce_op, value, options)
         op = tf.distribute.ReduceOp[reduce_op.upper()] if isinstance(reduce_op, str) else reduce_op
         return tf.nest.map_structure(lambda v: _reduced_over_samples(step, tf.convert_to_tensor(v), op), value)
+
+
+def not_chosen() -> Strategy:
+    """The strategy, for a script that did not ask for one."""
+    chosen = Strategy.chosen
+    strategy = Strategy()
+    Strategy.chosen = chosen
+    return strategy
+
+
+def replica_of_world() -> tf.distribute.ReplicaContext:
+    """To be entered where TensorFlow or Keras should sum over all workers, in a script without a strategy."""
+    return _ReplicaContext(not_chosen(), world.current().world.rank)
 
 
 class _Extended(private.OneDeviceExtended):

@@ -1,9 +1,10 @@
-"""Runs a function right after a module has been imported, whoever imports it and whenever."""
+"""What happens when a script imports a module: another answers for it, or a function runs right after it."""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -20,6 +21,40 @@ def after_import(name: str, call: Callable[[], None], before: Callable[[], None]
         call()
     else:
         sys.meta_path.insert(0, _Finder(name, call, before))
+
+
+def serve(modules: Mapping[str, str]) -> None:
+    """Imports of a name in ``modules`` get the module named there, whatever is installed."""
+    sys.meta_path.insert(0, _Server(modules))
+
+
+class _Server(MetaPathFinder):
+    """Finds modules under other names."""
+
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        self._modules = modules
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        real = self._modules.get(fullname)
+        if real is None:
+            return None
+        inside = any(name.startswith(fullname + ".") for name in self._modules)
+        return ModuleSpec(fullname, _Substitute(real), is_package=inside)
+
+
+class _Substitute(Loader):
+    """Puts another module in a new one's place."""
+
+    def __init__(self, real: str) -> None:
+        self._real = real
+
+    def exec_module(self, module: ModuleType) -> None:
+        found = importlib.import_module(self._real)
+        if not hasattr(found, "__path__"):
+            found.__path__ = []  # the import system asks it of whatever has modules inside
+        sys.modules[module.__name__] = found
 
 
 class _Finder(MetaPathFinder):

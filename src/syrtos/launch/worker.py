@@ -94,6 +94,7 @@ class _Worker:
             "keras", _activate("keras3"), before=lambda: check_keras_backend(settings.environment(), session.world.size)
         )
         after_import("tf_keras", _activate("legacy"))
+        importlib.import_module("syrtos.dialects").install()
 
     def _finish(self) -> None:
         """A worker that ends while others still exchange is out of step."""

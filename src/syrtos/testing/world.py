@@ -19,7 +19,10 @@ import importlib.util, json, sys
 from pathlib import Path
 import syrtos
 syrtos.init()
-module, function, folder, argument = sys.argv[1:]
+module, function, folder, argument, dialects = sys.argv[1:]
+if dialects == "True":
+    import syrtos.dialects
+    syrtos.dialects.install()
 sys.path.insert(0, str(Path(module).parent))
 spec = importlib.util.spec_from_file_location("under_test", module)
 loaded = importlib.util.module_from_spec(spec)
@@ -41,6 +44,7 @@ def run_world(
     *arguments: Any,
     timeout: float = 120.0,
     env: Mapping[str, str] | None = None,
+    dialects: bool = False,
 ) -> list[Any]:
     """Calls ``function(*arguments)`` on ``size`` workers and returns their results in rank order.
 
@@ -52,6 +56,7 @@ def run_world(
         arguments: JSON values.
         timeout: seconds after which the workers are killed.
         env: variables set on top of the environment.
+        dialects: serve old APIs (`import horovod.tensorflow`), as `syrtos run` does.
 
     Raises:
         WorldFailed: a worker failed or the time is up.
@@ -59,7 +64,13 @@ def run_world(
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "call.py")
         script.write_text(_CALL)
-        call = [str(Path(function.__code__.co_filename)), function.__name__, folder, json.dumps(arguments)]
+        call = [
+            str(Path(function.__code__.co_filename)),
+            function.__name__,
+            folder,
+            json.dumps(arguments),
+            str(dialects),
+        ]
         mpiexec = find_mpiexec(Path(sys.executable))
         _run(
             [str(mpiexec), "-launcher", "fork", "-n", str(size), sys.executable, "-m", "mpi4py", str(script), *call],

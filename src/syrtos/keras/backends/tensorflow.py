@@ -188,6 +188,7 @@ def exchange(
         return [np.zeros((), np.int32), *results]
 
     with private.after_pending_control_flow():
-        token, *results = tf.numpy_function(measured, [private.last_token(), *inputs], [tf.int32, *dtypes])
+        made = tf.numpy_function(measured, [private.last_token(), *inputs], [tf.int32, *dtypes])
+    token, *results = tf.nest.flatten(made)  # eagerly, a list of one comes as the one
     private.set_last_token(token)
     return results

@@ -1,0 +1,41 @@
+"""Old APIs over the core: each is a leaf, served to scripts in place of a package that need not be installed.
+
+Only processes that syrtos started import them by their old names; there they win over an installed original.
+"""
+
+from __future__ import annotations
+
+from syrtos.launch.import_hook import serve
+
+_HERE = "syrtos.dialects."
+
+# The name in scripts → the module that answers.
+SERVED = {
+    "horovod": _HERE + "horovod",
+    "horovod.common": _HERE + "horovod.exceptions",
+    "horovod.common.exceptions": _HERE + "horovod.exceptions",
+    "horovod.common.process_sets": _HERE + "horovod.basics",
+    "horovod.common.util": _HERE + "horovod.basics",
+    "horovod.tensorflow": _HERE + "horovod.tensorflow",
+    "horovod.tensorflow.callbacks": _HERE + "horovod.callbacks",
+    "horovod.tensorflow.compression": _HERE + "horovod.compression",
+    "horovod.tensorflow.elastic": _HERE + "horovod.elastic",
+    "horovod.tensorflow.functions": _HERE + "horovod.functions",
+    "horovod.tensorflow.mpi_ops": _HERE + "horovod.ops",
+    "horovod.tensorflow.sync_batch_norm": _HERE + "horovod.sync_batch_norm",
+    "horovod.tensorflow.keras": _HERE + "horovod.keras",
+    "horovod.tensorflow.keras.callbacks": _HERE + "horovod.callbacks",
+    "horovod.tensorflow.keras.elastic": _HERE + "horovod.elastic",
+    "horovod.keras": _HERE + "horovod.keras",
+    "horovod.keras.callbacks": _HERE + "horovod.callbacks",
+    "horovod.keras.elastic": _HERE + "horovod.elastic",
+    "smdistributed": _HERE + "smdistributed",
+    "smdistributed.dataparallel": _HERE + "smdistributed",
+    "smdistributed.dataparallel.tensorflow": _HERE + "smdistributed",
+    "smdistributed.dataparallel.tensorflow.keras": _HERE + "smdistributed",
+}
+
+
+def install() -> None:
+    """From now on this process finds the modules of `SERVED` here."""
+    serve(SERVED)

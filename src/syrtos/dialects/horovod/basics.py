@@ -1,0 +1,254 @@
+"""Who is who: `hvd.init`, ranks and sizes, process sets, and what the library was built with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from syrtos import api, errors
+from syrtos.comm import world
+from syrtos.comm.communicator import Communicator
+from syrtos.dialects import manual
+
+_initialized = False
+_by_id: dict[int, ProcessSet] = {}
+
+
+class ProcessSet:
+    """Some of the workers, by their ranks in the world.
+
+    Attributes:
+        ranks: the members, ascending; None until the set is registered, if it stands for all.
+        process_set_id: 0 for all workers; None until registered.
+    """
+
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        if ranks is not None and not isinstance(ranks, Iterable):
+            raise errors.ConfigurationError(
+                "A ProcessSet is made from ranks: syrtos brings its own MPI, and can't take communicators of another. "
+                f"Received: {ranks!r}."
+            )
+        self.ranks: list[int] | None = None if ranks is None else sorted(ranks)
+        self.process_set_id: int | None = None
+        self._members: api.ProcessSet | None = None
+
+    def size(self) -> int | None:
+        """The number of members; None if the set is not registered."""
+        return None if self.process_set_id is None else len(self._registered_ranks())
+
+    def rank(self) -> int:
+        """This worker's rank inside the set.
+
+        Raises:
+            ValueError: this worker is no member.
+        """
+        if not self.included():
+            raise ValueError(f"rank {world.current().world.rank} is no member of the process set {self.ranks}.")
+        return self._registered_ranks().index(world.current().world.rank)
+
+    def included(self) -> bool | None:
+        """Whether this worker is a member; None if the set is not registered."""
+        return None if self.process_set_id is None else world.current().world.rank in self._registered_ranks()
+
+    def _registered_ranks(self) -> list[int]:
+        return list(range(world.current().world.size)) if self.ranks is None else self.ranks
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+global_process_set = ProcessSet()
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Joins the world. A second call does nothing.
+
+    Args:
+        comm: all ranks of the world, or None. Others are refused.
+        process_sets: sets to register; ``"dynamic"`` is accepted, all sets are.
+
+    Raises:
+        ConfigurationError: ``comm`` is not the whole world.
+    """
+    global _initialized
+    if _initialized:
+        return
+    manual.begin("Horovod")
+    _check_comm(comm)
+    _initialized = True
+    global_process_set.process_set_id = 0
+    global_process_set.ranks = list(range(size()))
+    _by_id[0] = global_process_set
+    for process_set in process_sets if process_sets and not isinstance(process_sets, str) else []:
+        add_process_set(process_set)
+
+
+def _check_comm(comm: Any) -> None:
+    whole = list(range(world.current().world.size))
+    if comm is None or (isinstance(comm, list | tuple) and sorted(comm) == whole):
+        return
+    raise errors.ConfigurationError(
+        f"hvd.init(comm=...) takes all ranks of the world ({whole}) or None. For some of them start fewer workers, or register a "
+        f"ProcessSet. Received: {comm!r}."
+    )
+
+
+def shutdown() -> None:
+    """Ends the use of the library; `init` may be called again."""
+    global _initialized
+    if _initialized:
+        _initialized = False
+        global_process_set.process_set_id = None
+        api.shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called."""
+    return _initialized
+
+
+def session() -> world.Session:
+    """The world.
+
+    Raises:
+        ValueError: `init` has not been called.
+    """
+    if not _initialized:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    return world.current()
+
+
+@api.unconverted
+def rank() -> int:
+    """This worker's number."""
+    return session().world.rank
+
+
+@api.unconverted
+def size() -> int:
+    """The number of workers."""
+    return session().world.size
+
+
+@api.unconverted
+def local_rank() -> int:
+    """This worker's number on its host."""
+    return session().world.local_rank
+
+
+@api.unconverted
+def local_size() -> int:
+    """The number of workers on this host."""
+    return session().world.local_size
+
+
+@api.unconverted
+def cross_rank() -> int:
+    """The number of this worker's host."""
+    return session().world.node_rank
+
+
+@api.unconverted
+def cross_size() -> int:
+    """The number of hosts."""
+    return session().world.node_count
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have equally many workers."""
+    place = session().world
+    return place.local_size * place.node_count == place.size
+
+
+def comm_of(process_set: ProcessSet) -> Communicator:
+    """The communicator of a registered set that this worker is a member of.
+
+    Raises:
+        ValueError: the set is not registered, or this worker is no member.
+    """
+    everyone = session().comm
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} is not registered: give it to hvd.init or hvd.add_process_set first.")
+    if process_set.process_set_id == 0:
+        return everyone
+    if process_set._members is None or process_set._members.comm is None:
+        raise ValueError(f"rank {rank()} is no member of {process_set}: guard the call with process_set.included().")
+    return process_set._members.comm
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a set. All workers call it with the same ranks.
+
+    Raises:
+        ValueError: a rank is unknown or named twice, or the set is registered already.
+    """
+    chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if chosen.process_set_id is not None:
+        raise ValueError(f"{chosen} is registered already.")
+    session()
+    try:
+        chosen._members = api.process_set(chosen._registered_ranks())
+    except errors.ConfigurationError as error:
+        raise ValueError(str(error)) from error
+    chosen.process_set_id = max(_by_id) + 1
+    _by_id[chosen.process_set_id] = chosen
+    return chosen
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Unregisters a set; False if it is not registered or holds all workers by definition. All workers call it."""
+    if process_set.process_set_id is None or process_set.process_set_id == 0:
+        return False
+    session().comm.agree(f"remove process set {process_set.ranks}")
+    if process_set._members is not None:
+        process_set._members.close()
+    del _by_id[process_set.process_set_id]
+    process_set.process_set_id = process_set._members = None
+    return True
+
+
+def process_set_of(process_set_id: int) -> ProcessSet:
+    """The registered set of this id.
+
+    Raises:
+        ValueError: there is none.
+    """
+    session()
+    if process_set_id not in _by_id:
+        raise ValueError(f"No process set has the id {process_set_id}. Registered: {sorted(_by_id)}.")
+    return _by_id[process_set_id]
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Says where this run's record of steps is: it is always written."""
+    del mark_cycles
+    where = session().options.run_dir
+    print(
+        f"syrtos: no timeline is written to {file_path}: the time of each step is recorded in {where}", file=sys.stderr
+    )
+
+
+def stop_timeline() -> None:
+    """There is nothing to stop."""
+
+
+def mpi_threads_supported() -> bool:
+    """Whether other MPI code may run in threads beside ours."""
+    session()
+    return False
+
+
+def _no(name: str, value: Any = False) -> Any:
+    def answer() -> Any:
+        return value
+
+    answer.__name__ = answer.__qualname__ = name
+    answer.__doc__ = f"{value!r}: the engine is MPICH over shared memory and the network."
+    return answer
+
+
+mpi_enabled, mpi_built = _no("mpi_enabled", True), _no("mpi_built", True)
+gloo_enabled, gloo_built = _no("gloo_enabled"), _no("gloo_built")
+nccl_built = _no("nccl_built", 0)
+ddl_built, ccl_built, cuda_built, rocm_built = (_no(n) for n in ("ddl_built", "ccl_built", "cuda_built", "rocm_built"))

@@ -1,0 +1,228 @@
+"""`hvd.callbacks`, for Keras 3 and Keras 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from syrtos.comm.communicator import ReduceOp
+from syrtos.dialects import keras2
+from syrtos.dialects.horovod import basics, elastic
+from syrtos.dialects.horovod.basics import comm_of, global_process_set
+from syrtos.keras import state
+
+_Callback: Any = keras2.keras().callbacks.Callback
+_ModelCheckpoint: Any = keras2.keras().callbacks.ModelCheckpoint
+
+
+class BroadcastGlobalVariablesCallback(_Callback):
+    """Gives all workers the root's model and optimizer before the first step, or after it where there are no weights before."""
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.broadcast_done = False
+        self._local = {state.identity(v) for v in local_variables or []}
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable to each worker."""
+        self._local.add(state.identity(var))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """All workers must find the same: whether there are weights is compared too."""
+        comm = comm_of(global_process_set)
+        if min(comm.agree("hvd.callbacks: weights before the first step?", float(bool(self.model.variables)))):
+            self._broadcast()
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self.broadcast_done:
+            self._broadcast()
+
+    on_train_batch_end = on_batch_end
+
+    def _broadcast(self) -> None:
+        found = [v for v in self.model.variables if state.identity(v) not in self._local]
+        comm = comm_of(global_process_set)
+        mine = self.model.optimizer and state.variables_of(self.model.optimizer)
+        if len(set(comm.agree("hvd.callbacks: variables of the optimizer", len(mine or [])))) == 1:
+            found += [v for v in mine or [] if state.identity(v) not in self._local]
+        state.broadcast(comm, found, self.root_rank)
+        self.broadcast_done = True
+
+
+class MetricAverageCallback(_Callback):
+    """Averages the logs of an epoch over the workers, in place: give it before the callbacks that read them."""
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        names = sorted(logs or {})
+        if not logs:
+            return
+        comm = comm_of(global_process_set)
+        comm.agree(f"hvd.callbacks: metrics {' '.join(names)}")
+        means = comm.allreduce(np.asarray([logs[name] for name in names], np.float64), ReduceOp.MEAN)
+        logs.update(zip(names, means.tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(_Callback):
+    """Sets the learning rate to ``initial_lr`` times a multiplier, from ``start_epoch`` up to but not at ``end_epoch``.
+
+    A number ``m`` means ``m ** (epoch - start_epoch)``; a function is called with the epoch, with a fraction if ``staircase`` is False.
+    ``momentum_correction`` is accepted; Keras keeps momentum as a constant of the traced step.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self.multiplier: Callable[[float], float]
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            self.staircase = True
+            self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    f"Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to the "
+                    f"{type(self).__name__}()."
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.current_epoch < self.start_epoch or (
+            self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        ):
+            return
+        if self.staircase and batch == 0:
+            self._set(self.current_epoch)
+        elif not self.staircase:
+            assert self.steps_per_epoch is not None
+            self._set(self.current_epoch + batch / self.steps_per_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs["lr"] = float(np.asarray(self._optimizer.learning_rate))
+
+    @property
+    def _optimizer(self) -> Any:
+        model: Any = self.model
+        return model.optimizer
+
+    def _set(self, epoch: float) -> None:
+        self._optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Climbs from ``initial_lr / size`` to ``initial_lr`` over the first epochs (Goyal et al. 2017, arXiv:1706.02677)."""
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            epoch += 1.0 / (self.steps_per_epoch or 1)  # so that the last step of the warm-up has the whole rate
+            return 1.0 / basics.size() * (epoch * (basics.size() - 1) / warmup_epochs + 1)
+
+        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0:
+            rate = float(np.asarray(self._optimizer.learning_rate))
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+class BestModelCheckpoint(_ModelCheckpoint):
+    """A `ModelCheckpoint` that keeps the best; whoever uses it sets ``filepath``."""
+
+    def __init__(
+        self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch"
+    ) -> None:
+        super().__init__("best.keras", monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq)
+
+
+class CommitStateCallback(_Callback):
+    """Commits an elastic state every so many batches, and at the end of each epoch."""
+
+    def __init__(self, state: elastic.State, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if (batch + 1) % self.batches_per_commit == 0:
+            self.state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(_Callback):
+    """Keeps ``state.batch``; the first epoch after a restart is shortened by what was done of it."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._steps: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._steps = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self.params.get("steps"):
+            if self._steps is None:
+                self._steps = self.params["steps"]
+                self.params["steps"] -= self.state.batch
+            else:
+                self.params["steps"] = self._steps
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(_Callback):
+    """Keeps ``state.epoch``, counted over restarts."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.initial_epoch = state.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.initial_epoch = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.epoch = self.initial_epoch + epoch + 1

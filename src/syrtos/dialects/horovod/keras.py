@@ -1,0 +1,122 @@
+"""`horovod.keras` and `horovod.tensorflow.keras`. Exchanges take and return NumPy values here, as Keras 2's sessions did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from syrtos.dialects.horovod import callbacks, elastic, ops, optimizer
+from syrtos.dialects.horovod.basics import (
+    ProcessSet,
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from syrtos.dialects.horovod.compression import Compression
+from syrtos.dialects.horovod.functions import broadcast_global_variables
+from syrtos.dialects.horovod.ops import Adasum, Average, Sum
+from syrtos.dialects.horovod.optimizer import load_model
+
+__all__ = [
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
+    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank",
+    "cross_size", "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init",
+    "is_homogeneous", "is_initialized", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size",
+    "start_timeline", "stop_timeline",
+]  # fmt: skip
+
+
+def DistributedOptimizer(
+    optimizer_: Any = None,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    **named: Any,
+) -> Any:
+    """See `syrtos.dialects.horovod.optimizer.DistributedOptimizer`; the order of arguments is this module's."""
+    chosen = named.pop("optimizer", optimizer_)
+    if named or chosen is None:
+        raise TypeError(f"DistributedOptimizer takes an optimizer and its options. Received: {sorted(named)}.")
+    return optimizer.DistributedOptimizer(
+        chosen, name, False, device_dense, device_sparse, compression, sparse_as_dense, backward_passes_per_step, op,
+        gradient_predivide_factor, average_aggregated_gradients, num_groups, groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+
+
+def PartialDistributedOptimizer(
+    optimizer_: Any = None,
+    *args: Any,
+    local_layers: Any = None,
+    process_set: ProcessSet = global_process_set,
+    **kwargs: Any,
+) -> Any:
+    """`DistributedOptimizer` that leaves the variables of ``local_layers`` to each worker."""
+    chosen = kwargs.pop("optimizer", optimizer_)
+    made = DistributedOptimizer(chosen, *args, process_set=process_set, **kwargs)
+    for variable in optimizer.variables_of_layers(local_layers):
+        made.register_local_var(variable)
+    return made
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Any = None,
+    compression: Any = Compression.none,
+) -> np.ndarray[Any, Any]:
+    """The reduced value."""
+    return ops.allreduce(
+        value, average, "", "", compression, op, prescale_factor, postscale_factor, name
+    ).numpy()  # fmt: skip
+
+
+def allgather(value: Any, name: str | None = None) -> np.ndarray[Any, Any]:
+    """The values of all workers, concatenated along the first axis."""
+    return ops.allgather(value, name).numpy()
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> np.ndarray[Any, Any]:
+    """The root's value."""
+    return ops.broadcast(value, root_rank, name).numpy()
+
+
+def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> np.ndarray[Any, Any]:
+    """This worker's rows of the reduced value."""
+    return ops.reducescatter(value, op=op, name=name).numpy()

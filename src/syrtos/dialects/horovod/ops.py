@@ -1,0 +1,320 @@
+"""Horovod's exchanges of tensors, over the core's. All are differentiable, eagerly and inside `tf.function`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.api import unconverted
+from syrtos.comm import joining
+from syrtos.comm.communicator import Communicator, ReduceOp
+from syrtos.dialects.horovod import basics
+from syrtos.dialects.horovod.basics import ProcessSet, comm_of, global_process_set
+from syrtos.dialects.horovod.compression import Compression
+from syrtos.keras import private, state
+from syrtos.keras.backends import tensorflow as core
+
+Average, Sum, Adasum = ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.ADASUM
+Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
+
+
+@unconverted
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Reduces a tensor, or the rows of `tf.IndexedSlices`, over the workers; by default their average."""
+    del device_dense, device_sparse, ignore_name_scope
+    op, comm = chosen_op(op, average), _named(comm_of(process_set), "allreduce", name)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _sparse_allreduce(comm, tensor, op, prescale_factor, postscale_factor)
+    tensor = tf.convert_to_tensor(tensor)
+    sent, context = compression.compress(_scaled(tensor, prescale_factor))
+    if op is Average and sent.dtype.is_integer:
+        reduced = tf.truncatediv(core.allreduce(comm, sent, Sum), tf.cast(comm.size, sent.dtype))
+    else:
+        reduced = core.allreduce(comm, sent, op)
+    return _scaled(compression.decompress(reduced, context), postscale_factor)
+
+
+def _sparse_allreduce(
+    comm: Communicator, rows: tf.IndexedSlices, op: ReduceOp, prescale: float, postscale: float
+) -> tf.IndexedSlices:
+    if op not in (Average, Sum) or prescale != 1.0 or postscale != 1.0:
+        raise NotImplementedError(
+            "IndexedSlices can be summed or averaged only, without scale factors: make the gradient dense first "
+            "(sparse_as_dense=True)."
+        )
+    values, indices = core.allgather(comm, rows.values), core.allgather(comm, rows.indices)
+    values = values / tf.cast(comm.size, values.dtype) if op is Average else values
+    return tf.IndexedSlices(values, indices, dense_shape=rows.dense_shape)
+
+
+@unconverted
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """`allreduce` of several tensors."""
+    del device_dense, device_sparse, ignore_name_scope
+    op, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
+    return [
+        allreduce(
+            tensor, None, "", "", compression, op, *scales, name=_part(name, i), process_set=process_set
+        )
+        for i, tensor in enumerate(tensors)
+    ]  # fmt: skip
+
+
+@unconverted
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
+) -> tf.Tensor:
+    """Concatenates the workers' tensors along the first axis, whose length may differ.
+
+    Its gradient is, as Horovod defines it, the average of the workers' gradients for this worker's rows.
+    """
+    del ignore_name_scope
+    comm = _named(comm_of(process_set), "allgather", name)
+
+    @private.custom_gradient
+    def forward(x: tf.Tensor) -> Any:
+        def backward(dy: tf.Tensor) -> tf.Tensor:
+            counts = core.allgather(comm, tf.shape(x)[:1])
+            start = tf.reduce_sum(counts[: comm.rank])
+            return core.allreduce(comm, dy, Average)[start : start + tf.shape(x)[0]]
+
+        return core.allgather(comm, x), backward
+
+    return forward(_with_rows(tensor))
+
+
+@unconverted
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """`allgather` of several tensors."""
+    del ignore_name_scope
+    return [allgather(tensor, _part(name, i), process_set=process_set) for i, tensor in enumerate(tensors)]
+
+
+@unconverted
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """The root's tensor. ``root_rank`` counts in the world, also inside a process set.
+
+    Its gradient is, as Horovod defines it, the average of the workers' gradients at the root and zero elsewhere.
+    """
+    del ignore_name_scope
+    comm, root = _named(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
+
+    @private.custom_gradient
+    def forward(x: tf.Tensor) -> Any:
+        return core.broadcast(
+            comm, x, root
+        ), lambda dy: core.allreduce(comm, dy, Average) * tf.cast(comm.rank == root, dy.dtype)
+
+    return forward(tf.convert_to_tensor(tensor))
+
+
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Overwrites variables with the root's."""
+    comm = _named(comm_of(process_set), "broadcast", name)
+    state.broadcast(comm, variables, root_in(process_set, root_rank))
+    return list(variables)
+
+
+@unconverted
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends groups of rows to all workers; with ``splits`` also returns how many rows came from each."""
+    del ignore_name_scope
+    comm = _named(comm_of(process_set), "alltoall", name)
+
+    @private.custom_gradient
+    def forward(rows: tf.Tensor) -> Any:
+        result, received = core.alltoall(comm, rows, splits)
+        return (result, received), lambda d_result, _: core.alltoall(comm, d_result, received)[0]
+
+    result, received = forward(tf.convert_to_tensor(tensor))
+    return result if splits is None else (result, received)
+
+
+@unconverted
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """This worker's rows of the reduced tensor; the first workers get one more where they don't divide evenly.
+
+    Its gradient is, as Horovod defines it, that of all workers' rows, times the number of workers for Sum.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.shape.rank == 0:
+        raise ValueError("reducescatter splits along the first axis, but received a scalar.")
+    if op not in (Average, Sum):
+        raise NotImplementedError(f"reducescatter knows Average and Sum. Received: {op}.")
+    comm = comm_of(process_set)
+
+    @private.custom_gradient
+    def forward(x: tf.Tensor) -> Any:
+        scales = (prescale_factor, postscale_factor)
+        reduced = allreduce(x, None, device_dense, "", compression, op, *scales, name, process_set, ignore_name_scope)
+        parts, place = comm.size, comm.rank
+        each, more = tf.shape(x)[0] // parts, tf.math.floormod(tf.shape(x)[0], parts)
+        start = place * each + tf.minimum(place, more)
+        mine = reduced[start : start + each + tf.cast(place < more, tf.int32)]
+        factor = prescale_factor * postscale_factor * (parts if op is Sum else 1)
+        return mine, lambda dy: _scaled(core.allgather(comm, dy), factor)
+
+    return forward(tensor)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """`reducescatter` of several tensors."""
+    return [
+        reducescatter(
+            tensor, device_dense, compression, op, _part(name, i), process_set, ignore_name_scope, prescale_factor,
+            postscale_factor,
+        )
+        for i, tensor in enumerate(tensors)
+    ]  # fmt: skip
+
+
+def join() -> int:
+    """Takes part in what the others still do, adding zeros, until all have joined; returns who did so last."""
+    return joining.join(basics.session().comm)
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """`rank` as a tensor."""
+    return tf.constant(basics.rank(), tf.int32, name=name)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """`local_rank` as a tensor."""
+    return tf.constant(basics.local_rank(), tf.int32, name=name)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The size of a process set as a tensor."""
+    return tf.constant(basics.process_set_of(process_set_id).size() or 0, tf.int32, name=name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """`local_size` as a tensor."""
+    return tf.constant(basics.local_size(), tf.int32, name=name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 if this worker is a member of the process set, else 0."""
+    return tf.constant(int(bool(basics.process_set_of(process_set_id).included())), tf.int32, name=name)
+
+
+# -- helpers, also of the other modules --------------------------------------------------------------
+
+
+def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+    """What the two ways of asking mean together.
+
+    Raises:
+        ValueError: both were used.
+    """
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if op is None:
+        return Sum if average is False else Average
+    return op
+
+
+def root_in(process_set: ProcessSet, root_rank: int) -> int:
+    """The root's rank inside the set.
+
+    Raises:
+        ValueError: the root is no member.
+    """
+    members = process_set._registered_ranks()
+    if root_rank not in members:
+        raise ValueError(f"root_rank {root_rank} is no member of {process_set}.")
+    return members.index(root_rank)
+
+
+def _named(comm: Communicator, call: str, name: str | None) -> Communicator:
+    """Workers that exchange tensors under different names are told, instead of mixing them up."""
+    if name is not None and comm.size > 1:
+
+        def compare() -> list[Any]:
+            comm.agree(f"tensor {call} {name}")
+            return []
+
+        core.exchange(compare, [], [])
+    return comm
+
+
+def _part(name: str | None, index: int) -> str | None:
+    return None if name is None else f"{name}.{index}"
+
+
+def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_floating and tensor.dtype.size > 2:
+        return tensor * tf.cast(factor, tensor.dtype)
+    return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+
+
+def _with_rows(tensor: Any) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
+    return tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor

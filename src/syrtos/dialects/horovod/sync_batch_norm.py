@@ -1,0 +1,24 @@
+"""`hvd.SyncBatchNormalization`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from syrtos.dialects import keras2
+from syrtos.keras.strategy import replica_of_world
+
+_BatchNormalization: Any = keras2.keras().layers.BatchNormalization
+
+
+class SyncBatchNormalization(_BatchNormalization):
+    """BatchNormalization over the batches of all workers."""
+
+    def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
+        if fused:
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        super().__init__(**{**kwargs, "synchronized": True})
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """As the base class, where Keras asks for the sums over all replicas."""
+        with replica_of_world():
+            return super().call(*args, **kwargs)

@@ -1,0 +1,182 @@
+"""What scripts of the days of Keras 2 say, understood by Keras 3. Under Keras 2 itself (`tf_keras`) nothing is changed."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos import settings
+from syrtos.errors import ConfigurationError
+from syrtos.keras.replacing import Method, replace
+
+
+def is_legacy() -> bool:
+    """Whether the script's Keras is Keras 2."""
+    return settings.environment().get("TF_USE_LEGACY_KERAS", "") in ("1", "True", "true")
+
+
+def keras() -> Any:
+    """The script's Keras."""
+    return importlib.import_module("tf_keras" if is_legacy() else "keras")
+
+
+def is_optimizer(candidate: Any) -> bool:
+    """Whether it is an optimizer of the script's Keras."""
+    modules = ("keras.", "tf_keras.")
+    return any(base.__name__ in _BASES and base.__module__.startswith(modules) for base in type(candidate).__mro__)
+
+
+_BASES = ("BaseOptimizer", "_BaseOptimizer", "OptimizerV2")
+
+
+def accumulate(optimizer: Any, steps: int) -> None:
+    """Makes an optimizer apply the mean gradient of every ``steps`` calls.
+
+    Raises:
+        ConfigurationError: Keras 2's optimizers can't, or this one has made steps already.
+    """
+    if not hasattr(optimizer, "gradient_accumulation_steps"):
+        raise ConfigurationError("backward_passes_per_step needs an optimizer of Keras 3: unset TF_USE_LEGACY_KERAS.")
+    if optimizer.built:
+        raise ConfigurationError("backward_passes_per_step must be given before the optimizer's first step.")
+    optimizer.gradient_accumulation_steps = steps
+
+
+def build(optimizer: Any, model: Any) -> None:
+    """Makes the optimizer's variables, where the model has its weights."""
+    if optimizer is not None and model.trainable_variables and not getattr(optimizer, "built", True):
+        optimizer.build(model.trainable_variables)
+
+
+@functools.cache
+def install() -> None:
+    """Teaches Keras 3 the spellings of Keras 2."""
+    if is_legacy():
+        return
+    base = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
+    _optimizer(base)
+    _models(keras().Model)
+    keras().Variable.ref = lambda self: self.value.ref()
+    for found in _both():
+        _optimizers(found, base)
+        _backend(found)
+        _functions(found)
+
+
+class _Callable(list[Any]):
+    """A list that may be called: `optimizer.variables` and `optimizer.variables()` are the same."""
+
+    def __call__(self) -> list[Any]:
+        return self
+
+
+def _optimizer(base: Any) -> None:
+    original = base.variables.fget
+    base.variables = property(lambda self: _Callable(original(self)))
+    base.lr = property(lambda self: self.learning_rate, lambda self, rate: setattr(self, "learning_rate", rate))
+    base.minimize = _minimize
+    for optimizer in _classes(keras().optimizers, base).values():
+        replace(optimizer, "__init__", _old_arguments)
+
+
+def _minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> None:
+    """Computes the gradients of a loss (or of what a function returns) and applies them."""
+    tape = tape or tf.GradientTape()
+    if callable(loss):
+        with tape:
+            loss = loss()
+    found: Any = var_list() if callable(var_list) else var_list
+    variables = list(found)
+    self.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+def _optimizers(found: Any, base: Any) -> None:
+    """`keras.optimizers.legacy` has the optimizers of today."""
+    for name, optimizer in _classes(found.optimizers, base).items():
+        setattr(found.optimizers.legacy, name, optimizer)
+
+
+def _classes(module: Any, base: Any) -> dict[str, Any]:
+    return {
+        n: c for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and "__init__" in vars(c)
+    }
+
+
+def _old_arguments(original: Method) -> Method:
+    """``lr`` is the learning rate; ``decay`` divides it by ``1 + decay * step``."""
+
+    def init(self: Any, *args: Any, lr: Any = None, decay: float = 0.0, **kwargs: Any) -> None:
+        if lr is not None:
+            kwargs["learning_rate"] = lr
+        original(self, *args, **kwargs)
+        if decay:
+            schedule = keras().optimizers.schedules.InverseTimeDecay(float(self.learning_rate), 1, decay)
+            self._learning_rate = schedule
+
+    return init
+
+
+def _models(model: Any) -> None:
+    replace(model, "compile", _without("experimental_run_tf_function"))
+    for name in ("fit", "evaluate", "predict"):
+        replace(model, name, _without("workers", "use_multiprocessing", "max_queue_size"))
+        setattr(model, f"{name}_generator", _from_generator(name))
+
+
+def _without(*arguments: str) -> Callable[[Method], Method]:
+    """Drops arguments that Keras 3 has no more, and says so once."""
+
+    def wrapper(original: Method) -> Method:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            for name in arguments:
+                if name in kwargs:
+                    del kwargs[name]
+                    _say(f"`{name}` means nothing to Keras 3 and is ignored; remove it.")
+            return original(self, *args, **kwargs)
+
+        return method
+
+    return wrapper
+
+
+def _from_generator(name: str) -> Method:
+    def method(self: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
+        _say(f"`{name}_generator` is `{name}` today.")
+        positional = ("steps_per_epoch", "epochs", "verbose", "callbacks") if name == "fit" else ("steps", "callbacks")
+        return getattr(self, name)(generator, **dict(zip(positional, args, strict=False)), **kwargs)
+
+    method.__name__ = f"{name}_generator"
+    return method
+
+
+@functools.cache
+def _say(text: str) -> None:
+    print(f"syrtos: {text}", file=sys.stderr)
+
+
+def _backend(found: Any) -> None:
+    """`K.get_value(optimizer.lr)` and `K.set_value(optimizer.lr, 0.1)`."""
+    found.backend.get_value = lambda x: np.asarray(x)
+    found.backend.set_value = lambda x, value: x.assign(value)
+
+
+def _functions(found: Any) -> None:
+    """Losses and metrics as functions, which `tf.keras` has under fewer names than `keras`; and a layer that is gone."""
+    for room in ("losses", "metrics"):
+        public = getattr(found, room)
+        for name, function in vars(getattr(keras(), room)).items():
+            if callable(function) and not hasattr(public, name):
+                setattr(public, name, function)
+    if not hasattr(found.layers, "ThresholdedReLU"):
+        found.layers.ThresholdedReLU = importlib.import_module("keras.src.legacy.layers").ThresholdedReLU
+
+
+def _both() -> list[Any]:
+    """`keras` and `tf.keras` have the same classes in different modules."""
+    return [keras(), importlib.import_module("keras._tf_keras.keras")]

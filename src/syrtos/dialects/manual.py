@@ -1,0 +1,58 @@
+"""What the dialects have in common in which a script says itself what is exchanged: Horovod's and SMDDP's.
+
+Each worker trains on its own batches, as a process of its own; only what the script asks for is exchanged.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos import settings
+from syrtos.comm import world
+from syrtos.dialects import keras2
+from syrtos.errors import ConfigurationError
+from syrtos.keras import activate
+from syrtos.settings import Options
+
+
+def begin(name: str) -> None:
+    """Joins the world for a script of the dialect ``name``. A second call does nothing.
+
+    Raises:
+        ConfigurationError: the run was given flags that mean something only where `fit` shares out the work, or the script
+            already trains under a strategy.
+    """
+    session = world.init()
+    if world.sharing() is not session:
+        return
+    _check_flags(name, session.options)
+    activate.explicitly(name)
+    session.rank_aware = True
+    if session.world.size > 1:
+        _shuffle_apart(session.world.rank)
+    keras2.install()
+
+
+def _check_flags(name: str, options: Options) -> None:
+    defaults = Options()
+    given = [
+        flag
+        for flag in ("scale_lr", "sync_batchnorm", "warmup_epochs")
+        if getattr(options, flag) != getattr(defaults, flag)
+    ]
+    if given:
+        raise ConfigurationError(
+            f"This script uses {name}, which says itself what is exchanged and scaled: "
+            f"{', '.join('--' + flag.replace('_', '-') for flag in given)} can't be obeyed. Remove the flag, or do it in the script."
+        )
+
+
+def _shuffle_apart(rank: int) -> None:
+    """Workers read the same files and draw their own batches from them: unseeded shuffles must differ by rank."""
+    seed = int(settings.environment().get("SYRTOS_SEED", "0")) + rank
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    tf.random.set_seed(seed)

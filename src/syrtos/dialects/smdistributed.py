@@ -1,0 +1,211 @@
+"""SageMaker's data parallel library for TensorFlow, `smdistributed.dataparallel.tensorflow`, over syrtos; on any machine.
+
+Semantics: the public API pages of the sagemaker Python SDK (doc/api/training/sdp_versions). What differs is in docs/dialects.md.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos import errors
+from syrtos.api import unconverted
+from syrtos.comm import communicator, world
+from syrtos.dialects import keras2, manual
+from syrtos.dialects.horovod.compression import Compression
+from syrtos.keras import gradients, state
+from syrtos.keras.backends import tensorflow as core
+from syrtos.keras.gradients import Reduction
+
+__all__ = [
+    "Compression", "DistributedGradientTape", "DistributedOptimizer", "ReduceOp", "allreduce", "broadcast",
+    "broadcast_global_variables", "broadcast_variables", "init", "local_rank", "local_size", "oob_allreduce", "overlap", "rank",
+    "shutdown", "size",
+]  # fmt: skip
+
+
+class ReduceOp(enum.Enum):
+    """How values are reduced."""
+
+    AVERAGE = "mean"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+
+
+_initialized = False
+
+
+def init() -> None:
+    """Joins the world.
+
+    Raises:
+        RuntimeError: it has been called before.
+    """
+    global _initialized
+    if _initialized:
+        raise RuntimeError("init() called more than once. smdistributed.dataparallel is already initialized.")
+    manual.begin("smdistributed.dataparallel")
+    _initialized = True
+
+
+def shutdown() -> None:
+    """Ends the use of the library."""
+    global _initialized
+    _initialized = False
+
+
+@unconverted
+def rank() -> int:
+    """This worker's number."""
+    return _session().world.rank
+
+
+@unconverted
+def size() -> int:
+    """The number of workers."""
+    return _session().world.size
+
+
+@unconverted
+def local_rank() -> int:
+    """This worker's number on its host."""
+    return _session().world.local_rank
+
+
+@unconverted
+def local_size() -> int:
+    """The number of workers on this host."""
+    return _session().world.local_size
+
+
+@unconverted
+def allreduce(
+    tensor: Any, param_index: int, num_params: int, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE
+) -> Any:
+    """Reduces one gradient of ``num_params``; workers that reduce another one at the same time are told.
+
+    Raises:
+        ConfigurationError: ``param_index`` is none of the parameters.
+    """
+    comm = _session().comm
+    if not 0 <= param_index < num_params:
+        raise errors.ConfigurationError(
+            f"allreduce needs 0 <= param_index < num_params. Received: param_index={param_index}, num_params={num_params}."
+        )
+    if isinstance(tensor, tf.IndexedSlices):
+        tensor = tf.convert_to_tensor(tensor)
+    sent, context = compression.compress(tf.convert_to_tensor(tensor))
+    return compression.decompress(core.allreduce(comm, sent, communicator.ReduceOp(op.value)), context)
+
+
+@unconverted
+def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE) -> tf.Tensor:
+    """Averages a value that is no gradient, e.g. a loss to print.
+
+    Raises:
+        ConfigurationError: another op than AVERAGE.
+    """
+    if op is not ReduceOp.AVERAGE:
+        raise errors.ConfigurationError(f"oob_allreduce averages. Received: op={op}. Use allreduce for others.")
+    return allreduce(tensor, 0, 1, compression, op)
+
+
+@unconverted
+def overlap(tensor: Any) -> Any:
+    """The tensor. Exchanges run beside the backward pass without marks in it."""
+    return tensor
+
+
+@unconverted
+def broadcast(tensor: Any, root_rank: int) -> tf.Tensor:
+    """The root's tensor."""
+    return core.broadcast(_session().comm, tf.convert_to_tensor(tensor), root_rank)
+
+
+@unconverted
+def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
+    """Overwrites variables with the root's."""
+    state.broadcast(_session().comm, variables, root_rank)
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """TensorFlow 1 kept all variables in its graph.
+
+    Raises:
+        RuntimeError: always: TensorFlow 2 has no such list.
+    """
+    raise RuntimeError(
+        "broadcast_global_variables() needs TensorFlow 1's list of all variables. Write "
+        f"broadcast_variables(model.variables, root_rank={root_rank})."
+    )
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    bucket_cap_mb: int = 25,
+) -> Any:
+    """Makes a Keras optimizer average its gradients before it applies them. The original knew TensorFlow 1's optimizers only, and no
+    `fit`; here it is the way to use `fit`.
+
+    Raises:
+        ConfigurationError: no optimizer of Keras, or an op other than AVERAGE.
+    """
+    del name, use_locking, bucket_cap_mb
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not keras2.is_optimizer(inner):
+        raise errors.ConfigurationError(
+            f"DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. For loops of one's own there is "
+            "DistributedGradientTape."
+        )
+    gradients.mark(inner, _reduction(device_dense, device_sparse, compression, sparse_as_dense, op))
+    return optimizer
+
+
+class DistributedGradientTape(gradients.ReducingTape):
+    """A tape whose gradients are averaged over the workers."""
+
+    def __init__(
+        self,
+        gradtape: tf.GradientTape,
+        device_dense: str = "",
+        device_sparse: str = "",
+        compression: Any = Compression.none,
+        sparse_as_dense: bool = True,
+        op: ReduceOp = ReduceOp.AVERAGE,
+    ) -> None:
+        """Wraps a tape.
+
+        Raises:
+            ConfigurationError: an op other than AVERAGE, or devices.
+        """
+        super().__init__(gradtape, _reduction(device_dense, device_sparse, compression, sparse_as_dense, op))
+
+
+def _reduction(
+    device_dense: str, device_sparse: str, compression: Any, sparse_as_dense: bool, op: ReduceOp
+) -> Reduction:
+    comm = _session().comm
+    if op is not ReduceOp.AVERAGE:
+        raise errors.ConfigurationError(f"Gradients are averaged: op=ReduceOp.AVERAGE. Received: {op}.")
+    if device_dense or device_sparse:
+        raise errors.ConfigurationError("device_dense and device_sparse are not supported, as in the original.")
+    return Reduction(
+        comm, compression=None if compression is Compression.none else compression, sparse_as_dense=sparse_as_dense
+    )
+
+
+def _session() -> world.Session:
+    if not _initialized:
+        raise RuntimeError("smdistributed.dataparallel has not been initialized; call init() first.")
+    return world.current()
