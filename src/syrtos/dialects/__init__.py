@@ -5,7 +5,10 @@ Only processes that syrtos started import them by their old names; there they wi
 
 from __future__ import annotations
 
-from syrtos.launch.import_hook import serve
+import importlib
+from collections.abc import Callable
+
+from syrtos.launch.import_hook import after_import, serve
 
 _HERE = "syrtos.dialects."
 
@@ -33,9 +36,20 @@ SERVED = {
     "smdistributed.dataparallel": _HERE + "smdistributed",
     "smdistributed.dataparallel.tensorflow": _HERE + "smdistributed",
     "smdistributed.dataparallel.tensorflow.keras": _HERE + "smdistributed",
+    "keras.utils.multi_gpu_utils": _HERE + "multi_gpu",
+    "keras.utils.training_utils": _HERE + "multi_gpu",
 }
+
+# What a package gets that is there, once it has been imported.
+_ADDED = (("tensorflow", "tf_distribute"), ("keras", "multi_gpu"), ("tf_keras", "multi_gpu"))
 
 
 def install() -> None:
-    """From now on this process finds the modules of `SERVED` here."""
+    """From now on this process finds the modules of `SERVED` here, and old names in the packages that have lost them."""
     serve(SERVED)
+    for package, dialect in _ADDED:
+        after_import(package, _installer(_HERE + dialect))
+
+
+def _installer(module: str) -> Callable[[], None]:
+    return lambda: importlib.import_module(module).install()

@@ -41,6 +41,20 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     return _unhurried(dataset.enumerate().map(take))
 
 
+def split_batches(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
+    """Each batch as ``parts`` batches in order, as TensorFlow does where a script shares out the data itself: its batches have the
+    global size, and a worker takes a part of one in a step."""
+
+    @_as_it_is
+    def split(*batch: Any) -> tf.data.Dataset:
+        data = batch if isinstance(dataset.element_spec, tuple) else batch[0]
+        return tf.data.Dataset.range(parts).map(
+            _as_it_is(lambda i: tf.nest.map_structure(lambda leaf: _rows(leaf, i, parts), data))
+        )
+
+    return dataset.flat_map(split)
+
+
 def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     """This worker's own batches, and after them batches without rows until every worker has run out."""
 

@@ -27,6 +27,7 @@ _default_strategy: tf.distribute.Strategy | None = None
 
 _TOKEN = "_syrtos_token"
 _SEEN = "_syrtos_seen"
+_SHARED = "_syrtos_shared"
 # Bodies of tf.cond and tf.while_loop: they may use tensors of the graph around them, functions may not.
 _INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 # Ops whose bodies may hold exchanges.
@@ -99,6 +100,17 @@ def after_pending_control_flow() -> Iterator[None]:
     with tf.control_dependencies(pending):
         yield
     setattr(current, _SEEN, len(current.get_operations()))
+
+
+def shared_out(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Notes that a data set holds a worker's share already: `fit` must not share it out again."""
+    setattr(dataset, _SHARED, True)
+    return dataset
+
+
+def is_shared_out(dataset: Any) -> bool:
+    """Whether `shared_out` has noted it."""
+    return getattr(dataset, _SHARED, False)
 
 
 def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:

@@ -51,6 +51,10 @@ class Strategy(tf.distribute.Strategy):
             super().__init__(_Extended(self, world.init()))
             importlib.import_module("syrtos.keras.activate").for_strategy()
 
+    def experimental_run_v2(self, *args: Any, **kwargs: Any) -> Any:
+        """`run`, as TensorFlow 2.0 called it."""
+        return self.run(*args, **kwargs)
+
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Calls ``fn`` here, in replica context; its result is this worker's."""
         del options
@@ -96,6 +100,7 @@ class _Extended(private.OneDeviceExtended):
         device = "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"
         super().__init__(strategy, device)
         self._session = session
+        self._cluster_resolver = _resolver(session)
 
     # -- variables -----------------------------------------------------------------------------
 
@@ -146,11 +151,14 @@ class _Extended(private.OneDeviceExtended):
 
     def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any) -> tf.data.Dataset:
         del options
-        if self._session.world.size == 1:
+        if self._session.world.size == 1 or private.is_shared_out(dataset):
             return dataset
+        if _policy(dataset) == tf.data.experimental.AutoShardPolicy.OFF:
+            split = input_pipelines.split_batches(dataset, self._session.world.size)
+            return private.shared_out(input_pipelines.worker_batches(split, self._session.input_comm))
         if self._session.options.batch == "per-worker":
-            return input_pipelines.worker_batches(dataset, self._session.input_comm)
-        return input_pipelines.global_batches(dataset, self._session.input_comm)
+            return private.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
+        return private.shared_out(input_pipelines.global_batches(dataset, self._session.input_comm))
 
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], options: Any
@@ -158,7 +166,9 @@ class _Extended(private.OneDeviceExtended):
         del options
         place = self._session.world
         dataset = dataset_fn(tf.distribute.InputContext(place.size, place.rank, place.size))
-        return input_pipelines.worker_batches(dataset, self._session.input_comm) if place.size > 1 else dataset
+        if place.size == 1:
+            return dataset
+        return private.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -181,6 +191,18 @@ class _Extended(private.OneDeviceExtended):
     @property
     def should_save_summary(self) -> bool:
         return self._session.world.rank == 0
+
+
+def _policy(dataset: Any) -> tf.data.experimental.AutoShardPolicy:
+    """Whether the script shares out the data itself (OFF)."""
+    return dataset.options().experimental_distribute.auto_shard_policy
+
+
+def _resolver(session: Session) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """What scripts ask for their place: ``task_id`` is the rank. Nothing listens at the addresses."""
+    place = session.world
+    workers = tf.train.ClusterSpec({"worker": [f"worker-{rank}:0" for rank in range(place.size)]})
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(workers, task_type="worker", task_id=place.rank)
 
 
 def _reduced_over_samples(step: Any, value: tf.Tensor, reduce_op: tf.distribute.ReduceOp) -> tf.Tensor:

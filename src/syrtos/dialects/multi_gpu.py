@@ -1,0 +1,60 @@
+"""`keras.utils.multi_gpu_model`, gone since Keras 2.4: under `syrtos run` any model trains on all workers."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from syrtos.comm import world
+from syrtos.dialects import keras2
+
+
+def install() -> None:
+    """Puts the function where scripts import it from."""
+    keras2.keras().utils.multi_gpu_model = multi_gpu_model
+    if not keras2.is_legacy():
+        importlib.import_module("keras._tf_keras.keras").utils.multi_gpu_model = multi_gpu_model
+
+
+def multi_gpu_model(
+    model: Any, gpus: int | Sequence[int] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
+) -> Any:
+    """A model that trains ``model``'s weights on all workers of the run. Save ``model`` or what is returned.
+
+    As in the original ``layers[-2]`` of a model with one output is ``model``.
+
+    Args:
+        model: built, with inputs and outputs.
+        gpus: how many there should be, or which.
+        cpu_merge: accepted.
+        cpu_relocation: accepted; weights stay where they are.
+
+    Raises:
+        ValueError: fewer than two GPUs are asked for.
+    """
+    del cpu_merge, cpu_relocation
+    count = len(gpus) if isinstance(gpus, list | tuple) else gpus
+    if isinstance(count, int) and count < 2:
+        raise ValueError(
+            f"For multi-gpu usage to be effective, call `multi_gpu_model` with `len(gpus) >= 2`. Received: `gpus={gpus}`"
+        )
+    _say(count if isinstance(count, int) else None, world.current().world.size)
+    keras = keras2.keras()
+    inputs = [keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name.split(":")[0]) for x in model.inputs]
+    outputs = model(inputs if len(inputs) > 1 else inputs[0])
+    outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+    names = getattr(model, "output_names", [None] * len(outputs))
+    merged = [keras.layers.Activation("linear", name=n)(out) for n, out in zip(names, outputs, strict=True)]
+    return keras.Model(inputs if len(inputs) > 1 else inputs[0], merged if len(merged) > 1 else merged[0])
+
+
+@functools.cache
+def _say(asked: int | None, size: int) -> None:
+    if world.current().world.rank:
+        return
+    here = f"on the {size} workers of this run" if size > 1 else "on one worker: start it with `syrtos run -n N`"
+    asked_for = f" ({asked} GPUs were asked for)" if asked not in (None, size) else ""
+    print(f"syrtos: multi_gpu_model trains {here}{asked_for}. Today plain `model.fit` is enough.", file=sys.stderr)

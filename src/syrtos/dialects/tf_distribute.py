@@ -1,0 +1,91 @@
+"""`tf.distribute`'s strategies: each names the same thing here, the one strategy over all workers.
+
+Alone in a world of one worker a script gets TensorFlow's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.errors import ConfigurationError
+from syrtos.keras.strategy import Strategy
+
+# Where TensorFlow has them: (module, name).
+SERVED = (
+    ("distribute", "MirroredStrategy"),
+    ("distribute", "MultiWorkerMirroredStrategy"),
+    ("distribute", "OneDeviceStrategy"),
+    ("distribute.experimental", "MultiWorkerMirroredStrategy"),
+    ("distribute.experimental", "CentralStorageStrategy"),
+)
+RESOLVERS = ("SlurmClusterResolver", "KubernetesClusterResolver", "GCEClusterResolver")
+
+
+@functools.cache
+def install() -> None:
+    """Serves the strategies, and the resolvers that ask a cluster who is in it, in processes of several workers."""
+    if world.init().world.size == 1:
+        return
+    for place, name in SERVED:
+        module = _module(place)
+        setattr(module, name, _Strategies(name, (), {"__doc__": getattr(module, name).__doc__}))
+    resolvers = _module("distribute.cluster_resolver")
+    for name in RESOLVERS:
+        setattr(resolvers, name, functools.partial(_resolver, name))
+
+
+def _module(place: str) -> Any:
+    return functools.reduce(getattr, place.split("."), tf)
+
+
+class _Strategies(type):
+    """A class in name: calling it gives the one strategy there is. That is no instance of it, because Keras and TensorFlow treat
+    instances of their own strategies in ways of their own."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Strategy:
+        """The strategy.
+
+        Raises:
+            ConfigurationError: the script says itself what is exchanged, e.g. by Horovod.
+        """
+        session = world.current()
+        if world.sharing() is not session:
+            raise ConfigurationError(
+                f"This script makes a tf.distribute.{cls.__name__} and initializes Horovod or SMDDP: both would reduce the "
+                "gradients. Keep one of them."
+            )
+        _compare(cls.__name__, _asked_for(args, kwargs), session.world.size)
+        return Strategy()
+
+
+def _asked_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """How many devices or workers the script named; None: as many as there are."""
+    first = args[0] if args else kwargs.get("devices", kwargs.get("cluster_resolver"))
+    if isinstance(first, list | tuple):
+        return len(first)
+    cluster = getattr(first, "cluster_spec", None)
+    jobs: dict[str, Any] = cluster().as_dict() if isinstance(cluster, Callable) else {}
+    return sum(len(jobs.get(job, [])) for job in ("chief", "worker")) or None
+
+
+@functools.cache
+def _compare(name: str, asked: int | None, size: int) -> None:
+    """Results don't depend on the number of workers: another number than asked for is worth a line."""
+    if asked not in (None, 1, size) and world.current().world.rank == 0:
+        print(
+            f"syrtos: tf.distribute.{name} names {asked} devices or workers, and this run has {size}: it trains on {size}, with the "
+            f"same results. For {asked} start it with `syrtos run -n {asked}`.",
+            file=sys.stderr,
+        )
+
+
+def _resolver(name: str, *args: Any, **kwargs: Any) -> Any:
+    """The workers of this run: nothing needs to be asked of the cluster."""
+    del name, args, kwargs
+    return Strategy().cluster_resolver
