@@ -1,6 +1,6 @@
 """A script as they were written for Horovod and Keras in 2020: digits, a batch for each worker, a rate that grows with their number.
 
-    syrtos run -n 2 examples/dialects/horovod_fit.py
+syrtos run -n 2 examples/dialects/horovod_fit.py
 """
 
 import horovod.tensorflow.keras as hvd

@@ -1,6 +1,6 @@
 """A loop of one's own, as they were written for Horovod and TensorFlow 2: a tape that averages, variables broadcast after the first step.
 
-    syrtos run -n 2 examples/dialects/horovod_loop.py
+syrtos run -n 2 examples/dialects/horovod_loop.py
 """
 
 import horovod.tensorflow as hvd

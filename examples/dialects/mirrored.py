@@ -1,6 +1,6 @@
 """`tf.distribute.MirroredStrategy` with `fit` and with a loop of one's own. Under `syrtos run` its devices are the workers.
 
-    syrtos run -n 2 examples/dialects/mirrored.py
+syrtos run -n 2 examples/dialects/mirrored.py
 """
 
 import tensorflow as tf

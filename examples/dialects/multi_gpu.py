@@ -1,6 +1,6 @@
 """`keras.utils.multi_gpu_model`, as scripts called it until 2020.
 
-    syrtos run -n 2 examples/dialects/multi_gpu.py
+syrtos run -n 2 examples/dialects/multi_gpu.py
 """
 
 import keras

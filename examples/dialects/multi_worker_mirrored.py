@@ -1,6 +1,6 @@
 """The multi-worker guide of TensorFlow: the chief saves, the others save where nobody looks.
 
-    syrtos run -n 2 examples/dialects/multi_worker_mirrored.py
+syrtos run -n 2 examples/dialects/multi_worker_mirrored.py
 """
 
 import os

@@ -1,6 +1,6 @@
 """A SageMaker script for the distributed data parallel library, which knew eight GPUs and loops of one's own only.
 
-    syrtos run -n 2 examples/dialects/smddp_loop.py
+syrtos run -n 2 examples/dialects/smddp_loop.py
 """
 
 import smdistributed.dataparallel.tensorflow as dist

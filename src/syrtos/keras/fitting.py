@@ -8,6 +8,7 @@ from typing import Any
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
+from syrtos.keras.input import is_own_shard
 from syrtos.keras.strategy import Strategy
 
 
@@ -25,11 +26,12 @@ def check_strategy(strategy: Any) -> None:
         )
 
 
-def agree_on_length(mine: int | None) -> int | None:
+def agree_on_length(mine: int | None, dataset: Any = None) -> int | None:
     """Compares the number of batches across workers, before the first of them is drawn.
 
     Args:
         mine: batches of this worker's data set, None if it is unknown.
+        dataset: the data set, if it is a `tf.data.Dataset`.
 
     Returns:
         The number of batches to draw: with batches per worker that of the longest, None if someone does not know.
@@ -45,8 +47,11 @@ def agree_on_length(mine: int | None) -> int | None:
         )
     if session.world.size == 1:
         return mine
+    own_shard = is_own_shard(dataset)
+    if own_shard and mine is not None:
+        mine *= session.world.size  # a batch of the script is taken in so many steps
     lengths = session.comm.agree("compare length of data set", -1.0 if mine is None else float(mine))
-    if session.options.batch == "per-worker":
+    if session.options.batch == "per-worker" or own_shard:
         return None if min(lengths) < 0 else int(max(lengths))
     if len(set(lengths)) > 1:
         raise DataError(

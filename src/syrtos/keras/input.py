@@ -41,6 +41,13 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     return _unhurried(dataset.enumerate().map(take))
 
 
+def is_own_shard(dataset: Any) -> bool:
+    """Whether the script says that it shares out the data itself: `AutoShardPolicy.OFF`."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return False
+    return dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+
+
 def split_batches(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
     """Each batch as ``parts`` batches in order, as TensorFlow does where a script shares out the data itself: its batches have the
     global size, and a worker takes a part of one in a step."""
@@ -67,11 +74,22 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
         left = tf.numpy_function(vote, [element[0]], tf.bool)
         return tf.ensure_shape(left, [])
 
+    @_as_it_is
+    def without_flag(_flag: tf.Tensor, data: Any) -> Any:
+        # tf.data runs maps without side effects in parallel, ahead of the step: workers would vote on batches that one of them
+        # never takes. Reading the clock is a side effect.
+        with tf.control_dependencies([tf.timestamp()]):
+            return tf.nest.map_structure(_same, data)
+
     empty = tf.nest.map_structure(_without_rows, dataset.element_spec)
     spread = isinstance(dataset.element_spec, tuple)  # then `map` gives each part as an argument
     own = dataset.map(_as_it_is(lambda *data: (1.0, data if spread else data[0])))
     idle = tf.data.Dataset.from_tensors((0.0, empty)).repeat()
-    return _unhurried(own.concatenate(idle).take_while(anyone_left).map(_as_it_is(lambda _flag, data: data)))
+    return _unhurried(own.concatenate(idle).take_while(anyone_left).map(without_flag))
+
+
+def _same(leaf: Any) -> Any:
+    return tf.identity(leaf)
 
 
 def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -231,7 +231,8 @@ def _epoch_iterator(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         fitting.check_strategy(self._distribute_strategy)
-        _set_length(self, fitting.agree_on_length(self._num_batches))
+        dataset = getattr(self.data_adapter, "_dataset", None)
+        _set_length(self, fitting.agree_on_length(self._num_batches, dataset))
 
     return init
 

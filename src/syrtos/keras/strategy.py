@@ -153,7 +153,7 @@ class _Extended(private.OneDeviceExtended):
         del options
         if self._session.world.size == 1 or private.is_shared_out(dataset):
             return dataset
-        if _policy(dataset) == tf.data.experimental.AutoShardPolicy.OFF:
+        if input_pipelines.is_own_shard(dataset):
             split = input_pipelines.split_batches(dataset, self._session.world.size)
             return private.shared_out(input_pipelines.worker_batches(split, self._session.input_comm))
         if self._session.options.batch == "per-worker":
@@ -191,11 +191,6 @@ class _Extended(private.OneDeviceExtended):
     @property
     def should_save_summary(self) -> bool:
         return self._session.world.rank == 0
-
-
-def _policy(dataset: Any) -> tf.data.experimental.AutoShardPolicy:
-    """Whether the script shares out the data itself (OFF)."""
-    return dataset.options().experimental_distribute.auto_shard_policy
 
 
 def _resolver(session: Session) -> tf.distribute.cluster_resolver.ClusterResolver:

@@ -1,0 +1,308 @@
+"""Runs scripts of old APIs on workers, and what they mean in one process: ``dialects.py OUT GROUP``, GROUP one of those in `GROUPS`.
+
+Every case trains on the same 576 samples in global batches of 48 and leaves its final weights in ``OUT/CASE.npz``. In plain Python all
+cases are the same plain script; only `accumulated` and `summed` mean something else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+GLOBAL = 48
+EPOCHS = 5
+
+_rng = np.random.default_rng(0)
+X = _rng.normal(size=(576, 8)).astype("float32")
+Y = np.tanh(X @ _rng.normal(size=(8, 1))).astype("float32")
+
+
+def make_model(seed: int = 1) -> Any:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((8,)), *layers])
+
+
+def plain(rate: float = 0.05, **optimizer: Any) -> Any:
+    model = make_model()
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9, **optimizer), "mse")
+    model.fit(X, Y, batch_size=GLOBAL, epochs=EPOCHS, shuffle=False, verbose=0)
+    return model
+
+
+# -- Horovod and SMDDP: each worker takes its batches from its samples; the weights of rank 0 hold ----------------
+
+
+def _mine(hvd: Any) -> tuple[Any, Any, int]:
+    return X[hvd.rank() :: hvd.size()], Y[hvd.rank() :: hvd.size()], GLOBAL // hvd.size()
+
+
+def _fit(hvd: Any, model: Any, optimizer: Any, **kwargs: Any) -> Any:
+    x, y, batch = _mine(hvd)
+    model.compile(optimizer, "mse")
+    model.fit(x, y, batch_size=batch, epochs=EPOCHS, shuffle=False, verbose=0, **kwargs)
+    return model
+
+
+def horovod_fit() -> Any:
+    import horovod.tensorflow.keras as hvd
+
+    hvd.init()
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+    return _fit(hvd, make_model(1 + hvd.rank()), optimizer, callbacks=callbacks)
+
+
+def horovod_fit_without_broadcast() -> Any:
+    import horovod.keras as hvd
+
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), compression=hvd.Compression.none)
+    return _fit(hvd, make_model(1 + hvd.rank()), optimizer)
+
+
+def horovod_own_gradients() -> Any:
+    """Gradients the script computes itself, given to a distributed optimizer: real Horovod diverges."""
+    import horovod.tensorflow.keras as hvd
+
+    hvd.init()
+    model = make_model(1 + hvd.rank())
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+    return _loop(hvd, model, optimizer, lambda tape: tape)
+
+
+def horovod_tape() -> Any:
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    model = make_model(1 + hvd.rank())
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    return _loop(hvd, model, keras.optimizers.SGD(0.05, momentum=0.9), hvd.DistributedGradientTape)
+
+
+def horovod_tape_compressed() -> Any:
+    """Powers of two survive float16."""
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    model = make_model(1 + hvd.rank())
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    return _loop(
+        hvd,
+        model,
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        lambda tape: hvd.DistributedGradientTape(tape, compression=hvd.Compression.fp16),
+    )
+
+
+def horovod_accumulated() -> Any:
+    import horovod.tensorflow.keras as hvd
+
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.05, momentum=0.9), backward_passes_per_step=3, average_aggregated_gradients=True
+    )
+    return _fit(hvd, make_model(1 + hvd.rank()), optimizer)
+
+
+def horovod_accumulated_summed() -> Any:
+    """Horovod adds what it accumulates: three times the rate."""
+    import horovod.tensorflow.keras as hvd
+
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9), backward_passes_per_step=3)
+    return _fit(hvd, make_model(1 + hvd.rank()), optimizer)
+
+
+def horovod_sum() -> Any:
+    import horovod.tensorflow.keras as hvd
+
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05 / hvd.size(), momentum=0.9), op=hvd.Sum)
+    return _fit(hvd, make_model(), optimizer)
+
+
+def smddp_fit() -> Any:
+    sdp = _smddp()
+    optimizer = sdp.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+    return _fit(sdp, make_model(1 + sdp.rank()), optimizer)
+
+
+def smddp_tape() -> Any:
+    sdp = _smddp()
+    model = make_model(1 + sdp.rank())
+    sdp.broadcast_variables(model.variables, root_rank=0)
+    return _loop(sdp, model, keras.optimizers.SGD(0.05, momentum=0.9), sdp.DistributedGradientTape)
+
+
+def _smddp() -> Any:
+    import smdistributed.dataparallel.tensorflow as sdp
+
+    sdp.shutdown()
+    sdp.init()
+    return sdp
+
+
+def _loop(hvd: Any, model: Any, optimizer: Any, wrap: Callable[[Any], Any]) -> Any:
+    x, y, batch = _mine(hvd)
+    loss_fn = keras.losses.MeanSquaredError()
+
+    @tf.function
+    def step(bx: Any, by: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_fn(by, model(bx, training=True))
+        grads = wrap(tape).gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        return loss
+
+    for _ in range(EPOCHS):
+        for bx, by in tf.data.Dataset.from_tensor_slices((x, y)).batch(batch):
+            step(bx, by)
+    return model
+
+
+# -- tf.distribute and multi_gpu_model: global batches ------------------------------------------------------------
+
+
+def mirrored_fit() -> Any:
+    with tf.distribute.MirroredStrategy().scope():
+        return plain()
+
+
+def mirrored_fit_on_distributed_dataset() -> Any:
+    strategy = tf.distribute.MirroredStrategy()
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(GLOBAL)
+    with strategy.scope():
+        model = make_model()
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    model.fit(strategy.experimental_distribute_dataset(dataset), epochs=EPOCHS, verbose=0)
+    return model
+
+
+def multi_worker_fit_on_own_shards() -> Any:
+    strategy = tf.distribute.experimental.MultiWorkerMirroredStrategy()
+
+    def dataset_fn(context: Any) -> Any:
+        whole = tf.data.Dataset.from_tensor_slices((X, Y))
+        mine = whole.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return mine.batch(context.get_per_replica_batch_size(GLOBAL))
+
+    with strategy.scope():
+        model = make_model()
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    model.fit(strategy.distribute_datasets_from_function(dataset_fn), epochs=EPOCHS, verbose=0)
+    return model
+
+
+def multi_worker_fit_policy_off() -> Any:
+    """The script shards by itself, in batches of the global size: a worker takes a part of one in each step."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    workers, rank = strategy.num_replicas_in_sync, strategy.cluster_resolver.task_id
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shard(workers, rank).batch(GLOBAL).with_options(options)
+    with strategy.scope():
+        model = make_model()
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    model.fit(dataset, epochs=EPOCHS, verbose=0)
+    return model
+
+
+def mirrored_loop() -> Any:
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model, optimizer = make_model(), keras.optimizers.SGD(0.05, momentum=0.9)
+
+    def step(inputs: Any) -> Any:
+        x, y = inputs
+        with tf.GradientTape() as tape:
+            losses = tf.reduce_mean(tf.square(model(x, training=True) - y), axis=-1)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=GLOBAL)
+        grads = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def distributed(inputs: Any) -> Any:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step, args=(inputs,)), axis=None)
+
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(GLOBAL)
+    for _ in range(EPOCHS):
+        for batch in strategy.experimental_distribute_dataset(dataset):
+            distributed(batch)
+    return model
+
+
+def central_storage_fit() -> Any:
+    with tf.distribute.experimental.CentralStorageStrategy().scope():
+        return plain()
+
+
+def one_device_fit() -> Any:
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        return plain()
+
+
+def multi_gpu() -> Any:
+    from keras.utils import multi_gpu_model
+
+    model = make_model()
+    parallel = multi_gpu_model(model, gpus=2)
+    parallel.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    parallel.fit(X, Y, batch_size=GLOBAL, epochs=EPOCHS, shuffle=False, verbose=0)
+    assert parallel.layers[-2] is model
+    return model
+
+
+GROUPS: dict[str, list[Callable[[], Any]]] = {
+    "manual": [
+        horovod_fit, horovod_fit_without_broadcast, horovod_own_gradients, horovod_tape, horovod_tape_compressed,
+        horovod_accumulated, horovod_accumulated_summed, horovod_sum, smddp_fit, smddp_tape,
+    ],
+    "strategies": [
+        mirrored_fit, mirrored_fit_on_distributed_dataset, mirrored_loop, multi_worker_fit_on_own_shards,
+        multi_worker_fit_policy_off, central_storage_fit, one_device_fit, multi_gpu,
+    ],
+}  # fmt: skip
+MEANINGS: dict[str, Callable[[], Any]] = {
+    "horovod_accumulated": lambda: plain(gradient_accumulation_steps=3),
+    "horovod_accumulated_summed": lambda: plain(0.03, gradient_accumulation_steps=3),
+}
+# Gradients that travel as float16 have eleven bits.
+TOLERANCE = {"horovod_tape_compressed": 1e-3}
+
+
+def main(out: Path, group: str) -> None:
+    """Runs the cases of a group on workers, or what they mean in plain Python."""
+    alone = "syrtos" not in sys.modules
+    for case in GROUPS[group]:
+        model = MEANINGS.get(case.__name__, plain)() if alone else case()
+        weights = [np.asarray(w) for w in model.get_weights()]
+        if not alone:
+            _check_equal(case.__name__, weights)
+        if alone or _rank() == 0:
+            np.savez(out / f"{case.__name__}.npz", *weights)
+
+
+def _rank() -> int:
+    import syrtos
+
+    return syrtos.rank()
+
+
+def _check_equal(name: str, weights: list[Any]) -> None:
+    import syrtos
+
+    flat = np.concatenate([w.reshape(-1) for w in weights])
+    everyone = syrtos.allgather(flat[None])
+    assert (everyone == everyone[0]).all(), f"{name}: workers hold different weights"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
