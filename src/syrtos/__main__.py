@@ -1,16 +1,14 @@
-"""`python -m syrtos train.py` inside a world that something else started; the `syrtos` command otherwise."""
+"""`python -m syrtos train.py`: the script as one worker, of a world that something else started or alone; the `syrtos` command
+otherwise."""
 
 from __future__ import annotations
 
 import sys
 
-from syrtos import settings, topology
-
 
 def main() -> None:
     """Runs a script as one worker of a world, or the command line."""
-    started_by = topology.detect(settings.environment())
-    if started_by and len(sys.argv) > 1 and sys.argv[1].endswith(".py"):
+    if len(sys.argv) > 1 and sys.argv[1].endswith(".py"):
         from syrtos.launch import worker
 
         worker.main(sys.argv[1:])

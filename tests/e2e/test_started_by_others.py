@@ -48,7 +48,7 @@ def hosts() -> Iterator[netns.Hosts]:
 
 def on_hosts(hosts: netns.Hosts, slots: int, *command: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
     names = ",".join(f"{name}:{slots}" for name in hosts.names)
-    run = [str(BIN / "syrtos"), "run", "--hosts", names, "--ssh", str(hosts.ssh_wrapper), *command]
+    run = [str(BIN / "syrtos"), "run", "--hosts", names, "--ssh", f"{hosts.ssh_wrapper} -p 22", *command]
     return hosts.run(run, timeout=timeout)
 
 

@@ -61,7 +61,11 @@ def install() -> None:
         return
     base = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
     _optimizer(base)
-    _models(keras().Model)
+    trainers = (
+        importlib.import_module("keras.src.trainers.trainer").Trainer,
+        importlib.import_module("keras.src.backend.tensorflow.trainer").TensorFlowTrainer,
+    )
+    _models(keras().Model, trainers)
     keras().Variable.ref = lambda self: self.value.ref()
     for found in _both():
         _optimizers(found, base)
@@ -122,10 +126,11 @@ def _old_arguments(original: Method) -> Method:
     return init
 
 
-def _models(model: Any) -> None:
-    replace(model, "compile", _without("experimental_run_tf_function"))
+def _models(model: Any, trainers: tuple[Any, Any]) -> None:
+    # where Keras defines them: it takes a `compile` of another class for the script's own
+    replace(trainers[0], "compile", _without("experimental_run_tf_function"))
     for name in ("fit", "evaluate", "predict"):
-        replace(model, name, _without("workers", "use_multiprocessing", "max_queue_size"))
+        replace(trainers[1], name, _without("workers", "use_multiprocessing", "max_queue_size"))
         setattr(model, f"{name}_generator", _from_generator(name))
 
 

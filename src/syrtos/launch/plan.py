@@ -64,17 +64,20 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
     environment = {OPTIONS_VARIABLE: spec.options.to_json()}
     if not spec.hosts and "UCX_NET_DEVICES" not in env:
         environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
+    program, *extra = shlex.split(spec.ssh)
+    if spec.hosts and extra:
+        environment["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(extra)
     worker = [machine.python, "-m", "syrtos.launch.worker", str(spec.script.resolve()), *spec.arguments]
-    where = _remote(spec, {**env, **environment}) if spec.hosts else ["-launcher", "fork"]
+    where = _remote(spec, program, {**env, **environment}) if spec.hosts else ["-launcher", "fork"]
     return Plan((machine.mpiexec, "-print-all-exitcodes", *where, "-n", str(spec.workers), *worker), environment)
 
 
-def _remote(spec: Spec, env: Mapping[str, str]) -> list[str]:
+def _remote(spec: Spec, program: str, env: Mapping[str, str]) -> list[str]:
     # each by name and value: hydra's -genvlist drops names with an underscore (seen with MPICH 5.0.2)
     names = [name for name in sorted(env) if name in _FORWARDED or name.startswith(HARMLESS)]
     variables = [word for name in names for word in ("-genv", name, env[name])]
     hosts = ",".join(f"{host.name}:{host.slots}" for host in spec.hosts)
-    return ["-launcher", "ssh", "-launcher-exec", spec.ssh, "-hosts", hosts, "-genvnone", *variables]
+    return ["-launcher", "ssh", "-launcher-exec", program, "-hosts", hosts, "-genvnone", *variables]
 
 
 def find_mpiexec(python: Path) -> Path:

@@ -34,7 +34,7 @@ class Spec:
         options: what travels to the workers.
         oversubscribe: allow more workers than cores.
         grace: seconds between a signal to the scripts and their killing.
-        ssh: command used to reach hosts.
+        ssh: command used to reach hosts, with options of its own.
     """
 
     script: Path

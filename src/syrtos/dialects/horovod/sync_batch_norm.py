@@ -18,7 +18,7 @@ class SyncBatchNormalization(_BatchNormalization):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
         super().__init__(**{**kwargs, "synchronized": True})
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """As the base class, where Keras asks for the sums over all replicas."""
         with replica_of_world():
-            return super().call(*args, **kwargs)
+            return super().call(inputs, training=training, mask=mask)

@@ -1,0 +1,128 @@
+"""`syrtos horovodrun` and `syrtos smddprun`: the command lines of Horovod's and SageMaker's launchers, as `syrtos run`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from syrtos.cli import run
+from syrtos.errors import ConfigurationError
+
+# Flags that tuned another engine, or chose one: (names, number of values).
+_IGNORED: tuple[tuple[tuple[str, ...], int], ...] = (
+    (("--verbose",), 0), (("--disable-cache",), 0), (("--gloo",), 0), (("--mpi",), 0), (("--tcp",), 0),
+    (("--autotune",), 0), (("--mpi-threads-disable",), 0), (("--no-mpi-threads-disable",), 0), (("--timeline-mark-cycles",), 0),
+    (("--hierarchical-allreduce",), 0), (("--no-hierarchical-allreduce",), 0), (("--hierarchical-allgather",), 0),
+    (("--no-hierarchical-allgather",), 0), (("--torus-allreduce",), 0), (("--no-torus-allreduce",), 0),
+    (("--stall-check",), 0), (("--log-with-timestamp",), 0), (("--log-without-timestamp",), 0), (("--log-hide-timestamp",), 0),
+    (("--prefix-output-with-timestamp", "-prefix-timestamp"), 0), (("--start-timeout",), 1), (("--cycle-time-ms",), 1),
+    (("--cache-capacity",), 1), (("--num-nccl-streams",), 1), (("--thread-affinity",), 1), (("--gloo-timeout-seconds",), 1),
+    (("--log-level",), 1), (("--timeline-filename",), 1), (("--mpi-args",), 1), (("--binding-args",), 1),
+    (("--network-interfaces", "--network-interface"), 1), (("--autotune-log-file",), 1), (("--autotune-warmup-samples",), 1),
+    (("--autotune-steps-per-sample",), 1), (("--autotune-bayes-opt-max-samples",), 1),
+    (("--autotune-gaussian-process-noise",), 1), (("--stall-check-warning-time-seconds",), 1),
+)  # fmt: skip
+_REFUSED = {
+    "--host-discovery-script": "a run keeps its hosts: name them with -H",
+    "--min-np": "a run keeps its workers: give their number with -np, and start it again with the same --output-filename",
+    "--max-np": "a run keeps its workers: give their number with -np",
+    "--jsrun": "start `python -m syrtos train.py` by the cluster's own launcher",
+    "--config-file": "give what it holds as flags",
+}
+
+
+def add_to(commands: Any) -> None:
+    """Describes both subcommands."""
+    for name, origin in (("horovodrun", "Horovod"), ("smddprun", "SageMaker's data parallel library")):
+        parser = commands.add_parser(
+            name,
+            allow_abbrev=False,
+            help=f"run a script the way {origin} was started",
+            description=f"Run a script the way {origin} was started; see `syrtos run` for what it comes to.",
+        )
+        parser.set_defaults(main=main)
+        _describe(parser)
+
+
+def _describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-np", "--num-proc", "-n", type=int, dest="workers", metavar="N", help="workers")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-H", "--hosts", "--host", dest="hosts", metavar="A:2,B:2")
+    where.add_argument("-hostfile", "--hostfile", metavar="FILE")
+    parser.add_argument("-p", "--ssh-port", type=int)
+    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE")
+    parser.add_argument("--output-filename", metavar="DIR", help="the run directory")
+    parser.add_argument("--fusion-threshold-mb", type=float, metavar="MB")
+    parser.add_argument("--stall-check-shutdown-time-seconds", type=float, metavar="S")
+    parser.add_argument("--no-stall-check", action="store_true")
+    parser.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
+    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
+    parser.add_argument("-cb", "--check-build", action="store_true")
+    for names, values in _IGNORED:
+        kwargs: dict[str, Any] = {} if values else {"action": "append_const", "const": ""}
+        parser.add_argument(*names, help=argparse.SUPPRESS, dest="ignored_" + names[0].strip("-"), **kwargs)
+    for name in _REFUSED:
+        parser.add_argument(name, help=argparse.SUPPRESS, nargs="?", const="", dest="refused_" + name.strip("-"))
+    parser.add_argument("command_line", nargs=argparse.REMAINDER, help="python train.py ...")
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Says what is left out, and runs."""
+    if chosen.check_build:
+        print("syrtos: [X] TensorFlow  [X] Keras  [X] MPI (MPICH)  [ ] NCCL  [ ] Gloo  [ ] PyTorch  [ ] MXNet")
+        return 0
+    given = {name: value for name, value in vars(chosen).items() if value is not None}
+    for name, why in _REFUSED.items():
+        if "refused_" + name.strip("-") in given:
+            raise ConfigurationError(f"{name} can't be obeyed: {why}.")
+    ignored = ["--" + name.removeprefix("ignored_") for name in given if name.startswith("ignored_")]
+    if ignored:
+        print(f"syrtos: {', '.join(ignored)} tuned another engine and is ignored.", file=sys.stderr)
+    parser = argparse.ArgumentParser(prog="syrtos")
+    run.add_to(parser.add_subparsers())
+    return run.main(parser.parse_args(["run", *translated(chosen)]))
+
+
+def translated(chosen: argparse.Namespace) -> list[str]:
+    """The arguments of `syrtos run` that mean the same.
+
+    Raises:
+        ConfigurationError: the command is no Python script.
+    """
+    ssh = ["ssh"]
+    ssh += ["-p", str(chosen.ssh_port)] if chosen.ssh_port else []
+    ssh += ["-i", chosen.ssh_identity_file] if chosen.ssh_identity_file else []
+    pairs = {
+        "-n": chosen.workers,
+        "--hosts": chosen.hosts,
+        "--hostfile": chosen.hostfile,
+        "--run-dir": chosen.output_filename,
+        "--bucket-mb": chosen.fusion_threshold_mb or None,
+        "--timeout": 86400.0 if chosen.no_stall_check else chosen.stall_check_shutdown_time_seconds or None,
+        "--ssh": " ".join(ssh) if len(ssh) > 1 else None,
+    }
+    flags = [part for name, value in pairs.items() if value is not None for part in (name, str(value))]
+    flags += [f"--{name}" for name in ("oversubscribe", "dry-run") if getattr(chosen, name.replace("-", "_"))]
+    return [*flags, *script_of(chosen.command_line)]
+
+
+def script_of(command: Sequence[str]) -> list[str]:
+    """The script and its arguments, from ``python -u train.py --epochs 3`` or ``python -m mpi4py train.py``.
+
+    Raises:
+        ConfigurationError: there is no script in it.
+    """
+    rest = [*command]
+    if rest and Path(rest[0]).name.startswith("python"):
+        rest.pop(0)
+        while rest and rest[0].startswith("-"):
+            if rest.pop(0) == "-m" and rest and rest.pop(0) != "mpi4py":
+                rest = []
+    if not rest or not rest[0].endswith(".py"):
+        raise ConfigurationError(
+            f"The command must be a Python script: `python train.py ...`. Received: {' '.join(command) or 'nothing'}."
+        )
+    return rest

@@ -1,0 +1,118 @@
+"""Scripts of old APIs under `syrtos run`: what they may expect, and what wrong ones are told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(Path(__file__).parent / "scripts" / "dialect_checks.py")
+
+
+def run(folder: Path, checks: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", "--run-dir", str(folder / "run"), *flags]
+    return subprocess.run(
+        [*command, SCRIPT, checks, str(folder)], capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "checks",
+    [
+        "before_init,basics,explained,one_evaluates,draws_apart,uneven",
+        "synchronized_batchnorm,local_variables,keras_2_spellings,loads",
+    ],
+)
+def test_horovod_scripts(tmp_path: Path, checks: str) -> None:
+    done = run(tmp_path, checks)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for name in checks.split(","):
+        assert f"ok {name}" in done.stdout
+
+
+@pytest.mark.slow
+def test_two_dialects_that_both_reduce_are_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "mixed")
+    assert done.returncode == 1
+    assert "both would reduce the gradients" in done.stderr
+
+
+@pytest.mark.slow
+def test_flags_for_scripts_without_workers_are_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, "basics", "--scale-lr", "linear")
+    assert done.returncode == 1
+    assert "--scale-lr can't be obeyed" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_died_goes_on_from_its_last_commit(tmp_path: Path) -> None:
+    first = run(tmp_path, "resumes")
+    assert first.returncode == 1
+    assert "a worker dies" in first.stderr
+    second = run(tmp_path, "resumes")
+    assert second.returncode == 0, second.stderr[-4000:]
+    assert "begins at 4" in second.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "accuracy"),
+    [
+        ("horovod_fit", 0.85),
+        ("horovod_loop", 0.85),
+        ("smddp_loop", 0.85),
+        ("mirrored", 0.8),
+        ("multi_worker_mirrored", 0.8),
+        ("multi_gpu", 0.8),
+    ],
+)
+def test_the_examples(tmp_path: Path, name: str, accuracy: float) -> None:
+    script = str(ROOT / "examples" / "dialects" / f"{name}.py")
+    command = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", "--run-dir", str(tmp_path), script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert float(done.stdout.split("test accuracy: ")[-1].split()[0]) > accuracy
+
+
+@pytest.mark.slow
+def test_a_horovod_script_alone(tmp_path: Path) -> None:
+    """One worker, as Horovod's scripts run under plain Python where it is installed."""
+    script = str(ROOT / "examples" / "dialects" / "horovod_loop.py")
+    alone = subprocess.run(
+        [sys.executable, "-m", "syrtos", script], capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path
+    )
+    assert alone.returncode == 0, alone.stderr[-4000:]
+    assert "test accuracy: 0." in alone.stdout
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=False)
+    assert "No module named 'horovod'" in plain.stderr
+
+
+@pytest.mark.slow
+def test_an_installed_original_is_served_elsewhere_only(tmp_path: Path) -> None:
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("original = True\n")
+    script = tmp_path / "which.py"
+    script.write_text("import horovod\nprint('original' if hasattr(horovod, 'original') else 'served')\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [str(BIN / "syrtos"), "run", "-n", "1", "--run-dir", str(tmp_path / "run"), str(script)]
+    ours = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    plain = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False, env=env
+    )
+    assert ours.stdout.startswith("served")
+    assert plain.stdout.startswith("original")
+
+
+def test_the_hook_costs_little() -> None:
+    code = (
+        "import syrtos.launch.import_hook, time; t = time.perf_counter(); "
+        "import syrtos.dialects; syrtos.dialects.install(); print(time.perf_counter() - t)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert float(done.stdout) < 0.05
