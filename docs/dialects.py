@@ -1,0 +1,46 @@
+"""Writes docs/dialects.md from the matrix that the tests read: ``python docs/dialects.py``."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import syrtos.dialects
+
+MATRIX = Path(syrtos.dialects.__file__).parent / "matrix.toml"
+OUT = Path(__file__).parent / "dialects.md"
+
+HEAD = """# Dialects
+
+Scripts written for these APIs run unchanged under `syrtos run`, on today's Keras 3 and TensorFlow 2. Names marked *same* mean what they
+meant. Written by `python docs/dialects.py` from [matrix.toml](../src/syrtos/dialects/matrix.toml); the tests check that every name is
+what it says. What each dialect computes is compared with one process in [tests/parity/dialects.py](../tests/parity/dialects.py).
+
+Spellings of Keras 2 are understood by Keras 3 in scripts of Horovod and SMDDP: `optimizer.lr`, `optimizer.variables()`, `lr=` and `decay=`,
+`optimizers.legacy`, `optimizer.minimize`, `fit_generator`, `experimental_run_tf_function`, `K.get_value` and `K.set_value`.
+
+Not there yet: parameter servers, `tf.estimator`, and a world formed from `TF_CONFIG` alone.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    matrix = tomllib.loads(MATRIX.read_text())
+    return "\n".join([HEAD, *(section for dialect in matrix.values() for section in _dialect(dialect))])
+
+
+def _dialect(dialect: dict[str, Any]) -> list[str]:
+    about = dialect["about"]
+    lines = [f"## {about['original']}\n", f"{about['meaning']} Start: `{about['start']}`.\n"]
+    for module, names in dialect["names"].items():
+        lines += [f"### `{module}`\n", "| name | |", "|---|---|"]
+        same = [f"`{name}`" for name, verdict in names.items() if verdict == "same"]
+        lines += [f"| {' '.join(same)} | same |"] if same else []
+        lines += [f"| `{name}` | {verdict} |" for name, verdict in names.items() if verdict != "same"]
+        lines.append("")
+    return lines
+
+
+if __name__ == "__main__":
+    OUT.write_text(page())

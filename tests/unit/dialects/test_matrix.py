@@ -1,0 +1,69 @@
+"""The matrix of old names says what is there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syrtos import dialects
+
+ROOT = Path(__file__).parents[3]
+MATRIX: dict[str, Any] = tomllib.loads((Path(dialects.__file__).parent / "matrix.toml").read_text())
+SERVED = [
+    (module, name, verdict)
+    for dialect in ("horovod", "smdistributed")
+    for module, names in MATRIX[dialect]["names"].items()
+    for name, verdict in names.items()
+]
+TENSORFLOW = [
+    (place.removeprefix("tf."), name)
+    for place, names in MATRIX["tf_distribute"]["names"].items()
+    for name in names
+    if not place.endswith("Strategy")
+]
+
+
+@pytest.mark.parametrize(("module", "name", "verdict"), SERVED)
+def test_a_name_is_there_unless_it_is_refused(module: str, name: str, verdict: str) -> None:
+    assert re.match(r"same$|differs: .|refused: .", verdict)
+    found = hasattr(importlib.import_module(dialects.SERVED[module]), name)
+    assert found or verdict.startswith("refused")
+
+
+@pytest.mark.parametrize("module", sorted({module for module, _, _ in SERVED}))
+def test_no_public_name_is_left_out(module: str) -> None:
+    public = getattr(importlib.import_module(dialects.SERVED[module]), "__all__", [])
+    listed = {name for other, name, _ in SERVED if other == module}
+    assert set(public) <= listed
+
+
+@pytest.mark.parametrize(("place", "name"), TENSORFLOW)
+def test_names_of_tensorflow_exist(place: str, name: str) -> None:
+    import tensorflow as tf
+
+    found: Any = tf
+    for part in f"{place}.{name}".split("."):
+        found = getattr(found, part)
+
+
+def test_every_served_strategy_is_listed() -> None:
+    from syrtos.dialects import tf_distribute
+
+    listed = {f"{place}.{name}" for place, name in TENSORFLOW}
+    assert {f"{place}.{name}" for place, name in tf_distribute.SERVED} <= listed
+    assert {f"distribute.cluster_resolver.{name}" for name in tf_distribute.RESOLVERS} <= listed
+
+
+def test_the_page_is_made_from_it() -> None:
+    spec = importlib.util.spec_from_file_location("dialects_page", ROOT / "docs" / "dialects.py")
+    assert spec
+    assert spec.loader
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    assert (ROOT / "docs" / "dialects.md").read_text() == page.page()
