@@ -3,13 +3,14 @@
 ``reduce``: sum of a float32 vector, from TensorFlow tensor to TensorFlow tensor, by one call of a `tf.function`. ``in_graph``: the
 same, one after the other inside a graph, as in a training step. ``call``: a `tf.function` that does nothing, which every ``reduce``
 pays for. ``floor``: two workers sum a vector that already lies in shared memory, each half of it in place: no engine can do less.
-``copy``: each copies a vector of its own, once. ``step``: a `fit` step of the 79M-parameter MLP. Under plain Python a step exchanges
-nothing.
+``copy``: each copies a vector of its own, once. ``step``: a `fit` step of the 79M-parameter MLP, by ``--dialect`` with an optimizer of
+the native API, of Horovod or of SMDDP, or under a strategy. Under plain Python a step exchanges nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import sys
@@ -98,15 +99,51 @@ def floor(nbytes: int, repeats: int) -> float:
     return timed(work, repeats, comm.Barrier)
 
 
-def step(repeats: int) -> float:
+def native(optimizer: Any) -> Any:
+    import syrtos.keras
+
+    return syrtos.keras.DistributedOptimizer(optimizer)
+
+
+def horovod(optimizer: Any) -> Any:
+    hvd: Any = importlib.import_module("horovod.keras")
+    hvd.init()
+    return hvd.DistributedOptimizer(optimizer)
+
+
+def smddp(optimizer: Any) -> Any:
+    sdp: Any = importlib.import_module("smdistributed.dataparallel.tensorflow")
+    sdp.init()
+    return sdp.DistributedOptimizer(optimizer)
+
+
+def mirrored(optimizer: Any) -> Any:
+    import tensorflow as tf
+
+    tf.distribute.MirroredStrategy()
+    return optimizer
+
+
+DIALECTS: dict[str, Callable[[Any], Any]] = {
+    "": lambda optimizer: optimizer,
+    "native": native,
+    "horovod": horovod,
+    "smddp": smddp,
+    "mirrored": mirrored,
+}
+
+
+def step(repeats: int, dialect: str) -> float:
     import keras
 
     keras.utils.set_random_seed(0)
+    optimizer = DIALECTS[dialect](keras.optimizers.SGD(mlp.LEARNING_RATE))
     layers = [keras.layers.Dense(width, activation="relu") for width in mlp.HIDDEN_WIDTHS]
     model: Any = keras.Sequential([keras.layers.Input((mlp.INPUT_WIDTH,)), *layers, keras.layers.Dense(mlp.CLASSES)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(mlp.LEARNING_RATE), loss)
-    batch = mlp.BATCH_PER_WORKER * (syrtos.size() if syrtos.is_initialized() else 1)
+    model.compile(optimizer, loss)
+    shared = syrtos.is_initialized() and world.sharing() is world.current()
+    batch = mlp.BATCH_PER_WORKER * (syrtos.size() if shared else 1)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(batch, mlp.INPUT_WIDTH)).astype("float32")
     y = rng.integers(0, mlp.CLASSES, size=batch)
@@ -136,14 +173,19 @@ def main() -> None:
     parser.add_argument("work", choices=["reduce", "in_graph", "call", "floor", "copy", "step"])
     parser.add_argument("--bytes", type=int, default=100_000_000)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--dialect", choices=DIALECTS, default="")
     chosen = parser.parse_args()
     size = world.current().world.size if world.joined() else 1
     works = {"reduce": reduce, "in_graph": in_graph, "call": call, "floor": floor, "copy": copy}
-    median = step(chosen.repeats) if chosen.work == "step" else works[chosen.work](chosen.bytes, chosen.repeats)
+    median = (
+        step(chosen.repeats, chosen.dialect)
+        if chosen.work == "step"
+        else works[chosen.work](chosen.bytes, chosen.repeats)
+    )
     if not world.joined() or syrtos.rank() == 0:
         line = {
             "peer": "syrtos",
-            "work": chosen.work,
+            "work": " ".join(filter(None, (chosen.work, chosen.dialect))),
             "workers": size,
             "median_ms": round(median, 4),
             "repeats": chosen.repeats,

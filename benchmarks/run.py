@@ -104,6 +104,12 @@ def two_apart() -> Line:
     return max((json.loads(text.splitlines()[-1]) for text in printed), key=lambda line: line["median_ms"])
 
 
+def dialect_rounds(rounds: int) -> list[Line]:
+    """The same step by the native API and by old ones."""
+    names = ("native", "horovod", "smddp", "mirrored")
+    return [own(2, "step", "--repeats", "10", "--dialect", name) for _ in range(rounds) for name in names]
+
+
 def growth(rounds: int) -> list[Line]:
     """Exchange time of 100 MB with the number of workers; beyond the cores they take turns."""
     return [own(n, "reduce", "--bytes", str(LARGE), "--repeats", "8") for _ in range(rounds) for n in (1, 2, 4, 8)]
@@ -139,6 +145,7 @@ def ledger_cost(_rounds: int) -> list[Line]:
 WORKS: dict[str, Callable[[int], list[Line]]] = {
     "reduce": reduce_rounds,
     "step": step_rounds,
+    "dialects": dialect_rounds,
     "growth": growth,
     "start": start_up,
     "ledger": ledger_cost,

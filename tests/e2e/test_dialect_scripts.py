@@ -26,6 +26,7 @@ def run(folder: Path, checks: str, *flags: str) -> subprocess.CompletedProcess[s
     "checks",
     [
         "before_init,basics,explained,one_evaluates,draws_apart,uneven",
+        "late",
         "synchronized_batchnorm,local_variables,keras_2_spellings,loads",
     ],
 )

@@ -16,8 +16,13 @@ def check_strategy(strategy: Any) -> None:
     """Refuses to train under a strategy that knows nothing of the other workers.
 
     Raises:
-        ConfigurationError: the model was made in the scope of another strategy.
+        ConfigurationError: the model was made in the scope of another strategy, or before the script took over.
     """
+    if world.sharing() is not world.current() and isinstance(strategy, Strategy) and world.current().world.size > 1:
+        raise ConfigurationError(
+            "The model was made before the script initialized Horovod or SMDDP, as one that trains on shares of the script's batches. "
+            "Call init() before the model is made."
+        )
     size = world.sharing().world.size
     if size > 1 and not isinstance(strategy, Strategy):
         raise ConfigurationError(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from syrtos.errors import SyrtosError
+from syrtos.errors import ConfigurationError, SyrtosError
 
 
 def before_init(folder: Path) -> None:
@@ -116,6 +116,15 @@ def keras_2_spellings(folder: Path) -> None:
     assert float(plain.learning_rate) == 0.125
 
 
+def late(folder: Path) -> None:
+    """Runs before `hvd.init`, which it calls too late."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    hvd.init()
+    model.compile("sgd", "mse")
+    with pytest.raises(ConfigurationError, match="before the model is made"):
+        model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+
+
 def mixed(folder: Path) -> None:
     tf.distribute.MirroredStrategy()
 
@@ -164,7 +173,7 @@ def _counting_model() -> Any:
 
 if __name__ == "__main__":
     names, where = sys.argv[1].split(","), Path(sys.argv[2])
-    if names[0] != "before_init":
+    if names[0] not in ("before_init", "late"):
         hvd.init()
     for name in names:
         globals()[name](where)

@@ -1,0 +1,71 @@
+"""Horovod's command line, as ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syrtos.cli import main
+from syrtos.cli.horovodrun import script_of
+from syrtos.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("python train.py --lr 0.1 -- x", "train.py --lr 0.1 -- x"),
+        ("python3.11 -u train.py", "train.py"),
+        ("/usr/bin/python -m mpi4py train.py", "train.py"),
+        ("train.py -v", "train.py -v"),
+    ],
+)
+def test_the_script_is_found(command: str, script: str) -> None:
+    assert script_of(command.split()) == script.split()
+
+
+@pytest.mark.parametrize("command", ["", "echo hi", "python -m package", "python"])
+def test_other_commands_are_refused(command: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"must be a Python script"):
+        script_of(command.split())
+
+
+def test_flags_become_ours(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "t.py"
+    script.touch()
+    flags = "-np 3 -H a:2,b:1 -p 2222 -i key --fusion-threshold-mb 8 --stall-check-shutdown-time-seconds 9 --output-filename /tmp/x"
+    assert (
+        main(
+            [
+                "horovodrun",
+                *flags.split(),
+                "--autotune",
+                "--log-level",
+                "INFO",
+                "--dry-run",
+                "python",
+                str(script),
+                "--x",
+            ]
+        )
+        == 0
+    )
+    printed, said = capsys.readouterr()
+    for part in (
+        "-n 3",
+        "-hosts a:2,b:1",
+        "HYDRA_LAUNCHER_EXTRA_ARGS='-p 2222 -i key'",
+        '"bucket_mb": 8.0',
+        '"timeout": 9.0',
+        "t.py --x",
+    ):
+        assert part in printed
+    assert "--autotune, --log-level tuned another engine" in said.replace(
+        "--log-level, --autotune", "--autotune, --log-level"
+    )
+
+
+@pytest.mark.parametrize("flag", ["--host-discovery-script=x", "--min-np=2", "--config-file=x", "--jsrun"])
+def test_what_can_not_be_obeyed_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["horovodrun", "-np", "2", flag, "python", "t.py"]) == 2
+    assert "can't be obeyed" in capsys.readouterr().err
