@@ -27,7 +27,8 @@ def run(folder: Path, checks: str, *flags: str) -> subprocess.CompletedProcess[s
     [
         "before_init,basics,explained,one_evaluates,draws_apart,uneven",
         "late",
-        "synchronized_batchnorm,local_variables,keras_2_spellings,loads",
+        "seeded",
+        "synchronized_batchnorm,local_variables,keras_2_spellings,loads,diverged",
     ],
 )
 def test_horovod_scripts(tmp_path: Path, checks: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,9 +101,9 @@ def translated(chosen: argparse.Namespace) -> list[str]:
         "--hosts": chosen.hosts,
         "--hostfile": chosen.hostfile,
         "--run-dir": chosen.output_filename,
-        "--bucket-mb": chosen.fusion_threshold_mb or None,
+        "--bucket-mb": 1e-6 if chosen.fusion_threshold_mb == 0 else chosen.fusion_threshold_mb,
         "--timeout": 86400.0 if chosen.no_stall_check else chosen.stall_check_shutdown_time_seconds or None,
-        "--ssh": " ".join(ssh) if len(ssh) > 1 else None,
+        "--ssh": shlex.join(ssh) if len(ssh) > 1 else None,
     }
     flags = [part for name, value in pairs.items() if value is not None for part in (name, str(value))]
     flags += [f"--{name}" for name in ("oversubscribe", "dry-run") if getattr(chosen, name.replace("-", "_"))]
@@ -115,11 +116,13 @@ def script_of(command: Sequence[str]) -> list[str]:
     Raises:
         ConfigurationError: there is no script in it.
     """
-    rest = [*command]
+    rest = [*command][command[:1] == ["--"] :]
     if rest and Path(rest[0]).name.startswith("python"):
         rest.pop(0)
         while rest and rest[0].startswith("-"):
-            if rest.pop(0) == "-m" and rest and rest.pop(0) != "mpi4py":
+            flag = rest.pop(0)
+            value = rest.pop(0) if flag in ("-m", "-c", "-W", "-X") and rest else ""
+            if flag == "-c" or (flag == "-m" and value != "mpi4py"):
                 rest = []
     if not rest or not rest[0].endswith(".py"):
         raise ConfigurationError(

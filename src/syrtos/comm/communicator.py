@@ -33,7 +33,9 @@ class ReduceOp(enum.Enum):
 # The tag of a worker that has joined (see `syrtos.comm.joining`): no checksum is that large.
 JOINED = 1 << 40
 # What workers that have joined can take part in.
-_FOLLOWED = re.compile(r"exchange |allreduce |allgather \w+ \(|broadcast from |barrier$|tensor ")
+_FOLLOWED = re.compile(
+    r"exchange |allreduce (sum|mean|adasum) |allgather \w+ \(|broadcast from (\d+) |barrier$|tensor "
+)
 
 UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -255,11 +257,12 @@ class Communicator(abc.ABC):
         if self.rank != leader:
             text = np.zeros(int(sizes[leader]), np.uint8)
         heard = self._broadcast(text, leader).tobytes().decode()
-        if not _FOLLOWED.match(heard):
-            joined = [rank for rank, tag in enumerate(tags) if tag == JOINED]
+        found = _FOLLOWED.match(heard)
+        joined = [rank for rank, tag in enumerate(tags) if tag == JOINED]
+        if not found or (found[2] and int(found[2]) in joined):
             raise ExchangeError(
                 f"Workers {joined} have joined (they have no more data), and the others call `{heard}`, in which nobody can take part "
-                "with nothing. After `join` on one worker the others may reduce, gather and broadcast tensors."
+                "with nothing. After `join` on one worker the others may sum, average and gather tensors, and broadcast their own."
             )
         return heard
 

@@ -61,8 +61,8 @@ def _untagged(found: dict[str, Any]) -> Any:
 
 def _array(value: Any) -> list[Any]:
     value = np.asarray(value)
-    if value.dtype.hasobject:
-        raise TypeError("an array of Python objects")
+    if value.dtype.hasobject or value.dtype.names:
+        raise TypeError("an array of Python objects or records")
     data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     name = value.dtype.name if value.dtype.name == "bfloat16" else value.dtype.str
     return [name, list(value.shape), base64.b64encode(data.tobytes()).decode()]
@@ -75,7 +75,8 @@ def _from_array(parts: list[Any]) -> Any:
 
 _KINDS: dict[str, tuple[type | tuple[type, ...], Callable[[Any], Any], Callable[[Any], Any]]] = {
     "tuple": (tuple, lambda value: [_tagged(item) for item in value], tuple),
-    "set": ((set, frozenset), lambda value: [_tagged(item) for item in value], set),
+    "set": (set, lambda value: [_tagged(item) for item in value], set),
+    "frozenset": (frozenset, lambda value: [_tagged(item) for item in value], frozenset),
     "bytes": (bytes, lambda value: base64.b64encode(value).decode(), base64.b64decode),
     "dict": (dict, lambda value: [[_tagged(key), _tagged(item)] for key, item in value.items()], dict),
     "number": (np.generic, _array, lambda parts: _from_array(parts)[()]),

@@ -17,8 +17,8 @@ from syrtos.keras.replacing import Method, replace
 
 
 def is_legacy() -> bool:
-    """Whether the script's Keras is Keras 2."""
-    return settings.environment().get("TF_USE_LEGACY_KERAS", "") in ("1", "True", "true")
+    """Whether the script's Keras is Keras 2: by its variable, or because the script has imported it."""
+    return "tf_keras" in sys.modules or settings.environment().get("TF_USE_LEGACY_KERAS", "") in ("1", "True", "true")
 
 
 def keras() -> Any:
@@ -32,6 +32,7 @@ def is_optimizer(candidate: Any) -> bool:
     return any(base.__name__ in _BASES and base.__module__.startswith(modules) for base in type(candidate).__mro__)
 
 
+_DECAY = "_syrtos_decay"
 _BASES = ("BaseOptimizer", "_BaseOptimizer", "OptimizerV2")
 
 
@@ -50,7 +51,8 @@ def accumulate(optimizer: Any, steps: int) -> None:
 
 def build(optimizer: Any, model: Any) -> None:
     """Makes the optimizer's variables, where the model has its weights."""
-    if optimizer is not None and model.trainable_variables and not getattr(optimizer, "built", True):
+    built = getattr(optimizer, "built", getattr(optimizer, "_built", False))
+    if optimizer is not None and model.trainable_variables and not built and hasattr(optimizer, "build"):
         optimizer.build(model.trainable_variables)
 
 
@@ -80,11 +82,16 @@ class _Callable(list[Any]):
         return self
 
 
+def _callable_variables(original: Method) -> property:
+    return property(lambda self: _Callable(original(self)))
+
+
 def _optimizer(base: Any) -> None:
-    original = base.variables.fget
-    base.variables = property(lambda self: _Callable(original(self)))
+    for cls in (base, keras().optimizers.LossScaleOptimizer):
+        cls.variables = _callable_variables(cls.variables.fget)
     base.lr = property(lambda self: self.learning_rate, lambda self, rate: setattr(self, "learning_rate", rate))
     base.minimize = _minimize
+    replace(base, "_get_current_learning_rate", _decayed)
     for optimizer in _classes(keras().optimizers, base).values():
         replace(optimizer, "__init__", _old_arguments)
 
@@ -119,11 +126,19 @@ def _old_arguments(original: Method) -> Method:
         if lr is not None:
             kwargs["learning_rate"] = lr
         original(self, *args, **kwargs)
-        if decay:
-            schedule = keras().optimizers.schedules.InverseTimeDecay(float(self.learning_rate), 1, decay)
-            self._learning_rate = schedule
+        object.__setattr__(self, _DECAY, decay)
 
     return init
+
+
+def _decayed(original: Method) -> Method:
+    """The rate of this step; `learning_rate` itself stays what the script sets."""
+
+    def current_rate(self: Any) -> Any:
+        rate, decay = original(self), getattr(self, _DECAY, 0.0)
+        return rate / (1.0 + decay * tf.cast(self.iterations.value, tf.float32)) if decay else rate
+
+    return current_rate
 
 
 def _models(model: Any, trainers: tuple[Any, Any]) -> None:
@@ -150,11 +165,25 @@ def _without(*arguments: str) -> Callable[[Method], Method]:
     return wrapper
 
 
+# The arguments after the generator, in the order of Keras 2.
+_POSITIONAL = {
+    "fit": (
+        "steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data", "validation_steps", "validation_freq", "class_weight",
+        "max_queue_size", "workers", "use_multiprocessing", "shuffle", "initial_epoch",
+    ),
+    "evaluate": ("steps", "callbacks", "max_queue_size", "workers", "use_multiprocessing", "verbose"),
+    "predict": ("steps", "callbacks", "max_queue_size", "workers", "use_multiprocessing", "verbose"),
+}  # fmt: skip
+
+
 def _from_generator(name: str) -> Method:
     def method(self: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         _say(f"`{name}_generator` is `{name}` today.")
-        positional = ("steps_per_epoch", "epochs", "verbose", "callbacks") if name == "fit" else ("steps", "callbacks")
-        return getattr(self, name)(generator, **dict(zip(positional, args, strict=False)), **kwargs)
+        if len(args) > len(_POSITIONAL[name]):
+            raise TypeError(
+                f"{name}_generator takes {len(_POSITIONAL[name])} arguments after the generator. Received: {len(args)}."
+            )
+        return getattr(self, name)(generator, **dict(zip(_POSITIONAL[name], args, strict=False)), **kwargs)
 
     method.__name__ = f"{name}_generator"
     return method

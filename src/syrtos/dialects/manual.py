@@ -5,16 +5,13 @@ Each worker trains on its own batches, as a process of its own; only what the sc
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import tensorflow as tf
 
-from syrtos import settings
 from syrtos.comm import world
 from syrtos.dialects import keras2
 from syrtos.errors import ConfigurationError
-from syrtos.keras import activate
+from syrtos.keras import activate, private
+from syrtos.launch import seeds
 from syrtos.settings import Options
 
 
@@ -38,11 +35,8 @@ def begin(name: str) -> None:
 
 def _check_flags(name: str, options: Options) -> None:
     defaults = Options()
-    given = [
-        flag
-        for flag in ("scale_lr", "sync_batchnorm", "warmup_epochs")
-        if getattr(options, flag) != getattr(defaults, flag)
-    ]
+    flags = ("batch", "scale_lr", "sync_batchnorm", "warmup_epochs")
+    given = [flag for flag in flags if getattr(options, flag) != getattr(defaults, flag)]
     if given:
         raise ConfigurationError(
             f"This script uses {name}, which says itself what is exchanged and scaled: "
@@ -51,8 +45,7 @@ def _check_flags(name: str, options: Options) -> None:
 
 
 def _shuffle_apart(rank: int) -> None:
-    """Workers read the same files and draw their own batches from them: unseeded shuffles must differ by rank."""
-    seed = int(settings.environment().get("SYRTOS_SEED", "0")) + rank
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    tf.random.set_seed(seed)
+    """Workers read the same files and draw their own batches from them: shuffles that the script did not seed must differ by rank."""
+    seed = seeds.part(rank)
+    if private.global_seed() == seeds.common():
+        tf.random.set_seed(seed)

@@ -42,12 +42,15 @@ def multi_gpu_model(
             f"For multi-gpu usage to be effective, call `multi_gpu_model` with `len(gpus) >= 2`. Received: `gpus={gpus}`"
         )
     _say(count if isinstance(count, int) else None, world.current().world.size)
+    keras2.install()
     keras = keras2.keras()
     inputs = [keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name.split(":")[0]) for x in model.inputs]
     outputs = model(inputs if len(inputs) > 1 else inputs[0])
     outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
     names = getattr(model, "output_names", [None] * len(outputs))
-    merged = [keras.layers.Activation("linear", name=n)(out) for n, out in zip(names, outputs, strict=True)]
+    merged = [
+        keras.layers.Activation("linear", name=n, dtype=out.dtype)(out) for n, out in zip(names, outputs, strict=True)
+    ]
     return keras.Model(inputs if len(inputs) > 1 else inputs[0], merged if len(merged) > 1 else merged[0])
 
 

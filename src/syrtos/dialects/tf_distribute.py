@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras.strategy import Strategy
+from syrtos.keras.input import heed_policy
+from syrtos.keras.strategy import Strategy, not_chosen
 
 # Where TensorFlow has them: (module, name).
 SERVED = (
@@ -34,7 +35,8 @@ def install() -> None:
         return
     for place, name in SERVED:
         module = _module(place)
-        setattr(module, name, _Strategies(name, (), {"__doc__": getattr(module, name).__doc__}))
+        original = getattr(module, name)
+        setattr(module, name, _Strategies(name, (), {"__doc__": original.__doc__, "original": original}))
     resolvers = _module("distribute.cluster_resolver")
     for name in RESOLVERS:
         setattr(resolvers, name, functools.partial(_resolver, name))
@@ -48,7 +50,9 @@ class _Strategies(type):
     """A class in name: calling it gives the one strategy there is. That is no instance of it, because Keras and TensorFlow treat
     instances of their own strategies in ways of their own."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Strategy:
+    original: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> tf.distribute.Strategy:
         """The strategy.
 
         Raises:
@@ -56,11 +60,15 @@ class _Strategies(type):
         """
         session = world.current()
         if world.sharing() is not session:
+            if cls.__name__ == "OneDeviceStrategy":  # it places, and reduces nothing
+                return cls.original(*args, **kwargs)
             raise ConfigurationError(
                 f"This script makes a tf.distribute.{cls.__name__} and initializes Horovod or SMDDP: both would reduce the "
                 "gradients. Keep one of them."
             )
         _compare(cls.__name__, _asked_for(args, kwargs), session.world.size)
+        if cls.__name__ == "MultiWorkerMirroredStrategy":
+            heed_policy()
         return Strategy()
 
 
@@ -88,4 +96,4 @@ def _compare(name: str, asked: int | None, size: int) -> None:
 def _resolver(name: str, *args: Any, **kwargs: Any) -> Any:
     """The workers of this run: nothing needs to be asked of the cluster."""
     del name, args, kwargs
-    return Strategy().cluster_resolver
+    return not_chosen().cluster_resolver

@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
+from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.keras import interrupts, state
+from syrtos.keras import gradients, interrupts, state
 from syrtos.keras.fitting import learning_rate_factor
 from syrtos.keras.step import clock
 
@@ -126,7 +127,7 @@ class Last(_Quiet):
         count = self._steps_since(batch)
         self._steps += count
         self._since_check += count
-        if self._session.comm.size > 1 and self._check_is_due():
+        if self._check_is_due():
             self._check()
         self._end(batch, "train", count)
 
@@ -141,8 +142,9 @@ class Last(_Quiet):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Whoever reads a checkpoint after `fit` finds it complete."""
-        if self._session.comm.size > 1:
-            state.check_equal(self._session.comm, state.of_model(self.model), self._steps)
+        comm, variables = self._replicas()
+        if comm.size > 1:
+            state.check_equal(comm, variables, self._steps)
         self._session.ledger.flush()
 
     # -- the same for evaluate and predict -------------------------------------------------------
@@ -178,14 +180,28 @@ class Last(_Quiet):
     def _steps_since(self, batch: int) -> int:
         return min(int(getattr(self.model, "steps_per_execution", None) or 1), batch + 1)
 
+    def _replicas(self) -> tuple[Communicator, list[Any]]:
+        """Who must hold equal values, and which: all variables on all workers, or what an optimizer reduces that the script has asked to."""
+        if self._session is world.current():
+            return self._session.comm, state.of_model(self.model)
+        optimizer = getattr(self.model, "optimizer", None)
+        reduction = gradients.reduction_of(getattr(optimizer, "inner_optimizer", optimizer))
+        if reduction is None:
+            return self._session.comm, []
+        found = self.model.trainable_variables
+        return reduction.comm, [v for v in found if state.identity(v) not in reduction.local]
+
     def _check_is_due(self) -> bool:
         chosen = self._session.options.check_every
         return bool(chosen) and (not self._checked or self._since_check >= (chosen if chosen > 0 else self._interval))
 
     def _check(self) -> None:
         """Compares the replicas, and finds how rarely that must be done to cost at most one part in `_CHECK_COST`."""
-        comm, started = self._session.comm, time.perf_counter()
-        state.check_equal(comm, state.of_model(self.model), self._steps)
+        started = time.perf_counter()
+        comm, variables = self._replicas()
+        if comm.size == 1:
+            return
+        state.check_equal(comm, variables, self._steps)
         took = max(comm.agree("cost of comparing", time.perf_counter() - started))
         training = max(comm.agree("time since comparing", started - self._checked_at))
         per_step = training / max(self._since_check, 1)

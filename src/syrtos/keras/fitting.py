@@ -8,6 +8,7 @@ from typing import Any
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
+from syrtos.keras import private
 from syrtos.keras.input import is_own_shard
 from syrtos.keras.strategy import Strategy
 
@@ -28,6 +29,19 @@ def check_strategy(strategy: Any) -> None:
         raise ConfigurationError(
             f"The model is trained under {type(strategy).__name__}, which knows nothing of the {size} workers: each would train "
             "alone. Remove the strategy's scope from the script, or use `syrtos.keras.Strategy()` in its place."
+        )
+
+
+def check_class_weight(dataset: Any, class_weight: Any) -> None:
+    """Refuses class weights on a data set that has been shared out: Keras would make another of it, which is shared out again.
+
+    Raises:
+        ConfigurationError: both are given.
+    """
+    if class_weight is not None and private.is_shared_out(dataset):
+        raise ConfigurationError(
+            "`class_weight` can't be given with a data set made by `experimental_distribute_dataset` or "
+            "`distribute_datasets_from_function`: give `fit` the plain data set, or put sample weights into it."
         )
 
 

@@ -212,7 +212,8 @@ def finite_everywhere(optimizer: Any, finite: tf.Tensor) -> tf.Tensor:
     step = current_step()
     if step is not None:
         finite = tf.logical_or(finite, tf.logical_not(step.active))
-    return ops.allreduce(reduction.comm, tf.cast(finite, tf.int32), ReduceOp.MIN) > 0
+    infinite = tf.cast(tf.logical_not(finite), tf.int32)  # summed: a worker that has joined adds nothing
+    return ops.allreduce(reduction.comm, infinite) == 0
 
 
 def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:

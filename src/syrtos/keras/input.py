@@ -6,7 +6,9 @@ epoch ends early.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,9 +43,29 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     return _unhurried(dataset.enumerate().map(take))
 
 
+_policy_counts = False
+
+
+def heed_policy() -> None:
+    """From now on `AutoShardPolicy.OFF` means what it does under `MultiWorkerMirroredStrategy`; elsewhere it means nothing."""
+    global _policy_counts
+    _policy_counts = True
+
+
+@contextlib.contextmanager
+def policy_ignored() -> Iterator[None]:
+    """Inside, batches are shared out as one process would see them: predictions are the same rows on all workers."""
+    global _policy_counts
+    before, _policy_counts = _policy_counts, False
+    try:
+        yield
+    finally:
+        _policy_counts = before
+
+
 def is_own_shard(dataset: Any) -> bool:
     """Whether the script says that it shares out the data itself: `AutoShardPolicy.OFF`."""
-    if not isinstance(dataset, tf.data.Dataset):
+    if not _policy_counts or not isinstance(dataset, tf.data.Dataset):
         return False
     return dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
 

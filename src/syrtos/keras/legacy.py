@@ -140,7 +140,8 @@ def _shared_step(session: world.Session, step: Method, name: str) -> Method:
 def _data_handler(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self._inferred_steps = fitting.agree_on_length(self._inferred_steps)
+        dataset = args[0] if args else kwargs.get("x")
+        self._inferred_steps = fitting.agree_on_length(self._inferred_steps, dataset)
 
     return init
 

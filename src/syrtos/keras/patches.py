@@ -229,6 +229,7 @@ def _rows(array: Any, rank: int, size: int) -> Any:
 
 def _epoch_iterator(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        fitting.check_class_weight(kwargs.get("x"), kwargs.get("class_weight"))
         original(self, *args, **kwargs)
         fitting.check_strategy(self._distribute_strategy)
         dataset = getattr(self.data_adapter, "_dataset", None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import one_device_strategy
+from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
 
@@ -100,6 +101,11 @@ def after_pending_control_flow() -> Iterator[None]:
     with tf.control_dependencies(pending):
         yield
     setattr(current, _SEEN, len(current.get_operations()))
+
+
+def global_seed() -> int | None:
+    """What `tf.random.set_seed` was last given."""
+    return context.global_seed()
 
 
 def shared_out(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.keras import callbacks, fitting, private
 from syrtos.keras.backends import tensorflow as ops
+from syrtos.keras.input import policy_ignored
 from syrtos.keras.step import StepScope, current_step, functions_of_step, rows_of
 
 Method = Callable[..., Any]
@@ -110,7 +111,8 @@ def agreeing(original: Method) -> Method:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         world.sharing().comm.agree(f"model.{original.__name__}")
-        return original(self, *args, **kwargs)
+        with policy_ignored() if original.__name__ == "predict" else contextlib.nullcontext():
+            return original(self, *args, **kwargs)
 
     return method
 

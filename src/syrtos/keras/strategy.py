@@ -100,7 +100,7 @@ class _Extended(private.OneDeviceExtended):
         device = "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"
         super().__init__(strategy, device)
         self._session = session
-        self._cluster_resolver = _resolver(session)
+        self._cluster_resolver = _Resolver(session)
 
     # -- variables -----------------------------------------------------------------------------
 
@@ -193,11 +193,20 @@ class _Extended(private.OneDeviceExtended):
         return self._session.world.rank == 0
 
 
-def _resolver(session: Session) -> tf.distribute.cluster_resolver.ClusterResolver:
+class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
     """What scripts ask for their place: ``task_id`` is the rank. Nothing listens at the addresses."""
-    place = session.world
-    workers = tf.train.ClusterSpec({"worker": [f"worker-{rank}:0" for rank in range(place.size)]})
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(workers, task_type="worker", task_id=place.rank)
+
+    def __init__(self, session: Session) -> None:
+        place = session.world
+        workers = tf.train.ClusterSpec({"worker": [f"worker-{rank}:0" for rank in range(place.size)]})
+        super().__init__(workers, task_type="worker", task_id=place.rank)
+        self._session = session
+
+    @property
+    def task_id(self) -> int:
+        """A script that asks decides itself which worker writes a file."""
+        self._session.rank_aware = True
+        return self._session.world.rank
 
 
 def _reduced_over_samples(step: Any, value: tf.Tensor, reduce_op: tf.distribute.ReduceOp) -> tf.Tensor:

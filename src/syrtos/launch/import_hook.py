@@ -38,10 +38,15 @@ class _Server(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         real = self._modules.get(fullname)
-        if real is None:
-            return None
-        inside = any(name.startswith(fullname + ".") for name in self._modules)
-        return ModuleSpec(fullname, _Substitute(real), is_package=inside)
+        if real is not None:
+            return ModuleSpec(fullname, _Substitute(real))
+        if (
+            fullname.split(".")[0] in self._modules
+        ):  # what answers for a package has insides of its own, which are no business of scripts
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: syrtos answers for {fullname.split('.')[0]} without it", name=fullname
+            )
+        return None
 
 
 class _Substitute(Loader):

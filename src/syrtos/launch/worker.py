@@ -8,7 +8,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import random
 import runpy
 import signal
 import socket
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
-from syrtos.launch import events, leftovers, resources
+from syrtos.launch import events, leftovers, resources, seeds
 from syrtos.launch.import_hook import after_import
 from syrtos.launch.spec import new_run_dir
 from syrtos.topology import check_keras_backend, check_tf_config
@@ -88,7 +87,7 @@ class _Worker:
         run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
         session.record_in(run_dir)
         self._log_to(Path(run_dir) / "logs" / f"rank-{self.rank}.log")
-        _agree_on_seeds(session.comm)
+        seeds.agree(session.comm)
         check_tf_config(settings.environment())
         after_import(
             "keras", _activate("keras3"), before=lambda: check_keras_backend(settings.environment(), session.world.size)
@@ -226,16 +225,6 @@ def _cause(error: BaseException) -> BaseException:
 
     wrapped = type(error).__module__.startswith("tensorflow") and world.joined()
     return world.current().error or error if wrapped else error
-
-
-def _agree_on_seeds(comm: Communicator) -> None:
-    """A script that sets no seed gets the same one on all workers, so that they build and shuffle alike."""
-    import numpy as np
-
-    seed = comm.broadcast_object(random.SystemRandom().randrange(2**31))
-    random.seed(seed)
-    np.random.seed(seed)
-    settings.set_environment({"SYRTOS_SEED": str(seed)})
 
 
 def _check_versions(comm: Communicator) -> None:

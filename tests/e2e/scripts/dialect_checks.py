@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from syrtos.errors import ConfigurationError, SyrtosError
+from syrtos.errors import ConfigurationError, DivergenceError, SyrtosError
 
 
 def before_init(folder: Path) -> None:
@@ -71,12 +71,40 @@ def draws_apart(folder: Path) -> None:
         assert not np.array_equal(both[0], both[1])
 
 
+def seeded(folder: Path) -> None:
+    """Runs before `hvd.init`: seeds that the script sets are its own."""
+    keras.utils.set_random_seed(42)
+    hvd.init()
+    order = np.random.permutation(100)
+    drawn = tf.random.uniform([4])
+    for mine in (tf.constant(order), drawn):
+        both = hvd.allgather(mine[None])
+        np.testing.assert_array_equal(both[0], both[1])
+
+
+def diverged(folder: Path) -> None:
+    """Somebody assigns a weight on one rank only."""
+    import horovod.keras as hvd_keras
+
+    class Spoils(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if hvd.rank():
+                self.model.layers[0].bias.assign_add([1.0])
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with pytest.raises(DivergenceError, match="bias"):
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0, callbacks=[Spoils()])
+
+
 def uneven(folder: Path) -> None:
     """One worker has three batches, the other five; averages divide by two all the time."""
     for step in range(3 + 2 * hvd.rank()):
         expected = 1.0 if step < 3 else 0.5
         assert float(hvd.allreduce(tf.constant(1.0))) == expected
     assert hvd.join() == 1
+    with pytest.raises(SyrtosError, match="have joined"):
+        hvd.join() if hvd.rank() else hvd.allreduce(tf.constant(5.0), op=hvd.Min)  # zero would win
 
 
 def synchronized_batchnorm(folder: Path) -> None:
@@ -112,6 +140,11 @@ def keras_2_spellings(folder: Path) -> None:
     assert len(optimizer.variables()) == len(optimizer.variables)
     plain = tf.keras.optimizers.SGD(lr=0.5)
     tf.keras.backend.set_value(plain.lr, 0.25)
+    decayed = tf.keras.optimizers.SGD(lr=1.0, decay=1.0)
+    weight = tf.Variable(0.0)
+    for _ in range(3):
+        decayed.apply_gradients([(tf.constant(-1.0), weight)])
+    np.testing.assert_allclose(float(weight), 1.0 + 1 / 2 + 1 / 3, rtol=1e-6)
     plain.lr = float(tf.keras.backend.get_value(plain.lr)) / 2
     assert float(plain.learning_rate) == 0.125
 
@@ -153,12 +186,12 @@ def resumes(folder: Path) -> None:
 
     @hvd.elastic.run
     def train(state: Any) -> None:
-        print(f"begins at {state.batch}")
+        begun = state.batch
+        print(f"begins at {begun}")
         while state.batch < 8:
             state.model.layers[0].bias.assign_add([1.0])
             state.batch += 1
-            if state.batch == 5 and not (folder / "died").exists():
-                (folder / "died").touch()
+            if state.batch == 5 and begun == 0:
                 raise RuntimeError("a worker dies")
             if state.batch % 2 == 0:
                 state.commit()
@@ -173,7 +206,7 @@ def _counting_model() -> Any:
 
 if __name__ == "__main__":
     names, where = sys.argv[1].split(","), Path(sys.argv[2])
-    if names[0] not in ("before_init", "late"):
+    if names[0] not in ("before_init", "late", "seeded"):
         hvd.init()
     for name in names:
         globals()[name](where)

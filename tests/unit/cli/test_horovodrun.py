@@ -18,13 +18,14 @@ from syrtos.errors import ConfigurationError
         ("python3.11 -u train.py", "train.py"),
         ("/usr/bin/python -m mpi4py train.py", "train.py"),
         ("train.py -v", "train.py -v"),
+        ("-- python -W ignore train.py", "train.py"),
     ],
 )
 def test_the_script_is_found(command: str, script: str) -> None:
     assert script_of(command.split()) == script.split()
 
 
-@pytest.mark.parametrize("command", ["", "echo hi", "python -m package", "python"])
+@pytest.mark.parametrize("command", ["", "echo hi", "python -m package", "python", "python -c t.py"])
 def test_other_commands_are_refused(command: str) -> None:
     with pytest.raises(ConfigurationError, match=r"must be a Python script"):
         script_of(command.split())

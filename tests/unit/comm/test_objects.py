@@ -18,7 +18,10 @@ _keys = st.text() | st.integers() | st.tuples(st.text(), st.integers()) | st.jus
 _values = st.recursive(
     _leaves,
     lambda inner: (
-        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(_keys, inner) | st.sets(st.integers() | st.text())
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(_keys, inner)
+        | st.sets(st.integers() | st.text() | st.frozensets(st.integers()))
     ),
 )
 
@@ -46,7 +49,9 @@ def test_numbers_of_numpy_stay_numbers_of_numpy() -> None:
     assert back == [1.5, 3]
 
 
-@pytest.mark.parametrize("value", [object(), [object()], lambda: None, np.array([object()]), {1: {2: print}}])
+@pytest.mark.parametrize(
+    "value", [object(), [object()], lambda: None, np.array([object()]), np.zeros(2, "i4,f4"), {1: {2: print}}]
+)
 def test_other_objects_are_refused(value: object) -> None:
     with pytest.raises(ExchangeError, match=r"never pickled.*Send what the object is made from"):
         to_bytes(value)

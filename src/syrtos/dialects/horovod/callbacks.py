@@ -188,23 +188,11 @@ class CommitStateCallback(_Callback):
 
 
 class UpdateBatchStateCallback(_Callback):
-    """Keeps ``state.batch``; the first epoch after a restart is shortened by what was done of it."""
+    """Keeps ``state.batch``. To take up an epoch in its middle give `fit` the rest of it, as Horovod's examples do."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self._steps: int | None = None
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._steps = None
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if self.params.get("steps"):
-            if self._steps is None:
-                self._steps = self.params["steps"]
-                self.params["steps"] -= self.state.batch
-            else:
-                self.params["steps"] = self._steps
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch = batch

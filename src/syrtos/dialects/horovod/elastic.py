@@ -16,6 +16,7 @@ from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.dialects import keras2
 from syrtos.dialects.horovod import basics
 from syrtos.dialects.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from syrtos.errors import ConfigurationError
 from syrtos.keras import state as variables_state
 
 _FILE = "elastic-state.npz"
@@ -74,8 +75,18 @@ class State:
         """Goes back to what was saved."""
         for name, value in copy.deepcopy(self._saved).items():
             setattr(self, name, value)
-        for variable, array in zip(self._variables(), self._saved_arrays, strict=False):
+        variables = self._variables()
+        self._check_shapes(variables)
+        for variable, array in zip(variables, self._saved_arrays, strict=True):
             variable.assign(array)
+
+    def _check_shapes(self, variables: list[Any]) -> None:
+        saved, now = [a.shape for a in self._saved_arrays], [tuple(v.shape) for v in variables]
+        if saved != now:
+            raise ConfigurationError(
+                f"The state was saved with {len(saved)} variables and there are {len(now)} now, or their shapes differ. Build the model "
+                "(give it an Input, or call it once) before the state is made, and make the same model in each run."
+            )
 
     def sync(self) -> None:
         """Gives all workers rank 0's state, and saves it."""
