@@ -95,6 +95,22 @@ def test_a_horovod_script_alone(tmp_path: Path) -> None:
     assert "No module named 'horovod'" in plain.stderr
 
 
+def test_horovod_run_calls_a_function_on_new_workers(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import horovod\n"
+        "def train(a, b):\n"
+        "    import horovod.tensorflow as hvd\n"
+        "    hvd.init()\n"
+        "    return [hvd.rank(), hvd.size(), a + b]\n"
+        "if __name__ == '__main__':\n"
+        "    print(horovod.run(train, args=(1, 2), np=2))\n"
+    )
+    command = [sys.executable, "-m", "syrtos", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert done.stdout == "[[0, 2, 3], [1, 2, 3]]\n", done.stderr[-3000:]
+
+
 @pytest.mark.slow
 def test_an_installed_original_is_served_elsewhere_only(tmp_path: Path) -> None:
     (tmp_path / "horovod").mkdir()

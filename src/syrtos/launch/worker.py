@@ -25,7 +25,7 @@ from syrtos.errors import ConfigurationError, WorldError
 from syrtos.launch import events, leftovers, resources, seeds
 from syrtos.launch.import_hook import after_import
 from syrtos.launch.spec import new_run_dir
-from syrtos.topology import check_keras_backend, check_tf_config
+from syrtos.topology import check_keras_backend, check_tf_config, detect
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
@@ -49,6 +49,7 @@ class _Worker:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._control = os.dup(2)
+        self._launched = detect(settings.environment()) is not None  # else there is nobody to tell anything
         self._tees: list[subprocess.Popen[bytes]] = []
         self._log_path: Path | None = None
 
@@ -133,7 +134,7 @@ class _Worker:
 
     def _log(self, text: str) -> None:
         """Into the log alone: the launcher prints what the first failing worker told it."""
-        if self._log_path is None:
+        if self._log_path is None or not self._launched:
             print(text, file=sys.stderr, flush=True)
             return
         sys.stderr.flush()
@@ -141,7 +142,8 @@ class _Worker:
             log.write(text)
 
     def _tell(self, kind: str, **facts: object) -> None:
-        events.send(self._control, kind, self.rank, **facts)
+        if self._launched:
+            events.send(self._control, kind, self.rank, **facts)
 
     def _log_to(self, path: Path) -> None:
         """Rank 0 writes to the terminal and its log, the others to their logs."""
