@@ -221,9 +221,16 @@ def mirrored_loop() -> Any:
     strategy = tf.distribute.MirroredStrategy()
     with strategy.scope():
         model, optimizer = make_model(), keras.optimizers.SGD(0.05, momentum=0.9)
+        metric, helped = keras.metrics.Mean(), keras.metrics.Mean()
+
+    @tf.function
+    def count(x: Any) -> None:
+        helped.update_state(x)
 
     def step(inputs: Any) -> Any:
         x, y = inputs
+        metric.update_state(x[:, 0])
+        count(x[:, 0])
         with tf.GradientTape() as tape:
             losses = tf.reduce_mean(tf.square(model(x, training=True) - y), axis=-1)
             loss = tf.nn.compute_average_loss(losses, global_batch_size=GLOBAL)
@@ -239,6 +246,9 @@ def mirrored_loop() -> Any:
     for _ in range(EPOCHS):
         for batch in strategy.experimental_distribute_dataset(dataset):
             distributed(batch)
+    for found in (metric, helped):  # over all workers
+        np.testing.assert_allclose(float(found.result()), X[:, 0].mean(), rtol=1e-4)
+        assert float(found.count) == EPOCHS * len(X)
     return model
 
 

@@ -21,8 +21,8 @@ def check_strategy(strategy: Any) -> None:
     """
     if world.sharing() is not world.current() and isinstance(strategy, Strategy) and world.current().world.size > 1:
         raise ConfigurationError(
-            "The model was made before the script initialized Horovod or SMDDP, as one that trains on shares of the script's batches. "
-            "Call init() before the model is made."
+            "The model was made before Horovod or SMDDP was initialized, and would share out its batches between the workers. Call "
+            "init() before the model is made."
         )
     size = world.sharing().world.size
     if size > 1 and not isinstance(strategy, Strategy):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -50,17 +50,21 @@ def always_runs_with(outer: Any) -> bool:
     return current is outer
 
 
-def trace_anew(copies_for_now: Callable[[], dict[int, Any] | None]) -> None:
+def watch_functions(
+    copies_for_now: Callable[[], dict[int, Any] | None], calling: Callable[[Any], AbstractContextManager[Any]]
+) -> None:
     """Each `tf.function` that is called while ``copies_for_now()`` gives a dictionary is traced once for that dictionary.
 
-    What an earlier trace took from the step around it (how many samples there are) is gone, and what it assigns is not seen.
+    What an earlier trace took from the step around it (how many samples there are) is gone, and what it assigns is not seen. Other
+    calls take place inside ``calling(function)``.
     """
     original: Any = Function.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         copies = copies_for_now()
         if copies is None or type(self) is not Function:
-            return original(self, *args, **kwargs)
+            with calling(self):
+                return original(self, *args, **kwargs)
         if id(self) not in copies:
             copies[id(self)] = (self._clone(None), self)
         return original(copies[id(self)][0], *args, **kwargs)

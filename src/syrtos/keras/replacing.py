@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.keras import callbacks, fitting, private
+from syrtos.keras import step as step_module
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.input import policy_ignored
 from syrtos.keras.step import StepScope, current_step, functions_of_step, rows_of
@@ -32,7 +33,7 @@ def patch_tensorflow() -> None:
     """Installs what does not depend on the version of Keras."""
     # A strategy of TensorFlow's own would train each worker alone.
     replace(tf.distribute.Strategy, "scope", _refusing_scope)
-    private.trace_anew(functions_of_step)
+    private.watch_functions(functions_of_step, step_module.calling)
 
 
 def _refusing_scope(original: Method) -> Method:
@@ -85,8 +86,7 @@ def paused(original: Method) -> Method:
     """What the method assigns is equal on all workers already."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        with step.paused() if step else contextlib.nullcontext():
+        with step_module.paused():
             return original(self, *args, **kwargs)
 
     return method

@@ -15,17 +15,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from syrtos.comm.communicator import Array
+from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras import private
 from syrtos.keras.backends import tensorflow as ops
 
 _local = threading.local()
+# What each of the script's own `tf.function`s was seen to assign while it was traced inside `strategy.run`.
+_assigned_by: weakref.WeakKeyDictionary[Any, dict[int, tf.Variable]] = weakref.WeakKeyDictionary()
 
 
 def current_step() -> StepScope | None:
@@ -33,10 +36,89 @@ def current_step() -> StepScope | None:
     return getattr(_local, "step", None)
 
 
+def _watching() -> StepScope | RunScope | None:
+    """Who wants to know what is assigned: the step of `fit`, or the innermost `strategy.run`."""
+    return current_step() or getattr(_local, "run", None)
+
+
+def paused() -> contextlib.AbstractContextManager[Any]:
+    """What is assigned inside is equal on all workers already (an optimizer's update)."""
+    watching = _watching()
+    return watching.paused() if watching else contextlib.nullcontext()
+
+
 def functions_of_step() -> dict[int, Any] | None:
     """The script's `tf.function`s as traced for the current step, if there is one."""
     step = current_step()
     return step.functions if step else None
+
+
+def calling(function: Any) -> contextlib.AbstractContextManager[Any]:
+    """Around a call of one of the script's `tf.function`s: inside `strategy.run` a later call, which traces nothing, assigns too."""
+    run = None if current_step() else getattr(_local, "run", None)
+    return run.calling(function) if run else contextlib.nullcontext()
+
+
+class RunScope:
+    """What a function assigns inside `strategy.run`, in a loop of the script's own, and what becomes of it on all workers.
+
+    As `tf.distribute` reads such variables outside of `run`: SUM (metric states) is the sum over the workers of what each added,
+    other floating ones (moving statistics) are the mean.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._graph = private.graph()
+        self._dirty: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
+        self._paused = False
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[RunScope]:
+        """Watches what is assigned inside, and makes it equal at the end."""
+        outer, _local.run = getattr(_local, "run", None), self
+        try:
+            yield self
+        finally:
+            _local.run = outer
+        self._make_equal()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """See `paused`."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @contextlib.contextmanager
+    def calling(self, function: Any) -> Iterator[None]:
+        """See `calling`."""
+        known = _assigned_by.setdefault(function, {})
+        for variable in known.values():
+            self.before_assign(variable)
+        yield
+        known.update({key: variable for key, (variable, _) in self._dirty.items()})
+
+    def before_assign(self, variable: tf.Variable) -> None:
+        """Remembers the value that `run` began with."""
+        if not self._paused and id(variable) not in self._dirty:
+            with _in_graph(self._graph):
+                self._dirty[id(variable)] = (variable, tf.identity(private_read(variable)))
+
+    def before_read(self, variable: tf.Variable) -> None:
+        """Inside of `run` a worker sees what it has added itself."""
+
+    def _make_equal(self) -> None:
+        for variable, base in self._dirty.values():
+            if _is_sum(variable):
+                change = tf.cast(private_read(variable), tf.float64) - tf.cast(base, tf.float64)
+                total = tf.cast(base, tf.float64) + ops.allreduce(self._comm, change)
+            elif variable.dtype.is_floating:
+                total = ops.allreduce(self._comm, tf.cast(private_read(variable), tf.float64), ReduceOp.MEAN)
+            else:
+                continue
+            variable.assign(tf.cast(total, variable.dtype))
 
 
 class StepScope:
@@ -226,9 +308,9 @@ def _tracked_class(base: type) -> type:
 
 def _noting_assign(method: Callable[..., Any]) -> Callable[..., Any]:
     def assign(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        if step:
-            step.before_assign(self)
+        watching = _watching()
+        if watching:
+            watching.before_assign(self)
         return method(self, *args, **kwargs)
 
     return assign
@@ -236,9 +318,9 @@ def _noting_assign(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _noting_read(method: Callable[..., Any]) -> Callable[..., Any]:
     def read(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        if step:
-            step.before_read(self)
+        watching = _watching()
+        if watching:
+            watching.before_read(self)
         return method(self, *args, **kwargs)
 
     return read

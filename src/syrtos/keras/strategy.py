@@ -6,6 +6,7 @@ contract of `tf.distribute`: `run` runs the function here, gradients and `reduce
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from syrtos.comm.world import Session
 from syrtos.keras import input as input_pipelines
 from syrtos.keras import private
 from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.step import current_step, tracked
+from syrtos.keras.step import RunScope, current_step, tracked
 
 
 class Strategy(tf.distribute.Strategy):
@@ -58,7 +59,9 @@ class Strategy(tf.distribute.Strategy):
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Calls ``fn`` here, in replica context; its result is this worker's."""
         del options
-        with self.scope():
+        session = world.current()
+        alone = session.world.size == 1 or current_step() is not None or world.sharing() is not session
+        with self.scope(), contextlib.nullcontext() if alone else RunScope(session.comm).entered():
             return self.extended.call_for_each_replica(fn, args=args, kwargs=kwargs)
 
 
