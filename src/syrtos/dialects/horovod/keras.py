@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from syrtos.dialects.horovod import callbacks, elastic, ops, optimizer
+from syrtos.dialects.horovod import callbacks, elastic, ops
+from syrtos.dialects.horovod import optimizer as common
 from syrtos.dialects.horovod.basics import (
     ProcessSet,
     add_process_set,
@@ -51,7 +52,7 @@ __all__ = [
 
 
 def DistributedOptimizer(
-    optimizer_: Any = None,
+    optimizer: Any,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -65,29 +66,18 @@ def DistributedOptimizer(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-    **named: Any,
 ) -> Any:
     """See `syrtos.dialects.horovod.optimizer.DistributedOptimizer`; the order of arguments is this module's."""
-    chosen = named.pop("optimizer", optimizer_)
-    if named or chosen is None:
-        raise TypeError(f"DistributedOptimizer takes an optimizer and its options. Received: {sorted(named)}.")
-    return optimizer.DistributedOptimizer(
-        chosen, name, False, device_dense, device_sparse, compression, sparse_as_dense, backward_passes_per_step, op,
+    return common.DistributedOptimizer(
+        optimizer, name, False, device_dense, device_sparse, compression, sparse_as_dense, backward_passes_per_step, op,
         gradient_predivide_factor, average_aggregated_gradients, num_groups, groups, process_set, scale_local_gradients,
     )  # fmt: skip
 
 
-def PartialDistributedOptimizer(
-    optimizer_: Any = None,
-    *args: Any,
-    local_layers: Any = None,
-    process_set: ProcessSet = global_process_set,
-    **kwargs: Any,
-) -> Any:
+def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any) -> Any:
     """`DistributedOptimizer` that leaves the variables of ``local_layers`` to each worker."""
-    chosen = kwargs.pop("optimizer", optimizer_)
-    made = DistributedOptimizer(chosen, *args, process_set=process_set, **kwargs)
-    for variable in optimizer.variables_of_layers(local_layers):
+    made = DistributedOptimizer(optimizer, *args, **kwargs)
+    for variable in common.variables_of_layers(local_layers):
         made.register_local_var(variable)
     return made
 
