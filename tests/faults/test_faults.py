@@ -222,7 +222,7 @@ def test_replicas_that_diverge(tmp_path: Path) -> None:
 
 # -- mistakes that every rank is told of -----------------------------------------------------------
 
-_CAUGHT = ("empty", "lengths", "structure", "depth", "jit", "mirrored")
+_CAUGHT = ("empty", "lengths", "structure", "depth", "jit", "strategy_of_another")
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,7 @@ def told(folder: Path) -> list[dict[str, Any]]:
             ["Workers built different models", "rank 1: sequential/dense_1/kernel (1, 1) float32"],
         ),
         ("jit", "", []),
-        ("mirrored", "ConfigurationError", ["MirroredStrategy", "2 workers", "syrtos.keras.Strategy"]),
+        ("strategy_of_another", "ConfigurationError", ["MirroredStrategy", "2 workers", "syrtos.keras.Strategy"]),
     ],
 )
 def test_every_rank_is_told(

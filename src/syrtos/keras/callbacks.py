@@ -127,7 +127,7 @@ class Last(_Quiet):
         count = self._steps_since(batch)
         self._steps += count
         self._since_check += count
-        if self._check_is_due():
+        if world.current().world.size > 1 and self._check_is_due():
             self._check()
         self._end(batch, "train", count)
 
@@ -199,7 +199,8 @@ class Last(_Quiet):
         """Compares the replicas, and finds how rarely that must be done to cost at most one part in `_CHECK_COST`."""
         started = time.perf_counter()
         comm, variables = self._replicas()
-        if comm.size == 1:
+        if comm.size == 1:  # what only this worker trains
+            self._checked, self._since_check = True, 0
             return
         state.check_equal(comm, variables, self._steps)
         took = max(comm.agree("cost of comparing", time.perf_counter() - started))

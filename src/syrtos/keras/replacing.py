@@ -32,7 +32,8 @@ def replace(owner: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
 def patch_tensorflow() -> None:
     """Installs what does not depend on the version of Keras."""
     # A strategy of TensorFlow's own would train each worker alone.
-    replace(tf.distribute.Strategy, "scope", _refusing_scope)
+    for strategy in (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy):
+        replace(strategy, "scope", _refusing_scope)
     private.watch_functions(functions_of_step, step_module.calling)
 
 

@@ -71,9 +71,9 @@ def depth() -> None:
     deeper.fit(X, Y, batch_size=8, verbose=QUIET)
 
 
-def mirrored() -> None:
+def strategy_of_another() -> None:
     """A scope that knows nothing of the other workers."""
-    with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
+    with tf.compat.v1.distribute.MirroredStrategy(["cpu:0"]).scope():
         made = model()
     made.fit(X, Y, batch_size=8, verbose=QUIET)
 
@@ -98,7 +98,17 @@ def told(mistake: Callable[[], None]) -> dict[str, str]:
 
 MISTAKES: dict[str, Callable[[], None]] = {
     mistake.__name__: mistake
-    for mistake in (empty, empty_of_unknown_length, lengths, lengths_unknown, shuffle, structure, depth, mirrored, jit)
+    for mistake in (
+        empty,
+        empty_of_unknown_length,
+        lengths,
+        lengths_unknown,
+        shuffle,
+        structure,
+        depth,
+        strategy_of_another,
+        jit,
+    )
 }
 
 if __name__ == "__main__":
