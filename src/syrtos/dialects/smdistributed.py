@@ -86,7 +86,7 @@ def local_size() -> int:
 def allreduce(
     tensor: Any, param_index: int, num_params: int, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE
 ) -> Any:
-    """Reduces one gradient of ``num_params``; workers that reduce another one at the same time are told.
+    """Reduces one gradient of ``num_params``.
 
     Raises:
         ConfigurationError: ``param_index`` is none of the parameters.

@@ -59,7 +59,35 @@ def calling(function: Any) -> contextlib.AbstractContextManager[Any]:
     return run.calling(function) if run else contextlib.nullcontext()
 
 
-class RunScope:
+class _Watcher:
+    """Notes what is assigned, with the value that it had before."""
+
+    def __init__(self) -> None:
+        self._graph = private.graph()
+        self._dirty: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
+        self._paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is assigned inside is equal on all workers already (an optimizer's update)."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def before_assign(self, variable: tf.Variable) -> None:
+        """Remembers the value from before the first assignment."""
+        if self._paused or id(variable) in self._dirty:
+            return
+        with _in_graph(self._graph):
+            self._dirty[id(variable)] = (variable, tf.identity(private_read(variable)))
+
+    def before_read(self, variable: tf.Variable) -> None:
+        """Inside a worker sees what it has added itself."""
+
+
+class RunScope(_Watcher):
     """What a function assigns inside `strategy.run`, in a loop of the script's own, and what becomes of it on all workers.
 
     As `tf.distribute` reads such variables outside of `run`: SUM (metric states) is the sum over the workers of what each added,
@@ -67,10 +95,8 @@ class RunScope:
     """
 
     def __init__(self, comm: Communicator) -> None:
+        super().__init__()
         self._comm = comm
-        self._graph = private.graph()
-        self._dirty: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
-        self._paused = False
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[RunScope]:
@@ -83,15 +109,6 @@ class RunScope:
         self._make_equal()
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """See `paused`."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
-
-    @contextlib.contextmanager
     def calling(self, function: Any) -> Iterator[None]:
         """See `calling`."""
         known = _assigned_by.setdefault(function, {})
@@ -99,15 +116,6 @@ class RunScope:
             self.before_assign(variable)
         yield
         known.update({key: variable for key, (variable, _) in self._dirty.items()})
-
-    def before_assign(self, variable: tf.Variable) -> None:
-        """Remembers the value that `run` began with."""
-        if not self._paused and id(variable) not in self._dirty:
-            with _in_graph(self._graph):
-                self._dirty[id(variable)] = (variable, tf.identity(private_read(variable)))
-
-    def before_read(self, variable: tf.Variable) -> None:
-        """Inside of `run` a worker sees what it has added itself."""
 
     def _make_equal(self) -> None:
         for variable, base in self._dirty.values():
@@ -121,7 +129,7 @@ class RunScope:
             variable.assign(tf.cast(total, variable.dtype))
 
 
-class StepScope:
+class StepScope(_Watcher):
     """What is known about the step while it is traced (or run, eagerly).
 
     Attributes:
@@ -133,16 +141,14 @@ class StepScope:
     """
 
     def __init__(self, session: Session, data: Any, training: bool) -> None:
+        super().__init__()
         self.session = session
         self.training = training
         self.samples, self.data = _never_empty(data)
         self._ready = _ready_at(self.data)
-        self._graph = private.graph()
         if self._graph is not None:
             clock.step_is_traced()
-        self._dirty: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
         self.functions: dict[int, Any] = {}
-        self._paused = False
         self._flushed = False
         self._totals: dict[tuple[str, int], tf.Tensor] = {}
 
@@ -155,15 +161,6 @@ class StepScope:
             yield self
         finally:
             _local.step = outer
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """What is assigned inside is equal on all workers already (an optimizer's update)."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
 
     @property
     def active(self) -> tf.Tensor:
@@ -184,13 +181,6 @@ class StepScope:
         return tf.where(self.active, self.samples / tf.maximum(total, 1.0), 1.0)
 
     # -- called by the variables ---------------------------------------------------------------
-
-    def before_assign(self, variable: tf.Variable) -> None:
-        """Remembers the value that the step began with."""
-        if self._paused or id(variable) in self._dirty:
-            return
-        with _in_graph(self._graph):
-            self._dirty[id(variable)] = (variable, tf.identity(private_read(variable)))
 
     def before_read(self, variable: tf.Variable) -> None:
         """A metric's state is made global before it is read again."""
