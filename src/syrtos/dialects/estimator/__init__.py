@@ -1,0 +1,37 @@
+"""`tf.estimator` over the workers. It is loaded when a script uses it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import Any
+
+_PLACES = ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2")
+# Where `tf.keras` finds its names, with Keras 3 and Keras 2.
+_KERAS = ("keras._tf_keras.keras", "tf_keras", "tf_keras.api._v2.keras")
+
+
+def install() -> None:
+    """Gives TensorFlow and Keras, as far as they are there, the names that they have lost."""
+    if "tensorflow" in sys.modules:
+        tensorflow: Any = sys.modules["tensorflow"]
+        estimator = _Later("syrtos.dialects.estimator.names", "namespace")
+        for place in _PLACES:
+            functools.reduce(getattr, place.split(".")[1:], tensorflow).estimator = estimator
+        tensorflow.compat.v1.layers = _Later("syrtos.dialects.estimator.names", "layers")
+    for name in _KERAS:
+        if name.partition(".")[0] in sys.modules:
+            keras: Any = importlib.import_module(name)
+            keras.estimator = _Later("syrtos.dialects.estimator.names", "keras_namespace")
+
+
+class _Later:
+    """Stands for what a function of a module returns, and asks for it when something of it is used."""
+
+    def __init__(self, module: str, function: str) -> None:
+        self._from = (module, function)
+
+    def __getattr__(self, name: str) -> Any:
+        module, function = self._from
+        return getattr(getattr(importlib.import_module(module), function)(), name)

@@ -1,0 +1,186 @@
+"""`tf.estimator.RunConfig`: what a run of an Estimator was asked to do."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, Self
+
+import tensorflow as tf
+
+from syrtos import settings
+from syrtos.comm import world
+
+_UNSET: Any = object()
+_REPLACEABLE = (
+    "model_dir", "tf_random_seed", "save_summary_steps", "save_checkpoints_steps", "save_checkpoints_secs", "session_config",
+    "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps", "train_distribute", "device_fn", "protocol",
+    "eval_distribute", "experimental_distribute", "experimental_max_worker_delay_secs", "session_creation_timeout_secs",
+    "checkpoint_save_graph_def",
+)  # fmt: skip
+
+
+class TaskType:
+    """The roles in a cluster."""
+
+    MASTER = "master"
+    PS = "ps"
+    WORKER = "worker"
+    CHIEF = "chief"
+    EVALUATOR = "evaluator"
+
+
+class RunConfig:
+    """Settings of training; see the documentation of TensorFlow 2.15. Roles are those of this run.
+
+    Attributes:
+        model_dir: where checkpoints, summaries and exports go.
+        tf_random_seed: the graph's seed.
+        save_checkpoints_steps: steps between checkpoints, or None.
+        save_checkpoints_secs: seconds between them, or None.
+        keep_checkpoint_max: how many are kept; None or 0: all.
+        log_step_count_steps: steps between two lines of the log.
+        train_distribute: a strategy: then a batch of ``input_fn`` is one of each worker.
+    """
+
+    def __init__(
+        self,
+        model_dir: Any = None,
+        tf_random_seed: int | None = None,
+        save_summary_steps: int | None = 100,
+        save_checkpoints_steps: Any = _UNSET,
+        save_checkpoints_secs: Any = _UNSET,
+        session_config: Any = None,
+        keep_checkpoint_max: int | None = 5,
+        keep_checkpoint_every_n_hours: int = 10000,
+        log_step_count_steps: int | None = 100,
+        train_distribute: Any = None,
+        device_fn: Any = None,
+        protocol: Any = None,
+        eval_distribute: Any = None,
+        experimental_distribute: Any = None,
+        experimental_max_worker_delay_secs: Any = None,
+        session_creation_timeout_secs: int = 7200,
+        checkpoint_save_graph_def: bool = True,
+    ) -> None:
+        """Raises ValueError where steps and seconds between checkpoints are both given."""
+        steps, seconds = save_checkpoints_steps, save_checkpoints_secs
+        if steps is _UNSET:
+            steps, seconds = None, 600 if seconds is _UNSET else seconds
+        elif seconds is _UNSET:
+            seconds = None
+        _check_one_of(steps, seconds)
+        self._cluster = _tf_config()
+        self.model_dir = _model_dir(model_dir, self._cluster)
+        self.tf_random_seed = tf_random_seed
+        self.save_summary_steps = save_summary_steps
+        self.save_checkpoints_steps = steps
+        self.save_checkpoints_secs = seconds
+        self.session_config = session_config or tf.compat.v1.ConfigProto(allow_soft_placement=True)
+        self.keep_checkpoint_max = keep_checkpoint_max
+        self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
+        self.log_step_count_steps = log_step_count_steps
+        self.train_distribute = train_distribute or getattr(experimental_distribute, "train_distribute", None)
+        self.eval_distribute = eval_distribute or getattr(experimental_distribute, "eval_distribute", None)
+        self.experimental_distribute = experimental_distribute
+        self.device_fn = device_fn
+        self.protocol = protocol
+        self.experimental_max_worker_delay_secs = experimental_max_worker_delay_secs
+        self.session_creation_timeout_secs = session_creation_timeout_secs
+        self.checkpoint_save_graph_def = checkpoint_save_graph_def
+
+    def replace(self, **kwargs: Any) -> Self:
+        """A copy with other values.
+
+        Raises:
+            ValueError: one of them can't be replaced.
+        """
+        unknown = [name for name in kwargs if name not in _REPLACEABLE]
+        if unknown:
+            raise ValueError(f"RunConfig.replace knows {', '.join(_REPLACEABLE)}. Received: {', '.join(unknown)}.")
+        steps, seconds = kwargs.get("save_checkpoints_steps"), kwargs.get("save_checkpoints_secs")
+        _check_one_of(steps, seconds)
+        other = copy.copy(self)
+        if steps is not None:
+            other.save_checkpoints_secs = None
+        if seconds is not None:
+            other.save_checkpoints_steps = None
+        for name, value in kwargs.items():
+            setattr(other, name, value)
+        return other
+
+    # -- roles -----------------------------------------------------------------------------------
+
+    @property
+    def task_type(self) -> str:
+        """``evaluator`` and ``ps`` where TF_CONFIG says so; else rank 0 is the chief of several, and the others are workers."""
+        told = self._cluster.get("task", {}).get("type")
+        if told in (TaskType.EVALUATOR, TaskType.PS):
+            return told
+        return TaskType.CHIEF if world.current().world.rank == 0 and self.num_worker_replicas > 1 else TaskType.WORKER
+
+    @property
+    def task_id(self) -> int:
+        """The place among those of the same role."""
+        if self.task_type in (TaskType.EVALUATOR, TaskType.PS):
+            return int(self._cluster["task"].get("index", 0))
+        return max(world.current().world.rank - 1, 0)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes."""
+        return world.current().world.rank == 0 and self.task_type not in (TaskType.EVALUATOR, TaskType.PS)
+
+    @property
+    def num_worker_replicas(self) -> int:
+        """All workers, the chief too; an evaluator knows of none."""
+        told = self._cluster.get("task", {}).get("type")
+        return 0 if told == TaskType.EVALUATOR else world.current().world.size
+
+    @property
+    def num_ps_replicas(self) -> int:
+        """No parameter servers hold an Estimator's weights."""
+        return 0
+
+    @property
+    def global_id_in_cluster(self) -> int | None:
+        """The rank."""
+        return None if self.task_type == TaskType.EVALUATOR else world.current().world.rank
+
+    @property
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """What TF_CONFIG says; empty without it, and for an evaluator."""
+        cluster = self._cluster.get("cluster", {})
+        return tf.train.ClusterSpec({} if self.task_type == TaskType.EVALUATOR else cluster)
+
+    @property
+    def evaluation_master(self) -> str:
+        """Nothing is run remotely."""
+        return ""
+
+    master = evaluation_master
+
+    @property
+    def service(self) -> Any:
+        """What TF_CONFIG says."""
+        return self._cluster.get("service")
+
+
+def _check_one_of(steps: Any, seconds: Any) -> None:
+    if steps is not None and seconds is not None:
+        raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set: give one of them.")
+
+
+def _tf_config() -> dict[str, Any]:
+    found = json.loads(settings.environment().get("TF_CONFIG") or "{}")
+    if found.get("task", {}).get("type") == TaskType.EVALUATOR and int(found["task"].get("index", 0)) > 0:
+        raise ValueError("TF_CONFIG names an evaluator with an index: there is one evaluator, and its index is 0.")
+    return found
+
+
+def _model_dir(given: Any, cluster: dict[str, Any]) -> str | None:
+    told = cluster.get("model_dir")
+    if given is not None and told is not None and str(given) != told:
+        raise ValueError(f"`model_dir` is given as {given} and in TF_CONFIG as {told}: give it in one place.")
+    found = given if given is not None else told
+    return None if found is None else str(found)

@@ -1,0 +1,493 @@
+"""`tf.estimator.Estimator`: a ``model_fn`` that builds a graph, trained on all workers.
+
+Every worker builds the same graph, on its share of each batch; a session of TensorFlow 1 runs it. Rank 0 reads and writes the files of
+``model_dir``, and the others begin with its variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos import settings
+from syrtos.comm import world
+from syrtos.comm.communicator import ReduceOp
+from syrtos.dialects.estimator import export, hooks, inputs, optimizers, specs
+from syrtos.dialects.estimator.config import RunConfig
+from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
+from syrtos.errors import ConfigurationError
+from syrtos.keras import gradients, private, replacing
+from syrtos.keras.backends import tensorflow as ops
+from syrtos.keras.step import StepScope
+
+v1: Any = tf.compat.v1
+
+
+class Estimator:
+    """Trains, evaluates, predicts with and exports what ``model_fn`` describes; see the documentation of TensorFlow 2.15.
+
+    A batch of ``input_fn`` is one step of all workers; with a strategy in the `RunConfig`, or an ``input_context`` that the function asks
+    for, it is one of each worker.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: Any = None,
+        config: RunConfig | None = None,
+        params: Any = None,
+        warm_start_from: Any = None,
+    ) -> None:
+        """Raises ValueError where ``model_dir`` and the config's differ, ConfigurationError where the run has parameter servers."""
+        if world.current().servers:
+            raise ConfigurationError(
+                "Parameter servers (`--ps`) apply Keras optimizers, and an Estimator's graph has one of TensorFlow 1. Run the script without "
+                "`--ps`: its workers then make each update together."
+            )
+        optimizers.install()
+        replacing.patch_tensorflow()
+        self._model_fn = model_fn
+        self._config = _with_model_dir(copy.copy(config) if config else RunConfig(), model_dir)
+        self._params = copy.deepcopy(params) if params is not None else {}
+        self._warm_start_from = warm_start_from
+        self._by_rank_0_alone = False
+        self._graphs = 0
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    @property
+    def model_dir(self) -> str:
+        """Where everything is written."""
+        assert self._config.model_dir is not None
+        return self._config.model_dir
+
+    @property
+    def config(self) -> RunConfig:
+        """A copy of the settings."""
+        return copy.copy(self._config)
+
+    @property
+    def params(self) -> Any:
+        """A copy of what ``model_fn`` gets as ``params``."""
+        return copy.deepcopy(self._params)
+
+    @property
+    def model_fn(self) -> Callable[..., EstimatorSpec]:
+        """The function, with ``params`` and ``config`` bound."""
+        return lambda features, labels, mode, config=None: self._call_model_fn(features, labels, mode)
+
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint, on every worker; None if there is none."""
+        comm = world.current().comm
+        found = tf.train.latest_checkpoint(self.model_dir) if comm.rank == 0 else None
+        return found if self._by_rank_0_alone else comm.broadcast_object(found)
+
+    def get_variable_names(self) -> list[str]:
+        """Names in the newest checkpoint."""
+        return [name for name, _ in tf.train.list_variables(self._checkpoint(None))]
+
+    def get_variable_value(self, name: str) -> Any:
+        """A value in the newest checkpoint."""
+        return tf.train.load_variable(self._checkpoint(None), name)
+
+    # -- training --------------------------------------------------------------------------------
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> Self:
+        """Trains until ``input_fn`` ends, for ``steps`` more steps, or until the global step is ``max_steps``.
+
+        Raises:
+            ValueError: both are given, or one is not positive.
+        """
+        check_steps(steps, max_steps)
+        if max_steps is None or self.global_step() < max_steps:
+            self.train_saving(input_fn, hooks, steps, max_steps, saving_listeners)
+        return self
+
+    def train_saving(
+        self,
+        input_fn: Callable[..., Any],
+        own_hooks: Sequence[Any] | None,
+        steps: int | None,
+        max_steps: int | None,
+        listeners: Sequence[Any] | None,
+        saved: Callable[[int], None] | None = None,
+    ) -> None:
+        """`train`, telling ``saved`` the step of each checkpoint, on all workers."""
+        with _new_graph() as graph:
+            seed = self._seed(graph)
+            step = v1.train.get_or_create_global_step()
+            features, labels = self._inputs(input_fn, ModeKeys.TRAIN)
+            with _GraphScope(world.current(), (features, labels), training=True).entered() as scope:
+                if seed is not None:  # the same data, and other noise on it
+                    v1.set_random_seed(seed + replacing.SEED_STRIDE * world.current().world.rank)
+                features, labels = scope.data
+                before = gradients.reductions
+                with private.assignments_of_keras() as assigned:
+                    spec = self._call_model_fn(features, labels, ModeKeys.TRAIN)
+                _check_reduced(gradients.reductions - before)
+                loss, train_op = _over_all(scope, spec.loss), tf.group(_operation(spec.train_op), *assigned)
+            specs.warm_start(self._warm_start_from if self.latest_checkpoint() is None else None)
+            scaffold = self._scaffold(spec)
+            together = hooks.Together(self._config, self.model_dir, scaffold, list(listeners or ()), saved)
+            stop = [v1.train.StopAtStepHook(steps, max_steps)] if steps or max_steps else []
+            all_hooks = [
+                hooks.BeginEqual(own_noise=True),
+                hooks.LogLoss(loss, self._config.log_step_count_steps),
+                *stop,
+                *hooks.here([*(own_hooks or ()), *(spec.training_hooks or ()), *self._writers(loss, step, spec)]),
+                together,
+            ]
+            self._run_steps(scaffold, all_hooks, train_op)
+
+    def train_saving_for(self, spec: specs.TrainSpec, saved: Callable[[int], None]) -> None:
+        """The training of `train_and_evaluate`."""
+        if spec.max_steps is None or self.global_step() < spec.max_steps:
+            self.train_saving(spec.input_fn, spec.hooks, None, spec.max_steps, spec.saving_listeners, saved)
+
+    def _run_steps(self, scaffold: Any, all_hooks: list[Any], train_op: Any) -> None:
+        reads = self.model_dir if world.current().world.rank == 0 else None
+        creator = v1.train.ChiefSessionCreator(scaffold, config=self._config.session_config, checkpoint_dir=reads)
+        with world.remembering_errors(), v1.train.MonitoredSession(creator, all_hooks) as session:
+            while not session.should_stop():
+                session.run(train_op)
+
+    def _writers(self, loss: Any, step: Any, spec: EstimatorSpec) -> list[Any]:
+        """What only rank 0 does."""
+        if world.current().world.rank:
+            return []
+        v1.summary.scalar("loss", loss)
+        found = [*(spec.training_chief_hooks or ())]
+        if self._config.log_step_count_steps:
+            found.append(v1.train.StepCounterHook(self._config.log_step_count_steps, output_dir=self.model_dir))
+        if self._config.save_summary_steps:
+            merged = v1.summary.merge_all()
+            found.append(
+                v1.train.SummarySaverHook(self._config.save_summary_steps, output_dir=self.model_dir, summary_op=merged)
+            )
+        return found
+
+    # -- evaluating ------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Metrics by name, with ``loss`` (the mean over batches) and ``global_step``, over the samples of all workers. Without a checkpoint
+        the variables are as initialized.
+        """
+        return self._evaluate(input_fn, steps, hooks, checkpoint_path or self.latest_checkpoint(), name)
+
+    def _evaluate(
+        self, input_fn: Any, steps: int | None, own_hooks: Any, checkpoint: str | None, name: str | None
+    ) -> dict[str, Any]:
+        with _new_graph() as graph:
+            self._seed(graph)
+            step = v1.train.get_or_create_global_step()
+            features, labels = self._inputs(input_fn, ModeKeys.EVAL)
+            with _GraphScope(world.current(), (features, labels), training=False).entered() as scope:
+                features, labels = scope.data
+                spec = self._call_model_fn(features, labels, ModeKeys.EVAL)
+                metrics = _metrics(spec)
+                loss = _over_all(scope, spec.loss)
+            totals = hooks.metric_totals()
+            found = None
+            fetches = [loss, scope.active, tf.group(*(update for _, update in metrics.values()))]
+            all_hooks = [hooks.BeginEqual(), *hooks.here([*(own_hooks or ()), *(spec.evaluation_hooks or ())])]
+            with world.remembering_errors(), self._restored(spec, checkpoint, all_hooks) as session:
+                losses = _steps_of(session, fetches, totals, steps)
+                totals.reduce(_without_hooks(session), ReduceOp.SUM)
+                values = {name: value for name, (value, _) in metrics.items()}
+                found = _without_hooks(session).run([values, step])
+        if found is None:
+            raise ValueError(
+                "The values of `eval_metric_ops` must not need a further batch: give (value, update) pairs."
+            )
+        results = {**found[0], "loss": np.float32(np.mean(losses)), "global_step": found[1]}
+        self._write_summary(results, name)
+        return results
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Where the results of evaluations are written."""
+        return str(Path(self.model_dir) / (f"eval_{name}" if name else "eval"))
+
+    def _write_summary(self, results: dict[str, Any], name: str | None) -> None:
+        if world.current().world.rank:
+            return
+        summary = v1.Summary()
+        for key, value in results.items():
+            if key != "global_step" and np.ndim(value) == 0:
+                summary.value.add(tag=key, simple_value=float(value))
+        with tf.Graph().as_default(), v1.summary.FileWriter(self.eval_dir(name)) as writer:
+            writer.add_summary(summary, int(results["global_step"]))
+        values = ", ".join(f"{key} = {value}" for key, value in sorted(results.items()))
+        v1.logging.info("Saving dict for global step %d: %s", int(results["global_step"]), values)
+
+    # -- predicting, exporting -------------------------------------------------------------------
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Any = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Predictions for all rows, on every worker that calls it, from the checkpoint that it finds; one by one, or batch by batch.
+
+        Raises:
+            ValueError: ``predict_keys`` names no prediction.
+        """
+        checkpoint = checkpoint_path or tf.train.latest_checkpoint(self.model_dir)
+        return self._predict(input_fn, predict_keys, hooks, checkpoint, yield_single_examples)
+
+    def _predict(self, input_fn: Any, keys: Any, own_hooks: Any, checkpoint: str | None, single: bool) -> Iterator[Any]:
+        with _new_graph() as graph:
+            self._seed(graph)
+            v1.train.get_or_create_global_step()
+            features = self._inputs(input_fn, ModeKeys.PREDICT, whole=True)[0]
+            spec = self._call_model_fn(features, None, ModeKeys.PREDICT)
+            predictions = spec.predictions
+            if keys and isinstance(predictions, dict):
+                predictions = {name: value for name, value in predictions.items() if name in np.atleast_1d(keys)}
+                if not predictions:
+                    raise ValueError(f"Expected to run at least one of {keys}; there are {list(spec.predictions)}.")
+            all_hooks = [*hooks.here(own_hooks), *hooks.here(spec.prediction_hooks)]
+            with self._restored(spec, checkpoint, all_hooks) as session:
+                while not session.should_stop():
+                    batch = session.run(predictions)
+                    yield from _rows(batch) if single else [batch]
+
+    def export_saved_model(
+        self,
+        export_dir_base: Any,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: dict[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> bytes:
+        """Writes a saved model under ``export_dir_base``, in a folder named by the time; rank 0 does, and all get its path."""
+        checkpoint, comm = self._checkpoint(checkpoint_path), world.current().comm
+        written = ""
+        if comm.rank == 0:
+            with _new_graph() as graph:
+                self._seed(graph)
+                v1.train.get_or_create_global_step()
+                receiver = serving_input_receiver_fn()
+                spec = self._call_model_fn(receiver.features, getattr(receiver, "labels", None), experimental_mode)
+                written = export.write(spec, receiver, str(export_dir_base), checkpoint, assets_extra, as_text)
+        return (written if self._by_rank_0_alone else comm.broadcast_object(written)).encode()
+
+    @contextlib.contextmanager
+    def by_rank_0_alone(self) -> Iterator[None]:
+        """Inside only rank 0 exports: the others are told later."""
+        self._by_rank_0_alone = True
+        try:
+            yield
+        finally:
+            self._by_rank_0_alone = False
+
+    def export_savedmodel(
+        self, export_dir_base: Any, serving_input_receiver_fn: Any, assets_extra: Any = None, as_text: bool = False,
+        checkpoint_path: str | None = None, strip_default_attrs: bool = False,
+    ) -> bytes:  # fmt: skip
+        """`export_saved_model`, as TensorFlow 1 called it."""
+        del strip_default_attrs
+        return self.export_saved_model(
+            export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
+        )
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _call_model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        known = {"labels": labels, "mode": mode, "params": self.params, "config": self.config}
+        asked = inputs.called_with(self._model_fn, known)
+        if labels is not None and "labels" not in asked:
+            raise ValueError("`model_fn` does not take labels, but `input_fn` returns labels.")
+        spec = self._model_fn(features=features, **asked)
+        if not isinstance(spec, EstimatorSpec):
+            raise ValueError("`model_fn` should return an EstimatorSpec.")
+        return spec
+
+    def _inputs(self, input_fn: Any, mode: str, whole: bool = False) -> tuple[Any, Any]:
+        known = {"params": self._params, "config": self._config}
+        distributed = self._config.train_distribute if mode == ModeKeys.TRAIN else self._config.eval_distribute
+        how = inputs.ALL if whole else inputs.OWN if distributed else inputs.SHARE
+        return inputs.read(input_fn, mode, how, known)
+
+    def _seed(self, graph: Any) -> int | None:
+        """Gives the graph its seed: all workers must read the same data."""
+        seed = self._config.tf_random_seed
+        if seed is None and world.current().world.size > 1:
+            self._graphs += 1  # another for each, as without workers
+            seed = int(settings.environment().get("SYRTOS_SEED", "0")) + self._graphs
+        graph.seed = seed
+        return seed
+
+    def _scaffold(self, spec: EstimatorSpec) -> Any:
+        scaffold = spec.scaffold or v1.train.Scaffold()
+        if scaffold.saver is None and not v1.get_collection(v1.GraphKeys.SAVERS):
+            keep, hours = self._config.keep_checkpoint_max, self._config.keep_checkpoint_every_n_hours
+            saver = v1.train.Saver(
+                max_to_keep=keep, keep_checkpoint_every_n_hours=hours, defer_build=True, save_relative_paths=True
+            )
+            v1.add_to_collection(v1.GraphKeys.SAVERS, saver)
+        return scaffold
+
+    def _restored(self, spec: EstimatorSpec, checkpoint: str | None, all_hooks: list[Any]) -> Any:
+        """A session with the variables of a checkpoint, which rank 0 must be able to read; with `BeginEqual` the others need not."""
+        equal = any(isinstance(hook, hooks.BeginEqual) for hook in all_hooks)
+        path = checkpoint if world.current().world.rank == 0 or not equal else None
+        creator = v1.train.ChiefSessionCreator(
+            spec.scaffold or v1.train.Scaffold(),
+            config=self._config.session_config,
+            checkpoint_filename_with_path=path,
+        )
+        return v1.train.MonitoredSession(creator, all_hooks)
+
+    def _checkpoint(self, given: str | None) -> str:
+        found = given or self.latest_checkpoint()
+        if found is None:
+            raise ValueError(f"Could not find trained model in model_dir: {self.model_dir}. Train first.")
+        return found
+
+    def global_step(self) -> int:
+        """Updates so far: of the newest checkpoint; 0 if there is none."""
+        comm, found = world.current().comm, self.latest_checkpoint()
+        mine = int(tf.train.load_variable(found, "global_step")) if found and comm.rank == 0 else 0
+        return int(comm.broadcast_object(mine))
+
+
+class _GraphScope(StepScope):
+    """A step whose graph has no order but that of its edges: what is assigned is made equal outside of it."""
+
+    def before_assign(self, variable: tf.Variable) -> None:
+        """Nothing is noted."""
+
+    def before_read(self, variable: tf.Variable) -> None:
+        """A value read is this worker's."""
+
+
+def check_steps(steps: int | None, max_steps: int | None) -> None:
+    """Raises ValueError where both are given, or one is not positive."""
+    if steps is not None and max_steps is not None:
+        raise ValueError("Can not provide both steps and max_steps.")
+    for name, value in (("steps", steps), ("max_steps", max_steps)):
+        if value is not None and value <= 0:
+            raise ValueError(f"Must specify {name} > 0, given: {value}.")
+
+
+def _with_model_dir(config: RunConfig, model_dir: Any) -> RunConfig:
+    """All workers use rank 0's folder, also where it had to make one up."""
+    if model_dir is not None and config.model_dir not in (None, str(model_dir)):
+        raise ValueError(
+            f"`model_dir` is given as {model_dir}, and the RunConfig has {config.model_dir}. Give one of them."
+        )
+    chosen = str(model_dir) if model_dir is not None else config.model_dir
+    comm = world.current().comm
+    if chosen is None:
+        made = tempfile.mkdtemp() if comm.rank == 0 else None
+        chosen = comm.broadcast_object(made)
+    config.model_dir = chosen
+    return config
+
+
+def _over_all(scope: StepScope, loss: Any) -> Any:
+    """The loss of the global batch: the workers' weighted by their samples."""
+    loss = tf.reshape(tf.convert_to_tensor(loss), [])
+    if scope.session.comm.size == 1:
+        return loss
+    share = 1.0 if private.losses_are_sums(v1.get_default_graph()) else scope.fraction()
+    mine = tf.where(scope.active, loss * tf.cast(share, loss.dtype), tf.zeros_like(loss))
+    return ops.allreduce(scope.session.comm, tf.stop_gradient(mine))
+
+
+def _operation(train_op: Any) -> Any:
+    if isinstance(train_op, tf.Operation | tf.Tensor):
+        return train_op
+    raise TypeError(
+        f"`train_op` must be an operation of the graph. Received: {type(train_op).__name__}. The optimizers of Keras 3 make none: use one of "
+        "tf.compat.v1.train, or tf_keras.optimizers.legacy with TF_USE_LEGACY_KERAS=1."
+    )
+
+
+@contextlib.contextmanager
+def _new_graph() -> Iterator[Any]:
+    """A graph to build; it has no strategy, and names as any other graph of the same functions."""
+    with tf.Graph().as_default() as graph, private.names_of_a_new_graph():
+        yield graph
+
+
+def _check_reduced(reductions: int) -> None:
+    """Raises ConfigurationError where workers would each train alone."""
+    if world.current().world.size > 1 and not reductions and v1.trainable_variables():
+        raise ConfigurationError(
+            "`model_fn` has built a training step whose gradients are not exchanged: it updates variables without an optimizer. Use one of "
+            "tf.compat.v1.train (or a class derived from its Optimizer), or of tf_keras.optimizers.legacy."
+        )
+
+
+def _metrics(spec: EstimatorSpec) -> dict[str, tuple[Any, Any]]:
+    found = {}
+    for name, metric in (spec.eval_metric_ops or {}).items():
+        if isinstance(metric, tuple | list):
+            found[name] = (metric[0], metric[1])
+        elif getattr(metric, "updates", None):  # Keras 2
+            found[name] = (metric.result(), tf.group(*metric.updates))
+            for variable in metric.variables:
+                v1.add_to_collection(v1.GraphKeys.LOCAL_VARIABLES, variable)
+        else:
+            raise TypeError(
+                f"The metric {name!r} makes no operations in a graph. Use tf.compat.v1.metrics, or a metric of tf_keras with "
+                "TF_USE_LEGACY_KERAS=1."
+            )
+    return found
+
+
+def _steps_of(session: Any, fetches: Any, totals: hooks.Values, steps: int | None) -> list[float]:
+    """The losses of all steps, which are run until the data or ``steps`` end; a worker without samples adds nothing to metrics."""
+    losses: list[float] = []
+    comm = world.current().comm
+    while not any(comm.agree("stop evaluating?", float(session.should_stop()))) and (
+        steps is None or len(losses) < steps
+    ):
+        before = totals.read(_without_hooks(session)) if comm.size > 1 else []
+        try:
+            loss, active, _ = session.run(fetches)
+        except tf.errors.OutOfRangeError:
+            break
+        losses.append(float(loss))
+        if not active:
+            totals.write(_without_hooks(session), before)
+    if not losses:
+        raise ValueError("The evaluation's `input_fn` gave no batch.")
+    return losses
+
+
+def _without_hooks(session: Any) -> Any:
+    """The session inside a monitored one."""
+    return session.run_step_fn(lambda step_context: step_context.session)
+
+
+def _rows(batch: Any) -> Iterator[Any]:
+    count = len(tf.nest.flatten(batch)[0])
+    for row in range(count):
+        yield tf.nest.map_structure(lambda values, row=row: values[row], batch)

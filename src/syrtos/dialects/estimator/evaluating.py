@@ -1,0 +1,102 @@
+"""`tf.estimator.train_and_evaluate`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.dialects.estimator.config import TaskType
+from syrtos.dialects.estimator.specs import EvalSpec, TrainSpec
+
+
+def train_and_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[Any, Any]:
+    """Trains, evaluating after checkpoints (no more often than ``throttle_secs``) and at the end; all workers take part in both.
+
+    With TF_CONFIG's role of an evaluator it only evaluates, each new checkpoint until one has ``max_steps``. A ``ps`` has nothing to do, and
+    ends here, where it never returned.
+
+    Returns:
+        The last evaluation's metrics, and what the exporters returned for it.
+    """
+    if not isinstance(train_spec, TrainSpec) or not isinstance(eval_spec, EvalSpec):
+        raise TypeError("`train_spec` must be a TrainSpec, and `eval_spec` an EvalSpec.")
+    role = estimator.config.task_type
+    if role == TaskType.PS:
+        print(
+            "syrtos: no parameter servers hold an Estimator's weights; this task of TF_CONFIG has nothing to do.",
+            file=sys.stderr,
+        )
+        sys.exit(0)
+    evaluations = _Evaluations(estimator, train_spec, eval_spec)
+    if role == TaskType.EVALUATOR:
+        return evaluations.follow()
+    estimator.train_saving_for(train_spec, evaluations.saved)
+    return evaluations.last()
+
+
+class _Evaluations:
+    """The evaluations of one call."""
+
+    def __init__(self, estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
+        self._estimator = estimator
+        self._end = train_spec.max_steps
+        self._spec = eval_spec
+        self._result: tuple[Any, Any] = (None, None)
+        self._evaluated: int | None = None
+        self._since = time.monotonic() - eval_spec.throttle_secs
+        self._first = True
+
+    def saved(self, step: int) -> None:
+        """A checkpoint has been written; the one before the first step is nothing to evaluate."""
+        if self._first:
+            self._first = False
+            return
+        waited = time.monotonic() - self._since >= self._spec.throttle_secs
+        if any(world.current().comm.agree("evaluate?", float(waited))):
+            self._evaluate(step)
+
+    def last(self) -> tuple[Any, Any]:
+        """Evaluates the last checkpoint, if that has not been done."""
+        found = self._estimator.latest_checkpoint()
+        if found is None:
+            return self._result
+        step = _step_of(found)
+        if step != self._evaluated or (self._end is None and self._spec.exporters):
+            self._evaluate(step, final=True)
+        return self._result
+
+    def follow(self) -> tuple[Any, Any]:
+        """Evaluates each new checkpoint that somebody else writes."""
+        time.sleep(self._spec.start_delay_secs)
+        while True:
+            found, started = tf.train.latest_checkpoint(self._estimator.model_dir), time.monotonic()
+            if found and _step_of(found) != self._evaluated:
+                self._evaluate(_step_of(found), checkpoint=found)
+                if self._end and self._evaluated is not None and self._evaluated >= self._end:
+                    return self._result
+            time.sleep(max(min(self._spec.throttle_secs - (time.monotonic() - started), 60.0), 0.2))
+
+    def _evaluate(self, step: int, final: bool = False, checkpoint: str | None = None) -> None:
+        spec, estimator = self._spec, self._estimator
+        checkpoint = checkpoint or str(estimator.latest_checkpoint())
+        metrics = estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, checkpoint, spec.name)
+        is_final = final or (self._end is not None and step >= self._end)
+        exported, comm = [], world.current().comm
+        if comm.rank == 0:
+            with estimator.by_rank_0_alone():
+                exported = [self._export(one, checkpoint, metrics, is_final) for one in spec.exporters]
+        exported = comm.broadcast_object(exported)
+        self._result, self._evaluated, self._since = (metrics, exported), step, time.monotonic()
+
+    def _export(self, exporter: Any, checkpoint: str, metrics: Any, is_final: bool) -> Any:
+        path = str(Path(self._estimator.model_dir) / "export" / exporter.name)
+        return exporter.export(self._estimator, path, checkpoint, metrics, is_final)
+
+
+def _step_of(checkpoint: str) -> int:
+    return int(checkpoint.rpartition("-")[2])

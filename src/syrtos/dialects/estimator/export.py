@@ -1,0 +1,159 @@
+"""Saved models, and what they are fed with."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+v1: Any = tf.compat.v1
+
+_SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+
+
+class ServingInputReceiver:
+    """What a served model gets: ``features`` for ``model_fn``, and the tensors that are fed, by name."""
+
+    def __init__(self, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None) -> None:
+        self.features = features
+        self.receiver_tensors = (
+            dict(receiver_tensors) if isinstance(receiver_tensors, Mapping) else {"input": receiver_tensors}
+        )
+        self.receiver_tensors_alternatives = receiver_tensors_alternatives
+
+
+class TensorServingInputReceiver(ServingInputReceiver):
+    """The same, for a ``model_fn`` that takes a tensor."""
+
+
+def build_raw_serving_input_receiver_fn(
+    features: Mapping[str, Any], default_batch_size: int | None = None
+) -> Callable[[], ServingInputReceiver]:
+    """A served model that is fed with features as they are: tensors that tell their shapes and dtypes."""
+
+    def receiver_fn() -> ServingInputReceiver:
+        fed = {
+            name: v1.placeholder(t.dtype, [default_batch_size, *t.shape.as_list()[1:]], name=name)
+            for name, t in features.items()
+        }
+        return ServingInputReceiver(fed, fed)
+
+    return receiver_fn
+
+
+def build_parsing_serving_input_receiver_fn(
+    feature_spec: Mapping[str, Any], default_batch_size: int | None = None
+) -> Callable[[], ServingInputReceiver]:
+    """A served model that is fed with serialized `tf.train.Example`s."""
+
+    def receiver_fn() -> ServingInputReceiver:
+        examples = v1.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
+        return ServingInputReceiver(tf.io.parse_example(examples, feature_spec), {"examples": examples})
+
+    return receiver_fn
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOutput:
+    """One signature's outputs."""
+
+    outputs: Any = None
+
+    def as_outputs(self) -> dict[str, Any]:
+        """The tensors by name."""
+        return dict(self.outputs) if isinstance(self.outputs, Mapping) else {"output": self.outputs}
+
+
+class PredictOutput(ExportOutput):
+    """Any tensors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionOutput(ExportOutput):
+    """One number for each row."""
+
+    value: Any = None
+
+    def __init__(self, value: Any) -> None:
+        object.__setattr__(self, "value", value)
+
+    def as_outputs(self) -> dict[str, Any]:
+        """The tensors by name."""
+        return {"outputs": self.value}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassificationOutput(ExportOutput):
+    """Scores, names of classes, or both."""
+
+    scores: Any = None
+    classes: Any = None
+
+    def __init__(self, scores: Any = None, classes: Any = None) -> None:
+        object.__setattr__(self, "scores", scores)
+        object.__setattr__(self, "classes", classes)
+
+    def as_outputs(self) -> dict[str, Any]:
+        """The tensors by name."""
+        return {
+            name: value for name, value in (("scores", self.scores), ("classes", self.classes)) if value is not None
+        }
+
+
+def write(
+    spec: Any, receiver: Any, base: str, checkpoint: str, assets_extra: Mapping[str, str] | None, as_text: bool
+) -> str:
+    """Writes the saved model of the graph that is being built, in a new folder of ``base`` named by the time; returns its path."""
+    folder = new_folder(Path(base))
+    building = folder.with_name(f"temp-{folder.name}")
+    with v1.Session() as session:
+        scaffold = spec.scaffold or v1.train.Scaffold()
+        saver = scaffold.saver or v1.train.Saver()
+        saver.restore(session, checkpoint)
+        session.run([v1.local_variables_initializer(), v1.tables_initializer()])
+        builder = v1.saved_model.Builder(str(building))
+        builder.add_meta_graph_and_variables(
+            session,
+            [tf.saved_model.SERVING],
+            signature_def_map=_signatures(spec, receiver),
+            assets_collection=v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS),
+            main_op=tf.group(v1.tables_initializer(), v1.local_variables_initializer()),
+            saver=saver,
+        )
+        builder.save(as_text)
+    for name, source in (assets_extra or {}).items():
+        target = building / "assets.extra" / name
+        if not target.resolve().is_relative_to((building / "assets.extra").resolve()):
+            raise ValueError(f"`assets_extra` names a file outside of the saved model: {name}.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+    building.rename(folder)  # whoever looks for exports sees complete ones
+    return str(folder)
+
+
+def _signatures(spec: Any, receiver: Any) -> dict[str, Any]:
+    outputs = spec.export_outputs or {_SERVING: PredictOutput(spec.predictions)}
+    found = {name: _signature(receiver.receiver_tensors, output.as_outputs()) for name, output in outputs.items()}
+    if len(found) == 1:
+        found = {_SERVING: next(iter(found.values())), **found}
+    if _SERVING not in found:
+        raise ValueError(f"Several `export_outputs` need one called {_SERVING!r}. Received: {sorted(found)}.")
+    return found
+
+
+def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
+    return v1.saved_model.predict_signature_def(dict(inputs), dict(outputs))
+
+
+def new_folder(base: Path) -> Path:
+    """A path in ``base`` named by the time, which nobody has used."""
+    base.mkdir(parents=True, exist_ok=True)
+    now = int(time.time())
+    while (base / str(now)).exists():
+        now += 1
+    return base / str(now)

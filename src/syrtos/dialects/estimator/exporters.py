@@ -1,0 +1,187 @@
+"""`tf.estimator`'s exporters: saved models written after evaluations."""
+
+from __future__ import annotations
+
+import abc
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+
+class Exporter(abc.ABC):
+    """Something that exports an Estimator's model."""
+
+    def __init__(self, name: str) -> None:
+        """``name`` is a folder under ``model_dir/export``.
+
+        Raises:
+            ValueError: it is empty.
+        """
+        if not name:
+            raise ValueError("An exporter needs a name: it becomes the name of a folder.")
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self._name
+
+    @abc.abstractmethod
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> Any:
+        """Exports, and returns the folder of the saved model, or None if there is nothing to export now."""
+
+
+class _Saving(Exporter):
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Any,
+        assets_extra: Any = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = None,
+    ) -> None:
+        super().__init__(name)
+        if exports_to_keep is not None and exports_to_keep <= 0:
+            raise ValueError(f"`exports_to_keep` must be positive, or None for all. Received: {exports_to_keep}.")
+        self._keep = exports_to_keep
+        self._serving_input_receiver_fn = serving_input_receiver_fn
+        self._assets_extra = assets_extra
+        self._as_text = as_text
+
+    def _save(self, estimator: Any, export_path: str, checkpoint_path: str) -> Any:
+        saved = estimator.export_saved_model(
+            export_path,
+            self._serving_input_receiver_fn,
+            assets_extra=self._assets_extra,
+            as_text=self._as_text,
+            checkpoint_path=checkpoint_path,
+        )
+        _keep_last(export_path, self._keep)
+        return saved
+
+
+class FinalExporter(_Saving):
+    """Exports once, at the end."""
+
+    def __init__(
+        self, name: str, serving_input_receiver_fn: Any, assets_extra: Any = None, as_text: bool = False
+    ) -> None:
+        """Keeps what earlier runs have exported."""
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> Any:
+        """See `Exporter.export`."""
+        return self._save(estimator, export_path, checkpoint_path) if is_the_final_export else None
+
+
+class LatestExporter(_Saving):
+    """Exports after every evaluation, and keeps the last few."""
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Any,
+        assets_extra: Any = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        """``exports_to_keep``: None for all.
+
+        Raises:
+            ValueError: it is not positive.
+        """
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> Any:
+        """See `Exporter.export`."""
+        return self._save(estimator, export_path, checkpoint_path)
+
+
+def _loss_smaller(best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]) -> bool:
+    return current_eval_result["loss"] < best_eval_result["loss"]
+
+
+class BestExporter(_Saving):
+    """Exports whenever an evaluation is better than all before it, those of earlier runs in ``model_dir`` included."""
+
+    def __init__(
+        self,
+        name: str = "best_exporter",
+        serving_input_receiver_fn: Any = None,
+        event_file_pattern: str | None = "eval/*.tfevents.*",
+        compare_fn: Callable[..., bool] = _loss_smaller,
+        assets_extra: Any = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        """``compare_fn`` takes ``best_eval_result`` and ``current_eval_result`` and tells whether the current one is better."""
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+        self._pattern = event_file_pattern
+        self._better = compare_fn
+        self._best: Mapping[str, Any] | None = None
+        self._looked = False
+
+    def export(
+        self,
+        estimator: Any,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> Any:
+        """See `Exporter.export`."""
+        if not self._looked and self._pattern:
+            now = eval_result.get("global_step")
+            self._best = self._best_before(estimator.model_dir, self._pattern, None if now is None else int(now))
+        self._looked = True
+        if self._best is not None and not self._better(best_eval_result=self._best, current_eval_result=eval_result):
+            return None
+        self._best = eval_result
+        return self._save(estimator, export_path, checkpoint_path)
+
+    def _best_before(self, model_dir: str, pattern: str, now: int | None) -> Mapping[str, Any] | None:
+        """The best of the evaluations in the event files; ``now`` is the step of the one that has just been written."""
+        best = None
+        for path in sorted(Path(model_dir).glob(pattern)):
+            for event in tf.compat.v1.train.summary_iterator(str(path)):
+                found = {
+                    value.tag: value.simple_value for value in event.summary.value if value.HasField("simple_value")
+                }
+                if (
+                    found
+                    and event.step != now
+                    and (best is None or self._better(best_eval_result=best, current_eval_result=found))
+                ):
+                    best = found
+        return best
+
+
+def _keep_last(folder: str, count: int | None) -> None:
+    """Removes all but the newest exports, unless ``count`` is None: folders whose names are the times of their writing."""
+    exports = sorted((path for path in Path(folder).iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    for old in exports[: -count if count else 0]:
+        shutil.rmtree(old)

@@ -1,0 +1,199 @@
+"""What happens around the steps of a session, on all workers alike."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.comm.communicator import ReduceOp
+from syrtos.keras.replacing import SEED_STRIDE
+
+v1: Any = tf.compat.v1
+
+# These write files: rank 0's do it for all.
+_WRITERS = {"CheckpointSaverHook", "SummarySaverHook", "StepCounterHook", "ProfilerHook"}
+_STOP, _SAVE = 1.0, 2.0
+
+
+def here(hooks: Sequence[Any] | None) -> list[Any]:
+    """The hooks of a script that this worker runs."""
+    if world.current().world.rank == 0:
+        return list(hooks or ())
+    return [hook for hook in hooks or () if _WRITERS.isdisjoint(base.__name__ for base in type(hook).__mro__)]
+
+
+class BeginEqual(v1.train.SessionRunHook):
+    """All workers get rank 0's variables, which has initialized them or read them from a checkpoint."""
+
+    def __init__(self, own_noise: bool = False) -> None:
+        """``own_noise``: but states of random numbers differ, or all would drop out the same."""
+        self._own_noise = own_noise
+
+    def begin(self) -> None:
+        """Makes what assigns values, before the graph is final."""
+        self._all = Values(v1.global_variables())
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Broadcasts."""
+        comm = world.current().comm
+        variables = self._all.variables
+        if comm.size == 1 or not variables:
+            return
+        comm.agree(f"variables of a graph: {[f'{v.op.name} {v.shape}' for v in variables]}")
+        values = [comm.broadcast(value) for value in self._all.read(session)]
+        if self._own_noise:
+            seeds = ["seed_generator_state" in variable.op.name for variable in variables]
+            values = [
+                value + np.asarray([comm.rank * SEED_STRIDE, 0], value.dtype) if is_seed else value
+                for value, is_seed in zip(values, seeds, strict=True)
+            ]
+        self._all.write(session, values)
+
+
+class Together(v1.train.SessionRunHook):
+    """Stops and saves at the same step on all workers; rank 0 writes the checkpoints.
+
+    Before a checkpoint moving statistics, to which each worker has added those of its own samples, become the mean of all.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        directory: str,
+        scaffold: Any,
+        listeners: Sequence[Any],
+        saved: Callable[[int], None] | None = None,
+    ) -> None:
+        """``saved`` is called on all workers after a checkpoint, with its step."""
+        self._steps = config.save_checkpoints_steps
+        self._seconds = config.save_checkpoints_secs
+        self._path = str(Path(directory) / "model.ckpt")
+        self._scaffold = scaffold
+        self._graph_def = config.checkpoint_save_graph_def
+        self._listeners = listeners
+        self._saved = saved
+        self._last_step = -1
+        self._last_time = 0.0
+
+    def begin(self) -> None:
+        """Makes what averages."""
+        self._step = v1.train.get_global_step()
+        for listener in self._listeners:
+            listener.begin()
+        local = {id(v) for v in v1.trainable_variables()}
+        self._statistics = Values(
+            v for v in v1.global_variables() if id(v) not in local and v.dtype.is_floating and _is_moving(v.op.name)
+        )
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """The state before the first step is a checkpoint too."""
+        if self._steps or self._seconds:
+            self._save(session, int(session.run(self._step)))
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Agrees on what to do now."""
+        step = int(run_context.session.run(self._step))  # asked for with the update it could be from before
+        mine = _STOP * bool(run_context.stop_requested) + _SAVE * self._is_due(step)
+        wishes = [int(wish) for wish in world.current().comm.agree("stop or save?", mine)]
+        if any(wish & int(_SAVE) for wish in wishes) and self._save(run_context.session, step):
+            run_context.request_stop()
+        if any(wish & int(_STOP) for wish in wishes):
+            run_context.request_stop()
+
+    def end(self, session: Any) -> None:
+        """The last state is a checkpoint."""
+        step = int(session.run(self._step))
+        if step != self._last_step and (self._steps or self._seconds):
+            self._save(session, step)
+        for listener in self._listeners:
+            listener.end(session, step)
+
+    def _is_due(self, step: int) -> bool:
+        if self._steps:
+            return step - self._last_step >= self._steps
+        elapsed = time.monotonic() - self._last_time
+        return bool(self._seconds) and world.current().world.rank == 0 and elapsed >= self._seconds
+
+    def _save(self, session: Any, step: int) -> bool:
+        """Whether a listener wants training to stop."""
+        self._last_step, self._last_time = step, time.monotonic()
+        comm = world.current().comm
+        self._statistics.reduce(session, ReduceOp.MEAN)
+        for listener in self._listeners:
+            listener.before_save(session, step)
+        if comm.rank == 0:
+            self._scaffold.saver.save(session, self._path, global_step=step, write_meta_graph=self._graph_def)
+        comm.agree("checkpoint is written")
+        # on all workers: a listener may evaluate
+        wishes = [bool(listener.after_save(session, step)) for listener in self._listeners]
+        stop = any(comm.agree("stop after saving?", float(any(wishes))))
+        if self._saved:
+            self._saved(step)
+        return stop
+
+
+class LogLoss(v1.train.SessionRunHook):
+    """Says the loss every so many steps, and stops where it is no number, on all workers."""
+
+    def __init__(self, loss: Any, every: int | None) -> None:
+        self._loss = loss
+        self._every = every
+        self._seen = 0
+        self._since = time.monotonic()
+
+    def before_run(self, run_context: Any) -> Any:
+        """Asks for the loss."""
+        return v1.train.SessionRunArgs(self._loss)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Logs, on rank 0."""
+        loss = float(run_values.results)
+        if math.isnan(loss):
+            raise v1.train.NanLossDuringTrainingError
+        if self._every and self._seen % self._every == 0 and world.current().world.rank == 0:
+            now = time.monotonic()
+            v1.logging.info("loss = %s, after %d steps (%.3f sec)", loss, self._seen, now - self._since)
+            self._since = now
+        self._seen += 1
+
+
+class Values:
+    """Variables of the graph that is being built, to be read and set in its sessions."""
+
+    def __init__(self, variables: Iterable[Any]) -> None:
+        self.variables = list(variables)
+        self._given = [v1.placeholder(v.dtype.base_dtype, v.shape) for v in self.variables]
+        pairs = zip(self.variables, self._given, strict=True)
+        self._assign = tf.group(*(v1.assign(variable, value) for variable, value in pairs))
+
+    def read(self, session: Any) -> list[Any]:
+        """The values."""
+        return session.run(self.variables)
+
+    def write(self, session: Any, values: Sequence[Any]) -> None:
+        """Sets the values."""
+        session.run(self._assign, dict(zip(self._given, values, strict=True)))
+
+    def reduce(self, session: Any, op: ReduceOp) -> None:
+        """Makes them those of all workers together."""
+        comm = world.current().comm
+        if comm.size > 1 and self.variables:
+            self.write(session, [comm.allreduce(np.asarray(value), op) for value in self.read(session)])
+
+
+def metric_totals() -> Values:
+    """Local variables, which are what metrics count in: what all workers have added is their sum."""
+    found = {id(v): v for v in v1.local_variables() if v.dtype.is_floating or v.dtype.is_integer}
+    return Values(found.values())
+
+
+def _is_moving(name: str) -> bool:
+    """Moving statistics as Keras and `tf.compat.v1.layers` call them; an optimizer's averages are equal on all workers already."""
+    return "moving_" in name.rsplit("/", 1)[-1]

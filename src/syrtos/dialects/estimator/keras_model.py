@@ -1,0 +1,246 @@
+"""`tf.keras.estimator.model_to_estimator`: an Estimator's calls on a Keras model, which `fit` trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.dialects import keras2
+from syrtos.dialects.estimator import inputs
+from syrtos.dialects.estimator.config import RunConfig
+from syrtos.dialects.estimator.estimator import Estimator, check_steps
+from syrtos.dialects.estimator.export import new_folder
+from syrtos.dialects.estimator.specs import ModeKeys, TrainSpec
+from syrtos.keras import input as pipelines
+from syrtos.keras import private
+
+keras: Any = keras2.keras()
+
+
+def model_to_estimator(
+    keras_model: Any = None,
+    keras_model_path: str | None = None,
+    custom_objects: Any = None,
+    model_dir: Any = None,
+    config: RunConfig | None = None,
+    checkpoint_format: str | None = None,
+    metric_names_map: dict[str, str] | None = None,
+    export_outputs: Any = None,
+) -> KerasEstimator:
+    """An Estimator of a compiled Keras model.
+
+    Raises:
+        ValueError: not exactly one of model and path is given, or the model is not compiled.
+    """
+    if (keras_model is None) == (keras_model_path is None):
+        raise ValueError("Either `keras_model` or `keras_model_path` needs to be provided, and not both.")
+    if export_outputs is not None:
+        raise ValueError("`export_outputs` are signatures of a graph; a Keras model is exported with its own.")
+    del checkpoint_format
+    model = keras_model or keras.models.load_model(keras_model_path, custom_objects)
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError("The given Keras model has not been compiled yet. Call `compile` on it first.")
+    return KerasEstimator(model, model_dir, config, metric_names_map or {})
+
+
+class KerasEstimator(Estimator):
+    """Trains by `fit`, and keeps checkpoints of the model, its optimizer and the global step in ``model_dir``."""
+
+    def __init__(self, model: Any, model_dir: Any, config: RunConfig | None, names: dict[str, str]) -> None:
+        super().__init__(_no_graph, model_dir, config)
+        self._model = model
+        self._names = names
+        self._step = tf.Variable(tf.constant(0, tf.int64), trainable=False, name="global_step")
+        self._saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer, global_step=self._step)
+        self._loaded: str | None = None
+        self._manager = tf.train.CheckpointManager(
+            self._saved,
+            self.model_dir,
+            max_to_keep=self._config.keep_checkpoint_max or None,
+            checkpoint_name="model.ckpt",
+        )
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> Self:
+        """See `Estimator.train`."""
+        _no_hooks(hooks, saving_listeners)
+        self._train(input_fn, steps, max_steps, None)
+        return self
+
+    def train_saving_for(self, spec: TrainSpec, saved: Callable[[int], None]) -> None:
+        """The training of `train_and_evaluate`."""
+        _no_hooks(spec.hooks, spec.saving_listeners)
+        self._train(spec.input_fn, None, spec.max_steps, saved)
+
+    def _train(self, input_fn: Any, steps: int | None, max_steps: int | None, saved: Any) -> None:
+        check_steps(steps, max_steps)
+        self._restore(self.latest_checkpoint())
+        left = max_steps - int(self._step) if max_steps is not None else steps
+        if left is not None and left <= 0:
+            return
+        dataset = self._dataset(input_fn, ModeKeys.TRAIN)
+        if saved:
+            saved(int(self._step))
+        self._model.fit(
+            dataset if left is None else dataset.take(left),
+            verbose=0,
+            callbacks=[_Checkpoints(self, saved)],
+        )
+        if self._loaded is None or not self._loaded.endswith(f"-{int(self._step)}"):
+            self.save()
+            if saved:
+                saved(int(self._step))
+
+    def step_done(self) -> int:
+        """Counts a step; the steps so far."""
+        self._step.assign_add(1)
+        return int(self._step)
+
+    def save(self) -> None:
+        """Writes a checkpoint, on rank 0."""
+        if world.current().world.rank == 0:
+            self._loaded = self._manager.save(checkpoint_number=int(self._step))
+        self._loaded = world.current().comm.broadcast_object(self._loaded)
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """See `Estimator.evaluate`."""
+        _no_hooks(hooks)
+        self._restore(self._checkpoint(checkpoint_path))
+        dataset = self._dataset(input_fn, ModeKeys.EVAL)
+        found = self._model.evaluate(dataset if steps is None else dataset.take(steps), verbose=0, return_dict=True)
+        results: dict[str, Any] = {
+            self._names.get(str(key), str(key)): np.float32(value) for key, value in found.items()
+        }
+        results["global_step"] = int(self._step)
+        self._write_summary(results, name)
+        return results
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Any = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """See `Estimator.predict`; outputs go by the names of the layers that make them."""
+        _no_hooks(hooks)
+        self._restore(self._checkpoint(checkpoint_path))
+        names = getattr(self._model, "output_names", None) or [self._model.layers[-1].name]
+        for batch in self._dataset(input_fn, ModeKeys.PREDICT):
+            features = batch[0] if isinstance(batch, tuple) else batch
+            outputs = tf.nest.flatten(self._model(features, training=False))
+            values = {name: out.numpy() for name, out in zip(names, outputs, strict=True)}
+            values = {
+                name: out for name, out in values.items() if not predict_keys or name in np.atleast_1d(predict_keys)
+            }
+            if not yield_single_examples:
+                yield values
+                continue
+            for row in range(len(next(iter(values.values())))):
+                yield {name: out[row] for name, out in values.items()}
+
+    def export_saved_model(
+        self,
+        export_dir_base: Any,
+        serving_input_receiver_fn: Any = None,
+        assets_extra: Any = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> bytes:
+        """Writes the model with the signature of its inputs, in a folder named by the time; receivers are not needed."""
+        del serving_input_receiver_fn, assets_extra, as_text, experimental_mode
+        self._restore(self._checkpoint(checkpoint_path))
+        written = ""
+        if world.current().world.rank == 0:
+            written = str(new_folder(Path(str(export_dir_base))))
+            archive: Any = keras.export.ExportArchive()
+            archive.track(self._model)
+            fed: Any = [tf.TensorSpec(one.shape, one.dtype) for one in self._model.inputs]
+            archive.add_endpoint("serving_default", self._answer, fed)
+            archive.write_out(written)
+        return (written if self._by_rank_0_alone else world.current().comm.broadcast_object(written)).encode()
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _answer(self, first: Any, *others: Any) -> Any:
+        return self._model([first, *others] if others else first)
+
+    def _dataset(self, input_fn: Any, mode: str) -> tf.data.Dataset:
+        known = {"mode": mode, "params": self._params, "config": self._config}
+        found = input_fn(**inputs.called_with(input_fn, known))
+        if not isinstance(found, tf.data.Dataset):
+            once = tf.data.Dataset.from_tensors(found)
+            found = once.repeat() if mode == ModeKeys.TRAIN else once
+        place = world.current().world
+        if mode == ModeKeys.TRAIN and self._config.train_distribute and place.size > 1:  # a batch is one of each worker
+            mine = found.shard(place.size, place.rank)
+            return private.shared_out(pipelines.worker_batches(mine, world.current().input_comm))
+        return found
+
+    def _restore(self, path: str | None) -> None:
+        if path is not None and path != self._loaded:
+            self._saved.restore(path).expect_partial()
+            self._loaded = path
+
+    def global_step(self) -> int:
+        """Updates so far."""
+        return int(self._step)
+
+
+class _Checkpoints(keras.callbacks.Callback):
+    """Counts steps, and saves when the settings say so."""
+
+    def __init__(self, estimator: KerasEstimator, saved: Callable[[int], None] | None) -> None:
+        super().__init__()
+        self._estimator = estimator
+        self._saved = saved
+        self._last = estimator.global_step()
+        self._since = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """On all workers at the same step."""
+        step = self._estimator.step_done()
+        if self._is_due(step):
+            self._last, self._since = step, time.monotonic()
+            self._estimator.save()
+            if self._saved:
+                self._saved(step)
+
+    def _is_due(self, step: int) -> bool:
+        config = self._estimator.config
+        if config.save_checkpoints_steps:
+            return step - self._last >= config.save_checkpoints_steps
+        late = bool(config.save_checkpoints_secs) and time.monotonic() - self._since >= config.save_checkpoints_secs
+        return any(world.current().comm.agree("save?", float(late)))
+
+
+def _no_hooks(*given: Any) -> None:
+    if any(given):
+        raise ValueError(
+            "Hooks and saving listeners work on sessions, and the Estimator of a Keras model has none: use callbacks with `model.fit`."
+        )
+
+
+def _no_graph(features: Any, labels: Any, mode: str) -> Any:
+    raise TypeError("The Estimator of a Keras model has no `model_fn`.")

@@ -1,0 +1,134 @@
+"""TensorFlow 1's optimizers inside a ``model_fn``: their gradients become those of all workers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.keras import gradients, private
+from syrtos.keras.replacing import replace
+from syrtos.keras.step import current_step
+
+v1: Any = tf.compat.v1
+_REDUCED = "_syrtos_reduced"
+
+
+@functools.cache
+def install() -> None:
+    """Acts while the graph of a training step is built, on several workers."""
+    optimizer = v1.train.Optimizer
+    replace(optimizer, "compute_gradients", _reducing)
+    for kind in [optimizer, *_subclasses(optimizer)]:
+        _wrap_own(kind)
+    # What a script derives from it later, as BERT's optimizer, which overrides `apply_gradients` alone.
+    optimizer.__init_subclass__ = classmethod(lambda kind, **kwargs: _wrap_own(kind))
+    v1.train.SyncReplicasOptimizer = SyncReplicasOptimizer
+
+
+def _subclasses(kind: Any) -> list[Any]:
+    return [one for child in kind.__subclasses__() for one in (child, *_subclasses(child))]
+
+
+def _wrap_own(kind: Any) -> None:
+    if "apply_gradients" in vars(kind) and kind is not SyncReplicasOptimizer:
+        replace(kind, "apply_gradients", _reducing_others)
+
+
+def _reducing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Before the script clips them."""
+
+    def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = original(self, *args, **kwargs)
+        return _reduced(pairs) if _trains() else pairs
+
+    return compute_gradients
+
+
+def _reducing_others(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients that a script has computed by itself."""
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        if _trains() and not _come_from_reduced([g for g, _ in pairs if g is not None]):
+            pairs = _reduced(pairs)
+        return original(self, pairs, *args, **kwargs)
+
+    return apply_gradients
+
+
+def _trains() -> bool:
+    step = current_step()
+    return step is not None and step.training
+
+
+def _reduced(pairs: Any) -> list[tuple[Any, Any]]:
+    step, graph = current_step(), v1.get_default_graph()
+    assert step is not None
+    pairs = list(pairs)
+    grads = [g for g, _ in pairs]
+    if private.losses_are_sums(graph):  # the mean below is weighted by samples: undone
+        grads = [None if g is None else gradients.times(g, 1.0 / tf.cast(step.fraction(), g.dtype)) for g in grads]
+    mean = gradients.Reduction(step.session.comm).apply(grads, weight=step.samples)
+    marks = [_values(g).op for g in mean if g is not None]
+    setattr(graph, _REDUCED, {*getattr(graph, _REDUCED, ()), *marks})
+    return [(gradient, variable) for gradient, (_, variable) in zip(mean, pairs, strict=True)]
+
+
+def _come_from_reduced(grads: Any) -> bool:
+    """Whether all of them were reduced, and maybe clipped since."""
+    marks = getattr(v1.get_default_graph(), _REDUCED, set())
+    return bool(marks) and all(_leads_to(_values(g).op, marks) for g in grads)
+
+
+def _leads_to(operation: Any, marks: set[Any]) -> bool:
+    seen, waiting = set[Any](), [operation]
+    while waiting:
+        one = waiting.pop()
+        if one in marks:
+            return True
+        if one not in seen:
+            seen.add(one)
+            waiting += [tensor.op for tensor in one.inputs]
+    return False
+
+
+def _values(gradient: Any) -> Any:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+class SyncReplicasOptimizer(v1.train.Optimizer):
+    """Every update is made of all workers' gradients anyway: the optimizer it is given, and a hook that has nothing to do."""
+
+    def __init__(self, opt: Any, *args: Any, **kwargs: Any) -> None:
+        """Numbers of replicas are not asked for: they are the workers of the run."""
+        del args
+        super().__init__(False, kwargs.get("name", "sync_replicas"))
+        self._inner = opt
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """The inner optimizer's."""
+        return self._inner.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """The inner optimizer's."""
+        return self._inner.apply_gradients(grads_and_vars, global_step, name)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """The inner optimizer's."""
+        return self._inner.get_slot(*args, **kwargs)
+
+    def variables(self) -> Any:
+        """The inner optimizer's."""
+        return self._inner.variables()
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """The inner optimizer's."""
+        return self._inner.get_slot_names(*args, **kwargs)
+
+    def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> Any:
+        """A hook that does nothing."""
+        del is_chief, num_tokens
+        return v1.train.SessionRunHook()

@@ -1,0 +1,124 @@
+"""What scripts hand to an Estimator, and what their ``model_fn`` hands back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.dialects.estimator.exporters import Exporter
+
+
+class ModeKeys:
+    """What a ``model_fn`` is called for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "infer"
+
+
+@dataclasses.dataclass(frozen=True)
+class EstimatorSpec:
+    """The graph that a ``model_fn`` has built; see the documentation of TensorFlow 2.15.
+
+    Attributes:
+        mode: one of `ModeKeys`.
+        predictions: tensors, or a dict of them.
+        loss: a scalar; for TRAIN and EVAL.
+        train_op: makes one update; for TRAIN.
+        eval_metric_ops: ``(value, update)`` tensors by name, as `tf.compat.v1.metrics` gives them.
+    """
+
+    mode: str
+    predictions: Any = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metric_ops: Mapping[str, Any] | None = None
+    export_outputs: Mapping[str, Any] | None = None
+    training_chief_hooks: Sequence[Any] | None = None
+    training_hooks: Sequence[Any] | None = None
+    scaffold: Any = None
+    evaluation_hooks: Sequence[Any] | None = None
+    prediction_hooks: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        needed = {
+            ModeKeys.TRAIN: ("loss", "train_op"),
+            ModeKeys.EVAL: ("loss",),
+            ModeKeys.PREDICT: ("predictions",),
+        }
+        if self.mode not in needed:
+            raise ValueError(f"`mode` must be one of tf.estimator.ModeKeys. Received: {self.mode!r}.")
+        missing = [name for name in needed[self.mode] if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"An EstimatorSpec for mode {self.mode!r} needs {' and '.join(missing)}.")
+
+    def _replace(self, **kwargs: Any) -> EstimatorSpec:
+        """A copy with other values, as the original namedtuple had."""
+        return dataclasses.replace(self, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSpec:
+    """What `train_and_evaluate` trains on, and until which global step."""
+
+    input_fn: Callable[..., Any]
+    max_steps: int | None = None
+    hooks: Sequence[Any] | None = None
+    saving_listeners: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_steps is not None and self.max_steps <= 0:
+            raise ValueError(f"Must specify max_steps > 0. Received: {self.max_steps}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSpec:
+    """What `train_and_evaluate` evaluates on, how much of it, and what it exports then."""
+
+    input_fn: Callable[..., Any]
+    steps: int | None = 100
+    name: str | None = None
+    hooks: Sequence[Any] | None = None
+    exporters: Any = None
+    start_delay_secs: float = 120
+    throttle_secs: float = 600
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps <= 0:
+            raise ValueError(f"Must specify steps > 0. Received: {self.steps}.")
+        given = self.exporters
+        found = [] if given is None else [given] if isinstance(given, Exporter) else list(given)
+        if any(not isinstance(one, Exporter) for one in found):
+            raise TypeError(f"`exporters` must be tf.estimator.Exporter objects. Received: {given!r}.")
+        names = [one.name for one in found]
+        if len(set(names)) < len(names):
+            raise ValueError(f"Exporters must have unique names. Received: {names}.")
+        object.__setattr__(self, "exporters", tuple(found))
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartSettings:
+    """Where initial weights come from."""
+
+    ckpt_to_initialize_from: str
+    vars_to_warm_start: Any = ".*"
+    var_name_to_vocab_info: Mapping[str, Any] | None = None
+    var_name_to_prev_var_name: Mapping[str, str] | None = None
+
+
+def warm_start(settings: Any) -> None:
+    """Makes the graph's variables begin from a checkpoint."""
+    if settings is None:
+        return
+    if isinstance(settings, str):
+        settings = WarmStartSettings(settings)
+    if settings.var_name_to_vocab_info:
+        raise ValueError("Warm-starting over vocabularies is not supported: give weights of equal shapes.")
+    tf.compat.v1.train.warm_start(
+        settings.ckpt_to_initialize_from,
+        settings.vars_to_warm_start,
+        var_name_to_prev_var_name=dict(settings.var_name_to_prev_var_name or {}),
+    )

@@ -1,0 +1,219 @@
+"""Run by every worker of `syrtos run`: ``estimator_checks.py CHECK,CHECK FOLDER``; each check that holds prints ``ok CHECK``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import syrtos
+
+v1: Any = tf.compat.v1
+E: Any = tf.estimator  # pyright: ignore[reportAttributeAccessIssue]
+X = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+
+
+def reads(batch: int = 16, repeat: int | None = None) -> Any:
+    return lambda: tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).repeat(repeat).batch(batch)
+
+
+def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    p = v1.layers.dense(features["x"], 1, name="dense")
+    if mode == E.ModeKeys.PREDICT:
+        return E.EstimatorSpec(mode, predictions={"p": p, "twice": 2 * p})
+    loss = v1.losses.mean_squared_error(labels, p)
+    step = v1.train.get_global_step()
+    op = v1.train.GradientDescentOptimizer(params.get("rate", 0.05)).minimize(loss, global_step=step)
+    hooks = params.get("hooks", lambda tensor: [])(loss)
+    return E.EstimatorSpec(mode, loss=loss, train_op=op, training_hooks=hooks)
+
+
+def estimator(folder: Path, config: Any = None, **params: Any) -> Any:
+    return E.Estimator(model_fn, str(folder), config, params)
+
+
+def serving() -> Any:
+    x = v1.placeholder(tf.float32, [None, 4], name="x")
+    return E.export.ServingInputReceiver({"x": x}, {"x": x})
+
+
+def predicts(folder: Path) -> None:
+    made = estimator(folder).train(reads(), steps=30)
+    rows = list(made.predict(reads(repeat=1), predict_keys="p"))
+    assert [set(row) for row in rows] == [{"p"}] * 96
+    w, b = made.get_variable_value("dense/kernel"), made.get_variable_value("dense/bias")
+    np.testing.assert_allclose(np.stack([row["p"] for row in rows]), X @ w + b, rtol=1e-4, atol=1e-5)
+    batches = list(made.predict(reads(repeat=1), yield_single_examples=False))
+    assert [len(batch["p"]) for batch in batches] == [16] * 6
+    assert made.get_variable_names() == ["dense/bias", "dense/kernel", "global_step"]
+
+
+def exports(folder: Path) -> None:
+    made = estimator(folder, E.RunConfig(save_checkpoints_steps=10))
+    exporters = [
+        E.BestExporter("best", serving, exports_to_keep=1),
+        E.LatestExporter("latest", serving),
+        E.FinalExporter("final", serving),
+    ]
+    spec = E.EvalSpec(reads(repeat=1), steps=None, name="held_out", exporters=exporters, throttle_secs=0)
+    metrics, written = E.train_and_evaluate(made, E.TrainSpec(reads(), max_steps=30), spec)
+    assert metrics["global_step"] == 30
+    syrtos.barrier()
+    assert (folder / "eval_held_out").is_dir()
+    counts = {name: len(list((folder / "export" / name).iterdir())) for name in ("best", "latest", "final")}
+    assert counts == {"best": 1, "latest": 3, "final": 1}, counts
+    served = tf.saved_model.load(written[1].decode()).signatures["serving_default"]
+    expected = np.stack([row["p"] for row in made.predict(reads(repeat=1))])
+    np.testing.assert_allclose(served(x=tf.constant(X))["p"], expected, rtol=1e-5, atol=1e-6)
+
+
+def listens(folder: Path) -> None:
+    """Hooks and listeners run on every worker; a wish of one to stop is everybody's."""
+    steps: list[int] = []
+    told: list[str] = []
+
+    class Stops(v1.train.SessionRunHook):
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            steps.append(1)
+            if syrtos.rank() == 1 and len(steps) == 7:
+                run_context.request_stop()
+
+    class Listens(v1.train.CheckpointSaverListener):
+        def after_save(self, session: Any, global_step_value: int) -> None:
+            told.append(f"saved {global_step_value}")
+
+    made = estimator(folder, E.RunConfig(save_checkpoints_steps=5), hooks=lambda loss: [Stops()])
+    made.train(reads(), saving_listeners=[Listens()])
+    assert len(steps) == 7
+    assert told == ["saved 0", "saved 5", "saved 7"]
+
+
+def stops_at_nan(folder: Path) -> None:
+    with pytest.raises(v1.train.NanLossDuringTrainingError):
+        estimator(folder, rate=1e30).train(reads(), steps=50)
+
+
+def ends_with_data(folder: Path) -> None:
+    """Data that does not divide evenly: the last batch has fewer rows than there are workers."""
+    made = estimator(folder).train(lambda: reads(19, 1)().concatenate(reads(96, 1)().unbatch().take(1).batch(1)))
+    assert int(made.get_variable_value("global_step")) == 7
+    again = made.train(reads(), max_steps=7)
+    assert int(again.get_variable_value("global_step")) == 7
+
+
+def keras_model(folder: Path) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="out")])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    made = tf.keras.estimator.model_to_estimator(
+        model, model_dir=str(folder), config=E.RunConfig(save_checkpoints_steps=10)
+    )
+    data = lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)  # noqa: E731
+    spec = E.EvalSpec(data, steps=None, throttle_secs=0, exporters=E.LatestExporter("latest", None))
+    metrics, written = E.train_and_evaluate(made, E.TrainSpec(lambda: data().repeat(), max_steps=25), spec)
+    assert metrics["global_step"] == 25
+    rows = np.stack([row["out"] for row in made.predict(data)])
+    np.testing.assert_allclose(rows, model(X), rtol=1e-5, atol=1e-6)
+    syrtos.barrier()
+    served = tf.saved_model.load(written[0].decode()).signatures["serving_default"]
+    np.testing.assert_allclose(next(iter(served(tf.constant(X)).values())), rows, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="use callbacks"):
+        made.train(data, hooks=[v1.train.StopAtStepHook(3)])
+
+
+def unnamed_layers(folder: Path) -> None:
+    """Keras 3 layers without names, with statistics and random numbers of their own: found again in the next graph."""
+    import keras
+
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        training = mode == E.ModeKeys.TRAIN
+        hidden = keras.layers.BatchNormalization(momentum=0.5)(keras.layers.Dense(4)(features["x"]), training=training)
+        p = keras.layers.Dense(1)(keras.layers.Dropout(0.5)(hidden, training=training))
+        loss = v1.losses.mean_squared_error(labels, p)
+        op = v1.train.GradientDescentOptimizer(0.01).minimize(loss, global_step=v1.train.get_global_step())
+        return E.EstimatorSpec(mode, loss=loss, train_op=op)
+
+    made = E.Estimator(net, str(folder)).train(reads(), steps=6)
+    first = made.evaluate(reads(repeat=1))
+    assert first == made.evaluate(reads(repeat=1))
+    name = next(n for n in made.get_variable_names() if n.endswith("moving_mean"))
+    assert made.get_variable_value(name).any()
+    seed = next(n for n in made.get_variable_names() if "seed_generator_state" in n)
+    assert int(made.get_variable_value(seed)[1]) == 6
+
+
+def own_optimizer(folder: Path) -> None:
+    """As BERT's: gradients by hand, clipped, to a class that overrides `apply_gradients` alone."""
+
+    class Plain(v1.train.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(False, "plain")
+
+        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None) -> Any:
+            updates = [v1.assign_sub(v, 0.05 * g) for g, v in grads_and_vars]
+            return tf.group(*updates, v1.assign_add(global_step, 1))
+
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        w = v1.get_variable("w", (4, 1), initializer=v1.zeros_initializer())
+        loss = v1.losses.mean_squared_error(labels, features["x"] @ w, reduction=v1.losses.Reduction.SUM)
+        grads, _ = tf.clip_by_global_norm(tf.gradients(loss, [w]), 1.0)
+        op = Plain().apply_gradients([(grads[0], w)], v1.train.get_global_step())
+        return E.EstimatorSpec(mode, loss=loss, train_op=op, training_hooks=[Equal(w)])
+
+    class Equal(v1.train.SessionRunHook):
+        def __init__(self, w: Any) -> None:
+            self._w = w
+
+        def end(self, session: Any) -> None:
+            everyone = syrtos.allgather(session.run(self._w).reshape(1, -1))
+            np.testing.assert_array_equal(everyone[0], everyone[1])
+
+    E.Estimator(net, str(folder)).train(reads(), steps=5)
+
+
+def sum_of_losses(folder: Path) -> None:
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        w = v1.get_variable("w", (4, 1), initializer=v1.zeros_initializer())
+        loss = v1.losses.mean_squared_error(labels, features["x"] @ w, reduction=v1.losses.Reduction.SUM)
+        op = v1.train.GradientDescentOptimizer(0.01).minimize(loss, global_step=v1.train.get_global_step())
+        return E.EstimatorSpec(mode, loss=loss, train_op=op)
+
+    made = E.Estimator(net, str(folder))
+    before = made.evaluate(reads(19, 1), steps=1)["loss"]
+    np.testing.assert_allclose(before, np.sum(Y[:19] ** 2), rtol=1e-5)
+    made.train(reads(19, 1), steps=1)
+    expected = 0.01 * 2 * X[:19].T @ Y[:19]
+    np.testing.assert_allclose(made.get_variable_value("w"), expected, rtol=1e-4)
+
+
+def roles(folder: Path) -> None:
+    config = E.RunConfig()
+    rank = syrtos.rank()
+    assert (config.task_type, config.task_id, config.is_chief) == (
+        ("chief", 0, True) if rank == 0 else ("worker", 0, False)
+    )
+    assert (config.num_worker_replicas, config.num_ps_replicas, config.global_id_in_cluster) == (2, 0, rank)
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}})
+    try:
+        assert (E.RunConfig().task_type, E.RunConfig().num_worker_replicas) == ("evaluator", 0)
+    finally:
+        del os.environ["TF_CONFIG"]
+    with pytest.raises(ValueError, match="cannot be both set"):
+        E.RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1)
+    with pytest.raises(Exception, match="Instead: build the model in Keras"):
+        E.DNNClassifier([10], [])
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1].split(","):
+        folder = Path(sys.argv[2]) / name
+        globals()[name](folder)
+        print("ok", name, flush=True)
