@@ -153,6 +153,40 @@ def step(repeats: int, dialect: str) -> float:
     return statistics.median(clock.seconds[WARM_UP:]) * 1e3
 
 
+def estimator_step(repeats: int) -> float:
+    """The same step by an Estimator."""
+    import keras
+    import tensorflow as tf
+
+    v1, estimators = getattr(tf.compat, "v1"), getattr(tf, "estimator")  # noqa: B009 - pyright does not know them
+
+    rng = np.random.default_rng(0)
+    batch = mlp.BATCH_PER_WORKER * syrtos.size()
+    x = rng.normal(size=(batch, mlp.INPUT_WIDTH)).astype("float32")
+    y = rng.integers(0, mlp.CLASSES, size=batch)
+    clock = Clock()
+
+    class Timed(v1.train.SessionRunHook):
+        def before_run(self, run_context: Any) -> None:
+            clock.begin(0)
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            clock.end(0)
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        for width in mlp.HIDDEN_WIDTHS:
+            features = keras.layers.Dense(width, activation="relu")(features)
+        loss = v1.losses.sparse_softmax_cross_entropy(labels, keras.layers.Dense(mlp.CLASSES)(features))
+        optimizer = v1.train.GradientDescentOptimizer(mlp.LEARNING_RATE)
+        train_op = optimizer.minimize(loss, global_step=v1.train.get_global_step())
+        return estimators.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    config = estimators.RunConfig(save_checkpoints_steps=None, save_summary_steps=None, log_step_count_steps=None)
+    data = lambda: tf.data.Dataset.from_tensors((x, y)).repeat()  # noqa: E731
+    estimators.Estimator(model_fn, config=config).train(data, hooks=[Timed()], steps=WARM_UP + repeats)
+    return statistics.median(clock.seconds[WARM_UP:]) * 1e3
+
+
 class Clock:
     """Seconds of every training step."""
 
@@ -173,12 +207,14 @@ def main() -> None:
     parser.add_argument("work", choices=["reduce", "in_graph", "call", "floor", "copy", "step"])
     parser.add_argument("--bytes", type=int, default=100_000_000)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--dialect", choices=DIALECTS, default="")
+    parser.add_argument("--dialect", choices=[*DIALECTS, "estimator"], default="")
     chosen = parser.parse_args()
     size = world.current().world.size if world.joined() else 1
     works = {"reduce": reduce, "in_graph": in_graph, "call": call, "floor": floor, "copy": copy}
     median = (
-        step(chosen.repeats, chosen.dialect)
+        estimator_step(chosen.repeats)
+        if chosen.dialect == "estimator"
+        else step(chosen.repeats, chosen.dialect)
         if chosen.work == "step"
         else works[chosen.work](chosen.bytes, chosen.repeats)
     )

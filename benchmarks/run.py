@@ -106,7 +106,7 @@ def two_apart() -> Line:
 
 def dialect_rounds(rounds: int) -> list[Line]:
     """The same step by the native API and by old ones."""
-    names = ("native", "horovod", "smddp", "mirrored")
+    names = ("native", "horovod", "smddp", "mirrored", "estimator")
     return [own(2, "step", "--repeats", "10", "--dialect", name) for _ in range(rounds) for name in names]
 
 

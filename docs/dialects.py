@@ -19,8 +19,6 @@ what it says. What each dialect computes is compared with one process in [tests/
 
 Spellings of Keras 2 are understood by Keras 3 in scripts of Horovod and SMDDP: `optimizer.lr`, `optimizer.variables()`, `lr=` and `decay=`,
 `optimizers.legacy`, `optimizer.minimize`, `fit_generator`, `experimental_run_tf_function`, `K.get_value` and `K.set_value`.
-
-Not there yet: parameter servers, `tf.estimator`, and a world formed from `TF_CONFIG` alone.
 """
 
 

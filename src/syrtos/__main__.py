@@ -1,20 +1,33 @@
-"""`python -m syrtos train.py`: the script as one worker, of a world that something else started or alone; the `syrtos` command
-otherwise."""
+"""`python -m syrtos train.py`: the script as one worker, of a world that something else started, that TF_CONFIG describes, or alone;
+the `syrtos` command otherwise."""
 
 from __future__ import annotations
 
 import sys
 
+from syrtos import settings
+from syrtos.cli import from_tf_config
+from syrtos.cli import main as command
+from syrtos.errors import SyrtosError
+from syrtos.launch import rendezvous, worker
+
 
 def main() -> None:
     """Runs a script as one worker of a world, or the command line."""
-    if len(sys.argv) > 1 and sys.argv[1].endswith(".py"):
-        from syrtos.launch import worker
+    if len(sys.argv) < 2 or not sys.argv[1].endswith(".py"):
+        sys.exit(command())
+    try:
+        cluster = rendezvous.cluster_to_form(settings.environment())
+        if cluster is not None:
+            sys.exit(from_tf_config.main(cluster, sys.argv[1:]))
+    except SyrtosError as error:
+        sys.exit(_refused(error))
+    worker.main(sys.argv[1:])
 
-        worker.main(sys.argv[1:])
-    from syrtos.cli import main as command
 
-    sys.exit(command())
+def _refused(error: SyrtosError) -> int:
+    print(f"syrtos: {error}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -40,6 +40,10 @@ HARMLESS = (
 )
 
 
+# Begins like a harmless one, and is none: never shown, sent to other hosts, or given to scripts.
+SECRET_VARIABLE = "SYRTOS_SECRET"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """What one run was asked to do; the same on every worker.
@@ -54,6 +58,9 @@ class Options:
             that they take no more than 0.5 % of the time.
         timeout: seconds a worker may wait for the others before the run is stopped.
         run_dir: folder that everything about the run is written to; empty for none.
+        servers: processes beside the workers that hold the parameters and apply the optimizers.
+        staleness: with servers, how many updates a worker may be ahead of the slowest; None: any number; 0: every update is made of
+            all workers' gradients.
         bucket_mb: gradients are exchanged in groups of about this many megabytes.
     """
 
@@ -65,6 +72,13 @@ class Options:
     timeout: float = 300.0
     run_dir: str = ""
     bucket_mb: float = 32.0
+    servers: int = 0
+    staleness: int | None = None
+
+    @property
+    def own_pace(self) -> bool:
+        """Whether each worker makes updates when it can, without the others."""
+        return bool(self.servers) and self.staleness != 0
 
     def __post_init__(self) -> None:
         _one_of("batch", self.batch, get_args(BatchMode))
@@ -74,6 +88,18 @@ class Options:
         if self.check_every < -1:
             raise ConfigurationError(
                 f"`check_every` must be steps, 0 (never) or -1 (automatic). Received: {self.check_every}."
+            )
+        if self.servers < 0:
+            raise ConfigurationError(f"`servers` must be 0 or more. Received: {self.servers}.")
+        if self.staleness is not None and (self.staleness < 0 or not self.servers):
+            raise ConfigurationError(
+                f"`staleness` is a number of updates, 0 or more, between workers that train over parameter servers (`--ps`). "
+                f"Received: {self.staleness} with {self.servers} servers."
+            )
+        if self.own_pace and self.batch == "per-worker":
+            raise ConfigurationError(
+                "`--batch per-worker` can't be given with `--ps`: servers deal out the batches of data that all workers read alike. Leave it "
+                "out, or add `--staleness 0`."
             )
         for name in ("timeout", "bucket_mb"):
             if not getattr(self, name) > 0:  # NaN too
@@ -91,6 +117,16 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 def environment() -> Mapping[str, str]:
     """The process's environment, for the pure functions that read it."""
     return os.environ
+
+
+def is_harmless(name: str) -> bool:
+    """Whether a variable may be shown, and sent to other hosts."""
+    return name.startswith(HARMLESS) and name != SECRET_VARIABLE
+
+
+def forget_secret() -> None:
+    """From now on this process, and what it starts, does not know it."""
+    os.environ.pop(SECRET_VARIABLE, None)
 
 
 def set_environment(values: Mapping[str, str]) -> None:

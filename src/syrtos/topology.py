@@ -110,6 +110,17 @@ def check_tf_config(env: Mapping[str, str]) -> None:
         )
 
 
+def tf_config_of(env: Mapping[str, str], rank: int, size: int) -> dict[str, str]:
+    """TF_CONFIG with the task of ``rank``, to be set where workers were started with one text for all; empty if there is nothing to say."""
+    config = json.loads(env.get("TF_CONFIG") or "{}")
+    jobs = config.get("cluster", {})
+    roles = [(role, k) for role in ("chief", "master", "worker") for k in range(len(jobs.get(role, [])))]
+    if len(roles) != size or size == 1:
+        return {}
+    role, index = roles[rank]
+    return {"TF_CONFIG": json.dumps({**config, "task": {"type": role, "index": index}})}
+
+
 def _fix(launch: Launch) -> str:
     if "Slurm" in launch.starter:
         return (

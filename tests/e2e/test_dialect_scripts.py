@@ -14,10 +14,14 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = str(Path(__file__).parent / "scripts" / "dialect_checks.py")
 
 
-def run(folder: Path, checks: str, *flags: str) -> subprocess.CompletedProcess[str]:
+SERVERS = str(Path(__file__).parent / "scripts" / "server_checks.py")
+ESTIMATOR = str(Path(__file__).parent / "scripts" / "estimator_checks.py")
+
+
+def run(folder: Path, checks: str, *flags: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
     command = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", "--run-dir", str(folder / "run"), *flags]
     return subprocess.run(
-        [*command, SCRIPT, checks, str(folder)], capture_output=True, text=True, timeout=200, check=False
+        [*command, script, checks, str(folder)], capture_output=True, text=True, timeout=200, check=False
     )
 
 
@@ -33,6 +37,31 @@ def run(folder: Path, checks: str, *flags: str) -> subprocess.CompletedProcess[s
 )
 def test_horovod_scripts(tmp_path: Path, checks: str) -> None:
     done = run(tmp_path, checks)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for name in checks.split(","):
+        assert f"ok {name}" in done.stdout
+
+
+@pytest.mark.slow
+def test_estimator_scripts(tmp_path: Path) -> None:
+    checks = "predicts,exports,listens,stops_at_nan,ends_with_data,keras_model,unnamed_layers,own_optimizer,sum_of_losses,roles"
+    done = run(tmp_path, checks, script=ESTIMATOR)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for name in checks.split(","):
+        assert f"ok {name}" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "checks"),
+    [
+        (("--ps", "2"), "strategy_and_fit,callbacks,set_between,data_of_unknown_length,tables"),
+        (("--ps", "1", "--staleness", "0"), "together_only,callbacks,set_between,tables"),
+        ((), "no_servers"),
+    ],
+)
+def test_scripts_for_parameter_servers(tmp_path: Path, flags: tuple[str, ...], checks: str) -> None:
+    done = run(tmp_path, checks, *flags, script=SERVERS)
     assert done.returncode == 0, done.stderr[-4000:]
     for name in checks.split(","):
         assert f"ok {name}" in done.stdout
@@ -72,11 +101,14 @@ def test_a_run_that_died_goes_on_from_its_last_commit(tmp_path: Path) -> None:
         ("mirrored", 0.8),
         ("multi_worker_mirrored", 0.8),
         ("multi_gpu", 0.8),
+        ("parameter_server", 0.8),
+        ("estimator", 0.85),
     ],
 )
 def test_the_examples(tmp_path: Path, name: str, accuracy: float) -> None:
+    flags = ["--ps", "1"] if name == "parameter_server" else []
     script = str(ROOT / "examples" / "dialects" / f"{name}.py")
-    command = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", "--run-dir", str(tmp_path), script]
+    command = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", *flags, "--run-dir", str(tmp_path), script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert float(done.stdout.split("test accuracy: ")[-1].split()[0]) > accuracy

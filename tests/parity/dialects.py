@@ -271,6 +271,144 @@ def multi_gpu() -> Any:
     return model
 
 
+# -- Estimator ----------------------------------------------------------------------------------------
+
+
+class _Final:
+    """An Estimator's last weights, in the order of a model's; its evaluation is checked on the way."""
+
+    def __init__(self, estimator: Any, names: list[str], results: Any) -> None:
+        self._weights = [np.asarray(estimator.get_variable_value(name)) for name in names]
+        a, b, c, d = self._weights
+        error = np.maximum(X[:205] @ a + b, 0.0) @ c + d - Y[:205]
+        batches = [float(np.mean(part**2)) for part in np.split(error, [50, 100, 150, 200])]
+        np.testing.assert_allclose(results["loss"], np.mean(batches), rtol=1e-5)
+        np.testing.assert_allclose(results["mae"], np.abs(error).mean(), rtol=1e-5)
+        assert results["global_step"] == EPOCHS * 12, results
+        predicted = [row["p"] for row in estimator.predict(_estimator_evaluates_on)]
+        np.testing.assert_allclose(np.asarray(predicted), error + Y[:205], rtol=1e-4, atol=1e-5)
+
+    def get_weights(self) -> list[Any]:
+        return self._weights
+
+
+def _model_dir() -> str:
+    import tempfile
+
+    import syrtos
+
+    return syrtos.broadcast_object(tempfile.mkdtemp())
+
+
+def _estimator_trains_on(batch: int = GLOBAL) -> Any:
+    return tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).batch(batch).repeat(EPOCHS)
+
+
+def _estimator_evaluates_on() -> Any:
+    return tf.data.Dataset.from_tensor_slices(({"x": X[:205]}, Y[:205])).batch(50)
+
+
+def _graph_of(initial: list[Any], x: Any) -> Any:
+    names = ["w1", "b1", "w2", "b2"]
+    get: Any = tf.compat.v1.get_variable
+    a, b, c, d = (get(n, initializer=tf.constant(w)) for n, w in zip(names, initial, strict=True))
+    return tf.nn.relu(x @ a + b) @ c + d
+
+
+def _model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    p = params["model"](features["x"])
+    if mode == tf.estimator.ModeKeys.PREDICT:
+        return tf.estimator.EstimatorSpec(mode, predictions={"p": p})
+    loss = tf.compat.v1.losses.mean_squared_error(labels, p)
+    metrics = {"mae": tf.compat.v1.metrics.mean_absolute_error(labels, p)}
+    train_op = None
+    if mode == tf.estimator.ModeKeys.TRAIN:
+        optimizer = params.get("optimizer", lambda o: o)(tf.compat.v1.train.MomentumOptimizer(0.05, 0.9))
+        train_op = optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, eval_metric_ops=metrics)
+
+
+def _estimate(params: Any, names: list[str], config: Any = None, trains_on: Any = _estimator_trains_on) -> Any:
+    estimator = tf.estimator.Estimator(_model_fn, _model_dir(), config, params=params)
+    results, _ = tf.estimator.train_and_evaluate(
+        estimator,
+        tf.estimator.TrainSpec(trains_on, max_steps=1000),
+        tf.estimator.EvalSpec(_estimator_evaluates_on, steps=None),
+    )
+    return _Final(estimator, names, results)
+
+
+def estimator_graph() -> Any:
+    """Variables by name, and training that goes on from a checkpoint in the middle."""
+    initial = make_model().get_weights()
+    params = {"model": lambda x: _graph_of(initial, x)}
+    config = tf.estimator.RunConfig(save_checkpoints_steps=7)
+    estimator = tf.estimator.Estimator(_model_fn, _model_dir(), config, params=params)
+    estimator.train(lambda: _estimator_trains_on().take(24), steps=24)
+    again = tf.estimator.Estimator(_model_fn, estimator.model_dir, config, params=params)
+    again.train(_estimator_trains_on, max_steps=EPOCHS * 12)
+    return _Final(again, ["w1", "b1", "w2", "b2"], again.evaluate(_estimator_evaluates_on))
+
+
+def estimator_sync_replicas() -> Any:
+    """An optimizer that old distributed scripts wrap theirs in."""
+    initial = make_model().get_weights()
+    wrap = tf.compat.v1.train.SyncReplicasOptimizer
+    params = {"model": lambda x: _graph_of(initial, x), "optimizer": lambda o: wrap(o, replicas_to_aggregate=2)}
+    return _estimate(params, ["w1", "b1", "w2", "b2"])
+
+
+def estimator_keras_layers() -> Any:
+    """A ``model_fn`` that calls a Keras model."""
+    initial = make_model().get_weights()
+
+    def call(x: Any) -> Any:
+        values: Any = iter(initial)
+        fixed = lambda: keras.initializers.Constant(next(values))  # noqa: E731
+        layers = [
+            keras.layers.Dense(16, activation="relu", kernel_initializer=fixed(), bias_initializer=fixed(), name="one"),
+            keras.layers.Dense(1, kernel_initializer=fixed(), bias_initializer=fixed(), name="two"),
+        ]
+        return layers[1](layers[0](x))
+
+    return _estimate({"model": call}, ["one/kernel", "one/bias", "two/kernel", "two/bias"])
+
+
+def estimator_mirrored() -> Any:
+    """With a strategy a batch is one of each worker."""
+    import syrtos
+
+    initial = make_model().get_weights()
+    config = tf.estimator.RunConfig(train_distribute=tf.distribute.MirroredStrategy())
+    own = GLOBAL // syrtos.size()
+    params = {"model": lambda x: _graph_of(initial, x)}
+    return _estimate(params, ["w1", "b1", "w2", "b2"], config, lambda: _estimator_trains_on(own))
+
+
+def estimator_own_shard() -> Any:
+    """An ``input_fn`` that shards by itself."""
+    initial = make_model().get_weights()
+
+    def trains_on(input_context: Any) -> Any:
+        size, rank = input_context.num_input_pipelines, input_context.input_pipeline_id
+        x, y = X[rank::size], Y[rank::size]
+        return tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(GLOBAL // size).repeat(EPOCHS)
+
+    params = {"model": lambda x: _graph_of(initial, x)}
+    return _estimate(params, ["w1", "b1", "w2", "b2"], None, trains_on)
+
+
+def estimator_of_keras_model() -> Any:
+    model = make_model()
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
+    estimator = tf.keras.estimator.model_to_estimator(model, model_dir=_model_dir())
+    estimator.train(lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(GLOBAL).repeat(EPOCHS))
+    results = estimator.evaluate(lambda: tf.data.Dataset.from_tensor_slices((X[:205], Y[:205])).batch(50))
+    assert results["global_step"] == EPOCHS * 12, results
+    np.testing.assert_allclose(results["loss"], np.mean((model(X[:205]) - Y[:205]) ** 2), rtol=1e-5)
+    return model
+
+
 GROUPS: dict[str, list[Callable[[], Any]]] = {
     "manual": [
         horovod_fit, horovod_fit_without_broadcast, horovod_own_gradients, horovod_tape, horovod_tape_compressed,
@@ -280,6 +418,9 @@ GROUPS: dict[str, list[Callable[[], Any]]] = {
     "strategies": [
         mirrored_fit, mirrored_fit_on_distributed_dataset, mirrored_loop, multi_worker_fit_on_own_shards,
         multi_worker_fit_policy_off, central_storage_fit, one_device_fit, multi_gpu,
+    ],
+    "estimator": [
+        estimator_graph, estimator_sync_replicas, estimator_keras_layers, estimator_mirrored, estimator_own_shard, estimator_of_keras_model,
     ],
 }  # fmt: skip
 KERAS3_ONLY = ("accumulating",)

@@ -63,13 +63,15 @@ def _relative(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
     return float(np.linalg.norm(a[finite] - b[finite]) / max(np.linalg.norm(a[finite]), 1e-12))
 
 
-def measure(names: list[str], worlds: list[int], env: dict[str, str] | None = None) -> dict[str, list[float]]:
-    """Rows of the table."""
+def measure(
+    names: list[str], worlds: list[int], env: dict[str, str] | None = None, flags: tuple[str, ...] = ()
+) -> dict[str, list[float]]:
+    """Rows of the table; ``flags`` are options of `syrtos run`."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         run(names, 0, root / "one", env=env)
         for size in worlds:
-            run(names, size, root / str(size), env=env)
+            run(names, size, root / str(size), flags, env)
         return {n: [difference(root / "one" / f"{n}.npz", root / str(s) / f"{n}.npz") for s in worlds] for n in names}
 
 

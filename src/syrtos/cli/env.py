@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from syrtos import __version__, settings, topology
-from syrtos.settings import HARMLESS
 
 _PACKAGES = ("keras", "tensorflow", "tensorflow_cpu", "tf_keras", "jax", "torch", "numpy", "mpi4py", "mpich")
 # Other variables may hold secrets and are not shown.
-_SHOWN = (*HARMLESS, "PMI_", "OMPI_COMM_WORLD_", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
+_SHOWN = ("PMI_", "OMPI_COMM_WORLD_", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
 
 
 def add_to(commands: Any) -> None:
@@ -45,7 +44,7 @@ def facts() -> dict[str, str]:
         "gpus": str(len(list(Path("/proc/driver/nvidia/gpus").glob("*")))),
         "started by": f"{started.starter}, {started.size} workers" if started else "no launcher",
     }
-    return found | {name: env[name] for name in sorted(env) if name.startswith(_SHOWN)}
+    return found | {name: env[name] for name in sorted(env) if settings.is_harmless(name) or name.startswith(_SHOWN)}
 
 
 def versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from syrtos import settings
 from syrtos.cli.env import versions
 from syrtos.cli.summary import print_failure, print_summary
+from syrtos.launch import guard
 from syrtos.launch.plan import Machine, find_mpiexec, make_plan
 from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.launch.supervise import supervise
@@ -62,6 +63,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="compare the replicas' weights every K steps; 0: never (default: every 100, or rarer)")  # fmt: skip
     group.add_argument("--timeout", type=float, default=defaults.timeout, metavar="S",
                        help="seconds a worker may wait for the others (default: %(default)s)")  # fmt: skip
+    group.add_argument("--ps", type=int, default=0, metavar="P", dest="servers",
+                       help="hold the weights in P parameter servers beside the workers, which then train at their own pace")  # fmt: skip
+    group.add_argument("--staleness", type=int, metavar="K",
+                       help="with --ps: updates a worker may be ahead of the slowest; 0: all make each update together (default: any)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the groups in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
@@ -86,6 +91,7 @@ def main(chosen: argparse.Namespace) -> int:
         return 0
     run_dir.mkdir(parents=True, exist_ok=True)
     forget(run_dir)
+    guard.forget(run_dir)
     _describe(spec, run_dir)
     outcome = supervise(plan, settings.environment(), spec.grace)
     if outcome.code:
@@ -108,8 +114,10 @@ def _describe(spec: Spec, run_dir: Path) -> None:
     }
     (run_dir / "run.json").write_text(json.dumps(request, indent=2) + "\n")
     where = ", ".join(host.name for host in spec.hosts) or "this machine"
+    servers = spec.options.servers
+    and_servers = f" and {servers} parameter server{'s' * (servers > 1)}" if servers else ""
     print(
-        f"syrtos: {spec.workers} worker{'s' * (spec.workers > 1)} on {where}, logs in {run_dir / 'logs'}",
+        f"syrtos: {spec.workers} worker{'s' * (spec.workers > 1)}{and_servers} on {where}, logs in {run_dir / 'logs'}",
         file=sys.stderr,
     )
 
@@ -128,6 +136,8 @@ def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
         timeout=chosen.timeout,
         run_dir=str(run_dir),
         bucket_mb=chosen.bucket_mb,
+        servers=chosen.servers,
+        staleness=chosen.staleness,
     )
 
 

@@ -82,12 +82,12 @@ class MPICommunicator(Communicator):
         result = np.empty((sum(rows), *array.shape[1:]), array.dtype)
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         counts = [n * row_bytes for n in rows]
-        request = self.comm.Iallgatherv(_bytes(array), [_bytes(result), counts, _starts(counts), MPI.BYTE])
+        request = self.comm.Iallgatherv(as_bytes(array), [as_bytes(result), counts, _starts(counts), MPI.BYTE])
         self.wait(request, f"allgather of {result.nbytes} bytes")
         return result
 
     def _broadcast(self, array: Array, root: int) -> Array:
-        self.wait(self.comm.Ibcast(_bytes(array), root), f"broadcast of {array.nbytes} bytes")
+        self.wait(self.comm.Ibcast(as_bytes(array), root), f"broadcast of {array.nbytes} bytes")
         return array
 
     def _alltoall(self, array: Array, sent: Sequence[int], received: Sequence[int]) -> Array:
@@ -95,13 +95,14 @@ class MPICommunicator(Communicator):
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         out, into = [n * row_bytes for n in sent], [n * row_bytes for n in received]
         request = self.comm.Ialltoallv(
-            [_bytes(array), out, _starts(out), MPI.BYTE], [_bytes(result), into, _starts(into), MPI.BYTE]
+            [as_bytes(array), out, _starts(out), MPI.BYTE], [as_bytes(result), into, _starts(into), MPI.BYTE]
         )
         self.wait(request, f"alltoall of {array.nbytes} bytes")
         return result
 
 
-def _bytes(array: Array) -> Array:
+def as_bytes(array: Array) -> Array:
+    """A contiguous array's memory."""
     return array.reshape(-1).view(np.uint8)
 
 

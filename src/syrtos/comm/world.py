@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from syrtos import settings, topology
 from syrtos.comm.communicator import Communicator
@@ -13,6 +14,11 @@ from syrtos.comm.watchdog import Watchdog
 from syrtos.errors import ConfigurationError, WorldError
 from syrtos.observe.ledger import Ledger
 from syrtos.settings import Options
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from syrtos.comm.servers import Servers
 
 
 @dataclasses.dataclass
@@ -27,6 +33,8 @@ class Session:
         ledger: where the time of each step is written down.
         watchdog: counts and bounds the waiting of ``comm``.
         error: what an exchange raised last; frameworks wrap it into errors of their own.
+        servers: asks the parameter servers, if the run has some.
+        questions: on a parameter server, where workers ask; it is no worker, and runs no script.
         rank_aware: whether the script has asked for its rank. Such a script decides itself which rank writes a file.
     """
 
@@ -36,6 +44,8 @@ class Session:
     options: Options
     ledger: Ledger
     watchdog: Watchdog
+    servers: Servers | None = None
+    questions: MPI.Comm | None = None
     rank_aware: bool = False
     error: BaseException | None = None
 
@@ -43,6 +53,10 @@ class Session:
         """This worker as a world of one that writes into the same record."""
         own = InProcessCommunicator()
         return dataclasses.replace(self, world=topology.World(), comm=own, input_comm=own)
+
+    def at_own_pace(self) -> Session:
+        """This worker as a world of one that knows its rank: what is written once is written by rank 0."""
+        return dataclasses.replace(self.alone(), world=topology.World(rank=self.world.rank))
 
     def record_in(self, run_dir: str) -> None:
         """Writes this worker's part of the run's record under ``run_dir`` from now on."""
@@ -61,9 +75,10 @@ def init(options: Options | None = None) -> Session:
         WorldError: fewer workers met than were started.
         ConfigurationError: other options than at the first call.
     """
-    global _session
+    global _session, _sharing
     if _session is None:
         _session = _join(options or settings.options_from(settings.environment()))
+        _sharing = _session.at_own_pace() if _session.options.own_pace and _session.servers else None
     elif options is not None and options != _session.options:
         raise ConfigurationError(
             "syrtos.init() was called a second time with other options. Give them at the first call only."
@@ -88,8 +103,17 @@ def sharing() -> Session:
 
 
 def each_for_itself() -> None:
-    """From now on the script says what is exchanged. `fit` trains on what it is given, as in one process."""
+    """From now on the script says what is exchanged. `fit` trains on what it is given, as in one process.
+
+    Raises:
+        ConfigurationError: the run has parameter servers.
+    """
     global _sharing
+    if current().servers:
+        raise ConfigurationError(
+            "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and the run has parameter servers (`--ps`). "
+            "Run it without."
+        )
     _sharing = _sharing or current().alone()
 
 
@@ -134,12 +158,22 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
 
     from syrtos.comm.hierarchical import communicator_over
 
-    comm = MPI.COMM_WORLD
-    topology.check_world(launch, comm.Get_size())
+    everybody = MPI.COMM_WORLD
+    topology.check_world(launch, everybody.Get_size())
+    workers = everybody.Get_size() - options.servers
+    serves = everybody.Get_rank() >= workers
+    comm = everybody.Split(int(serves), everybody.Get_rank())
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
     first_on_host = host.bcast(comm.Get_rank()) if host.Get_size() > 1 else comm.Get_rank()
     host.Free()
     world = topology.world_from_hosts(comm.Get_rank(), [str(first) for first in comm.allgather(first_on_host)])
+    questions = everybody.Dup() if options.servers else None
+    servers = None
+    if questions is not None and not serves:
+        from syrtos.comm.requests import Asking
+        from syrtos.comm.servers import Servers
+
+        servers = Servers(Asking(questions, watchdog), workers, options.servers, options.staleness)
     return Session(
         world=world,
         comm=communicator_over(comm.Dup(), watchdog),
@@ -147,4 +181,6 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
         options=options,
         ledger=Ledger(),
         watchdog=watchdog,
+        servers=servers,
+        questions=questions if serves else None,
     )

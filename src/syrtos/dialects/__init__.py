@@ -41,7 +41,15 @@ SERVED = {
 }
 
 # What a package gets that is there, once it has been imported.
-_ADDED = (("tensorflow", "tf_distribute"), ("keras", "multi_gpu"), ("tf_keras", "multi_gpu"))
+_ADDED = (
+    ("tensorflow", "tf_distribute"),
+    ("tensorflow", "parameter_server"),
+    ("tensorflow", "estimator"),
+    ("keras", "estimator"),
+    ("keras", "multi_gpu"),
+    ("tf_keras", "estimator"),
+    ("tf_keras", "multi_gpu"),
+)
 
 
 def install() -> None:

@@ -71,14 +71,14 @@ def explicitly(name: str) -> None:
 
 def _make_default() -> None:
     """Every model is created under our strategy, without a scope in the script; with it every optimizer reduces."""
-    if world.sharing() is not world.current():
-        return
     import tensorflow as tf
 
-    from syrtos.keras import private
-    from syrtos.keras.strategy import Strategy, not_chosen
+    from syrtos.keras import pace, private
+    from syrtos.keras.strategy import not_chosen
 
-    if not isinstance(tf.distribute.get_strategy(), Strategy):
+    if world.sharing() is not world.current() and not pace.own():
+        return
+    if not private.keeps_default_strategy():
         private.keep_default_strategy(not_chosen())
         # before any op is made: what a script shuffles without a seed is shuffled alike on all workers
         tf.random.set_seed(int(settings.environment().get("SYRTOS_SEED", "0")))

@@ -11,7 +11,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.keras import gradients, interrupts, state
+from syrtos.keras import gradients, interrupts, pace, state
 from syrtos.keras.fitting import learning_rate_factor
 from syrtos.keras.step import clock
 
@@ -86,6 +86,9 @@ class First(_Quiet):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._last.epoch_end_since = time.perf_counter()
+        pace.take_weights()
+        if logs:
+            pace.average(logs)
 
 
 class Last(_Quiet):
@@ -113,6 +116,7 @@ class Last(_Quiet):
             state.broadcast(comm, variables)
             epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
             self.model._initial_epoch = epoch
+        pace.begin_equal(self.model)
         self._prepare_learning_rate()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -127,13 +131,14 @@ class Last(_Quiet):
         count = self._steps_since(batch)
         self._steps += count
         self._since_check += count
-        if world.current().world.size > 1 and self._check_is_due():
+        if world.current().world.size > 1 and not pace.own() and self._check_is_due():
             self._check()
         self._end(batch, "train", count)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
-        if not self._steps:
+        self.model.stop_training = pace.meet(bool(self.model.stop_training)) or self.model.stop_training
+        if not self._steps and not pace.own():  # there others may have been faster
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from syrtos.comm import world
 from syrtos.errors import SyrtosError
+from syrtos.keras import pace
 
 _fits_running = 0
 
@@ -22,7 +23,7 @@ def by_rank_0(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
         session = world.sharing()
-        if session.world.size == 1:
+        if session.world.size == 1 and not pace.own():
             with session.ledger.span("checkpoint"):
                 return original(*args, **kwargs)
         together = not _fits_running and not session.rank_aware
@@ -34,6 +35,8 @@ def by_rank_0(original: Callable[..., Any]) -> Callable[..., Any]:
             failed = False
         finally:
             failures = session.comm.agree("files are written", float(failed)) if together else [0.0]
+            if together and pace.meet(failed):
+                failures = [1.0]
         if any(failures):
             raise SyrtosError(
                 "Rank 0 could not write the file; its log has the reason. No worker goes on as if it had."

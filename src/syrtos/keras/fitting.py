@@ -8,7 +8,7 @@ from typing import Any
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.keras import private
+from syrtos.keras import pace, private
 from syrtos.keras.input import is_own_shard
 from syrtos.keras.strategy import Strategy
 
@@ -19,7 +19,8 @@ def check_strategy(strategy: Any) -> None:
     Raises:
         ConfigurationError: the model was made in the scope of another strategy, or before the script took over.
     """
-    if world.sharing() is not world.current() and isinstance(strategy, Strategy) and world.current().world.size > 1:
+    explicit = world.sharing() is not world.current() and not pace.own()
+    if explicit and isinstance(strategy, Strategy) and world.current().world.size > 1:
         raise ConfigurationError(
             "The model was made before Horovod or SMDDP was initialized, and would share out its batches between the workers. Call "
             "init() before the model is made."
@@ -42,6 +43,19 @@ def check_class_weight(dataset: Any, class_weight: Any) -> None:
         raise ConfigurationError(
             "`class_weight` can't be given with a data set made by `experimental_distribute_dataset` or "
             "`distribute_datasets_from_function`: give `fit` the plain data set, or put sample weights into it."
+        )
+
+
+def check_dealt(adapter: Any) -> None:
+    """Refuses data that workers read unalike where their batches are dealt out.
+
+    Raises:
+        ConfigurationError: the data set's policy says that the script shares it out itself.
+    """
+    if is_own_shard(getattr(adapter, "_dataset", None)):
+        raise ConfigurationError(
+            "With parameter servers batches are dealt out, so all workers must read the same data; AutoShardPolicy.OFF says that each reads "
+            "its own. Leave the policy out, or run with `--staleness 0`."
         )
 
 

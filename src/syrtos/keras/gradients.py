@@ -18,6 +18,8 @@ from syrtos.keras.step import current_step
 _MARK = "_syrtos_reduction"
 _APPLIED = "_syrtos_applied"
 _EQUAL = "_syrtos_equal"
+# How many there have been, for whoever wants to know that there was one.
+reductions = 0
 _zero_edits = False
 _by_tape = False
 
@@ -63,14 +65,16 @@ class Reduction:
 
         With MEAN a worker's gradients count by its ``weight``, float32.
         """
+        global reductions
+        reductions += 1
         results = [self._dense(g) for g in grads]
         mine = {i for i, v in enumerate(variables) if state.identity(v) in self.local}
         shared = [i for i, g in enumerate(results) if g is not None and i not in mine]
         reduced = self._reduced([results[i] for i in shared], weight, may_merge)
         for i, gradient in zip(shared, reduced, strict=True):
-            results[i] = _times(gradient, self.factor)
+            results[i] = times(gradient, self.factor)
         for i in mine:
-            results[i] = _times(results[i], self.factor * self.local_factor)
+            results[i] = times(results[i], self.factor * self.local_factor)
         return results
 
     def _dense(self, gradient: Any) -> Any:
@@ -85,7 +89,7 @@ class Reduction:
         sent, contexts = self._compressed(grads)
         mean = ops.weighted_mean(self.comm, sent, tf.cast(weight, tf.float32), may_merge)
         if self.op is ReduceOp.SUM:
-            mean = [_times(g, self.comm.size) for g in mean]
+            mean = [times(g, self.comm.size) for g in mean]
         return self._decompressed(mean, contexts)
 
     def _compressed(self, grads: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -183,13 +187,18 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     return reduction.apply(grads, getattr(optimizer, _APPLIED, ()), weight, _adds_rows(optimizer))
 
 
+def sum_of_means(size: int) -> float:
+    """What a mean over ``size`` workers is multiplied by outside of `fit`: a loop with `strategy.run` sums, as `tf.distribute` defines."""
+    return float(size) if _in_strategy_run() else 1.0
+
+
 def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
     """This worker's part of a step's gradients, if several steps are accumulated before they are reduced."""
     reduction, step = reduction_of(optimizer), current_step()
     if reduction is None or step is None or not _accumulates(optimizer):
         return grads
     part = tf.where(step.active, step.fraction(), 0.0)
-    return [_times(_or_zero(g, step.active), tf.cast(part, g.dtype)) if g is not None else None for g in grads]
+    return [times(_or_zero(g, step.active), tf.cast(part, g.dtype)) if g is not None else None for g in grads]
 
 
 def _accumulates(optimizer: Any) -> bool:
@@ -240,7 +249,8 @@ def _adds_rows(optimizer: Any) -> bool:
     return any(base.__name__ == "SGD" for base in type(optimizer).__mro__) and not clips
 
 
-def _times(gradient: Any, factor: Any) -> Any:
+def times(gradient: Any, factor: Any) -> Any:
+    """A gradient (a tensor, `tf.IndexedSlices` or None) multiplied by a number."""
     if gradient is None or (isinstance(factor, float) and factor == 1.0):
         return gradient
     if isinstance(gradient, tf.IndexedSlices):

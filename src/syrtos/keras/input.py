@@ -38,9 +38,15 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     def take(index: tf.Tensor, data: Any) -> Any:
         checked = _compared(index, data, comm)
         with tf.control_dependencies([checked]):
-            return tf.nest.map_structure(lambda leaf: _rows(leaf, comm.rank, comm.size), data)
+            return tf.nest.map_structure(lambda leaf: rows(leaf, comm.rank, comm.size), data)
 
     return _unhurried(dataset.enumerate().map(take))
+
+
+def share_of_tensors(batch: Any, comm: Communicator) -> Any:
+    """The same for tensors of a graph, one batch in each run of it."""
+    with tf.control_dependencies([_compared(tf.constant(0, tf.int64), batch, comm)]):
+        return tf.nest.map_structure(lambda leaf: rows(tf.identity(leaf), comm.rank, comm.size), batch)
 
 
 _policy_counts = False
@@ -78,7 +84,7 @@ def split_batches(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
     def split(*batch: Any) -> tf.data.Dataset:
         data = batch if isinstance(dataset.element_spec, tuple) else batch[0]
         return tf.data.Dataset.range(parts).map(
-            _as_it_is(lambda i: tf.nest.map_structure(lambda leaf: _rows(leaf, i, parts), data))
+            _as_it_is(lambda i: tf.nest.map_structure(lambda leaf: rows(leaf, i, parts), data))
         )
 
     return dataset.flat_map(split)
@@ -120,7 +126,8 @@ def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def _rows(leaf: Any, rank: int, size: int) -> Any:
+def rows(leaf: Any, rank: int, size: int) -> Any:
+    """The share of a tensor's rows that is ``rank``'s; what has no rows is passed on."""
     if isinstance(leaf, tf.SparseTensor):
         start, stop = share_of(leaf.dense_shape[0], rank, size)
         begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], axis=0)
@@ -159,7 +166,7 @@ def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Operation |
     def run() -> tf.Tensor:
         return tf.ensure_shape(tf.numpy_function(compare, [index, *tensors], tf.bool), [])
 
-    return tf.cond(tf.math.floormod(index, _COMPARE_EVERY) == 0, run, lambda: tf.constant(True))
+    return tf.cond(tf.equal(tf.math.floormod(index, _COMPARE_EVERY), 0), run, lambda: tf.constant(True))
 
 
 def _demand_equal(checksums: list[float], batch: int) -> None:

@@ -18,6 +18,7 @@ from tf_keras.src.optimizers.legacy import optimizer_v2
 from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
+from syrtos.errors import ConfigurationError
 from syrtos.keras import files, fitting, gradients, interrupts
 from syrtos.keras import replacing as common
 from syrtos.keras.replacing import Method, replace
@@ -32,7 +33,16 @@ def apply_to_optimizers() -> None:
 
 @functools.cache
 def apply_all() -> None:
-    """Installs all patches, once per process."""
+    """Installs all patches, once per process.
+
+    Raises:
+        ConfigurationError: the run has parameter servers.
+    """
+    if world.current().servers:
+        raise ConfigurationError(
+            "Parameter servers (`--ps`) apply the optimizers of Keras 3, and this script imports Keras 2 (tf_keras). Run it without "
+            "`--ps`, or with `import keras`."
+        )
     apply_to_optimizers()
     common.patch_tensorflow()
     _patch_losses()

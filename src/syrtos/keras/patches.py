@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import tensorflow as tf
 from keras.src import backend as keras_backend
+from keras.src.backend.tensorflow import core as tf_core
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.callbacks import callback_list
@@ -24,10 +26,11 @@ from keras.src.trainers import trainer as base_trainer
 
 from syrtos.comm import world
 from syrtos.comm.communicator import share_of
-from syrtos.keras import files, fitting, gradients, interrupts
+from syrtos.errors import DataError
+from syrtos.keras import files, fitting, gradients, interrupts, pace, private, served
 from syrtos.keras import replacing as common
 from syrtos.keras.replacing import Method, replace
-from syrtos.keras.step import StepScope, current_step
+from syrtos.keras.step import StepScope, current_step, training_now
 
 
 @functools.cache
@@ -115,6 +118,9 @@ def _reduce_then_clip(original: Method) -> Method:
 
 def _begin_equal_then_accumulate(original: Method) -> Method:
     def backend_apply_gradients(self: Any, grads: list[Any], trainable_variables: Any) -> None:
+        if pace.servers():
+            served.apply(self, grads, trainable_variables)
+            return
         gradients.broadcast_before_first(self, getattr(self, "_trainable_variables", trainable_variables))
         gradients.about_to_apply(self, trainable_variables)
         original(self, gradients.to_accumulate(self, grads), trainable_variables)
@@ -231,11 +237,64 @@ def _epoch_iterator(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         fitting.check_class_weight(kwargs.get("x"), kwargs.get("class_weight"))
         original(self, *args, **kwargs)
+        if pace.deals():
+            fitting.check_dealt(self.data_adapter)
+            self.__class__ = DealtIterator
+            return
         fitting.check_strategy(self._distribute_strategy)
         dataset = getattr(self.data_adapter, "_dataset", None)
         _set_length(self, fitting.agree_on_length(self._num_batches, dataset))
 
     return init
+
+
+class DealtIterator(tf_trainer.TFEpochIterator):
+    """The batches of an epoch that this worker takes, where workers train at their own pace.
+
+    All workers read the same data; a piece of the round's work is as many batches as a call of the training function takes.
+    """
+
+    _iterator: Any = None
+    _position = 0
+    _first = 0
+
+    def _enumerate_iterator(self) -> Generator[tuple[int, int, Any], None, None]:
+        self.data_adapter.on_epoch_begin()
+        servers, each = pace.own(), self.steps_per_execution
+        assert servers is not None
+        pace.begin_round()
+        if self._iterator is None or self.steps_per_epoch is None:
+            self._iterator, self._position, self._first = iter(self._get_iterator()), 0, 0
+        batches = self.steps_per_epoch or self.data_adapter.num_batches
+        pieces = None if batches is None else -(-batches // each)
+        while (piece := servers.take(pieces)) is not None:
+            for _ in range(self._first + piece * each - self._position):
+                next(self._iterator)
+            self._position = self._first + (piece + 1) * each
+            yield piece * each, piece * each + each - 1, self._iterator
+        if pieces is not None:
+            self._first += pieces * each
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self) -> Iterator[None]:
+        """At the end of an epoch the workers meet."""
+        try:
+            yield
+            self.tf_sync()
+        except (StopIteration, RuntimeError, tf.errors.OutOfRangeError) as end:
+            if isinstance(end, RuntimeError) and not isinstance(end.__cause__, StopIteration):
+                raise
+            self._iterator = None
+        self.data_adapter.on_epoch_end()
+        if not pace.held():  # it has no part in the weights, and would save others than were trained
+            raise DataError(
+                "This worker has had no batch at all: there must be at least as many batches in an epoch as workers. Use a smaller batch "
+                "size, or fewer workers."
+            )
+        if pace.end_round(self._iterator is None):  # for one means for all: they read the same
+            self._iterator = None
+            if self.steps_per_epoch:
+                self._interrupted_warning()
 
 
 def _set_length(iterator: Any, batches: int | None) -> None:
@@ -259,15 +318,28 @@ def _patch_callbacks_and_files() -> None:
 def _patch_random() -> None:
     # Seeds are equal on all workers, and must be; the numbers drawn in a training step must not.
     replace(seed_generator.SeedGenerator, "next", _seed_by_rank)
+    # Who has made a variable says what becomes of it where workers train at their own pace.
+    replace(tf_core.Variable, "_initialize", _noting_keras)
+
+
+def _noting_keras(original: Method) -> Method:
+    def initialize(self: Any, value: Any) -> None:
+        original(self, value)
+        if isinstance(self._value, tf.Variable):
+            setattr(self._value, pace.KERAS, True)
+
+    return initialize
 
 
 def _seed_by_rank(original: Method) -> Method:
     def next_seed(self: Any, ordered: bool = True) -> Any:
         seed = original(self, ordered)
-        step = current_step()
-        if step is None or not step.training or step.session.world.rank == 0:
+        step, rank = current_step(), world.current().world.rank
+        # At their own pace workers share no step; in a graph of a script's own nothing is initialized either.
+        training = step.training if step else bool(pace.own() and (training_now() or private.graph()))
+        if not training or rank == 0:
             return seed
-        offset = keras_backend.convert_to_tensor([step.session.world.rank * common.SEED_STRIDE, 0], dtype=seed.dtype)
+        offset = keras_backend.convert_to_tensor([rank * common.SEED_STRIDE, 0], dtype=seed.dtype)
         return seed + offset
 
     return next_seed

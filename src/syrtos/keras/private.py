@@ -1,11 +1,13 @@
 """Every touch on a symbol that TensorFlow keeps private, with its reason. Seen to work on TensorFlow 2.21.
 
-Keras's private symbols stand in `patches`, where each is replaced.
+Keras's private symbols stand in `patches`, where each is replaced; the few that are only read are here. Seen on Keras 3.15.1.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -107,6 +109,82 @@ def after_pending_control_flow() -> Iterator[None]:
     setattr(current, _SEEN, len(current.get_operations()))
 
 
+def trained_by(optimizer: Any) -> list[Any]:
+    """The variables a Keras 3 optimizer was built for, in the order in which it numbers them; `variables` has its own alone."""
+    return list(optimizer._trainable_variables)
+
+
+def updates_of(optimizer: Any) -> Any:
+    """The counter of a Keras 3 optimizer's `apply` calls; `iterations` divides it when gradients are accumulated."""
+    return optimizer._iterations
+
+
+def has_schedule(optimizer: Any, schedule: type) -> bool:
+    """Whether a Keras 3 optimizer's rate follows a schedule; `learning_rate` gives the number of the moment."""
+    return isinstance(optimizer._learning_rate, schedule)
+
+
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Whether a Keras 3 optimizer's weight decay takes in this variable: it can be told, not asked."""
+    return optimizer._use_weight_decay(variable)
+
+
+def clip(optimizer: Any, gradients: list[Any]) -> list[Any]:
+    """Clips as a Keras 3 optimizer was told to; elsewhere it does so only on its way to an update."""
+    return optimizer._clip_gradients(gradients)
+
+
+def legacy_layers() -> Any:
+    """`tf.compat.v1.layers`, where TensorFlow itself finds it in Keras 2; it keeps them from whoever uses Keras 3."""
+    return importlib.import_module("tf_keras.api._v1.keras.__internal__.legacy.layers")
+
+
+@contextmanager
+def assignments_of_keras() -> Iterator[list[Any]]:
+    """Collects the operations of a graph of TensorFlow 1 by which Keras 3 assigns non-trainable variables: moving statistics and states of
+    random numbers. Keras 2 has a collection for them; Keras 3 counts on functions, which run all they assign."""
+    found: list[Any] = []
+    if "keras" not in sys.modules:
+        yield found
+        return
+    kind: Any = sys.modules["keras"].Variable
+    original = kind.assign
+
+    def assign(self: Any, value: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        result = original(self, value)
+        if not self.trainable:
+            found.extend(op for op in graph.get_operations()[before:] if op.type == "AssignVariableOp")
+        return result
+
+    kind.assign = assign
+    try:
+        yield found
+    finally:
+        kind.assign = original
+
+
+@contextmanager
+def names_of_a_new_graph() -> Iterator[None]:
+    """Inside, Keras 3 numbers its layers from the start, as Keras 2 does in each graph: a graph that is built again has the same names."""
+    if "keras" not in sys.modules:
+        yield
+        return
+    global_state: Any = importlib.import_module("keras.src.backend.common.global_state")
+    before = global_state.get_global_attribute("object_name_uids")
+    global_state.set_global_attribute("object_name_uids", None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("object_name_uids", before)
+
+
+def losses_are_sums(graph: Any) -> bool:
+    """Whether the last of `tf.compat.v1.losses` in a graph of TensorFlow 1 was a sum over its samples."""
+    return getattr(graph, "_last_loss_reduction", None) == tf.compat.v1.losses.Reduction.SUM
+
+
 def global_seed() -> int | None:
     """What `tf.random.set_seed` was last given."""
     return context.global_seed()
@@ -132,6 +210,11 @@ def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:
     _default_strategy = strategy
     _survive_reset()
     tf.distribute.experimental_set_strategy(strategy)
+
+
+def keeps_default_strategy() -> bool:
+    """Whether `keep_default_strategy` was given one."""
+    return _default_strategy is not None
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras import callbacks, fitting, private
+from syrtos.keras import callbacks, fitting, pace, private
 from syrtos.keras import step as step_module
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.input import policy_ignored
@@ -41,7 +41,8 @@ def _refusing_scope(original: Method) -> Method:
     """`scope` of a strategy that is not ours raises a ConfigurationError where there are several workers."""
 
     def scope(self: Any) -> Any:
-        fitting.check_strategy(self)
+        if not type(self).__name__.startswith("_DefaultDistribution"):  # TensorFlow's own "none" is no choice
+            fitting.check_strategy(self)
         return original(self)
 
     return scope
@@ -112,7 +113,11 @@ def agreeing(original: Method) -> Method:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         world.sharing().comm.agree(f"model.{original.__name__}")
-        with policy_ignored() if original.__name__ == "predict" else contextlib.nullcontext():
+        name = original.__name__
+        with (
+            policy_ignored() if name == "predict" else contextlib.nullcontext(),
+            contextlib.nullcontext() if name == "fit" else pace.on_all_data(),
+        ):
             return original(self, *args, **kwargs)
 
     return method

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -34,6 +34,11 @@ _assigned_by: weakref.WeakKeyDictionary[Any, dict[int, tf.Variable]] = weakref.W
 def current_step() -> StepScope | None:
     """The step that is being traced or run on this thread."""
     return getattr(_local, "step", None)
+
+
+def training_now() -> bool:
+    """Whether a step of `fit` is being traced or run on this thread, shared with others or not."""
+    return getattr(_local, "training", False)
 
 
 def _watching() -> StepScope | RunScope | None:
@@ -153,14 +158,15 @@ class StepScope(_Watcher):
         self._totals: dict[tuple[str, int], tf.Tensor] = {}
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[StepScope]:
+    def entered(self) -> Iterator[Self]:
         """Makes this the current step, if it is shared with others."""
-        outer = current_step()
+        outer, training = current_step(), training_now()
         _local.step = self if self.session.comm.size > 1 else None
+        _local.training = self.training
         try:
             yield self
         finally:
-            _local.step = outer
+            _local.step, _local.training = outer, training
 
     @property
     def active(self) -> tf.Tensor:

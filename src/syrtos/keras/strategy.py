@@ -17,7 +17,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras import input as input_pipelines
-from syrtos.keras import private
+from syrtos.keras import pace, private
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.step import RunScope, current_step, tracked
 
@@ -49,7 +49,8 @@ class Strategy(tf.distribute.Strategy):
     def __init__(self) -> None:
         Strategy.chosen = True
         if "_extended" not in self.__dict__:
-            super().__init__(_Extended(self, world.init()))
+            world.init()
+            super().__init__(_Extended(self, world.sharing() if pace.own() else world.current()))
             importlib.import_module("syrtos.keras.activate").for_strategy()
 
     def experimental_run_v2(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +110,9 @@ class _Extended(private.OneDeviceExtended):
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
+        if pace.own():
+            pace.remember(variable)
+            return variable
         watched = not variable.trainable and (variable.dtype.is_floating or variable.dtype.is_integer)
         return tracked(variable) if watched else variable
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from syrtos.errors import ConfigurationError
 from syrtos.launch.spec import Spec
-from syrtos.settings import HARMLESS, OPTIONS_VARIABLE
+from syrtos.settings import OPTIONS_VARIABLE, is_harmless
 from syrtos.topology import check_tf_config
 
 # What other hosts get of this environment, beside what begins with one of the prefixes. Never everything: it holds secrets.
@@ -38,10 +38,12 @@ class Plan:
     Attributes:
         command: the whole command line.
         environment: variables set on top of this process's.
+        spared: ranks whose death the others survive.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    spared: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
         variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
@@ -69,12 +71,14 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
         environment["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(extra)
     worker = [machine.python, "-m", "syrtos.launch.worker", str(spec.script.resolve()), *spec.arguments]
     where = _remote(spec, program, {**env, **environment}) if spec.hosts else ["-launcher", "fork"]
-    return Plan((machine.mpiexec, "-print-all-exitcodes", *where, "-n", str(spec.workers), *worker), environment)
+    alive = ["-disable-auto-cleanup"] if spec.options.own_pace else []
+    command = (machine.mpiexec, "-print-all-exitcodes", *alive, *where, "-n", str(spec.processes), *worker)
+    return Plan(command, environment, frozenset(range(1, spec.workers)) if spec.options.own_pace else frozenset())
 
 
 def _remote(spec: Spec, program: str, env: Mapping[str, str]) -> list[str]:
     # each by name and value: hydra's -genvlist drops names with an underscore (seen with MPICH 5.0.2)
-    names = [name for name in sorted(env) if name in _FORWARDED or name.startswith(HARMLESS)]
+    names = [name for name in sorted(env) if name in _FORWARDED or is_harmless(name)]
     variables = [word for name in names for word in ("-genv", name, env[name])]
     hosts = ",".join(f"{host.name}:{host.slots}" for host in spec.hosts)
     return ["-launcher", "ssh", "-launcher-exec", program, "-hosts", hosts, "-genvnone", *variables]

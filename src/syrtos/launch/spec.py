@@ -46,6 +46,11 @@ class Spec:
     grace: float = 10.0
     ssh: str = "ssh"
 
+    @property
+    def processes(self) -> int:
+        """Workers, and parameter servers after them."""
+        return self.workers + self.options.servers
+
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigurationError(f"`-n` must be 1 or more workers. Received: {self.workers}.")

@@ -29,6 +29,7 @@ class Outcome:
         failures: the workers' reports, in the order in which they came in.
         workers: host and process of every rank that started.
         noise: what the launcher of our MPI said, for failures that no worker reported.
+        lost: workers that died and that the others went on without, with their exit codes.
         vanished: the first rank on this host whose process was gone while others still ran.
     """
 
@@ -36,6 +37,7 @@ class Outcome:
     failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     noise: list[str] = dataclasses.field(default_factory=list)
+    lost: dict[int, int] = dataclasses.field(default_factory=dict)
     vanished: int | None = None
 
 
@@ -54,13 +56,16 @@ class _Supervisor:
         self._signal: int | None = None
         self._kill_at: float | None = None
         self._rules_held: set[IO[str]] = set()
+        self._spared = plan.spared
+        self._finished: set[int] = set()
+        self._fatal: int | None = None
         self._process = subprocess.Popen(
             plan.command,
             env={**env, **plan.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is ours to pass on
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
     def run(self) -> Outcome:
@@ -133,6 +138,10 @@ class _Supervisor:
     def _exit_code(self) -> int:
         if self._signal is not None:
             return 128 + self._signal
+        if self._spared and 0 in self._finished:
+            return 0
+        if self._fatal is not None and not self.outcome.failures:
+            return self._fatal
         if self.outcome.failures:
             return int(self.outcome.failures[0].get("code", 1)) or 1
         by_itself = _first_that_exited(self.outcome.noise)
@@ -193,8 +202,27 @@ class _Supervisor:
             self.outcome.workers[event["rank"]] = event
         elif event["kind"] == "failed":
             self.outcome.failures.append({**self.outcome.workers.get(event["rank"], {}), **event})
-        elif event["kind"] == "stalled":
+        elif event["kind"] == "finished":
+            self._finished.add(event["rank"])
+        elif event["kind"] == "lost":
+            self._on_lost(event["rank"], event["code"])
+        elif event["kind"] == "stalled" and not self._spared:  # there the signal tells MPI of a death
             self._signal_workers(signal.SIGUSR1)  # every rank writes its stack into its log
+
+    def _on_lost(self, rank: int, code: int) -> None:
+        if self._signal is not None or self._kill_at is not None:
+            return  # of what the run's end has done to it
+        workers = len(self._spared) + 1
+        who = f"rank {rank}" if rank < workers else f"parameter server {rank - workers}"
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if rank in self._spared:
+            self.outcome.lost[rank] = code
+            what = "Its last batch is lost; the others go on. Its log may say why."
+        else:
+            self._fatal = 128 - code if code < 0 else code
+            self._kill_at = time.monotonic()
+            what = "Without it nobody can go on."
+        print(f"syrtos: {who} {how}. {what}", file=sys.stderr, flush=True)
 
 
 _PR_SET_PDEATHSIG = 1
@@ -245,7 +273,7 @@ def _emit(data: bytes, target: IO[str]) -> None:
     target.flush()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Even a launcher that is killed leaves no workers: Linux kills hydra with it, and hydra's proxies end theirs (prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

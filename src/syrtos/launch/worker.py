@@ -18,14 +18,14 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
-from syrtos.launch import events, leftovers, resources, seeds
+from syrtos.launch import events, guard, leftovers, resources, seeds
 from syrtos.launch.import_hook import after_import
 from syrtos.launch.spec import new_run_dir
-from syrtos.topology import check_keras_backend, check_tf_config, detect
+from syrtos.topology import check_keras_backend, check_tf_config, detect, tf_config_of
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
@@ -37,8 +37,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs ``script [argument ...]``; ends the process with the script's exit code."""
     script, *rest = sys.argv[1:] if arguments is None else arguments
     env = settings.environment()
+    settings.forget_secret()
     resources.apply(env)
-    worker = _Worker(_rank_before_mpi(env))
+    options, rank = settings.options_from(env), _rank_before_mpi(env)
+    if options.own_pace and detect(env):
+        guard.guard(rank, options.run_dir)
+    worker = _Worker(rank, options)
     code = worker.run(script, rest)
     worker.leave(code)
 
@@ -46,8 +50,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 class _Worker:
     """What a worker holds for its whole life."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, options: settings.Options) -> None:
         self.rank = rank
+        self._options = options
         self._control = os.dup(2)
         self._launched = detect(settings.environment()) is not None  # else there is nobody to tell anything
         self._tees: list[subprocess.Popen[bytes]] = []
@@ -59,10 +64,13 @@ class _Worker:
         """Returns the script's exit code; failures have been reported."""
         try:
             self._tell("started", host=socket.gethostname(), pid=os.getpid())
-            self._join()
+            if self._join() == "server":
+                _serve(script, self._options.run_dir)
+                return 0
             code = self._script_code(script, arguments)
             if code == 0:
                 self._finish()
+                self._tell("finished")
             return code
         except KeyboardInterrupt:
             self._tell("interrupted")
@@ -77,7 +85,7 @@ class _Worker:
             return self._exited(end)
         return 0
 
-    def _join(self) -> None:
+    def _join(self) -> Literal["worker", "server"]:
         from syrtos.comm import world
 
         session = world.init()
@@ -87,14 +95,20 @@ class _Worker:
         _check_versions(session.comm)
         run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
         session.record_in(run_dir)
+        if session.questions is not None:
+            self._log_to(Path(run_dir) / "logs" / f"server-{self.rank}.log")
+            self.rank = session.questions.Get_rank()
+            return "server"
         self._log_to(Path(run_dir) / "logs" / f"rank-{self.rank}.log")
         seeds.agree(session.comm)
         check_tf_config(settings.environment())
+        settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
         after_import(
             "keras", _activate("keras3"), before=lambda: check_keras_backend(settings.environment(), session.world.size)
         )
         after_import("tf_keras", _activate("legacy"))
         importlib.import_module("syrtos.dialects").install()
+        return "worker"
 
     def _finish(self) -> None:
         """A worker that ends while others still exchange is out of step."""
@@ -102,7 +116,10 @@ class _Worker:
 
         session = world.current()
         session.watchdog.timeout = float("inf")  # one may upload or evaluate for as long as it likes
-        session.comm.agree("end of the script")
+        if session.servers:
+            session.servers.leave()
+        if not self._options.own_pace:
+            session.comm.agree("end of the script")
 
     # -- reporting -----------------------------------------------------------------------------
 
@@ -153,9 +170,13 @@ class _Worker:
         sys.stderr.flush()
         path.write_bytes(b"")
         for stream in (1, 2):
-            os.dup2(self._tee(path, stream) if self.rank == 0 else os.open(path, os.O_WRONLY | os.O_APPEND), stream)
+            os.dup2(
+                self._tee(path, stream) if path.name == "rank-0.log" else os.open(path, os.O_WRONLY | os.O_APPEND),
+                stream,
+            )
         faulthandler.enable()
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        if not self._options.own_pace:  # there MPI is told by this signal that somebody has died
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def _tee(self, path: Path, stream: int) -> int:
         """A descriptor for what is to go to the log and to where ``stream`` goes now."""
@@ -178,6 +199,8 @@ class _Worker:
         sys.stderr.flush()
         self._close_tees()
         events.drain(self._control)
+        if self._options.own_pace and self._launched and (code == 0 or self.rank > 0):
+            os._exit(code)  # MPI would wait for those who have died
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
 
@@ -200,6 +223,14 @@ class _Worker:
 def _activate(name: str) -> Callable[[], None]:
     """What adapts Keras, found only when the script has imported it: this room knows no framework."""
     return lambda: getattr(importlib.import_module("syrtos.keras.activate"), name)()
+
+
+def _serve(script: str, run_dir: str) -> None:
+    """The work of a parameter server, which imports Keras; classes of the script's own are found beside it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
+    sys.path[0] = str(Path(script).parent)
+    importlib.import_module("syrtos.keras.parameters").serve(lambda: guard.lost(run_dir))
 
 
 def _run_script(script: str, arguments: list[str]) -> None:

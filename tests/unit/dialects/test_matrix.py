@@ -7,6 +7,7 @@ import importlib.util
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +59,34 @@ def test_every_served_strategy_is_listed() -> None:
     listed = {f"{place}.{name}" for place, name in TENSORFLOW}
     assert {f"{place}.{name}" for place, name in tf_distribute.SERVED} <= listed
     assert {f"distribute.cluster_resolver.{name}" for name in tf_distribute.RESOLVERS} <= listed
+
+
+def test_names_of_estimators_are_there_and_no_others() -> None:
+    from syrtos.dialects.estimator import names
+
+    listed = MATRIX["estimator"]["names"]["tf.estimator"]
+    whole = names.namespace()
+    found = {
+        f"{name}.{inner}" if inner else name
+        for name, value in vars(whole).items()
+        for inner in (vars(value) if isinstance(value, SimpleNamespace) else [""])
+    }
+    assert found == set(listed)
+    for name in MATRIX["estimator"]["names"]["tf.estimator.Estimator"]:
+        assert hasattr(whole.Estimator, name)
+
+
+def test_names_of_coordinators_are_there() -> None:
+    from syrtos.dialects import parameter_server
+
+    listed = MATRIX["parameter_server"]["names"]
+    served = {f"{place}.{name}" for place, name in parameter_server.STRATEGIES}
+    served |= {
+        f"{place}.{name}" for place in parameter_server.COORDINATORS for name in ("ClusterCoordinator", "RemoteValue")
+    }
+    assert served == {f"distribute.{name}" for name in listed["tf.distribute"]}
+    for name in listed["tf.distribute.coordinator.ClusterCoordinator"]:
+        assert hasattr(parameter_server.ClusterCoordinator, name)
 
 
 def test_the_page_is_made_from_it() -> None:

@@ -157,3 +157,16 @@ def test_mpiexec_is_the_one_beside_the_interpreter(tmp_path: Path) -> None:
         find_mpiexec(tmp_path / "python")
     (tmp_path / "mpiexec").touch()
     assert find_mpiexec(tmp_path / "python") == tmp_path / "mpiexec"
+
+
+def test_servers_come_after_the_workers_and_survive_them(script: Path) -> None:
+    plan = make_plan(spec(script, options=Options(servers=2)), MACHINE, ENVIRONMENT)
+    assert plan.command[plan.command.index("-n") + 1] == "6"
+    assert "-disable-auto-cleanup" in plan.command
+    assert plan.spared == {1, 2, 3}
+
+
+def test_workers_that_make_updates_together_end_together(script: Path) -> None:
+    plan = make_plan(spec(script, options=Options(servers=2, staleness=0)), MACHINE, ENVIRONMENT)
+    assert "-disable-auto-cleanup" not in plan.command
+    assert plan.spared == frozenset()

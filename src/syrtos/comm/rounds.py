@@ -1,0 +1,177 @@
+"""How workers that train at their own pace share out the work of an epoch, and meet at its end. Kept by the first server.
+
+The invariant: a round ends when every worker that lives has finished it, and each piece of its work was handed out once; what a
+worker had in hand when it died is handed out again, if the work can be repeated.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from syrtos.comm.communicator import Array
+from syrtos.comm.requests import Question
+
+# Answers of a round that has no piece to give: there will be none, or there may be one if a worker dies.
+NONE, LATER = -1, -2
+# How many results are kept.
+KEPT = 1 << 14
+
+
+@dataclasses.dataclass
+class _Round:
+    """One round.
+
+    Attributes:
+        begun: how many pieces were handed out for the first time.
+        again: pieces that a worker had in hand when it died.
+        in_hand: pieces that are being worked on, and by whom.
+        idle: workers that ask for a piece while others may still die with theirs.
+        sums: what the workers added, by name.
+        finished: the question of each worker that has finished.
+        served: who has got a piece. As long as there are enough, the last ones are kept for workers that have not.
+    """
+
+    begun: int = 0
+    again: list[int] = dataclasses.field(default_factory=list)
+    in_hand: dict[int, int] = dataclasses.field(default_factory=dict)
+    idle: list[Question] = dataclasses.field(default_factory=list)
+    sums: dict[str, Array] = dataclasses.field(default_factory=dict)
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    finished: dict[int, Question] = dataclasses.field(default_factory=dict)
+    served: set[int] = dataclasses.field(default_factory=set)
+
+
+class Rounds:
+    """Answers what workers ask about rounds. Questions name theirs by ``round``, counted from 0 by each worker alike."""
+
+    def __init__(self, workers: int) -> None:
+        self._live = set(range(workers))
+        self._rounds: dict[int, _Round] = collections.defaultdict(_Round)
+        self._results: dict[int, Array] = {}
+        self._wanted: dict[int, list[Question]] = collections.defaultdict(list)
+        self._shared: dict[int, list[Array]] = {}
+        self._sharing: dict[int, list[Question]] = collections.defaultdict(list)
+        self._given: dict[int, set[int]] = collections.defaultdict(set)
+        self.asked = {
+            "take": self._take,
+            "done": self._done,
+            "result": self._result,
+            "finish": self._finish,
+            "share": self._share,
+        }
+
+    def lose(self, worker: int) -> None:
+        """This worker asks nothing any more."""
+        self._live.discard(worker)
+        for number, current in list(self._rounds.items()):
+            lost = [piece for piece, by in current.in_hand.items() if by == worker]
+            for piece in lost:
+                del current.in_hand[piece]
+            current.again += lost
+            current.idle = [question for question in current.idle if question.worker != worker]
+            current.finished.pop(worker, None)
+            self._serve_idle(current)
+            self._end_if_finished(number)
+
+    # -- pieces of work ------------------------------------------------------------------------
+
+    def _take(self, question: Question) -> None:
+        """The next piece: its number below ``limit``. There may be more while one is kept for a worker that has had none, and with
+        ``repeatable`` while others have some in hand: with ``wait`` the answer comes when that is decided."""
+        current = self._rounds[question.fields["round"]]
+        current.idle.append(question)
+        self._serve_idle(current)
+
+    def _serve_idle(self, current: _Round) -> None:
+        served = None
+        while served != current.served:  # whoever gets its first piece frees one that was kept
+            served = set(current.served)
+            waiting, current.idle = current.idle, []
+            for question in waiting:
+                self._serve(current, question)
+
+    def _serve(self, current: _Round, question: Question) -> None:
+        limit, repeatable = question.fields["limit"], question.fields["repeatable"]
+        lost = next((piece for piece in current.again if piece < limit), None) if repeatable else None
+        if lost is not None:
+            current.again.remove(lost)
+            self._hand_out(current, question, lost)
+        elif current.begun + self._kept_for_others(current, question.worker) < limit:
+            current.begun += 1
+            current.served.add(question.worker)
+            self._hand_out(current, question, current.begun - 1)
+        elif current.begun >= limit and not (repeatable and current.in_hand):
+            question.answer(piece=NONE)
+        elif question.fields["wait"]:
+            current.idle.append(question)
+        else:
+            question.answer(piece=LATER)
+
+    def _kept_for_others(self, current: _Round, worker: int) -> int:
+        return len(self._live - current.served) if worker in current.served else 0
+
+    @staticmethod
+    def _hand_out(current: _Round, question: Question, piece: int) -> None:
+        if question.fields["repeatable"]:
+            current.in_hand[piece] = question.worker
+        question.answer(piece=piece)
+
+    def _done(self, question: Question) -> None:
+        """A piece is done; its result, one array, is kept under its ``number`` over all rounds, until many others have come."""
+        number = question.fields["number"]
+        current = self._rounds[question.fields["round"]]
+        current.in_hand.pop(question.fields["piece"], None)
+        self._results[number] = question.arrays[0]
+        if len(self._results) > KEPT:
+            del self._results[next(iter(self._results))]  # the oldest
+        for waiting in self._wanted.pop(number, []):
+            waiting.answer(question.arrays)
+        question.answer()
+        self._serve_idle(current)
+
+    def _result(self, question: Question) -> None:
+        number = question.fields["number"]
+        kept = [self._results[number]] if number in self._results else []
+        if kept or question.fields["over"]:
+            question.answer(kept)
+        else:
+            self._wanted[number].append(question)
+
+    # -- the end of a round ----------------------------------------------------------------------
+
+    def _finish(self, question: Question) -> None:
+        """Adds arrays by ``names``; the answer, once all have finished, has the sums, and by how many workers each was added to."""
+        number = question.fields["round"]
+        current = self._rounds[number]
+        for name, array in zip(question.fields["names"], question.arrays, strict=True):
+            current.sums[name] = current.sums[name] + array if name in current.sums else array
+            current.counts[name] = current.counts.get(name, 0) + 1
+        current.finished[question.worker] = question
+        self._end_if_finished(number)
+
+    def _end_if_finished(self, number: int) -> None:
+        current = self._rounds[number]
+        if not self._live <= set(current.finished):
+            return
+        names = sorted(current.sums)
+        for worker, question in current.finished.items():
+            if worker in self._live:
+                question.answer([current.sums[name] for name in names], names=names, counts=current.counts)
+        del self._rounds[number]
+
+    # -- what one worker gives to all ------------------------------------------------------------
+
+    def _share(self, question: Question) -> None:
+        """Worker 0's arrays for everybody; ``number`` counts such questions."""
+        number = question.fields["number"]
+        self._sharing[number].append(question)
+        if question.worker == 0:
+            self._shared[number] = question.arrays
+        if number not in self._shared:
+            return
+        for waiting in self._sharing.pop(number):
+            waiting.answer([] if waiting.worker == 0 else self._shared[number])
+            self._given[number].add(waiting.worker)
+        if self._live <= self._given[number]:
+            del self._shared[number], self._given[number]

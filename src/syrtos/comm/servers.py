@@ -1,0 +1,123 @@
+"""The parameter servers of a run, as its workers see them.
+
+A run with ``--ps N`` has N processes after its workers that hold the parameters and apply the optimizers. The first of them also keeps
+the rounds (see `syrtos.comm.rounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from syrtos.comm.communicator import Array
+from syrtos.comm.objects import from_bytes, to_bytes
+from syrtos.comm.rounds import LATER, NONE
+
+if TYPE_CHECKING:
+    from syrtos.comm.requests import Asking, Message
+
+
+class Servers:
+    """Asks the servers.
+
+    Attributes:
+        count: how many there are.
+        staleness: how many updates a worker may be ahead of the slowest; None: as many as it likes; 0: all make each update together.
+    """
+
+    def __init__(self, asking: Asking, workers: int, count: int, staleness: int | None) -> None:
+        self.count = count
+        self.staleness = staleness
+        self._asking = asking
+        self._workers = workers
+        self._round = 0
+        self._clocks: dict[str, int] = {}
+        self._shared = 0
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether every update is made of all workers' gradients, as without servers."""
+        return self.staleness == 0
+
+    # -- parameters ------------------------------------------------------------------------------
+
+    def register(self, key: str, parts: Sequence[Message]) -> list[Message]:
+        """Gives each server its part of an optimizer, as worker 0 has it; the answers come when that is there."""
+        return self._ask_all("register", parts, key=key)
+
+    def push(self, key: str, parts: Sequence[Message]) -> list[Message]:
+        """Gives each server its part of this worker's gradients; the answers are the new values."""
+        clock = self._clocks[key] = self._clocks.get(key, 0) + 1
+        return self._ask_all("push", parts, key=key, clock=clock, round=self._round)
+
+    def state(self, key: str) -> list[Message]:
+        """The values and all that an optimizer remembers."""
+        return self._ask_all("state", [({}, [])] * self.count, key=key)
+
+    # -- rounds ------------------------------------------------------------------------------------
+
+    def take(self, limit: int | None, repeatable: bool = False) -> int | None:
+        """The next piece of this round's work that nobody has taken, below ``limit``; None: there is none."""
+        most = 1 << 62 if limit is None else limit
+        answer, _ = self._ask_first("take", limit=most, repeatable=repeatable, wait=False)
+        if answer["piece"] == LATER:
+            self._idle()  # before waiting: nobody waits for this worker's updates meanwhile
+            answer, _ = self._ask_first("take", limit=most, repeatable=repeatable, wait=True)
+        return None if answer["piece"] == NONE else int(answer["piece"])
+
+    def done(self, piece: int, number: int, result: Any) -> None:
+        """A piece taken as repeatable is done; ``result`` is plain data."""
+        self._ask_first("done", [to_bytes(result)], piece=piece, number=number)
+
+    def result(self, number: int, over: bool) -> Any:
+        """What `done` was given for this number, maybe by another worker. ``over``: its round has ended, so nothing is waited for.
+
+        Raises:
+            KeyError: it is not kept any more.
+        """
+        _, arrays = self._ask_first("result", number=number, over=over)
+        if not arrays:
+            raise KeyError(number)
+        return from_bytes(arrays[0])
+
+    def end_round(self, added: Mapping[str, Array]) -> dict[str, tuple[Array, int]]:
+        """Waits until every worker that lives has ended the round.
+
+        Returns:
+            The sum of what the workers added under each name, and how many of them added something.
+        """
+        self._idle()
+        answer, sums = self._ask_first("finish", list(added.values()), names=list(added))
+        self._round += 1
+        self._clocks = dict.fromkeys(self._clocks, 0)
+        return {name: (total, answer["counts"][name]) for name, total in zip(answer["names"], sums, strict=True)}
+
+    def share(self, arrays: Sequence[Array]) -> list[Array]:
+        """Worker 0's arrays, on every worker."""
+        mine = list(arrays) if self._asking.rank == 0 else []
+        _, shared = self._ask_first("share", mine, number=self._shared)
+        self._shared += 1
+        return mine or [np.asarray(array) for array in shared]
+
+    def leave(self) -> None:
+        """This worker will ask nothing any more."""
+        self._ask_all("leave", [({}, [])] * self.count)
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _idle(self) -> None:
+        self._ask_all("idle", [({}, [])] * self.count, round=self._round)
+
+    def _ask_first(self, ask: str, arrays: Sequence[Array] = (), **fields: Any) -> Message:
+        first = self._workers
+        question = {"ask": ask, "round": self._round, **fields}
+        return self._asking.ask({first: (question, list(arrays))})[first]
+
+    def _ask_all(self, ask: str, parts: Sequence[Message], **fields: Any) -> list[Message]:
+        questions = {
+            self._workers + server: ({"ask": ask, **fields, **mine}, arrays)
+            for server, (mine, arrays) in enumerate(parts)
+        }
+        return list(self._asking.ask(questions).values())

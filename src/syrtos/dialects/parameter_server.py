@@ -1,0 +1,183 @@
+"""`tf.distribute`'s parameter servers: `ParameterServerStrategy` under `fit`, and `ClusterCoordinator`'s scheduled functions.
+
+TensorFlow has one coordinator that sends functions to workers. Here every worker runs the script and plays the coordinator: all note
+the same scheduled calls, and each call is made by whichever worker is free. What the calls return, and what they add to variables, is
+the same on all workers after `join`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.comm.rounds import KEPT
+from syrtos.comm.servers import Servers
+from syrtos.errors import ConfigurationError
+from syrtos.keras import pace
+from syrtos.keras.strategy import Strategy
+
+# Where TensorFlow has them: (module, name, what answers).
+STRATEGIES = (("distribute", "ParameterServerStrategy"), ("distribute.experimental", "ParameterServerStrategy"))
+COORDINATORS = ("distribute.coordinator", "distribute.experimental.coordinator")
+
+_START = "Start the script with `syrtos run --ps 1 -n WORKERS train.py`."
+
+
+@functools.cache
+def install() -> None:
+    """Serves the classes in processes of several workers, or of one with servers."""
+    session = world.init()
+    if session.world.size == 1 and not session.servers:
+        return
+    for place, name in STRATEGIES:
+        setattr(functools.reduce(getattr, place.split("."), tf), name, ParameterServerStrategy)
+    for place in COORDINATORS:
+        module: Any = functools.reduce(getattr, place.split("."), tf)
+        module.ClusterCoordinator = ClusterCoordinator
+        module.RemoteValue = RemoteValue
+
+
+def ParameterServerStrategy(cluster_resolver: Any = None, variable_partitioner: Any = None) -> tf.distribute.Strategy:
+    """The strategy of this run.
+
+    Args:
+        cluster_resolver: not asked; the workers and servers are those of the run.
+        variable_partitioner: not asked; each server holds an equal share of every variable.
+
+    Raises:
+        ConfigurationError: the run has no parameter servers.
+    """
+    del cluster_resolver, variable_partitioner
+    _servers("ParameterServerStrategy")
+    return Strategy()
+
+
+def _servers(name: str) -> Servers:
+    session = world.current()
+    if world.sharing() is not session and not pace.own():
+        raise ConfigurationError(
+            f"This script makes a tf.distribute {name} and initializes Horovod or SMDDP: both would reduce the gradients. Keep one of them."
+        )
+    if session.servers is None:
+        raise ConfigurationError(f"A {name} needs parameter servers, and this run has none. {_START}")
+    return session.servers
+
+
+class RemoteValue:
+    """What a scheduled call returns, once some worker has made it."""
+
+    def __init__(self, coordinator: ClusterCoordinator, number: int) -> None:
+        self._coordinator = coordinator
+        self._number = number
+
+    def fetch(self) -> Any:
+        """The result, as NumPy values; makes and waits for the calls that lead to it."""
+        return self._coordinator._result(self._number)
+
+    def get(self) -> Any:
+        """The same, as tensors."""
+        return tf.nest.map_structure(
+            lambda value: value if value is None else tf.convert_to_tensor(value), self.fetch()
+        )
+
+
+class ClusterCoordinator:
+    """Makes scheduled calls on the workers, each on one of them."""
+
+    _only: ClusterCoordinator | None = None
+
+    def __new__(cls, strategy: tf.distribute.Strategy) -> ClusterCoordinator:
+        """There is one for the strategy, as in TensorFlow."""
+        if cls._only is None:
+            cls._only = super().__new__(cls)
+            cls._only._begin(strategy)
+        return cls._only
+
+    def _begin(self, strategy: tf.distribute.Strategy) -> None:
+        self._servers = _servers("ClusterCoordinator")
+        if self._servers.synchronous:
+            raise ConfigurationError(
+                "A ClusterCoordinator's calls are made by one worker each, and `--staleness 0` makes each update of all workers' gradients. "
+                "Leave out `--staleness`, or give it 1 or more."
+            )
+        self._strategy = strategy
+        self._calls: list[Callable[[], Any]] = []
+        self._before = 0  # calls of rounds that are over
+        self._in_round = False
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """The strategy it was made for."""
+        return self._strategy
+
+    # -- scheduling ------------------------------------------------------------------------------
+
+    def schedule(self, fn: Callable[..., Any], args: Any = None, kwargs: Any = None) -> RemoteValue:
+        """Notes a call; some worker makes it when one of the values is wanted, or at `join`."""
+        self._calls.append(functools.partial(fn, *(args or ()), **(kwargs or {})))
+        return RemoteValue(self, self._before + len(self._calls) - 1)
+
+    def join(self) -> None:
+        """Returns when all scheduled calls have been made, with all variables the same on every worker."""
+        while self._make_one():
+            pass
+        if self._in_round:
+            pace.end_round()
+        self._before += len(self._calls)
+        self._calls.clear()
+        self._in_round = False
+
+    def done(self) -> bool:
+        """Whether all calls have been made; makes one of them if not."""
+        if self._make_one():
+            return False
+        self.join()
+        return True
+
+    def fetch(self, value: Any) -> Any:
+        """The results behind all `RemoteValue`s in a structure."""
+        return tf.nest.map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, value)
+
+    # -- data ------------------------------------------------------------------------------------
+
+    def create_per_worker_dataset(self, dataset_fn: Any) -> Any:
+        """This worker's data set: each worker has one of its own, and draws from it for the calls that it makes."""
+        return dataset_fn() if callable(dataset_fn) else dataset_fn
+
+    def create_per_worker_resource(self, resource_fn: Callable[[], Any]) -> Any:
+        """This worker's resource."""
+        return resource_fn()
+
+    _create_per_worker_resources = create_per_worker_resource
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _make_one(self) -> bool:
+        """Makes the next call that nobody has made, if there is one."""
+        if not self._in_round:
+            if not self._calls:
+                return False
+            pace.begin_round()
+            self._in_round = True
+        piece = self._servers.take(len(self._calls), repeatable=True)
+        if piece is None:
+            return False
+        with self._strategy.scope():
+            result = self._calls[piece]()
+        plain = tf.nest.map_structure(lambda leaf: leaf.numpy() if tf.is_tensor(leaf) else leaf, result)
+        self._servers.done(piece, self._before + piece, plain)
+        return True
+
+    def _result(self, number: int) -> Any:
+        while number >= self._before and self._make_one():
+            pass
+        try:
+            return self._servers.result(number, over=number < self._before)
+        except KeyError:
+            raise ConfigurationError(
+                f"The result of this call is not kept any more: fetch results before {KEPT} others have come."
+            ) from None

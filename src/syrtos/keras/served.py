@@ -1,0 +1,279 @@
+"""Optimizers whose weights are held by parameter servers: a worker gives its gradients and gets the new weights."""
+
+from __future__ import annotations
+
+import collections
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.comm.communicator import Array, share_of
+from syrtos.errors import ConfigurationError, ExchangeError, StalledError
+from syrtos.keras import gradients, pace, private, state
+from syrtos.keras.backends import tensorflow as ops
+from syrtos.keras.parameters import packed
+from syrtos.keras.step import current_step
+
+_MARK = "_syrtos_served"
+# Optimizers that treat each number by itself, so that a variable can be cut anywhere.
+_ELEMENTWISE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"})
+_CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
+
+
+def apply(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    """One step of ``optimizer`` on the servers, and their weights into all its variables here."""
+    found = getattr(optimizer, _MARK, None)
+    if found is None:
+        with tf.init_scope():
+            found = Served(optimizer, {state.identity(v) for v, g in zip(variables, grads, strict=True) if _is_rows(g)})
+            object.__setattr__(optimizer, _MARK, found)
+            pace.hold(found)
+            found.begin()
+    found.step(grads, variables)
+
+
+class Served:
+    """One optimizer, as its workers see it."""
+
+    def __init__(self, optimizer: Any, tables: set[int]) -> None:
+        """``tables``: variables (by `state.identity`) whose gradients are some of their rows."""
+        self.optimizer = optimizer
+        asked = pace.servers()
+        assert asked is not None
+        self._servers = asked
+        self._key = ""
+        self._begun = 0
+        self.variables: list[Any] = private.trained_by(optimizer)
+        names = ",".join([optimizer.name, *(v.path for v in self.variables)])
+        self._number = pace.number_of(str(zlib.crc32(names.encode())))
+        self._index = {state.identity(v): i for i, v in enumerate(self.variables)}
+        self._tables = {i for i, v in enumerate(self.variables) if state.identity(v) in tables}
+        cut = type(optimizer).__name__ in _ELEMENTWISE and type(optimizer).__module__.startswith("keras.")
+        if cut and not any(v.constraint for v in self.variables):
+            self._parts = _slices(self.variables, self._tables, asked.count)
+        else:
+            self._parts = _whole(self.variables, asked.count)
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def step(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Gives gradients, eagerly or in a graph, and takes weights."""
+        present = [self._index[state.identity(v)] for v in variables]
+        weight, given = self._weighed([self._as_held(i, g) for i, g in zip(present, grads, strict=True)])
+        scheduled = private.has_schedule(self.optimizer, keras.optimizers.schedules.LearningRateSchedule)
+        rate = tf.constant(-1.0) if scheduled else tf.cast(self.optimizer.learning_rate, tf.float32)
+
+        def push(weight: Array, rate: Array, *arrays: Array) -> list[Array]:
+            chosen = None if scheduled else float(rate)
+            pushed = tf.nest.pack_sequence_as(inputs, arrays)
+            return self._pushed({"weight": float(weight), "rate": chosen}, dict(zip(present, pushed, strict=True)))
+
+        inputs = [(g.values, g.indices) if _is_rows(g) else g for g in given]
+        dtypes = [tf.int64, *(tf.as_dtype(v.dtype) for v in self.variables)]
+        iterations, *values = ops.exchange(push, [weight, rate, *tf.nest.flatten(inputs)], dtypes)
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(tf.ensure_shape(value, variable.shape))
+        before = tf.ensure_shape(iterations, []) - 1  # Keras adds 1
+        counter = private.updates_of(self.optimizer)
+        counter.assign(tf.cast(before, counter.dtype))
+
+    def _as_held(self, variable: int, gradient: Any) -> Any:
+        """Rows where the variable is cut by rows, else all of it."""
+        if variable not in self._tables:
+            return tf.convert_to_tensor(gradient)
+        if _is_rows(gradient):
+            return gradient
+        return tf.IndexedSlices(gradient, tf.range(tf.shape(gradient)[0]), tf.shape(gradient))
+
+    def _weighed(self, grads: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+        """What each worker does by itself: where updates are made together, how much this one counts; else it clips."""
+        if not self._servers.synchronous:
+            return tf.constant(1.0), private.clip(self.optimizer, grads)
+        step = current_step()
+        if step is not None:
+            return step.samples, grads
+        times = gradients.sum_of_means(world.current().comm.size)
+        return tf.constant(1.0), [gradients.times(g, times) for g in grads]
+
+    def _pushed(self, fields: dict[str, Any], given: dict[int, Any]) -> list[Array]:
+        """``given``: by variable, its gradient, or the values and indices of some rows of it."""
+        messages = []
+        for parts in self._parts:
+            mine = [(i, part) for i, part in enumerate(parts) if part.variable in given]
+            dense = [
+                given[part.variable].reshape(-1)[part.start : part.stop] for _, part in mine if not self._by_rows(part)
+            ]
+            rows = [part.rows_of(*given[part.variable]) for _, part in mine if self._by_rows(part)]
+            present = {"present": [i for i, _ in mine], "rows": [i for i, part in mine if self._by_rows(part)]}
+            messages.append(({**fields, **present}, [packed(dense), *(array for pair in rows for array in pair)]))
+        answers = self._servers.push(self._key, messages)
+        iterations = max(answer["iterations"] for answer, _ in answers)
+        return [np.asarray(iterations, np.int64), *self._assembled([arrays[0] for _, arrays in answers])]
+
+    def _by_rows(self, part: _Part) -> bool:
+        return part.variable in self._tables
+
+    def _assembled(self, data: Sequence[Array]) -> list[Array]:
+        """All variables from the servers' bytes."""
+        values = [np.empty(tuple(v.shape), tf.as_dtype(v.dtype).as_numpy_dtype) for v in self.variables]
+        for parts, one in zip(self._parts, data, strict=True):
+            at = 0
+            for part in parts:
+                flat = values[part.variable].reshape(-1)[part.start : part.stop]
+                flat[...] = one[at : at + flat.nbytes].view(flat.dtype)
+                at += flat.nbytes
+        return values
+
+    # -- its beginning and its memory ----------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Gives the servers worker 0's weights, and what its optimizer remembers, in place of what they have; takes the weights."""
+        if self.optimizer.gradient_accumulation_steps and any(getattr(self.optimizer, name) for name in _CLIPS):
+            raise ConfigurationError(
+                "Parameter servers can't clip gradients that are accumulated over several steps. Leave out `gradient_accumulation_steps`, "
+                "or the clipping, or train without `--ps`."
+            )
+        self._key = f"{self._number}.{self._begun}"
+        self._begun += 1
+        try:
+            answers = self._servers.register(self._key, [self._described(parts) for parts in self._parts])
+        except StalledError:
+            raise
+        except ExchangeError as error:
+            raise ConfigurationError(
+                f"The parameter servers can't make a {type(self.optimizer).__name__} of their own: {error} An optimizer, schedule or "
+                "constraint of the script's own must live in a module beside the script, which the servers can import."
+            ) from error
+        for variable, value in zip(self.variables, self._assembled([a[0] for _, a in answers]), strict=True):
+            variable.assign(value)
+
+    def _described(self, parts: Sequence[_Part]) -> tuple[dict[str, Any], list[Array]]:
+        optimizer = self.optimizer
+        described: Any = keras.saving.serialize_keras_object(optimizer)
+        config = described["config"]
+        clip = {name: config.get(name) for name in _CLIPS}
+        config.update(dict.fromkeys((*_CLIPS, "loss_scale_factor")))
+        held = [self.variables[part.variable] for part in parts]
+        pieces = [state.tensor_of(v).numpy().reshape(-1)[p.start : p.stop] for v, p in zip(held, parts, strict=True)]
+        remembered = self._remembered(parts)
+        fields = {
+            "replaces": f"{self._number}.{self._begun - 2}",
+            "optimizer": described,
+            "clip": clip,
+            "places": len(self.variables),
+            "names": list(remembered),
+            "variables": [self._facts(part) for part in parts],
+        }
+        return fields, [packed(pieces), *remembered.values()]
+
+    def _facts(self, part: _Part) -> dict[str, Any]:
+        variable = self.variables[part.variable]
+        return {
+            "place": part.variable,
+            "shape": list(part.shape),
+            "dtype": tf.as_dtype(variable.dtype).name,
+            "decays": private.decays(self.optimizer, variable),
+            "constraint": keras.constraints.serialize(variable.constraint) if variable.constraint else None,
+        }
+
+    def _slots(self, parts: Sequence[_Part]) -> list[tuple[str, Any, _Part | None]]:
+        """What the optimizer remembers here: the name of each variable at a server, the variable, and of which part it is."""
+        found, seen = [], collections.Counter[str]()
+        here = {part.variable: (i, part) for i, part in enumerate(parts)}
+        prefixes = [f"{v.path.replace('/', '_')}_" for v in self.variables]
+        for slot in self.optimizer.variables:
+            prefix = max((p for p in prefixes if slot.name.startswith(p)), key=len, default=None)
+            if prefix is None:
+                found.append((slot.name, slot, None))
+                continue
+            owners = [
+                i for i, p in enumerate(prefixes) if p == prefix
+            ]  # several, if layers share a name: then in their order
+            owner = owners[seen[slot.name] % len(owners)]
+            seen[slot.name] += 1
+            if owner in here:
+                i, part = here[owner]
+                found.append((f"v{i}_{slot.name.removeprefix(prefix)}", slot, part))
+        return found
+
+    def _remembered(self, parts: Sequence[_Part]) -> dict[str, Array]:
+        """This server's part of what the optimizer remembers."""
+        if not int(private.updates_of(self.optimizer)):
+            return {}
+        values = {}
+        for name, slot, part in self._slots(parts):
+            value = state.tensor_of(slot).numpy()
+            values[name] = value if part is None or part.whole else value.reshape(-1)[part.start : part.stop]
+        return values
+
+    def pull(self) -> None:
+        """Takes the weights, and what the optimizer remembers, as they are now."""
+        values: dict[int, tuple[Any, Array]] = {}
+        answers = self._servers.state(self._key)
+        for parts, (fields, arrays) in zip(self._parts, answers, strict=True):
+            theirs = dict(zip(fields["names"], arrays[1:], strict=True))
+            for name, slot, part in self._slots(parts):
+                if name in theirs:
+                    _, whole = values.setdefault(id(slot), (slot, np.array(state.tensor_of(slot))))
+                    cut = slice(part.start, part.stop) if part and not part.whole else slice(None)
+                    whole.reshape(-1)[cut] = theirs[name].reshape(-1)
+        for slot, value in values.values():
+            slot.assign(value)
+        for variable, value in zip(self.variables, self._assembled([arrays[0] for _, arrays in answers]), strict=True):
+            variable.assign(value)
+
+
+class _Part:
+    """What one server holds of a variable: elements ``start`` to ``stop``, counted flat, in the given shape."""
+
+    def __init__(self, variable: int, start: int, stop: int, shape: tuple[int, ...], whole: bool) -> None:
+        self.variable = variable
+        self.start = start
+        self.stop = stop
+        self.shape = shape
+        self.whole = whole
+
+    def rows_of(self, values: Array, indices: Array) -> tuple[Array, Array]:
+        """Those of some rows that lie here, counted from the first row here."""
+        width = int(np.prod(self.shape[1:]))
+        first = self.start // width
+        here = (indices >= first) & (indices < first + self.shape[0])
+        return values[here], indices[here] - first
+
+
+def _slices(variables: Sequence[Any], tables: set[int], count: int) -> list[list[_Part]]:
+    """An equal part of every variable for each server: rows of tables, and else elements."""
+    return [
+        [_slice(i, tuple(v.shape), i in tables, server, count) for i, v in enumerate(variables)]
+        for server in range(count)
+    ]
+
+
+def _slice(variable: int, shape: tuple[int, ...], by_rows: bool, server: int, count: int) -> _Part:
+    if by_rows:
+        width = int(np.prod(shape[1:]))
+        first, last = share_of(shape[0], server, count)
+        return _Part(variable, first * width, last * width, (last - first, *shape[1:]), False)
+    start, stop = share_of(int(np.prod(shape)), server, count)
+    return _Part(variable, start, stop, (stop - start,), False)
+
+
+def _whole(variables: Sequence[Any], count: int) -> list[list[_Part]]:
+    """Each variable on one server: the largest first, each to the server that holds least."""
+    sizes = [int(np.prod(v.shape)) for v in variables]
+    parts: list[list[_Part]] = [[] for _ in range(count)]
+    held = [0] * count
+    for i in sorted(range(len(variables)), key=lambda i: -sizes[i]):
+        server = held.index(min(held))
+        parts[server].append(_Part(i, 0, sizes[i], tuple(variables[i].shape), True))
+        held[server] += sizes[i] * tf.as_dtype(variables[i].dtype).size
+    return parts
+
+
+def _is_rows(gradient: Any) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
