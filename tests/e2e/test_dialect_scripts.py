@@ -55,8 +55,11 @@ def test_estimator_scripts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "checks"),
     [
-        (("--ps", "2"), "strategy_and_fit,callbacks,set_between,data_of_unknown_length,tables"),
-        (("--ps", "1", "--staleness", "0"), "together_only,callbacks,set_between,tables"),
+        (
+            ("--ps", "2"),
+            "horovod,strategy_and_fit,callbacks,set_between,data_of_unknown_length,tables,another_strategy",
+        ),
+        (("--ps", "1", "--staleness", "0"), "horovod,together_only,callbacks,set_between,tables,another_strategy"),
         ((), "no_servers"),
     ],
 )

@@ -117,6 +117,11 @@ def each_for_itself() -> None:
     _sharing = _sharing or current().alone()
 
 
+def explicit() -> bool:
+    """Whether the script says itself what is exchanged."""
+    return _sharing is not None and current().servers is None
+
+
 def joined() -> bool:
     """Whether `init` has been called."""
     return _session is not None

@@ -23,7 +23,7 @@ def begin(name: str) -> None:
             already trains under a strategy.
     """
     session = world.init()
-    if world.sharing() is not session:
+    if world.explicit():
         return
     _check_flags(name, session.options)
     activate.explicitly(name)

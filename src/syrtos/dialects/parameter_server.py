@@ -17,7 +17,7 @@ from syrtos.comm import world
 from syrtos.comm.rounds import KEPT
 from syrtos.comm.servers import Servers
 from syrtos.errors import ConfigurationError
-from syrtos.keras import pace
+from syrtos.keras import activate, pace
 from syrtos.keras.strategy import Strategy
 
 # Where TensorFlow has them: (module, name, what answers).
@@ -58,10 +58,7 @@ def ParameterServerStrategy(cluster_resolver: Any = None, variable_partitioner: 
 
 def _servers(name: str) -> Servers:
     session = world.current()
-    if world.sharing() is not session and not pace.own():
-        raise ConfigurationError(
-            f"This script makes a tf.distribute {name} and initializes Horovod or SMDDP: both would reduce the gradients. Keep one of them."
-        )
+    activate.check_not_explicit(name)
     if session.servers is None:
         raise ConfigurationError(f"A {name} needs parameter servers, and this run has none. {_START}")
     return session.servers

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.errors import ConfigurationError
+from syrtos.keras import activate
 from syrtos.keras.input import heed_policy
 from syrtos.keras.strategy import Strategy, not_chosen
 
@@ -58,15 +58,10 @@ class _Strategies(type):
         Raises:
             ConfigurationError: the script says itself what is exchanged, e.g. by Horovod.
         """
-        session = world.current()
-        if world.sharing() is not session:
-            if cls.__name__ == "OneDeviceStrategy":  # it places, and reduces nothing
-                return cls.original(*args, **kwargs)
-            raise ConfigurationError(
-                f"This script makes a tf.distribute.{cls.__name__} and initializes Horovod or SMDDP: both would reduce the "
-                "gradients. Keep one of them."
-            )
-        _compare(cls.__name__, _asked_for(args, kwargs), session.world.size)
+        if cls.__name__ == "OneDeviceStrategy" and world.explicit():  # it places, and reduces nothing
+            return cls.original(*args, **kwargs)
+        activate.check_not_explicit(cls.__name__)
+        _compare(cls.__name__, _asked_for(args, kwargs), world.current().world.size)
         if cls.__name__ == "MultiWorkerMirroredStrategy":
             heed_policy()
         return Strategy()

@@ -69,14 +69,22 @@ def explicitly(name: str) -> None:
     private.keep_default_strategy(None)
 
 
+def check_not_explicit(strategy: str) -> None:
+    """Raises ConfigurationError where a script that makes a `tf.distribute` ``strategy`` has said that it exchanges gradients itself."""
+    if world.explicit():
+        raise ConfigurationError(
+            f"This script makes a tf.distribute.{strategy} and initializes Horovod or SMDDP: both would reduce the gradients. Keep one of them."
+        )
+
+
 def _make_default() -> None:
     """Every model is created under our strategy, without a scope in the script; with it every optimizer reduces."""
     import tensorflow as tf
 
-    from syrtos.keras import pace, private
+    from syrtos.keras import private
     from syrtos.keras.strategy import not_chosen
 
-    if world.sharing() is not world.current() and not pace.own():
+    if world.explicit():
         return
     if not private.keeps_default_strategy():
         private.keep_default_strategy(not_chosen())

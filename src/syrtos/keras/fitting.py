@@ -8,7 +8,7 @@ from typing import Any
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.keras import pace, private
+from syrtos.keras import private
 from syrtos.keras.input import is_own_shard
 from syrtos.keras.strategy import Strategy
 
@@ -19,8 +19,7 @@ def check_strategy(strategy: Any) -> None:
     Raises:
         ConfigurationError: the model was made in the scope of another strategy, or before the script took over.
     """
-    explicit = world.sharing() is not world.current() and not pace.own()
-    if explicit and isinstance(strategy, Strategy) and world.current().world.size > 1:
+    if world.explicit() and isinstance(strategy, Strategy) and world.current().world.size > 1:
         raise ConfigurationError(
             "The model was made before Horovod or SMDDP was initialized, and would share out its batches between the workers. Call "
             "init() before the model is made."

@@ -98,6 +98,23 @@ def tables(folder: Path) -> None:
     equal_everywhere(after)
 
 
+def another_strategy(folder: Path) -> None:
+    """Which one a script names makes no difference."""
+    with tf.distribute.MirroredStrategy().scope():
+        model = make()
+    model.fit(X, Y, batch_size=16, epochs=2, verbose=QUIET)
+    assert int(model.optimizer.iterations) == 32
+    equal_everywhere(model.get_weights()[0])
+
+
+def horovod(folder: Path) -> None:
+    """It exchanges what servers should apply."""
+    import horovod.tensorflow.keras as hvd  # pyright: ignore[reportMissingImports]
+
+    with pytest.raises(syrtos.SyrtosError, match="Run it without"):
+        hvd.init()
+
+
 def together_only(folder: Path) -> None:
     coordinator: Any = tf.distribute.coordinator  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(syrtos.SyrtosError, match="made by one worker each"):
