@@ -72,6 +72,8 @@ _HOMES = {"ReduceOp": "syrtos.comm.communicator", "SyrtosError": "syrtos.errors"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return importlib.import_module("syrtos.data")
     if name not in __all__:
         raise AttributeError(f"module 'syrtos' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES.get(name, "syrtos.api")), name)

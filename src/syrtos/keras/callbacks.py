@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
+from syrtos.data.loader import Position
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.keras import gradients, interrupts, pace, state
+from syrtos.keras import fitting, gradients, interrupts, pace, state
 from syrtos.keras.fitting import learning_rate_factor
 from syrtos.keras.step import clock
+
+if TYPE_CHECKING:  # they import Keras 3, and this serves Keras 2 too
+    from syrtos.keras.planned import Stream
+    from syrtos.keras.resume import Saved
 
 # These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all.
 _WRITERS = {"ModelCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger"}
@@ -34,12 +39,16 @@ def enclose(callback_list: Any) -> None:
     """Puts our two around all others."""
     if world.sharing().world.rank:
         callback_list.callbacks = here(callback_list.callbacks)
-    last = Last()
+    last = Last(callback_list)
     callback_list.callbacks.insert(0, First(last))
     callback_list.callbacks.append(last)
     for callback in (callback_list.callbacks[0], last):
         callback.set_model(callback_list.model)
         callback.set_params(callback_list.params)
+
+
+def _as_list(saved: Saved | None) -> list[Any] | None:
+    return [saved.name, saved.position.epoch, saved.position.place, saved.offset] if saved else None
 
 
 # The replicas are compared every so many steps, and at most for one part in so many of the time.
@@ -78,11 +87,16 @@ class First(_Quiet):
         super().__init__()
         self._last = last
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._last.data_epoch_begins(epoch, self.params)
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._last.step_is_over(batch)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         self._last.step_is_over()
 
-    on_test_batch_end = on_train_batch_end
-    on_predict_batch_end = on_train_batch_end
+    on_predict_batch_end = on_test_batch_end
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._last.epoch_end_since = time.perf_counter()
@@ -94,8 +108,10 @@ class First(_Quiet):
 class Last(_Quiet):
     """Runs after the script's callbacks, on every worker, and makes their decisions common."""
 
-    def __init__(self) -> None:
+    def __init__(self, everyone: Any) -> None:
+        """``everyone``: the list of callbacks."""
         super().__init__()
+        self._everyone = everyone
         self._session = world.sharing()
         self._checked = False
         self._steps = 0
@@ -104,6 +120,8 @@ class Last(_Quiet):
         self._checked_at = time.perf_counter()
         self._callbacks_since = self._waited_before = 0.0
         self.epoch_end_since = 0.0
+        self._iterator: Any = None
+        self._stream: Stream | None = None
 
     # -- training ------------------------------------------------------------------------------
 
@@ -116,6 +134,7 @@ class Last(_Quiet):
             state.broadcast(comm, variables)
             epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
             self.model._initial_epoch = epoch
+        self._begin_stream(comm)
         pace.begin_equal(self.model)
         self._prepare_learning_rate()
 
@@ -138,6 +157,8 @@ class Last(_Quiet):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
         self.model.stop_training = pace.meet(bool(self.model.stop_training)) or self.model.stop_training
+        if self._stream:
+            self._stream.end_epoch(self._session)
         if not self._steps and not pace.own():  # there others may have been faster
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
@@ -150,6 +171,8 @@ class Last(_Quiet):
         comm, variables = self._replicas()
         if comm.size > 1:
             state.check_equal(comm, variables, self._steps)
+        if self._stream:
+            self._stream.end()
         self._session.ledger.flush()
 
     # -- the same for evaluate and predict -------------------------------------------------------
@@ -166,11 +189,42 @@ class Last(_Quiet):
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
         self._end(batch, "predict", self._steps_since(batch))
 
-    def step_is_over(self) -> None:
-        """What follows are callbacks."""
+    def step_is_over(self, trained: int | None = None) -> None:
+        """What follows are callbacks. ``trained``: the last step, if it was of `fit`."""
+        if self._stream and trained is not None:
+            self._stream.trained(self._steps_since(trained))
         self._callbacks_since, self._waited_before = time.perf_counter(), self._session.watchdog.waited
 
     # -- helpers -------------------------------------------------------------------------------
+
+    def _begin_stream(self, comm: Communicator) -> None:
+        """If the model was trained on this data set before, and saved, training goes on from there."""
+        self._iterator = fitting.iterator_in_use()
+        self._stream = getattr(getattr(self._iterator, "data_adapter", None), "syrtos_stream", None)
+        if self._stream is None:
+            return
+        from syrtos.keras import resume
+
+        saved = comm.broadcast_object(_as_list(resume.saved_of(self.model)))
+        dataset, position = self._stream.dataset, None
+        if saved and saved[0] == dataset.name:
+            position = Position(saved[1], saved[2])
+            if self.model._initial_epoch is not None and not dataset.endless:
+                self.model._initial_epoch = saved[1] + saved[3]
+        self._stream.begin(position, self._session)
+
+    def data_epoch_begins(self, epoch: int, params: dict[str, Any]) -> None:
+        """An epoch that goes on in its middle has fewer steps than the others."""
+        if self._stream is None:
+            return
+        from syrtos.keras import resume
+
+        dataset = self._stream.dataset
+        resume.trains_on(self.model, resume.Training(self._stream, epoch - dataset.position.epoch))
+        if not dataset.endless:
+            self._iterator._num_batches = dataset.num_batches
+            if params.get("steps") != dataset.num_batches:
+                self._everyone.set_params({**params, "steps": dataset.num_batches})
 
     def _begin(self) -> None:
         self._session.ledger.begin_step()

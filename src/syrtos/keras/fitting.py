@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from typing import Any
 
 from syrtos.comm import world
@@ -30,6 +31,20 @@ def check_strategy(strategy: Any) -> None:
             f"The model is trained under {type(strategy).__name__}, which knows nothing of the {size} workers: each would train "
             "alone. Remove the strategy's scope from the script, or use `syrtos.keras.Strategy()` in its place."
         )
+
+
+_in_use: weakref.ref[Any] | None = None
+
+
+def about_to_use(iterator: Any) -> None:
+    """Keras has made an iterator over batches: the `fit` that begins next goes through it."""
+    global _in_use
+    _in_use = weakref.ref(iterator)
+
+
+def iterator_in_use() -> Any:
+    """The last that was made, if it is still there."""
+    return _in_use() if _in_use else None
 
 
 def check_class_weight(dataset: Any, class_weight: Any) -> None:

@@ -17,18 +17,22 @@ from keras.src.backend.tensorflow import core as tf_core
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
 from keras.src.callbacks import callback_list
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
 from keras.src.metrics import reduction_metrics
 from keras.src.models import model as model_module
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 from keras.src.random import seed_generator
+from keras.src.saving import saving_lib
 from keras.src.trainers import trainer as base_trainer
+from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from syrtos.comm import world
 from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
-from syrtos.keras import files, fitting, gradients, interrupts, pace, private, served
+from syrtos.keras import files, fitting, gradients, interrupts, pace, private, resume, served
 from syrtos.keras import replacing as common
+from syrtos.keras.planned import PlannedDataset, Stream
 from syrtos.keras.replacing import Method, replace
 from syrtos.keras.step import StepScope, current_step, training_now
 
@@ -166,6 +170,8 @@ def _patch_trainer() -> None:
         replace(trainer, name, common.agreeing)
     replace(tf_trainer.TFEpochIterator, "__init__", _epoch_iterator)
     replace(base_trainer.Trainer, "compile", common.compiling)
+    # Planned data sets have their own order, and come as a worker's share.
+    replace(py_dataset_adapter.PyDatasetAdapter, "get_tf_dataset", _planned)
 
 
 def _make_function(original: Method) -> Method:
@@ -236,7 +242,11 @@ def _rows(array: Any, rank: int, size: int) -> Any:
 def _epoch_iterator(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         fitting.check_class_weight(kwargs.get("x"), kwargs.get("class_weight"))
+        if isinstance(kwargs.get("x"), PlannedDataset):
+            kwargs["x"].endless = kwargs.get("steps_per_epoch") is not None
+            kwargs["shuffle"] = False  # it has an order of its own
         original(self, *args, **kwargs)
+        fitting.about_to_use(self)
         if pace.deals():
             fitting.check_dealt(self.data_adapter)
             self.__class__ = DealtIterator
@@ -246,6 +256,16 @@ def _epoch_iterator(original: Method) -> Method:
         _set_length(self, fitting.agree_on_length(self._num_batches, dataset))
 
     return init
+
+
+def _planned(original: Method) -> Method:
+    def get_tf_dataset(self: Any) -> Any:
+        if not isinstance(self.py_dataset, PlannedDataset):
+            return original(self)
+        self.syrtos_stream = Stream(self.py_dataset, self._standardize_batch)
+        return private.shared_out(self.syrtos_stream.pipeline())
+
+    return get_tf_dataset
 
 
 class DealtIterator(tf_trainer.TFEpochIterator):
@@ -311,8 +331,13 @@ def _set_length(iterator: Any, batches: int | None) -> None:
 def _patch_callbacks_and_files() -> None:
     # Files are written once, decisions are taken together.
     replace(callback_list.CallbackList, "__init__", common.callback_list)
+    for name in ("save", "save_weights"):
+        replace(model_module.Model, name, resume.stamping)
     for name in ("save", "save_weights", "export"):
         replace(model_module.Model, name, files.by_rank_0)
+    replace(model_module.Model, "load_weights", resume.finding)
+    replace(saving_lib, "load_model", resume.finding)
+    replace(legacy_h5_format, "load_model_from_hdf5", resume.finding)
 
 
 def _patch_random() -> None:

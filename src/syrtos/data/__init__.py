@@ -1,0 +1,212 @@
+"""Data sets whose every record is used once in an epoch, by whichever worker, in an order that no number of workers changes.
+
+    train = syrtos.data.from_tfrecord("data/train-*.tfrecord", parse_fn, batch_size=256, shuffle=True, seed=1)
+    model.fit(train, epochs=5)
+
+``batch_size`` is that of a global batch, which the workers share. Each worker reads only its own records. What is returned goes into `fit`,
+`evaluate` and `predict`; its position is saved with the model.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from syrtos.comm import world
+from syrtos.data import cache, files
+from syrtos.data.bad import OnBadRecord, Policy
+from syrtos.data.folder import IMAGES, Folder
+from syrtos.data.lines import Lines, are_numbers, csv_rows, header_of, json_row
+from syrtos.data.loader import MEMORY, Loader
+from syrtos.data.parquet import Parquet
+from syrtos.data.plan import Plan
+from syrtos.data.records import Format, Records
+from syrtos.data.sources import Arrays, BadRecord, Source
+from syrtos.data.tfrecord import TFRecord
+from syrtos.errors import ConfigurationError, DataError
+
+__all__ = [
+    "BadRecord",
+    "Plan",
+    "Source",
+    "from_arrays",
+    "from_csv",
+    "from_folder",
+    "from_jsonl",
+    "from_parquet",
+    "from_source",
+    "from_tfrecord",
+]
+
+Pattern = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+_SAMPLE = 1000
+
+
+def from_tfrecord(pattern: Pattern, parse_fn: Callable[[Any], Any], **options: Any) -> Any:
+    """TFRecord files, plain or compressed (GZIP, ZLIB); the checksum of each record is verified.
+
+    Args:
+        pattern: files, folders or patterns with ``*``; paths, or ``s3://``, ``gs://``, ``az://``, ``http(s)://``.
+        parse_fn: from one record (a string tensor, or bytes) to features, ``(x, y)`` or ``(x, y, sample_weight)``. Written with
+            TensorFlow's operations it runs as a graph.
+        options: ``batch_size``, ``shuffle`` ... as of `from_source`.
+
+    Raises:
+        DataError: no file is found, or there are no records.
+    """
+    return from_source(_records(pattern, TFRecord()), _each(parse_fn), **options)
+
+
+def from_jsonl(
+    pattern: Pattern, parse_fn: Callable[[Any], Any] | None = None, *, label: str | None = None, **options: Any
+) -> Any:
+    """Files of JSON values, one to a line.
+
+    Args:
+        pattern: as of `from_tfrecord`.
+        parse_fn: from a value to features or ``(x, y)``, NumPy values; by default objects become features by name.
+        label: the field that is the label.
+        options: as of `from_source`.
+    """
+    row = functools.partial(_row, json_row, parse_fn, label)
+    return from_source(_records(pattern, Lines()), _each(row), **options)
+
+
+def from_csv(
+    pattern: Pattern, parse_fn: Callable[[Any], Any] | None = None, *, label: str | None = None, **options: Any
+) -> Any:
+    """CSV files, each with a first line that names the columns.
+
+    Args:
+        pattern: as of `from_tfrecord`.
+        parse_fn: from a dict of values by column to features or ``(x, y)``; by default columns become features by name. Columns whose first
+            rows are numbers are float32.
+        label: the column that is the label.
+        options: as of `from_source`.
+    """
+    source = _records(pattern, Lines(quotes=True, header=True))
+    columns = header_of(files.find(pattern, cache.default())[0])
+    if label is not None and label not in columns:
+        raise DataError(f"There is no column {label!r}: the first line names {columns}.")
+    sample = source.read(_first(source))
+    row = functools.partial(_row, csv_rows(columns, are_numbers(sample, columns)), parse_fn, label)
+    return from_source(source, _each(row), **options)
+
+
+def from_parquet(
+    pattern: Pattern, *, columns: Sequence[str] | None = None, label: str | None = None, **options: Any
+) -> Any:
+    """Parquet files: a batch is a dict of arrays by column, or ``(features, label)``.
+
+    Args:
+        pattern: as of `from_tfrecord`.
+        columns: those to read; all by default.
+        label: the column that is the label.
+        options: as of `from_source`.
+    """
+    source = Parquet(files.find(pattern, cache.default()), columns, cache.default())
+    return from_source(source, functools.partial(_split, label=label), **options)
+
+
+def from_arrays(*arrays: Any, **options: Any) -> Any:
+    """Arrays in memory, or mapped (``numpy.load(..., mmap_mode="r")``).
+
+    Args:
+        arrays: features, labels and sample weights; each an array, or a structure of arrays, with equal first dimensions.
+        options: as of `from_source`.
+    """
+    return from_source(Arrays(arrays[0] if len(arrays) == 1 else arrays), _same, **options)
+
+
+def from_folder(
+    pattern: Pattern,
+    parse_fn: Callable[[Any, Any], Any] | None = None,
+    *,
+    image_size: tuple[int, int] = (256, 256),
+    suffixes: Sequence[str] = IMAGES,
+    **options: Any,
+) -> Any:
+    """A folder with a folder for each class, of images or of other files.
+
+    Args:
+        pattern: as of `from_tfrecord`.
+        parse_fn: from a file's bytes and the number of its class to ``(x, y)``; by default the image as float32, values 0 to 255.
+        image_size: height and width that images are resized to.
+        suffixes: of the files that count.
+        options: as of `from_source`.
+    """
+    room = importlib.import_module("syrtos.keras.parsing")
+    source = Folder(files.find(pattern, cache.default()), suffixes)
+    return from_source(source, _each(parse_fn or functools.partial(room.image, image_size)), **options)
+
+
+def from_source(
+    source: Source,
+    parse: Callable[[Any], Any],
+    *,
+    batch_size: int,
+    shuffle: bool | int = False,
+    seed: int = 0,
+    on_bad_record: OnBadRecord = "fail",
+    bad_budget: float = 0.01,
+) -> Any:
+    """Any source of records.
+
+    Args:
+        source: the records.
+        parse: from what ``source.read`` returns for some records to arrays or tensors whose first dimension they are.
+        batch_size: records of a batch.
+        shuffle: whether every epoch has another order; a number bounds the bytes of records that one process holds for it.
+        seed: of the order.
+        on_bad_record: what happens with a record that can't be read or parsed: ``"fail"``, ``"skip"`` (left out, and listed) or
+            ``"quarantine"`` (its bytes are kept too).
+        bad_budget: how many may be left out: a number, or below 1 a part of all.
+
+    Returns:
+        What `fit` takes.
+
+    Raises:
+        ConfigurationError: an option is none of those above.
+        DataError: there are no records.
+    """
+    if batch_size < 1 or shuffle < 0:
+        raise ConfigurationError(f"`batch_size` and `shuffle` must be positive. Received: {batch_size} and {shuffle}.")
+    memory = MEMORY if isinstance(shuffle, bool) else shuffle
+    policy = Policy(on_bad_record, bad_budget, len(source))
+    loader = Loader(source, parse, batch_size, seed if shuffle else None, policy, memory)
+    world.init()
+    return importlib.import_module("syrtos.keras.planned").PlannedDataset(loader)
+
+
+def _records(pattern: Pattern, layout: Format) -> Records:
+    kept = cache.default()
+    session = world.init()
+    return Records(files.find(pattern, kept), layout, kept, session.comm)
+
+
+def _each(parse_fn: Callable[..., Any]) -> Callable[[Any], Any]:
+    return importlib.import_module("syrtos.keras.parsing").each(parse_fn)
+
+
+def _first(source: Records) -> Any:
+    import numpy as np
+
+    return np.arange(min(len(source), _SAMPLE), dtype=np.int64)
+
+
+def _row(decode: Callable[[bytes], Any], parse_fn: Callable[[Any], Any] | None, label: str | None, line: bytes) -> Any:
+    row = decode(line)
+    return parse_fn(row) if parse_fn else _split(row, label)
+
+
+def _split(columns: dict[str, Any], label: str | None) -> Any:
+    if label is None:
+        return columns
+    return {name: values for name, values in columns.items() if name != label}, columns[label]
+
+
+def _same(batch: Any) -> Any:
+    return batch

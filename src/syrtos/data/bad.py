@@ -1,0 +1,116 @@
+"""What happens to records that can't be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from syrtos.data.sources import BadRecord
+from syrtos.errors import ConfigurationError, DataError
+
+OnBadRecord = Literal["fail", "skip", "quarantine"]
+
+
+@dataclasses.dataclass
+class Policy:
+    """Decides about bad records of one data set on one worker, and remembers them.
+
+    The plan does not change: a batch with a bad record has one sample fewer.
+
+    Attributes:
+        on_bad_record: ``"fail"`` raises; ``"skip"`` leaves the record out and lists it; ``"quarantine"`` also keeps its bytes.
+        budget: how many may be left out: a number, or below 1 a part of all records.
+        records: how many there are.
+    """
+
+    on_bad_record: OnBadRecord
+    budget: float
+    records: int
+
+    def __post_init__(self) -> None:
+        if self.on_bad_record not in get_args(OnBadRecord):
+            raise ConfigurationError(
+                f"`on_bad_record` must be one of {', '.join(get_args(OnBadRecord))}. Received: {self.on_bad_record!r}."
+            )
+        if self.budget < 0:
+            raise ConfigurationError(f"`bad_budget` must be 0 or more. Received: {self.budget}.")
+        self._found: dict[int, BadRecord] = {}
+        self._folder: Path | None = None
+        self._rank = 0
+        self._lock = threading.Lock()
+
+    @property
+    def known(self) -> frozenset[int]:
+        """Indices of the records that were left out."""
+        return frozenset(self._found)
+
+    @property
+    def allowed(self) -> int:
+        """How many may be left out, by all workers together."""
+        return int(self.budget * self.records) if self.budget < 1 else int(self.budget)
+
+    def write_to(self, run_dir: str, rank: int) -> None:
+        """From now on bad records are listed under ``run_dir/data``."""
+        self._folder, self._rank = Path(run_dir) / "data", rank
+        for bad in self._found.values():
+            self._write(bad)
+
+    def leave_out(self, bad: BadRecord) -> None:
+        """Notes a record, or raises.
+
+        Raises:
+            BadRecord: bad records are not to be left out.
+            DataError: there are more of them than the budget allows.
+        """
+        if self.on_bad_record == "fail":
+            raise bad
+        with self._lock:
+            if bad.index in self._found:
+                return
+            self._found[bad.index] = bad
+            self._write(bad)
+        self.check(len(self._found))
+
+    def check(self, together: int) -> None:
+        """Raises DataError where ``together`` records are more than may be left out."""
+        if together > self.allowed:
+            last = next(reversed(self._found.values()), None)
+            raise DataError(
+                f"{together} records are bad, and at most {self.allowed} of {self.records} may be left out (`bad_budget={self.budget:g}`). "
+                + (f"The last: {last} " if last else "")
+                + "Repair the files, or allow more if that many samples can be missing."
+            )
+
+    def _write(self, bad: BadRecord) -> None:
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        facts: dict[str, Any] = {"index": bad.index, "file": bad.file, "offset": bad.offset, "reason": bad.reason}
+        if self.on_bad_record == "quarantine" and bad.raw:
+            kept = self._folder / "quarantine" / f"record-{bad.index}"
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_bytes(bad.raw)
+            facts["kept"] = str(kept.relative_to(self._folder))
+        with bad_list(self._folder, self._rank).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(facts) + "\n")
+
+
+def bad_list(folder: Path, rank: int) -> Path:
+    """Where ``rank`` lists what it has left out."""
+    return folder / f"bad-rank-{rank}.jsonl"
+
+
+def left_out(run_dir: Path) -> list[dict[str, Any]]:
+    """What the workers of a run have left out, each record once, in order."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for path in (run_dir / "data").glob("bad-rank-*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                facts = json.loads(line)
+            except ValueError:  # of a worker that was killed while it wrote
+                break
+            found[facts["file"], facts["index"]] = facts
+    return [found[key] for key in sorted(found)]

@@ -1,0 +1,131 @@
+"""A bounded folder of files that can be made again: pieces of remote objects, unpacked files, indexes.
+
+Workers of a host share it. A file appears complete or not at all (written beside and renamed), one process makes it while the others
+wait (a lock the kernel drops when its owner dies), and the files not used for longest go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from syrtos import settings
+
+_DEFAULT_BYTES = 20 << 30
+# Part of the bound that is freed at a time, so that the folder is not gone through for every file.
+_FREED = 0.1
+_COUNT_EVERY = 60.0
+
+
+class Cache:
+    """Files by name under one folder.
+
+    Args:
+        folder: made when it is first needed.
+        limit: bytes of all files together.
+    """
+
+    def __init__(self, folder: Path, limit: int = _DEFAULT_BYTES) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._threads = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}
+        self._size = 0
+        self._counted_at = -_COUNT_EVERY
+
+    def file(self, name: str, make: Callable[[Path], None]) -> Path:
+        """The path of the file of this name, made by ``make`` (it writes to the path it is given) if there is none.
+
+        Raises:
+            whatever ``make`` raises; then there still is none.
+        """
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        path = self._folder / digest[:2] / digest
+        if _touched(path):
+            return path
+        with self._threads:
+            mine = self._making.setdefault(digest, threading.Lock())
+        with mine, self._locked(digest):
+            if not _touched(path):
+                self._make(path, make)
+        with self._threads:
+            self._making.pop(digest, None)
+        return path
+
+    def drop(self, name: str) -> None:
+        """Removes a file that was found to be damaged."""
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        (self._folder / digest[:2] / digest).unlink(missing_ok=True)
+
+    def _make(self, path: Path, make: Callable[[Path], None]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+        os.close(descriptor)
+        temporary = Path(name)
+        try:
+            make(temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())  # a host that crashes leaves no empty file under the final name
+            size = temporary.stat().st_size
+            self._make_room(size)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self, digest: str) -> Iterator[None]:
+        """One process at a time makes files whose names begin alike: a lock file each would never be removed."""
+        path = self._folder / "locks" / digest[:3]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _make_room(self, size: int) -> None:
+        with self._threads:
+            self._size += size
+            due = self._size > self._limit or time.monotonic() - self._counted_at > _COUNT_EVERY
+            if not due:
+                return
+            files = sorted(self._files(), key=lambda found: found[1])
+            self._size = size + sum(found[2] for found in files)
+            self._counted_at = time.monotonic()
+            wanted = self._limit * (1 - _FREED) if self._size > self._limit else self._limit
+            for path, _, bytes_ in files:
+                if self._size <= wanted:
+                    break
+                path.unlink(missing_ok=True)  # who has it open goes on reading
+                self._size -= bytes_
+
+    def _files(self) -> Iterator[tuple[Path, float, int]]:
+        """Path, when it was last used, bytes. What a killed process left half written goes after an hour."""
+        for path in self._folder.glob("??/*"):
+            with contextlib.suppress(FileNotFoundError):
+                facts = path.stat()
+                if path.name.startswith(".") and time.time() - facts.st_mtime > 3600:
+                    path.unlink()
+                else:
+                    yield path, facts.st_mtime, facts.st_size
+
+
+def _touched(path: Path) -> bool:
+    """Whether the file is there; notes that it was used."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def default() -> Cache:
+    """The cache of this host: SYRTOS_CACHE (a folder) and SYRTOS_CACHE_BYTES, or ``~/.cache/syrtos`` with 20 GiB."""
+    env = settings.environment()
+    folder = Path(env.get("SYRTOS_CACHE") or Path.home() / ".cache" / "syrtos")
+    return Cache(folder, int(env.get("SYRTOS_CACHE_BYTES") or _DEFAULT_BYTES))

@@ -1,0 +1,146 @@
+"""Files of a data set, here or far away: found by a pattern, and read at any place."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import glob
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from syrtos.data import cache as caches
+from syrtos.errors import DataError
+
+_WINDOW = 64 << 20
+
+
+class File(abc.ABC):
+    """One file.
+
+    Attributes:
+        name: its path or URL.
+        size: bytes; None if it is missing.
+        version: changes when the contents do.
+    """
+
+    name: str
+    size: int
+    version: str
+
+    @abc.abstractmethod
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes of a range.
+
+        Raises:
+            DataError: it can't be read, or is shorter.
+        """
+
+    def windows(self, size: int = _WINDOW) -> Iterator[tuple[int, bytes]]:
+        """The whole file in pieces: where each begins, and its bytes."""
+        for start in range(0, self.size, size):
+            yield start, self.read(start, min(start + size, self.size))
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:  # noqa: B027
+        """Makes these ranges quick to read soon. Here they are already."""
+
+    def forget(self, start: int, stop: int) -> bool:
+        """Drops copies of a range that turned out to be damaged; whether there were any, so that reading again may help."""
+        return False
+
+
+class LocalFile(File):
+    """A file on this host, mapped into memory."""
+
+    def __init__(self, path: str | Path, name: str | None = None, version: str | None = None) -> None:
+        """``name`` and ``version`` are those of the file that this is a copy of."""
+        self._path = str(path)
+        self.name = name or self._path
+        try:
+            facts = os.stat(self._path)
+        except OSError as error:
+            raise DataError(f"{self._path} can't be read: {error.strerror}. Check the path.") from error
+        self.size = facts.st_size
+        self.version = version or f"{facts.st_size} {facts.st_mtime_ns}"
+
+    @functools.cached_property
+    def _map(self) -> mmap.mmap | bytes:
+        if not self.size:  # nothing can't be mapped
+            return b""
+        with open(self._path, "rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """See `File.read`."""
+        try:
+            found = self._map[start:stop]
+        except OSError as error:
+            raise DataError(f"{self.name} can't be read: {error.strerror}.") from error
+        if len(found) < stop - start:
+            raise DataError(
+                f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}: it is truncated."
+            )
+        return found
+
+
+class MissingFile(File):
+    """A file that was named and is not there."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.size, self.version = name, 0, "missing"
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Raises DataError."""
+        raise DataError(f"{self.name} is missing.")
+
+
+def is_remote(name: str) -> bool:
+    """Whether it is a URL of an object store or of the web."""
+    return "://" in name and not name.startswith("file://")
+
+
+def find(patterns: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], cache: caches.Cache) -> list[File]:
+    """The files of a data set, in order of their names.
+
+    Args:
+        patterns: paths or URLs (``s3://``, ``gs://``, ``az://``, ``http(s)://``), each a file, a folder or a pattern with ``*``; ``**``
+            goes through folders. Files that begin with ``.`` or ``_`` are left out of folders and patterns.
+        cache: where pieces of remote files are kept.
+
+    Raises:
+        DataError: a pattern matches nothing. A file named without ``*`` that is missing is a `MissingFile`.
+    """
+    several = [patterns] if isinstance(patterns, str | os.PathLike) else [*patterns]
+    if not several:
+        raise DataError("No files were given: name at least one file, folder or pattern.")
+    found: list[File] = []
+    for pattern in (os.fspath(each) for each in several):
+        matched = _remote(pattern, cache) if is_remote(pattern) else _local(pattern.removeprefix("file://"))
+        if not matched:
+            raise DataError(
+                f"No file matches {pattern!r}. Check the path; patterns may contain `*`, and `**` for folders below."
+            )
+        found += matched
+    return found
+
+
+def _local(pattern: str) -> list[File]:
+    if any(sign in pattern for sign in "*?["):
+        paths = glob.glob(pattern, recursive=True)
+    elif os.path.isdir(pattern):
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(pattern) for name in names]
+    else:
+        return [LocalFile(pattern) if os.path.isfile(pattern) else MissingFile(pattern)]
+    return [LocalFile(path) for path in sorted(paths) if os.path.isfile(path) and is_data(path)]
+
+
+def _remote(pattern: str, cache: caches.Cache) -> list[File]:
+    from syrtos.data import remote
+
+    return list(remote.find(pattern, cache))
+
+
+def is_data(path: str) -> bool:
+    """Files whose names begin with ``.`` or ``_`` are about the data."""
+    return not path.rsplit("/", 1)[-1].startswith((".", "_"))

@@ -1,0 +1,77 @@
+"""A folder with one folder for each class: its files are the records."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from syrtos.data.files import File
+from syrtos.data.plan import Indices
+from syrtos.data.sources import BadRecord, Source
+from syrtos.errors import DataError
+
+IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+
+
+class Folder(Source):
+    """Records are pairs of a file's bytes and its class's number; classes are in alphabetical order, as Keras has them.
+
+    Attributes:
+        classes: their names.
+    """
+
+    def __init__(self, files: Sequence[File], suffixes: Sequence[str]) -> None:
+        """Raises DataError where no file has one of ``suffixes``."""
+        self._files = [file for file in files if file.name.lower().endswith(tuple(suffixes))]
+        if not self._files:
+            raise DataError(
+                f"The folder has no files that end with {', '.join(suffixes)}. Expected one folder for each class, with files in it."
+            )
+        names = [file.name.rsplit("/", 2)[-2] for file in self._files]
+        self.classes = sorted(set(names))
+        self.labels = np.asarray([self.classes.index(name) for name in names], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def nbytes(self) -> int:
+        """See `Source.nbytes`."""
+        return sum(file.size for file in self._files)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the files' names, with their classes, and sizes."""
+        facts = [(file.name.rsplit("/", 2)[-2:], file.size) for file in self._files]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    @property
+    def groups(self) -> list[tuple[str, int, int]]:
+        """The classes."""
+        sizes = np.asarray([file.size for file in self._files])
+        return [
+            (name, int((self.labels == k).sum()), int(sizes[self.labels == k].sum()))
+            for k, name in enumerate(self.classes)
+        ]
+
+    def place(self, index: int) -> tuple[str, int]:
+        """See `Source.place`."""
+        return self._files[index].name, 0
+
+    def read(self, indices: Indices) -> list[tuple[bytes, np.int64]]:
+        """See `Source.read`."""
+        found = []
+        for index in indices.tolist():
+            file = self._files[index]
+            try:
+                found.append((file.read(0, file.size), self.labels[index]))
+            except DataError as error:
+                raise BadRecord(index, file.name, 0, str(error)) from error
+        return found
+
+    def prefetch(self, indices: Indices) -> None:
+        """See `Source.prefetch`."""
+        for index in indices.tolist():
+            self._files[index].prefetch([(0, self._files[index].size)])

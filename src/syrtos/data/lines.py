@@ -1,0 +1,88 @@
+"""Text files whose lines are the records: JSON lines, CSV, plain text."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from syrtos.data.files import File
+from syrtos.data.records import Format
+
+_NEWLINE, _QUOTE = 10, 34
+
+
+class Lines(Format):
+    """Lines that are not empty. In CSV a line break inside quotes ends no record.
+
+    Args:
+        quotes: whether quotes protect line breaks.
+        header: whether the first line of each file names the columns, and is no record.
+    """
+
+    def __init__(self, quotes: bool = False, header: bool = False) -> None:
+        self.name = f"lines 1 quotes={quotes} header={header}"
+        self._quotes = quotes
+        self._header = header
+
+    def scan(self, file: File) -> np.ndarray:
+        """See `Format.scan`."""
+        ends, quoted = [], 0
+        for begin, window in file.windows():
+            text = np.frombuffer(window, np.uint8)
+            breaks = text == _NEWLINE
+            if self._quotes:
+                before = quoted + np.cumsum(text == _QUOTE)
+                breaks &= before % 2 == 0
+                quoted = int(before[-1])
+            ends.append(np.flatnonzero(breaks) + begin)
+        stops = np.concatenate([*ends, [file.size]]).astype(np.int64)
+        starts = np.concatenate([[0], stops[:-1] + 1])
+        rows = np.stack([starts, stops - starts, np.zeros_like(starts)], axis=1)[int(self._header) :]
+        return rows[rows[:, 1] > 0]
+
+
+def header_of(file: File) -> list[str]:
+    """The columns that the first line of a CSV file names."""
+    _, window = next(file.windows(1 << 20), (0, b""))
+    return next(csv.reader(window.decode("utf-8-sig").splitlines()), [])
+
+
+def json_row(line: bytes) -> Any:
+    """The value of a line."""
+    return json.loads(line)
+
+
+def csv_rows(columns: Sequence[str], numbers: Sequence[bool]) -> Callable[[bytes], dict[str, Any]]:
+    """Turns a line into values by column; numbers as float32 (an empty cell is NaN), others as text."""
+
+    def row(line: bytes) -> dict[str, Any]:
+        cells = next(csv.reader([line.decode("utf-8")]))
+        if len(cells) != len(columns):
+            raise ValueError(f"{len(cells)} cells in place of {len(columns)}")
+        return {
+            name: _number(cell) if number else cell for name, number, cell in zip(columns, numbers, cells, strict=True)
+        }
+
+    return row
+
+
+def are_numbers(lines: Sequence[bytes], columns: Sequence[str]) -> list[bool]:
+    """For each column whether all cells of these lines are numbers or empty, and one is a number."""
+    cells = [row for row in csv.reader([line.decode("utf-8") for line in lines]) if len(row) == len(columns)]
+    return [_all_numbers([row[k] for row in cells]) for k in range(len(columns))]
+
+
+def _all_numbers(cells: Sequence[str]) -> bool:
+    try:
+        values = [float(cell) for cell in cells if cell.strip()]
+    except ValueError:
+        return False
+    return bool(values)
+
+
+def _number(cell: str) -> np.float32:
+    return np.float32(cell) if cell.strip() else np.float32("nan")

@@ -1,0 +1,179 @@
+"""Parquet files, by columns."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from syrtos.data.cache import Cache
+from syrtos.data.files import File, LocalFile
+from syrtos.data.plan import Indices
+from syrtos.data.sources import BadRecord, Source
+from syrtos.errors import ConfigurationError, DataError
+
+
+class Parquet(Source):
+    """Rows of all files. A batch is a dict of arrays by column.
+
+    Row groups are compressed as a whole: each is decoded once, into an Arrow file in the cache, which is then read at any row.
+    """
+
+    def __init__(self, files: Sequence[File], columns: Sequence[str] | None, cache: Cache) -> None:
+        """Reads the files' footers.
+
+        Raises:
+            ConfigurationError: pyarrow is not installed.
+            DataError: a file is missing or no Parquet, or has no such column.
+        """
+        self._files = [*files]
+        self._columns = list(columns) if columns else None
+        self._cache = cache
+        metas = [_footer(file) for file in self._files]
+        groups = [(k, g, meta.row_group(g)) for k, meta in enumerate(metas) for g in range(meta.num_row_groups)]
+        missing = set(self._columns or ()) - set(metas[0].schema.to_arrow_schema().names)
+        if missing:
+            raise DataError(
+                f"{self._files[0].name} has no column {sorted(missing)}; there are {metas[0].schema.to_arrow_schema().names}."
+            )
+        self._groups = [(k, g) for k, g, _ in groups]
+        self._first = np.concatenate([[0], np.cumsum([rg.num_rows for _, _, rg in groups])]).astype(np.int64)
+        self._nbytes = sum(rg.total_byte_size for _, _, rg in groups)
+        self._metas = metas
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """See `Source.nbytes`."""
+        return self._nbytes
+
+    @property
+    def fingerprint(self) -> str:
+        """Of names, sizes and rows of the files."""
+        facts = [
+            (Path(file.name).name, file.size, meta.num_rows)
+            for file, meta in zip(self._files, self._metas, strict=True)
+        ]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    @property
+    def groups(self) -> list[tuple[str, int, int]]:
+        """See `Source.groups`."""
+        return [(file.name, meta.num_rows, file.size) for file, meta in zip(self._files, self._metas, strict=True)]
+
+    def place(self, index: int) -> tuple[str, int]:
+        """The file, and the row in it."""
+        group = int(np.searchsorted(self._first, index, side="right") - 1)
+        number = self._groups[group][0]
+        begin = next(k for k, (file, _) in enumerate(self._groups) if file == number)
+        return self._files[number].name, index - int(self._first[begin])
+
+    def read(self, indices: Indices) -> dict[str, np.ndarray]:
+        """See `Source.read`."""
+        groups = np.searchsorted(self._first, indices, side="right") - 1
+        parts, order = [], []
+        for group in np.unique(groups).tolist():
+            (mine,) = np.nonzero(groups == group)
+            try:
+                parts.append(self._table(group).take(indices[mine] - self._first[group]))
+            except (DataError, OSError, ValueError) as error:  # pyarrow's errors are of these
+                index = int(indices[mine[0]])
+                raise BadRecord(index, *self.place(index), str(error)) from error
+            order.append(mine)
+        import pyarrow as pa
+
+        table = pa.concat_tables(parts) if parts else self._table(0).slice(0, 0)
+        back = np.argsort(np.concatenate(order)) if order else np.zeros(0, np.int64)
+        return {name: _values(table[name])[back] for name in table.column_names}
+
+    @functools.cached_property
+    def _tables(self) -> dict[int, Any]:
+        return {}
+
+    def _table(self, group: int) -> Any:
+        """The rows of a row group, mapped from the cache."""
+        import pyarrow as pa
+
+        if group not in self._tables:
+            number, inside = self._groups[group]
+            file = self._files[number]
+            name = f"row group {inside} of {file.name} {file.version} {self._columns}"
+            path = self._cache.file(name, functools.partial(self._decode, number, inside))
+            self._tables[group] = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        return self._tables[group]
+
+    def _decode(self, number: int, group: int, to: Path) -> None:
+        import pyarrow as pa
+
+        table = _parquet_file(self._files[number]).read_row_group(group, columns=self._columns)
+        with pa.ipc.new_file(str(to), table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+
+
+def _values(column: Any) -> np.ndarray:
+    """Numbers as they are, fixed-size lists as matrices, text as objects."""
+    import pyarrow as pa
+
+    array = column.combine_chunks()
+    if pa.types.is_fixed_size_list(column.type) or (pa.types.is_list(column.type) and len(array)):
+        rows = array.to_numpy(zero_copy_only=False)
+        return np.stack(rows) if len(rows) else np.zeros((0, getattr(column.type, "list_size", 0)))
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _footer(file: File) -> Any:
+    return _parquet_file(file).metadata
+
+
+def _parquet_file(file: File) -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ConfigurationError("Parquet files need pyarrow: `pip install 'syrtos[parquet]'`.") from error
+    try:
+        return pq.ParquetFile(file.name if isinstance(file, LocalFile) else pa.PythonFile(_Seekable(file), mode="r"))
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{file.name} is no Parquet file: {error}.") from error
+
+
+class _Seekable:
+    """A `File` as Python's own, for pyarrow."""
+
+    closed = False
+
+    def __init__(self, file: File) -> None:
+        self._file, self._at = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._file.size if size is None or size < 0 else min(self._at + size, self._file.size)
+        found, self._at = self._file.read(self._at, stop), stop
+        return found
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._file.size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def flush(self) -> None:
+        return

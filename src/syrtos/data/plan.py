@@ -1,0 +1,187 @@
+"""Which record is read at which place: pure functions of a handful of numbers, equal for every number of workers.
+
+An epoch is a sequence of all records, each once; a global batch is the next so many of it. Shuffled, the sequence is made like this:
+records are cut into blocks of neighbours, the blocks are permuted, and so are the records inside each. The result is cut into
+`STREAMS` long pieces, and the sequence takes one record of each in turn. So
+
+- a batch mixes records of as many blocks as it has records;
+- whoever reads it all holds one block of each stream at a time, which bounds the memory (see `block_records`);
+- workers take the streams in turn, so each reads its own blocks and nothing else, however many they are;
+- any place is found without going through those before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from syrtos.errors import ConfigurationError
+
+Indices = npt.NDArray[np.int64]
+
+# Divisible by most numbers of workers; with others their shares of a batch differ by one now and then.
+STREAMS = 240
+_ROUNDS = 6
+_TOGETHER = 1 << 15
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One epoch of a data set.
+
+    Attributes:
+        fingerprint: what the data set is; see `Source.fingerprint`.
+        records: how many there are.
+        batch: records in a global batch, of all workers together; the last may have fewer.
+        epoch: counts from 0; each has another order if it is shuffled.
+        seed: of the order; None keeps the records as they are.
+        block: neighbours that are read together when shuffled.
+        first: place of the sequence with which the first global batch begins: where an interrupted epoch goes on.
+    """
+
+    fingerprint: str
+    records: int
+    batch: int
+    epoch: int = 0
+    seed: int | None = None
+    block: int = 1
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.block < 1 or self.records < 0:
+            raise ConfigurationError(
+                f"A plan needs a batch and a block of at least one record. Received: batch={self.batch}, block={self.block}, "
+                f"records={self.records}."
+            )
+
+    @property
+    def steps(self) -> int:
+        """Global batches in what is left of the epoch."""
+        return -(-(self.records - self.first) // self.batch)
+
+    def places(self, step: int) -> Indices:
+        """The places of the sequence that global batch ``step`` takes, shape (batch,); fewer in the last."""
+        return np.arange(self.place(step), self.place(step + 1), dtype=np.int64)
+
+    def place(self, step: int) -> int:
+        """The place of the sequence with which global batch ``step`` begins; that after the last ends the epoch."""
+        return min(self.first + step * self.batch, self.records)
+
+    def share(self, step: int, rank: int = 0, size: int = 1) -> Indices:
+        """Indices of the records that ``rank`` of ``size`` workers reads for a global batch; possibly none.
+
+        Shuffled, it is what lies in the streams of that worker; otherwise the rank's contiguous rows of the batch. Either way the shares of
+        all ranks make up the batch, whatever ``size`` is.
+        """
+        places = self.places(step)
+        if self.seed is None or size > STREAMS:
+            start, stop = rank * len(places) // size, (rank + 1) * len(places) // size
+            return self._batch(step)[start:stop]
+        return self._batch(step)[places % STREAMS % size == rank]
+
+    def _batch(self, step: int) -> Indices:
+        """Many batches are worked out at once: that is much cheaper."""
+        together = max(1, _TOGETHER // self.batch)
+        first, place = step - step % together, step % together * self.batch
+        return _sequence(self, self.place(first), self.place(first + together))[place : place + self.batch]
+
+    def records_at(self, places: Indices) -> Indices:
+        """Record indices at places of the sequence, in the same shape."""
+        if self.seed is None or not len(places):
+            return places
+        key = _number(self.fingerprint, self.seed, self.epoch)
+        shortest, longer = divmod(self.records, STREAMS)
+        stream, row = places % STREAMS, places // STREAMS
+        inside = stream * shortest + np.minimum(stream, longer) + row
+        return self._shuffled(inside, key)
+
+    def _shuffled(self, places: Indices, key: int) -> Indices:
+        """Blocks permuted, and records inside of each; all but the last block are full."""
+        if self.block == 1:
+            return permuted(places, self.records, key)
+        blocks = -(-self.records // self.block)
+        last = self.records - (blocks - 1) * self.block
+        before = _place_of_last(blocks, key) * self.block
+        shifted = np.where(places >= before + last, places + (self.block - last), places)  # as if the last were full
+        block = permuted(shifted // self.block, blocks, key)
+        length = np.where(block == blocks - 1, last, self.block)
+        return block * self.block + permuted(shifted % self.block, length, key ^ _mixed(block))
+
+
+@functools.lru_cache(maxsize=8)
+def _sequence(plan: Plan, start: int, stop: int) -> Indices:
+    return plan.records_at(np.arange(start, stop, dtype=np.int64))
+
+
+@functools.lru_cache(maxsize=8)
+def _place_of_last(blocks: int, key: int) -> int:
+    """Where the last block, which may be shorter, comes to lie."""
+    return int(np.argmax(permuted(np.arange(blocks), blocks, key)))
+
+
+def block_records(records: int, nbytes: int, memory: int) -> int:
+    """The largest block with which one process that reads the whole batch holds at most ``memory`` bytes of records.
+
+    Args:
+        records: how many there are.
+        nbytes: their bytes together.
+        memory: bytes; data sets that fit are shuffled record by record.
+    """
+    if nbytes <= memory or not records:
+        return 1
+    return max(1, int(memory / STREAMS / (nbytes / records)))
+
+
+def permuted(values: Any, count: Any, key: Any) -> Indices:
+    """A permutation of ``0 .. count - 1`` that ``key`` selects, at ``values``.
+
+    Rounds of adding, multiplying by an odd number and folding the upper half are each reversible on numbers of b bits; what leaves the
+    range is sent through again until it comes back into it (cycle walking: Black and Rogaway, *Ciphers with Arbitrary Finite Domains*).
+
+    Args:
+        values: int64, each below its ``count``; any shape.
+        count: int, or an array of the same shape.
+        key: int, or an array of the same shape.
+    """
+    values, count, key = np.asarray(values, np.int64), np.asarray(count, np.int64), _mixed(key)
+    bits = np.frexp(np.maximum(count - 1, 1).astype(np.float64))[1].astype(np.uint64)  # of the largest value
+    result = _round_trip(values, bits, key)
+    left = np.nonzero(result >= count)
+    while len(left[0]):
+        result[left] = _round_trip(result[left], *(x[left] if x.ndim else x for x in (bits, key)))
+        left = tuple(axis[result[left] >= (count[left] if count.ndim else count)] for axis in left)
+    return result
+
+
+def _round_trip(values: Indices, bits: Any, key: Any) -> Indices:
+    x, mask = values.astype(np.uint64), (np.uint64(1) << bits) - np.uint64(1)
+    half = (bits + np.uint64(1)) >> np.uint64(1)
+    for _ in range(_ROUNDS):
+        with np.errstate(over="ignore"):
+            key = key * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)  # Knuth's MMIX
+            x = ((x + (key >> np.uint64(40))) * ((key >> np.uint64(17)) | np.uint64(1))) & mask
+        x = x ^ (x >> half)
+    return x.astype(np.int64)
+
+
+def _mixed(x: Any) -> Any:
+    """SplitMix64 (Steele, Lea and Flood, 2014): 64 bits that look unrelated to ``x``."""
+    with np.errstate(over="ignore"):
+        x = np.asarray(x).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def _number(*parts: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little")
+
+
+def sum_of_records(indices: Indices) -> int:
+    """A number that tells multisets of records apart, and of two together is the sum of theirs modulo 2⁶⁴."""
+    return int(np.add.reduce(_mixed(indices), dtype=np.uint64))

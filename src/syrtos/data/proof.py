@@ -1,0 +1,215 @@
+"""The sample ledger: which records each worker has trained on, so that anyone can check that each was used once in every epoch.
+
+Each worker appends a JSON line for each step to ``run_dir/data/samples-rank-R.jsonl``. A line holds the hash of the one before it, so none
+can be changed or left out unnoticed, and a sum that tells multisets of records apart (`plan.sum_of_records`): the sums of all lines of an
+epoch must add up to that of all records. A run that goes on from a checkpoint begins with a line that says from where; what had been
+trained after that was lost with the weights, and does not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from syrtos.data.loader import Batch, Position
+from syrtos.data.plan import Plan, sum_of_records
+from syrtos.errors import DataError
+
+_MODULUS = 1 << 64
+_CHUNK = 1 << 20
+
+
+class SampleLedger:
+    """One worker's lines about one data set."""
+
+    def __init__(self, run_dir: str, name: str, rank: int, size: int) -> None:
+        self._path = Path(run_dir) / "data" / f"samples-{name}-rank-{rank}.jsonl"
+        self._rank, self._size = rank, size
+        self._file: IO[str] | None = None
+        self._chain = ""
+
+    def begin(self, plan: Plan, position: Position, generation: int) -> None:
+        """Training begins, or goes on, at ``position``. A new beginning starts a new file."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._chain = _mend(self._path) if position != Position() else ""
+        self._file = self._path.open("a" if position != Position() else "w", encoding="utf-8")
+        order = {"records": plan.records, "seed": plan.seed, "block": plan.block, "fingerprint": plan.fingerprint}
+        self._write({"from": dataclasses.asdict(position), "generation": generation, **order})
+
+    def add(self, batch: Batch) -> None:
+        """This worker's share of a step is trained."""
+        plan = batch.plan
+        self._write(
+            {
+                "epoch": plan.epoch,
+                "places": [plan.place(batch.step), plan.place(batch.step + 1)],
+                "records": len(batch.indices),
+                "sum": sum_of_records(batch.indices),
+                "left_out": batch.left_out,
+            }
+        )
+
+    def end(self, position: Position) -> None:
+        """Training has ended at ``position``: what was read ahead was not used."""
+        self._write({"until": dataclasses.asdict(position)})
+        assert self._file is not None
+        self._file.close()
+
+    def _write(self, facts: dict[str, Any]) -> None:
+        """Handed to the system at once: a killed worker must not lose what a checkpoint says is done."""
+        assert self._file is not None
+        facts = {**facts, "rank": self._rank, "of": self._size}
+        self._chain = _link(self._chain, facts)
+        self._file.write(json.dumps({**facts, "chain": self._chain}) + "\n")
+        self._file.flush()
+
+
+def _link(chain: str, facts: dict[str, Any]) -> str:
+    return hashlib.sha256(f"{chain}{json.dumps(facts)}".encode()).hexdigest()[:32]
+
+
+def _mend(path: Path) -> str:
+    """Cuts off a last line that a killed worker has not finished; the hash of the last whole one."""
+    if not path.exists():
+        return ""
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) < len(text):
+        path.write_bytes(whole)
+    return json.loads(whole.splitlines()[-1])["chain"] if whole else ""
+
+
+def next_generation(run_dir: str, name: str) -> int:
+    """How often training on this data set was begun under ``run_dir``."""
+    found = [0]
+    for path in sorted((Path(run_dir) / "data").glob(f"samples-{name}-rank-*.jsonl")):
+        found += [line["generation"] + 1 for line in _lines(path) if "generation" in line]
+    return max(found)
+
+
+# -- checking ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """What the ledgers say about one epoch of one data set.
+
+    Attributes:
+        data: name of the data set in this run.
+        epoch: which.
+        records: how many the data set has.
+        done: records that were trained on, each once.
+        left_out: bad ones among them.
+        steps: global batches.
+        workers: sizes of the worlds that took part, in order.
+    """
+
+    data: str
+    epoch: int
+    records: int
+    done: int
+    left_out: int
+    steps: int
+    workers: tuple[int, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether each record was trained on."""
+        return self.done == self.records
+
+
+def verify(run_dir: Path) -> list[Epoch]:
+    """Checks the sample ledgers of a run.
+
+    Raises:
+        DataError: there are none, a line was changed, or a record was used twice or not at all.
+    """
+    by_name: dict[str, list[list[dict[str, Any]]]] = {}
+    for path in sorted((run_dir / "data").glob("samples-*-rank-*.jsonl")):
+        by_name.setdefault(path.stem.removeprefix("samples-").rpartition("-rank-")[0], []).append(_checked(path))
+    if not by_name:
+        raise DataError(
+            f"{run_dir} has no sample ledgers: they are written by runs that train on a data set of `syrtos.data`."
+        )
+    return [epoch for name, ledgers in by_name.items() for epoch in _epochs(name, ledgers)]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+    ]
+
+
+def _checked(path: Path) -> list[dict[str, Any]]:
+    """The lines, which must hang together; each with its generation."""
+    chain, generation, lines = "", 0, []
+    for number, line in enumerate(_lines(path), 1):
+        facts = {key: value for key, value in line.items() if key != "chain"}
+        chain = _link(chain, facts)
+        if chain != line["chain"]:
+            raise DataError(
+                f"{path}, line {number}: the line, or one before it, is not what was written: the chain of hashes breaks here."
+            )
+        generation = line.get("generation", generation)
+        lines.append({**facts, "generation": generation})
+    return lines
+
+
+def _epochs(name: str, ledgers: list[list[dict[str, Any]]]) -> Iterable[Epoch]:
+    lines = [line for ledger in ledgers for line in ledger]
+    begins = {line["generation"]: line for line in lines if "from" in line}
+    ends = {line["generation"]: line["until"] for line in lines if "until" in line}
+    counted = [line for line in lines if "places" in line and not _was_lost(line, begins, ends)]
+    first = begins[max(begins)]
+    plan = Plan(first["fingerprint"], first["records"], 1, 0, first["seed"], first["block"])
+    for epoch in sorted({line["epoch"] for line in counted}):
+        yield _epoch(name, dataclasses.replace(plan, epoch=epoch), [line for line in counted if line["epoch"] == epoch])
+
+
+def _was_lost(line: dict[str, Any], begins: dict[int, dict[str, Any]], ends: dict[int, dict[str, int]]) -> bool:
+    """Whether training ended before this step, or a later generation went on from before it."""
+    at, own = (line["epoch"], line["places"][0]), line["generation"]
+    later = [begin["from"] for generation, begin in begins.items() if generation > own]
+    return any(at >= (start["epoch"], start["place"]) for start in [*later, *([ends[own]] if own in ends else [])])
+
+
+def _epoch(name: str, plan: Plan, lines: list[dict[str, Any]]) -> Epoch:
+    steps: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for line in lines:
+        steps.setdefault((line["places"][0], line["places"][1]), []).append(line)
+    end, workers = 0, []
+    for (start, stop), shares in sorted(steps.items()):
+        where = f"Data set {name}, epoch {plan.epoch}, records {start} to {stop} of its order"
+        if start != end:
+            raise DataError(
+                f"{where}: the step before ended at {end}: records are {'missing' if start > end else 'used twice'}."
+            )
+        ranks, size = sorted(line["rank"] for line in shares), shares[0]["of"]
+        if ranks != list(range(size)) or sum(line["records"] for line in shares) != stop - start:
+            raise DataError(
+                f"{where}: ranks {ranks} of {size} have read {sum(line['records'] for line in shares)} records in place of {stop - start}."
+            )
+        end = stop
+        if workers[-1:] != [size]:
+            workers.append(size)
+    if sum(line["sum"] for line in lines) % _MODULUS != _expected(plan, end):
+        raise DataError(
+            f"Data set {name}, epoch {plan.epoch}: other records were read than the plan has: some twice, and some not at all."
+        )
+    left_out = sum(line["left_out"] for line in lines)
+    return Epoch(name, plan.epoch, plan.records, end, left_out, len(steps), tuple(workers))
+
+
+def _expected(plan: Plan, end: int) -> int:
+    """The sum of the first ``end`` records of the order; of all, it needs no plan."""
+    total = 0
+    for start in range(0, end, _CHUNK):
+        places = np.arange(start, min(start + _CHUNK, end), dtype=np.int64)
+        total += sum_of_records(places if end == plan.records else plan.records_at(places))
+    return total % _MODULUS

@@ -1,0 +1,178 @@
+"""Files of records that lie one after another: where each lies is worked out once, and kept in an index."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from syrtos.comm.communicator import Communicator
+from syrtos.data.cache import Cache
+from syrtos.data.files import File
+from syrtos.data.plan import Indices
+from syrtos.data.sources import BadRecord, Source
+from syrtos.errors import DataError
+
+# What a format may know about a record already when the file is indexed.
+GOOD, TRUNCATED, BAD_LENGTH, MISSING = range(4)
+_REASONS = {
+    TRUNCATED: "the file ends inside of it",
+    BAD_LENGTH: "the checksum of its length is wrong; what follows in this file can't be found",
+    MISSING: "the file is missing",
+}
+
+
+class Format(abc.ABC):
+    """How records lie in a file.
+
+    Attributes:
+        name: of the format and of its index's layout.
+        around: bytes before and after a record's own that `unwrap` needs.
+    """
+
+    name: str
+    around: tuple[int, int] = (0, 0)
+
+    def opened(self, file: File, cache: Cache) -> File:
+        """The file itself, or what it is when unpacked."""
+        return file
+
+    @abc.abstractmethod
+    def scan(self, file: File) -> Sequence[tuple[int, int, int]] | np.ndarray:
+        """Start, length and condition of each record, shape (records, 3), int64."""
+
+    def unwrap(self, raw: bytes) -> bytes:
+        """The record from its bytes and those around.
+
+        Raises:
+            ValueError: they contradict each other.
+        """
+        return raw
+
+
+class Records(Source):
+    """The records of all files, file by file. A file that is missing counts as one record, which is bad."""
+
+    def __init__(self, files: Sequence[File], layout: Format, cache: Cache, comm: Communicator | None = None) -> None:
+        """Indexes the files that have no index yet; the workers of ``comm`` share out the work."""
+        self._files = [*files]
+        self._format = layout
+        self._cache = cache
+        tables = _all_tables(self._files, layout, cache, comm)
+        self._starts, self._lengths, self._state = (np.concatenate([t[:, k] for t in tables]) for k in range(3))
+        self._first = np.concatenate([[0], np.cumsum([len(table) for table in tables])])
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """See `Source.nbytes`."""
+        return int(self._lengths.sum())
+
+    @property
+    def fingerprint(self) -> str:
+        """Of names, sizes and records of the files; not of their folder, which may differ between hosts."""
+        counts = np.diff(self._first).tolist()
+        facts = [(Path(file.name).name, file.size, count) for file, count in zip(self._files, counts, strict=True)]
+        return hashlib.sha256(repr((self._format.name, facts)).encode()).hexdigest()[:16]
+
+    @property
+    def groups(self) -> list[tuple[str, int, int]]:
+        """See `Source.groups`."""
+        counts = np.diff(self._first).tolist()
+        return [(file.name, count, file.size) for file, count in zip(self._files, counts, strict=True)]
+
+    @property
+    def damaged(self) -> int:
+        """Records that are known to be bad before they are read."""
+        return int(np.count_nonzero(self._state))
+
+    def place(self, index: int) -> tuple[str, int]:
+        """See `Source.place`."""
+        return self._files[self._file_of(index)].name, int(self._starts[index])
+
+    def read(self, indices: Indices) -> list[bytes]:
+        """See `Source.read`."""
+        before, after = self._format.around
+        unwrap, opened = self._format.unwrap, self._opened
+        files = (np.searchsorted(self._first, indices, side="right") - 1).tolist()
+        starts = (self._starts[indices] - before).tolist()
+        stops = (self._starts[indices] + self._lengths[indices] + after).tolist()
+        if self._state[indices].any():
+            self._raise_first(indices)
+        found = []
+        for k, (file, start, stop) in enumerate(zip(files, starts, stops, strict=True)):
+            try:
+                found.append(unwrap(opened(file).read(start, stop)))
+            except (ValueError, DataError) as error:
+                found.append(self._again(int(indices[k]), file, start, stop, error))
+        return found
+
+    def prefetch(self, indices: Indices) -> None:
+        """See `Source.prefetch`."""
+        files = np.searchsorted(self._first, indices, side="right") - 1
+        for file in np.unique(files).tolist():
+            mine = indices[files == file]
+            ranges = zip(self._starts[mine].tolist(), (self._starts[mine] + self._lengths[mine]).tolist(), strict=True)
+            self._opened(file).prefetch([*ranges])
+
+    def _again(self, index: int, file: int, start: int, stop: int, error: Exception) -> bytes:
+        """A damaged copy of a good record is fetched anew; a bad record is bad."""
+        raw = b""
+        try:
+            opened = self._opened(file)
+            if opened.forget(start, stop):
+                return self._format.unwrap(opened.read(start, stop))
+            raw = opened.read(start, stop)
+        except (ValueError, DataError) as again:
+            error = again
+        raise BadRecord(index, *self.place(index), str(error), raw) from error
+
+    def _raise_first(self, indices: Indices) -> None:
+        index = int(indices[np.flatnonzero(self._state[indices])[0]])
+        raise BadRecord(index, *self.place(index), _REASONS[int(self._state[index])])
+
+    def _file_of(self, index: int) -> int:
+        return int(np.searchsorted(self._first, index, side="right") - 1)
+
+    @functools.cached_property
+    def _open_files(self) -> dict[int, File]:
+        return {}
+
+    def _opened(self, number: int) -> File:
+        found = self._open_files.get(number)
+        if found is None:
+            found = self._open_files[number] = self._format.opened(self._files[number], self._cache)
+        return found
+
+
+def _all_tables(files: Sequence[File], layout: Format, cache: Cache, comm: Communicator | None) -> list[np.ndarray]:
+    """The index of each file; each worker works out its part of them, and all get all."""
+    rank, size = (comm.rank, comm.size) if comm else (0, 1)
+    mine = [_table(file, layout, cache) for file in files[rank::size]]
+    if comm is None or size == 1:
+        return mine
+    counts = comm.allgather(np.asarray([len(table) for table in mine], np.int64))
+    rows = comm.allgather(np.concatenate([np.zeros((0, 3), np.int64), *mine]))
+    parts = np.split(rows, np.cumsum(counts)[:-1]) if len(counts) else []
+    order = [number for each in range(size) for number in range(each, len(files), size)]
+    return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
+
+
+def _table(file: File, layout: Format, cache: Cache) -> np.ndarray:
+    """Shape (records, 3), int64; from the cache if the file is the one it was made from."""
+    if file.version == "missing":
+        return np.asarray([[0, 0, MISSING]], np.int64)
+
+    def make(path: Path) -> None:
+        rows = np.asarray(layout.scan(layout.opened(file, cache)), np.int64).reshape(-1, 3)
+        with path.open("wb") as out:
+            np.save(out, rows, allow_pickle=False)
+
+    path = cache.file(f"index of {layout.name} {file.name} {file.version}", make)
+    return np.load(path, allow_pickle=False)

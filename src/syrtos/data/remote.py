@@ -1,0 +1,199 @@
+"""Objects of S3, Google Cloud Storage, Azure or a web server, read in pieces that are kept in the host's cache.
+
+The client is obstore (the Rust `object_store`): it signs, pools connections and takes credentials and endpoints from the environment as
+each cloud's own tools do (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ...).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import datetime
+import fnmatch
+import functools
+import random
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from syrtos import settings
+from syrtos.data.cache import Cache
+from syrtos.data.files import File, MissingFile, is_data
+from syrtos.errors import ConfigurationError, DataError
+
+# Small enough for few bytes to be read in vain, large enough for the round trip not to matter.
+_PIECE = 2 << 20
+_AT_ONCE = 32
+_TRIES = 8
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+class RemoteFile(File):
+    """An object whose pieces are fetched when they are needed, many at once."""
+
+    def __init__(self, store: Any, path: str, name: str, meta: Any, cache: Cache) -> None:
+        self._store, self._path, self._cache = store, path, cache
+        self.name, self.size = name, int(meta["size"])
+        self.version = f"{meta['size']} {meta.get('e_tag') or meta['last_modified']}"
+
+    def read(self, start: int, stop: int) -> bytes:
+        """See `File.read`."""
+        if stop > self.size:
+            raise DataError(
+                f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}: it is truncated."
+            )
+        pieces = range(start // _PIECE, -(-stop // _PIECE))
+        self._fetch_all(pieces)
+        parts = []
+        for piece in pieces:
+            begin = piece * _PIECE
+            with self._piece(piece).open("rb") as file:
+                file.seek(max(start - begin, 0))
+                parts.append(file.read(min(stop - begin, _PIECE) - max(start - begin, 0)))
+        return b"".join(parts)
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `File.prefetch`."""
+        self._fetch_all(
+            sorted({piece for start, stop in ranges for piece in range(start // _PIECE, -(-stop // _PIECE))})
+        )
+
+    def forget(self, start: int, stop: int) -> bool:
+        """See `File.forget`."""
+        for piece in range(start // _PIECE, -(-stop // _PIECE)):
+            self._cache.drop(self._key(piece))
+        return True
+
+    def _fetch_all(self, pieces: Sequence[int]) -> None:
+        if len(pieces) > 1:
+            for done in [_pool().submit(self._piece, piece) for piece in pieces]:
+                done.result()
+
+    def _piece(self, piece: int) -> Path:
+        return self._cache.file(self._key(piece), functools.partial(self._download, piece))
+
+    def _key(self, piece: int) -> str:
+        return f"{self.name} {self.version} {_PIECE} {piece}"
+
+    def _download(self, piece: int, to: Path) -> None:
+        import obstore
+
+        start, stop = piece * _PIECE, min((piece + 1) * _PIECE, self.size)
+        got = persistently(
+            lambda: _whole(obstore.get_range(self._store, self._path, start=start, end=stop), stop - start), self.name
+        )
+        to.write_bytes(got)
+
+
+def _whole(body: Any, size: int) -> Any:
+    if len(body) != size:
+        raise ConnectionError(f"{len(body)} bytes came instead of {size}")
+    return body
+
+
+def persistently(ask: Callable[[], Any], name: str) -> Any:
+    """Asks again after growing, random pauses, as long as the answer may still come.
+
+    Raises:
+        DataError: it did not, or the store refuses.
+    """
+    from obstore import exceptions
+
+    final = (
+        exceptions.NotFoundError,
+        exceptions.PermissionDeniedError,
+        exceptions.UnauthenticatedError,
+        exceptions.NotSupportedError,
+    )
+    pause = _FIRST_PAUSE
+    for left in reversed(range(_TRIES)):
+        try:
+            return ask()
+        except final as error:
+            raise DataError(
+                f"{name} can't be read: {_first_line(error)}. Check the address and the credentials."
+            ) from error
+        except (exceptions.BaseError, OSError) as error:
+            if not left or not threading.main_thread().is_alive():  # nobody waits for it any more
+                raise DataError(f"{name} could not be read in {_TRIES} tries: {_first_line(error)}.") from error
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(pause * 2, _LONGEST_PAUSE)
+    raise AssertionError("unreachable")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+
+
+def find(pattern: str, cache: Cache) -> list[File]:
+    """Objects that a URL names: one, all under a prefix that ends with ``/``, or those that match ``*``."""
+    import obstore
+
+    base, path = _split(pattern)
+    store = _store(base)
+    exact = not path.endswith("/") and path and not any(sign in path for sign in "*?[")
+    if exact:
+        try:
+            meta = persistently(lambda: obstore.head(store, path), pattern)
+        except DataError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return (
+                    find(pattern + "/", cache)
+                    if not base.startswith("http") and _any_under(store, path, pattern)
+                    else [MissingFile(pattern)]
+                )
+            raise
+        return [RemoteFile(store, path, pattern, meta, cache)]
+    if base.startswith("http"):
+        raise DataError(f"A web server does not list its files: name each file of {pattern!r}.")
+    prefix = path.split("*", 1)[0].split("?", 1)[0].split("[", 1)[0].rpartition("/")[0] or None
+    listed = persistently(lambda: [meta for page in obstore.list(store, prefix=prefix) for meta in page], pattern)
+    matching = [meta for meta in listed if path.endswith("/") or not path or fnmatch.fnmatchcase(meta["path"], path)]
+    names = sorted((meta["path"], meta) for meta in _dicts(matching) if is_data(meta["path"]))
+    return [RemoteFile(store, path, f"{base}/{path}", meta, cache) for path, meta in names]
+
+
+def _dicts(metas: Sequence[Any]) -> list[dict[str, Any]]:
+    return list({meta["path"]: dict(meta) for meta in metas}.values())
+
+
+def _any_under(store: Any, path: str, name: str) -> bool:
+    import obstore
+
+    return bool(persistently(lambda: next(iter(obstore.list(store, prefix=path, chunk_size=1)), []), name))
+
+
+def _split(url: str) -> tuple[str, str]:
+    """The store's own URL, and the path in it."""
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
+
+
+@functools.cache
+def _store(base: str) -> Any:
+    try:
+        from obstore.store import from_url
+    except ImportError as error:
+        raise ConfigurationError(
+            "Files of an object store or of the web need obstore: `pip install 'syrtos[remote]'`."
+        ) from error
+
+    env = settings.environment()
+    endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or ""
+    own: dict[str, Any] = {}
+    if base.startswith("s3://") and endpoint:
+        own["config"] = {"endpoint": endpoint, "virtual_hosted_style_request": False}
+    plain = base.startswith("http://") or endpoint.startswith("http://")
+    client: Any = {"timeout": "60s", "connect_timeout": "5s", "allow_http": plain}
+    retries: Any = {
+        "max_retries": 0,
+        "retry_timeout": datetime.timedelta(seconds=2),
+    }  # ours also cover bodies that end early
+    return from_url(base, client_options=client, retry_config=retries, **own)
+
+
+@functools.cache
+def _pool() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "syrtos-fetch")

@@ -1,0 +1,97 @@
+"""TFRecord files: length (8 bytes), its checksum (4), the record, its checksum (4); plain or compressed.
+
+The format: TensorFlow, `tensorflow/core/lib/io/record_writer.h`; checksums are CRC32C (RFC 3720), rotated and added to.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from syrtos.data.cache import Cache
+from syrtos.data.files import File, LocalFile
+from syrtos.data.records import BAD_LENGTH, GOOD, TRUNCATED, Format
+from syrtos.errors import DataError
+
+_HEAD = struct.Struct("<QI")
+_FOOT = struct.Struct("<I")
+_crc32c: Any = google_crc32c.value
+
+
+class TFRecord(Format):
+    """Its records are the bytes that were written, mostly `tf.train.Example`s."""
+
+    name = "tfrecord 1"
+    around = (0, _FOOT.size)
+
+    def opened(self, file: File, cache: Cache) -> File:
+        """A compressed file is unpacked once, into the cache: compressed bytes can't be entered in the middle."""
+        if not _is_packed(file):
+            return file
+        path = cache.file(f"unpacked {file.name} {file.version}", functools.partial(_unpack, file))
+        return LocalFile(path, file.name, file.version)
+
+    def scan(self, file: File) -> list[tuple[int, int, int]]:
+        """See `Format.scan`."""
+        found: list[tuple[int, int, int]] = []
+        next_at = 0
+        head, crc = _HEAD.unpack_from, _crc32c
+        for begin, window in file.windows():
+            end = begin + len(window)
+            if next_at < begin:  # the head lies across two windows
+                window, begin = file.read(next_at, end), next_at
+            while next_at + _HEAD.size <= end:
+                length, check = head(window, next_at - begin)
+                if check != _masked(crc(window[next_at - begin : next_at - begin + 8])):
+                    return [*found, (next_at + _HEAD.size, 0, BAD_LENGTH)]
+                stop = next_at + _HEAD.size + length + _FOOT.size
+                if stop > file.size:
+                    return [*found, (next_at + _HEAD.size, max(file.size - next_at - _HEAD.size, 0), TRUNCATED)]
+                found.append((next_at + _HEAD.size, length, GOOD))
+                next_at = stop
+        if next_at < file.size:
+            found.append((next_at, file.size - next_at, TRUNCATED))
+        return found
+
+    def unwrap(self, raw: bytes) -> bytes:
+        """See `Format.unwrap`."""
+        data = raw[: -_FOOT.size]
+        crc = _crc32c(data)
+        if ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF != _FOOT.unpack_from(raw, len(data))[0]:
+            raise ValueError("its checksum (CRC32C) is wrong")
+        return data
+
+
+def _masked(crc: int) -> int:
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _is_packed(file: File) -> bool:
+    """Whether it begins like gzip or zlib and not with a length and its checksum."""
+    if file.size < _HEAD.size:
+        return False
+    head = file.read(0, _HEAD.size)
+    if _HEAD.unpack(head)[1] == _masked(_crc32c(head[:8])):
+        return False
+    return head[:3] == b"\x1f\x8b\x08" or (head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0)
+
+
+def _unpack(file: File, to: Path) -> None:
+    with to.open("wb") as out:
+        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, as its head says
+        try:
+            for _, window in file.windows():
+                while window:
+                    out.write(unpacker.decompress(window))
+                    window = unpacker.unused_data
+                    if unpacker.eof and window:  # gzip files may be several, one after another
+                        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            out.write(unpacker.flush())
+        except zlib.error as error:  # what came before it is read, and the rest is a truncated record
+            if not out.tell():
+                raise DataError(f"{file.name} can't be unpacked: {error}.") from error

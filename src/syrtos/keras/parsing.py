@@ -1,0 +1,78 @@
+"""From the records of a batch to its arrays or tensors, by a function that knows one record."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from syrtos.data.sources import leaves, stacked
+
+Parse = Callable[[Any], Any]
+
+
+def each(parse_fn: Callable[..., Any]) -> Parse:
+    """A function of a list of records, from one of a record: bytes, or several values.
+
+    A function written with TensorFlow's operations becomes a graph that takes all records of a batch in parallel; others get NumPy values
+    and Python's bytes. Which it is, is seen from what it returns for a first record.
+    """
+    chosen: list[Parse] = []
+
+    def parse(records: Sequence[Any]) -> Any:
+        if not chosen:
+            first = records[0]
+            returned = parse_fn(*first) if isinstance(first, tuple) else parse_fn(first)
+            chosen.append(_in_graph(parse_fn) if _are_tensors(returned) else functools.partial(_one_by_one, parse_fn))
+        return chosen[0](records)
+
+    return parse
+
+
+def _are_tensors(returned: Any) -> bool:
+    return keras.backend.backend() == "tensorflow" and any(
+        type(leaf).__module__.startswith("tensorflow.") for leaf in leaves(returned)
+    )
+
+
+def _one_by_one(parse_fn: Callable[..., Any], records: Sequence[Any]) -> Any:
+    return stacked([parse_fn(*record) if isinstance(record, tuple) else parse_fn(record) for record in records])
+
+
+def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
+    import tensorflow as tf
+
+    @tf.function(reduce_retracing=True)
+    def graph(records: Any) -> Any:
+        count = tf.shape(tf.nest.flatten(records)[0], tf.int64)[0]
+        dataset = tf.data.Dataset.from_tensor_slices(records)
+        return dataset.map(parse_fn, tf.data.AUTOTUNE, deterministic=True).batch(count).get_single_element()
+
+    def parse(records: Sequence[Any]) -> Any:
+        several = isinstance(records[0], tuple)
+        columns = (
+            tuple(tf.constant([*column]) for column in zip(*records, strict=True))
+            if several
+            else tf.constant([*records])
+        )
+        with tf.device("/cpu:0"):
+            return graph(columns)
+
+    return parse
+
+
+def image(size: tuple[int, int], data: Any, label: Any) -> tuple[Any, Any]:
+    """A picture in any of the usual formats as float32 of shape (height, width, 3), values 0 to 255, and its class."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        decoded = tf.io.decode_image(data, channels=3, expand_animations=False)
+        return tf.ensure_shape(tf.image.resize(decoded, list(size)), (*size, 3)), label
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(data)).convert("RGB").resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(picture, np.float32), label

@@ -1,0 +1,125 @@
+"""The position in the data, saved with the model and found again.
+
+It is stamped into the file that Keras has written: a member of the ``.keras`` archive, an attribute of an HDF5 file. Such a file appears
+complete or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from syrtos.data.loader import Position
+from syrtos.keras.planned import Stream
+
+_STAMP = "syrtos.json"
+_TRAINED_ON, _SAVED = "_syrtos_trained_on", "_syrtos_saved"
+_ENDINGS = (".keras", ".weights.h5", ".h5")
+
+
+@dataclasses.dataclass
+class Training:
+    """What a model is, or was last, trained on.
+
+    Attributes:
+        stream: its batches.
+        offset: the number that `fit` gives to an epoch, less the data set's own.
+    """
+
+    stream: Stream
+    offset: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What a file says about the training of the model in it."""
+
+    name: str
+    position: Position
+    offset: int
+
+
+def trains_on(model: Any, training: Training) -> None:
+    """From now on the model is saved with the position."""
+    object.__setattr__(model, _TRAINED_ON, training)
+
+
+def saved_of(model: Any) -> Saved | None:
+    """What the file said that the model was loaded from, once."""
+    found = getattr(model, _SAVED, None)
+    if found is not None:
+        object.__setattr__(model, _SAVED, None)
+    return found
+
+
+def stamping(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around methods that save a model to a file."""
+
+    def save(self: Any, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
+        training: Training | None = getattr(self, _TRAINED_ON, None)
+        path = str(filepath)
+        ending = next((ending for ending in _ENDINGS if path.endswith(ending)), None)
+        if training is None or ending is None or "://" in path or (not overwrite and os.path.exists(path)):
+            return original(self, filepath, overwrite, *args, **kwargs)
+        beside = f"{path[: -len(ending)]}.partial{ending}"
+        try:
+            result = original(self, beside, True, *args, **kwargs)
+            _stamp(beside, training)
+            os.replace(beside, path)
+        finally:
+            Path(beside).unlink(missing_ok=True)
+        return result
+
+    return save
+
+
+def finding(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `load_weights`, and functions that load a model."""
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        given = [*args, *kwargs.values()]
+        path = next((str(each) for each in given if isinstance(each, str | os.PathLike)), None)
+        model = result if result is not None else args[0]
+        if path is not None and (found := _stamp_of(path)) is not None:
+            object.__setattr__(model, _SAVED, found)
+        return result
+
+    return load
+
+
+def _stamp(path: str, training: Training) -> None:
+    dataset = training.stream.dataset
+    text = json.dumps({"data": dataset.name, **dataclasses.asdict(dataset.position), "offset": training.offset})
+    if path.endswith(".keras"):
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(_STAMP, text)
+        return
+    import h5py
+
+    with h5py.File(path, "r+") as file:
+        file.attrs[_STAMP] = text
+
+
+def _stamp_of(path: str) -> Saved | None:
+    """None if the file is none of ours, or says nothing."""
+    text = None
+    with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile):
+        if path.endswith(".keras"):
+            with zipfile.ZipFile(path) as archive:
+                text = archive.read(_STAMP).decode()
+        elif path.endswith(".h5"):
+            import h5py
+
+            with h5py.File(path, "r") as file:
+                text = str(file.attrs[_STAMP])
+    if text is None:
+        return None
+    facts = json.loads(text)
+    return Saved(facts["data"], Position(int(facts["epoch"]), int(facts["place"])), int(facts["offset"]))
