@@ -14,6 +14,20 @@ from rich.table import Table
 from syrtos.launch.supervise import Outcome
 from syrtos.observe.report import SHARES, Summary, summarize
 
+_INPUT_BOUND = 0.1
+_WORTH_A_WORD = 5.0  # seconds
+_BAD_SHOWN = 10
+_ADVICE = {
+    "planned": "Parsing is the work left: make `parse_fn` cheaper (smaller images, fewer Python operations), or give each worker more cores.",
+    "records": "Each worker reads all files, and parses its part: read them with `syrtos.data`, and it reads its own records alone.",
+    "sliced": "Each worker reads and prepares every batch whole, and takes its rows: read the files with `syrtos.data`, and it reads its own "
+    "records alone.",
+}
+_WAYS = {
+    "planned": "each worker reads its own records",
+    "records": "each worker reads all records and prepares its own",
+    "sliced": "each worker reads and prepares all records, and takes its rows of each batch",
+}
 _WORDS = {
     "compute": "compute",
     "exchange": "exchange",
@@ -30,13 +44,40 @@ def print_summary(run_dir: Path) -> None:
     console = Console(stderr=True, highlight=False)
     if summary.steps:
         console.print(_table(summary))
+        _print_about_data(console, summary, run_dir)
     console.print(f"run directory: {run_dir}", soft_wrap=True)
+
+
+def _print_about_data(console: Console, summary: Summary, run_dir: Path) -> None:
+    """Whether training waits for data and what would help, and which records were left out."""
+    waited = summary.shares["input"] * summary.steps * summary.step_ms / 1e3
+    if summary.shares["input"] > _INPUT_BOUND and waited > _WORTH_A_WORD:
+        console.print(
+            f"[yellow]input-bound[/]: {summary.shares['input']:.0%} of the time went into waiting for data. {_advice(summary)}",
+            soft_wrap=True,
+        )
+    from syrtos.data.bad import left_out  # only now: `syrtos run` should start at once
+
+    bad = left_out(run_dir)
+    if bad:
+        console.print(
+            f"[yellow]{len(bad):,} bad records were left out[/]; all are in {run_dir / 'data'}:", soft_wrap=True
+        )
+    for facts in bad[:_BAD_SHOWN]:
+        console.print(f"  {facts['file']}, offset {facts['offset']}: {facts['reason']}", soft_wrap=True)
+
+
+def _advice(summary: Summary) -> str:
+    """The one change that helps."""
+    return _ADVICE[summary.facts.get("input", "sliced")]
 
 
 def _table(summary: Summary) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("workers", str(summary.workers))
     table.add_row("steps", f"{summary.steps:,} (median {summary.step_ms:.1f} ms)")
+    if "input" in summary.facts:
+        table.add_row("data", _WAYS[summary.facts["input"]])
     table.add_row("samples/s", f"{summary.samples_per_second:,.0f}")
     for kind in SHARES:
         share = summary.shares[kind]

@@ -7,6 +7,7 @@ epoch ends early.
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, share_of
 from syrtos.errors import DataError
+from syrtos.keras import private
 
 # Global batches between two comparisons of what the workers read.
 _COMPARE_EVERY = 64
@@ -41,6 +43,57 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
             return tf.nest.map_structure(lambda leaf: rows(leaf, comm.rank, comm.size), data)
 
     return _unhurried(dataset.enumerate().map(take))
+
+
+def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset | None:
+    """The same for a pipeline whose last steps are ``map`` and ``batch``, of which each worker maps only its own records.
+
+    None for pipelines of another form: where maps draw random numbers or call Python, a batch is mapped, or records have no fixed shape
+    before they are mapped.
+    """
+    found = private.mapped_batches(dataset)
+    if found is None:
+        return None
+    spread = isinstance(found.raw.element_spec, tuple)
+
+    @_as_it_is
+    def take(index: tf.Tensor, *group: Any) -> Any:
+        raw = group if spread else group[0]
+        mine = tf.nest.map_structure(lambda leaf: rows(leaf, comm.rank, comm.size), raw)
+        return index, _sum_of(index, raw), _mapped(found.maps, mine)
+
+    @_as_it_is
+    def checked(index: tf.Tensor, checksum: tf.Tensor, data: Any) -> Any:
+        with tf.control_dependencies([_compared_sums(index, checksum, comm)]):
+            return tf.nest.map_structure(_same, data)
+
+    groups = found.raw.batch(found.batch_size, found.drop_remainder).repeat(found.repeat).enumerate()
+    flat = groups.map(_as_it_is(lambda index, group: (index, *(group if spread else (group,)))))
+    mapped = flat.map(take, tf.data.AUTOTUNE, deterministic=True)
+    ahead = mapped if found.prefetch is None else mapped.prefetch(found.prefetch)
+    return _unhurried(ahead.map(checked))
+
+
+def _mapped(maps: list[Any], mine: Any) -> Any:
+    """The records of one batch, mapped in parallel; possibly none."""
+    dataset = tf.data.Dataset.from_tensor_slices(mine)
+    for function in maps:
+        spread = isinstance(dataset.element_spec, tuple)
+        dataset = dataset.map(
+            _as_it_is(functools.partial(_called, function, spread)), tf.data.AUTOTUNE, deterministic=True
+        )
+    count = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
+    batch = dataset.batch(tf.maximum(count, 1))
+    empty = tf.data.Dataset.from_tensors(tf.nest.map_structure(_nothing_like, batch.element_spec))
+    return batch.concatenate(empty).take(1).get_single_element()
+
+
+def _called(function: Any, spread: bool, *parts: Any) -> Any:
+    return function(parts if spread else parts[0])
+
+
+def _nothing_like(spec: Any) -> Any:
+    return tf.zeros([0, *(n or 1 for n in spec.shape[1:])], spec.dtype)
 
 
 def share_of_tensors(batch: Any, comm: Communicator) -> Any:
@@ -148,25 +201,49 @@ def _without_rows(spec: Any) -> Any:
             f"Batches per worker must be dense tensors with a batch dimension, so that a worker can go on without samples. "
             f"Received an element of {spec}."
         )
-    return tf.zeros([0, *(n or 1 for n in spec.shape[1:])], spec.dtype)
+    return _nothing_like(spec)
 
 
 def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Operation | tf.Tensor:
-    tensors = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string]
+    return _compared_sums(index, _sum_of(index, data), comm)
 
-    def compare(batch: Array, *arrays: Array) -> Array:
+
+def _sum_of(index: tf.Tensor, data: Any) -> tf.Tensor:
+    """A checksum of every so many batches, float64; 0 of the others."""
+    tensors = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
+
+    def add_up(*arrays: Array) -> Array:
         checksum = 0
         for array in arrays:
-            head = np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:_COMPARED_BYTES]
-            checksum = zlib.crc32(head.tobytes(), checksum)
+            checksum = zlib.crc32(_head_of(array), checksum)
+        return np.asarray(float(checksum))
+
+    def run() -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(add_up, tensors, tf.float64), [])
+
+    return tf.cond(_is_compared(index), run, lambda: tf.constant(0.0, tf.float64))
+
+
+def _head_of(array: Array) -> bytes:
+    if array.dtype == object:
+        return b"".join(array.reshape(-1)[:_COMPARED_BYTES].tolist())[:_COMPARED_BYTES]
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:_COMPARED_BYTES].tobytes()
+
+
+def _compared_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
+    def compare(batch: Array, mine: Array) -> Array:
         with world.remembering_errors():
-            _demand_equal(comm.agree("compare input", float(checksum)), int(batch))
+            _demand_equal(comm.agree("compare input", float(mine)), int(batch))
         return np.asarray(True)
 
     def run() -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(compare, [index, *tensors], tf.bool), [])
+        return tf.ensure_shape(tf.numpy_function(compare, [index, checksum], tf.bool), [])
 
-    return tf.cond(tf.equal(tf.math.floormod(index, _COMPARE_EVERY), 0), run, lambda: tf.constant(True))
+    return tf.cond(_is_compared(index), run, lambda: tf.constant(True))
+
+
+def _is_compared(index: tf.Tensor) -> tf.Tensor:
+    return tf.equal(tf.math.floormod(index, _COMPARE_EVERY), 0)
 
 
 def _demand_equal(checksums: list[float], batch: int) -> None:

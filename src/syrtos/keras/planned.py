@@ -89,22 +89,32 @@ class Stream:
         drawn = self._drawn = collections.deque()
         position = self.dataset.position
         while True:
-            for batch in self.dataset.loader.batches(self.dataset.plan(position), *ranks()):
+            for batch in self._loaded(position):
                 # Before any worker can have finished this step: a checkpoint of rank 0 must not be ahead of a ledger.
                 if self._samples:
                     self._samples.add(batch)
                 drawn.append(batch)
-                with world.remembering_errors():
-                    yield self._standardized(batch.data)
+                yield self._standardized(batch.data)
             if not self.dataset.endless:
                 return
             position = Position(position.epoch + 1)
+
+    def _loaded(self, position: Position) -> Iterator[Batch]:
+        """The rest of an epoch; what goes wrong is kept for whoever sees TensorFlow's error about it."""
+        batches = self.dataset.loader.batches(self.dataset.plan(position), *ranks())
+        while True:
+            with world.remembering_errors():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     # -- training -----------------------------------------------------------------------------------
 
     def begin(self, position: Position | None, session: Session) -> None:
         """Training begins; at ``position`` if it goes on from there."""
         self.dataset.position = position or self.dataset.position
+        session.ledger.say(input="planned")
         run_dir, (rank, size) = session.options.run_dir, ranks()
         if not run_dir or session.options.own_pace:
             return

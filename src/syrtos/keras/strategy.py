@@ -165,6 +165,10 @@ class _Extended(private.OneDeviceExtended):
             return private.shared_out(input_pipelines.worker_batches(split, self._session.input_comm))
         if self._session.options.batch == "per-worker":
             return private.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
+        by_records = input_pipelines.global_records(dataset, self._session.input_comm)
+        self._session.ledger.say(input="sliced" if by_records is None else "records")
+        if by_records is not None:
+            return private.shared_out(by_records)
         return private.shared_out(input_pipelines.global_batches(dataset, self._session.input_comm))
 
     def _distribute_datasets_from_function(

@@ -77,6 +77,10 @@ class Ledger:
         record["compute"] = round(max(wall - sum(self._spent.values()), 0.0), 6)
         self._write(record)
 
+    def say(self, **facts: str) -> None:
+        """Writes down how something is done in this run, e.g. ``input="planned"``."""
+        self._write({"phase": "facts", "steps": 0, **facts})
+
     def note(self, kind: Kind, seconds: float, phase: str = "between") -> None:
         """Writes down time outside of steps, e.g. a checkpoint at the end of an epoch."""
         self._write({"phase": phase, "steps": 0, "wall": round(seconds, 6), kind: round(seconds, 6)})

@@ -24,6 +24,7 @@ class Summary:
         step_ms: median wall time of one training step on rank 0, in milliseconds, its first step left out.
         shares: part of the training steps' wall time (all ranks) by kind; adds up to 1, or all 0 without steps.
         skew: rank that the others waited for most, and the share of time it waited less than the mean.
+        facts: how things are done in this run, as rank 0 says.
     """
 
     workers: int
@@ -32,6 +33,7 @@ class Summary:
     step_ms: float
     shares: dict[str, float]
     skew: tuple[int, float] | None
+    facts: dict[str, str]
 
 
 def summarize(run_dir: Path) -> Summary:
@@ -48,7 +50,15 @@ def summarize(run_dir: Path) -> Summary:
         step_ms=_median(r["wall"] / r["steps"] for r in first[1:]) * 1e3,
         shares=_shares([record for rank in ranks for record in rank]),
         skew=_skew(ranks),
+        facts=_facts(paths[0]) if paths else {},
     )
+
+
+def _facts(path: Path) -> dict[str, str]:
+    found = [record for record in _records(path) if record["phase"] == "facts"]
+    return {
+        key: value for record in found for key, value in record.items() if isinstance(value, str) and key != "phase"
+    }
 
 
 def _rank(path: Path) -> int:

@@ -1,0 +1,137 @@
+"""`syrtos data`: looks at a data set, and checks what a run has trained on."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+if TYPE_CHECKING:  # the other commands should start at once
+    from syrtos.data.inspect import Shape
+
+_BAR = 30
+_FILES_SHOWN = 16
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to the parser."""
+    parser = commands.add_parser("data", help="look at a data set, or check what a run has trained on")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    look = actions.add_parser("inspect", help="records, sizes and balance of a data set")
+    look.add_argument("pattern", help="files, a folder or a pattern with *, here or s3://, gs://, http(s)://")
+    look.add_argument("-n", "--workers", type=int, default=2, help="will it balance for so many workers? (default 2)")
+    look.add_argument("--batch", type=int, default=64, help="records of a global batch (default 64)")
+    look.set_defaults(main=_inspect)
+    check = actions.add_parser("verify", help="prove that each record was trained on once in each epoch")
+    check.add_argument("run_dir", type=Path, help="the run's directory")
+    check.set_defaults(main=_verify)
+
+
+def _inspect(chosen: argparse.Namespace) -> int:
+    from syrtos.data.cache import default
+    from syrtos.data.inspect import inspect
+
+    shape = inspect(chosen.pattern, default())
+    console = Console(highlight=False)
+    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    mean = shape.nbytes / max(shape.records, 1)
+    facts.add_row("format", shape.kind)
+    facts.add_row(
+        "records", f"{shape.records:,} in {len(shape.groups):,} {'classes' if 'class' in shape.kind else 'files'}"
+    )
+    facts.add_row("size", f"{_bytes(shape.nbytes)}, a record {_bytes(mean)} on average")
+    facts.add_row("skew", f"{shape.skew:.2f} (the largest over the mean)")
+    if shape.damaged:
+        facts.add_row("damaged", f'{shape.damaged:,}: training fails unless `on_bad_record` is "skip" or "quarantine"')
+    console.print(facts)
+    console.print(_chart(shape))
+    console.print(_balance(shape, chosen.workers, chosen.batch))
+    return 0
+
+
+def _chart(shape: Shape) -> Table:
+    """Records by file, the largest first."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    largest = sorted(shape.groups, key=lambda group: -group[1])
+    for name, count, size in largest[:_FILES_SHOWN]:
+        table.add_row(name.rsplit("/", 1)[-1], f"{count:,}", _bytes(size), _bar(count, largest[0][1]))
+    if len(largest) > _FILES_SHOWN:
+        rest = largest[_FILES_SHOWN:]
+        table.add_row(f"{len(rest):,} more", f"{sum(g[1] for g in rest):,}", _bytes(sum(g[2] for g in rest)))
+    return table
+
+
+def _balance(shape: Shape, workers: int, batch: int) -> Table:
+    table = Table(
+        "records of each of",
+        f"{workers} workers",
+        "fewest",
+        "most",
+        "the slowest works longer by",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for name, counts in (("syrtos.data", shape.planned(workers, batch)), ("whole files", shape.by_files(workers))):
+        longer = max(counts) * workers / max(sum(counts), 1) - 1
+        table.add_row(name, _spread(counts), f"{min(counts):,}", f"{max(counts):,}", f"{longer:.1%}")
+    return table
+
+
+def _spread(counts: Sequence[int]) -> str:
+    """A column for each worker, up to 32."""
+    marks, most = " ▁▂▃▄▅▆▇█", max(*counts, 1)
+    return "".join(marks[round(count / most * 8)] for count in counts[:32]) + ("…" if len(counts) > 32 else "")
+
+
+def _verify(chosen: argparse.Namespace) -> int:
+    from syrtos.data.bad import left_out
+    from syrtos.data.proof import verify
+
+    epochs = verify(chosen.run_dir)
+    table = Table(
+        Column("data set", overflow="fold"),
+        "epoch",
+        "records",
+        "trained on once",
+        "left out",
+        "steps",
+        "workers",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for epoch in epochs:
+        state = "all" if epoch.complete else f"{epoch.done:,} so far"
+        workers = " → ".join(map(str, epoch.workers))
+        table.add_row(
+            epoch.data,
+            str(epoch.epoch),
+            f"{epoch.records:,}",
+            state,
+            f"{epoch.left_out:,}",
+            f"{epoch.steps:,}",
+            workers,
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    for bad in left_out(chosen.run_dir):
+        console.print(
+            f"left out: record {bad['index']}, {bad['file']}, offset {bad['offset']}: {bad['reason']}", soft_wrap=True
+        )
+    console.print("The ledgers hang together; no record was trained on twice in an epoch.")
+    return 0
+
+
+def _bar(value: float, most: float) -> str:
+    return "█" * max(round(value / max(most, 1) * _BAR), int(value > 0))
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TB"

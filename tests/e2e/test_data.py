@@ -1,0 +1,126 @@
+"""Planned data sets in real worlds: the same training with any number of workers, through deaths, bad records and uneven files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from framing import framed
+from syrtos.data.proof import verify
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "data.py")
+ROWS = np.random.default_rng(0).normal(size=(61, 4)).astype(np.float32)
+
+
+def example(row: np.ndarray) -> bytes:
+    import tensorflow as tf
+
+    features = {"x": row.tolist(), "y": [float(row.sum())]}
+    lists = {name: tf.train.Feature(float_list=tf.train.FloatList(value=values)) for name, values in features.items()}
+    return tf.train.Example(features=tf.train.Features(feature=lists)).SerializeToString()
+
+
+def write(folder: Path, *counts: int) -> Path:
+    """Files with so many records each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    records = iter([framed(example(row)) for row in ROWS])
+    for number, count in enumerate(counts):
+        (folder / f"{number}.tfrecord").write_bytes(b"".join(next(records) for _ in range(count)))
+    return folder
+
+
+def run(
+    folder: Path, size: int, mode: str, *arguments: object, run_dir: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        Path(sys.executable).parent / "syrtos",
+        "run",
+        "-n",
+        size,
+        "--oversubscribe",
+        "--run-dir",
+        run_dir or folder / f"run-{size}",
+    ]
+    words = [str(word) for word in [*command, SCRIPT, mode, folder, *arguments]]
+    return subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+
+
+def result(folder: Path, size: int, mode: str) -> dict[str, Any]:
+    done = run(folder, size, mode)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((folder / "result.json").read_text())
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for mine, theirs in zip(one["weights"], other["weights"], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+    for when in ("history", "again"):
+        for name, values in one[when].items():
+            np.testing.assert_allclose(values, other[when][name], rtol=2e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["planned", "steps", "pipeline", "bad"])
+@pytest.mark.parametrize("counts", [(20, 0, 30, 11), (2,)], ids=["uneven files", "fewer records than workers"])
+def test_as_one_worker(tmp_path: Path, mode: str, counts: Sequence[int]) -> None:
+    folder = write(tmp_path, *counts)
+    if mode == "bad" and sum(counts) > 2:
+        damage(folder / "2.tfrecord")
+    expected = result(folder, 1, mode)
+    assert_same(expected, result(folder, 3, mode))
+    if mode != "pipeline":
+        epochs = verify(folder / "run-3")
+        assert all(epoch.complete for epoch in epochs[:2])
+        assert epochs[0].left_out == (1 if mode == "bad" and sum(counts) > 2 else 0)
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[30] ^= 1  # inside the first record
+    path.write_bytes(content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "dies", "second"), [(3, (13, 1), 2), (1, (20, 0), 3)])
+def test_a_killed_run_goes_on_with_the_next_batch(
+    tmp_path: Path, first: int, dies: tuple[int, int], second: int
+) -> None:
+    expected = result(write(tmp_path / "whole", 20, 0, 30, 11), 2, "planned")
+    folder, run_dir = write(tmp_path / "killed", 20, 0, 30, 11), tmp_path / "killed" / "run"
+    died = run(folder, first, "resumed", *dies, run_dir=run_dir)
+    assert died.returncode != 0
+    again = run(folder, second, "resumed", run_dir=run_dir)
+    assert again.returncode == 0, again.stderr[-4000:]
+    found = json.loads((folder / "result.json").read_text())
+    for mine, theirs in zip(expected["weights"], found["weights"], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+    epochs = verify(run_dir)
+    assert [epoch.complete for epoch in epochs] == [True] * 5
+    assert (first, second) in [epoch.workers for epoch in epochs]
+
+
+@pytest.mark.slow
+def test_bad_records_end_the_run_with_their_place(tmp_path: Path) -> None:
+    folder = write(tmp_path, 20, 30)
+    damage(folder / "1.tfrecord")
+    done = run(folder, 2, "planned")
+    assert done.returncode == 1
+    assert "1.tfrecord, offset" in done.stderr
+    assert "its checksum (CRC32C) is wrong" in done.stderr
+
+
+@pytest.mark.slow
+def test_bad_records_that_were_left_out_are_in_the_summary(tmp_path: Path) -> None:
+    folder = write(tmp_path, 20, 30)
+    damage(folder / "1.tfrecord")
+    done = run(folder, 2, "bad")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "1 bad records were left out" in done.stderr
+    assert "1.tfrecord, offset" in done.stderr

@@ -1,0 +1,93 @@
+"""The host's cache of files."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from syrtos.data.cache import Cache
+
+
+def test_a_file_is_made_once(tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def make(path: Path) -> None:
+        made.append(path)
+        path.write_bytes(b"x")
+
+    cache = Cache(tmp_path)
+    threads = [threading.Thread(target=cache.file, args=("a", make)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Cache(tmp_path).file("a", make).read_bytes() == b"x"
+    assert len(made) == 1
+
+
+def slowly(path: Path) -> None:
+    with (path.parents[1] / "made").open("a") as file:
+        file.write("once\n")
+    time.sleep(0.3)
+    path.write_bytes(b"x")
+
+
+def use(folder: Path) -> None:
+    Cache(folder).file("a", slowly)
+
+
+def test_processes_wait_for_the_one_that_makes_it(tmp_path: Path) -> None:
+    processes = [multiprocessing.get_context("spawn").Process(target=use, args=(tmp_path,)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert (tmp_path / "made").read_text() == "once\n"
+
+
+def die(folder: Path) -> None:
+    def make(path: Path) -> None:
+        path.write_bytes(b"half")
+        os._exit(9)
+
+    Cache(folder).file("a", make)
+
+
+def test_what_a_killed_process_has_not_finished_is_not_there(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=die, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    assert Cache(tmp_path).file("a", slowly).read_bytes() == b"x"
+
+
+def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        Cache(tmp_path).file("a", fail)
+    assert not [path for path in tmp_path.glob("??/*") if path.is_file()]
+
+
+def test_the_files_not_used_for_longest_go_first(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, limit=1000)
+
+    def make(path: Path) -> None:
+        path.write_bytes(bytes(100))
+
+    for number in range(10):
+        path = cache.file(f"{number}", make)
+        os.utime(path, (number, number))
+    cache.file("0", make)  # used again
+    cache.file("new", make)
+    kept = [path for path in tmp_path.glob("??/*") if path.is_file()]
+    assert sum(path.stat().st_size for path in kept) <= 1000
+    names = {path.name for path in kept}
+    assert cache.file("0", make).name in names

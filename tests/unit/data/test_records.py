@@ -1,0 +1,125 @@
+"""Reading files of records, good and bad."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framing import framed
+from syrtos.data.cache import Cache
+from syrtos.data.files import LocalFile, find
+from syrtos.data.lines import Lines, are_numbers, csv_rows
+from syrtos.data.records import Format, Records
+from syrtos.data.sources import BadRecord
+from syrtos.data.tfrecord import TFRecord
+from syrtos.errors import DataError
+
+
+def records_of(folder: Path, *files: bytes, layout: Format | None = None) -> Records:
+    for number, content in enumerate(files):
+        (folder / f"part-{number}").write_bytes(content)
+    return Records(find(folder / "part-*", Cache(folder / "cache")), layout or TFRecord(), Cache(folder / "cache"))
+
+
+def everything(source: Records) -> list[bytes]:
+    return source.read(np.arange(len(source)))
+
+
+@given(st.lists(st.lists(st.binary(max_size=50), max_size=20), min_size=1, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, files: list[list[bytes]]) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    source = records_of(folder, *(b"".join(map(framed, records)) for records in files))
+    assert everything(source) == [*itertools.chain(*files)]
+    back = np.arange(len(source))[::-1]
+    assert source.read(back) == [*itertools.chain(*files)][::-1]
+
+
+def test_records_longer_than_the_window_that_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [bytes([k]) * (k * 7) for k in range(50)]
+    windows = LocalFile.windows
+    monkeypatch.setattr(LocalFile, "windows", lambda self: windows(self, 64))
+    assert everything(records_of(tmp_path, b"".join(map(framed, records)))) == records
+
+
+def test_compressed_files_are_read_like_plain_ones(tmp_path: Path) -> None:
+    plain = b"".join(framed(bytes([k]) * 100) for k in range(20))
+    source = records_of(
+        tmp_path, plain, gzip.compress(plain), zlib.compress(plain), gzip.compress(plain) + gzip.compress(plain)
+    )
+    assert len(source) == 100
+    assert everything(source)[:20] == everything(source)[80:]
+
+
+def test_a_damaged_record_is_named_with_its_place(tmp_path: Path) -> None:
+    content = bytearray(framed(b"one") + framed(b"two") + framed(b"three"))
+    content[len(framed(b"one")) + 12] ^= 1
+    source = records_of(tmp_path, bytes(content))
+    assert source.read(np.asarray([0, 2])) == [b"one", b"three"]
+    with pytest.raises(BadRecord, match=r"Record 1 \(.*part-0, offset 31\) is bad: its checksum"):
+        source.read(np.asarray([0, 1]))
+
+
+def test_a_truncated_file_ends_with_one_bad_record(tmp_path: Path) -> None:
+    source = records_of(tmp_path, framed(b"one") + framed(b"two" * 20)[:-9], framed(b"three"))
+    assert (len(source), source.damaged) == (3, 1)
+    with pytest.raises(BadRecord, match="ends inside of it"):
+        source.read(np.asarray([1]))
+    assert source.read(np.asarray([2])) == [b"three"]
+
+
+def test_after_a_damaged_length_nothing_is_guessed(tmp_path: Path) -> None:
+    content = bytearray(framed(b"one") + framed(b"two") + framed(b"three"))
+    content[len(framed(b"one"))] ^= 1
+    source = records_of(tmp_path, bytes(content))
+    assert (len(source), source.damaged) == (2, 1)
+    with pytest.raises(BadRecord, match="checksum of its length"):
+        source.read(np.asarray([1]))
+
+
+def test_a_missing_file_counts_as_one_bad_record(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(framed(b"one"))
+    cache = Cache(tmp_path / "cache")
+    source = Records(find([tmp_path / "there", tmp_path / "gone"], cache), TFRecord(), cache)
+    assert len(source) == 2
+    with pytest.raises(BadRecord, match="the file is missing"):
+        source.read(np.asarray([1]))
+
+
+def test_a_pattern_without_files_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No file matches"):
+        find(tmp_path / "*.tfrecord", Cache(tmp_path / "cache"))
+
+
+def test_a_changed_file_is_indexed_anew(tmp_path: Path) -> None:
+    assert len(records_of(tmp_path, framed(b"one"))) == 1
+    assert len(records_of(tmp_path, framed(b"one") + framed(b"two"))) == 2
+
+
+def test_the_fingerprint_tells_data_sets_apart_but_not_folders(tmp_path: Path) -> None:
+    for name, count in (("a", 2), ("b", 2), ("c", 3)):
+        (tmp_path / name).mkdir()
+        records_of(tmp_path / name, framed(b"x") * count)
+    a, b, c = (records_of(tmp_path / name, framed(b"x") * n).fingerprint for name, n in (("a", 2), ("b", 2), ("c", 3)))
+    assert a == b != c
+
+
+def test_lines(tmp_path: Path) -> None:
+    source = records_of(tmp_path, b"one\ntwo\n\nthree", b"", b"four\n", layout=Lines())
+    assert everything(source) == [b"one", b"two", b"three", b"four"]
+
+
+def test_csv_rows_may_span_lines(tmp_path: Path) -> None:
+    source = records_of(tmp_path, b'a,b\n1,"x\ny"\n,"say ""hi"""\n', layout=Lines(quotes=True, header=True))
+    lines = everything(source)
+    assert are_numbers(lines, ["a", "b"]) == [True, False]
+    rows = [csv_rows(["a", "b"], [True, False])(line) for line in lines]
+    assert (rows[0]["a"], rows[0]["b"], rows[1]["b"]) == (np.float32(1), "x\ny", 'say "hi"')
+    assert np.isnan(rows[1]["a"])
