@@ -46,7 +46,7 @@ class File(abc.ABC):
         """Makes these ranges quick to read soon. Here they are already."""
 
     def forget(self, start: int, stop: int) -> bool:
-        """Drops copies of a range that turned out to be damaged; whether there were any, so that reading again may help."""
+        """Drops copies of a range that turned out to be damaged, once; whether reading it again may help."""
         return False
 
 

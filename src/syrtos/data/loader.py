@@ -1,8 +1,7 @@
-"""From a plan and a source to one worker's batches, read ahead of the step."""
+"""From a plan and a source to one worker's batches."""
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -15,9 +14,10 @@ from syrtos.data.bad import Policy
 from syrtos.data.plan import Indices, Plan, block_records
 from syrtos.data.sources import BadRecord, Source, mapped
 
-# Batches that are being read while a step runs; of remote files, whose pieces are asked for still earlier.
-_AHEAD = 3
-_FETCHED_AHEAD = 16
+# Batches whose bytes are asked for before they are needed, where that takes long.
+_FETCHED_AHEAD = 32
+# Batches that are read together: a call has its price, and who waits for the first should not wait long.
+_CHUNK_BYTES, _CHUNK_BATCHES = 1 << 20, 16
 # What shuffling holds in memory unless told otherwise.
 MEMORY = 256 << 20
 
@@ -31,20 +31,18 @@ class Position:
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
-    """One worker's share of a global batch.
+class Share:
+    """What one worker reads of a global batch.
 
     Attributes:
         plan: of the epoch.
         step: which global batch.
-        data: what ``parse`` made of the records.
         indices: the records, also those that were left out.
         left_out: how many were.
     """
 
     plan: Plan
     step: int
-    data: Any
     indices: Indices
     left_out: int
 
@@ -53,6 +51,21 @@ class Batch:
         """Where training goes on after this batch."""
         place = self.plan.place(self.step + 1)
         return Position(self.plan.epoch, place) if place < self.plan.records else Position(self.plan.epoch + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """One worker's shares of several global batches, which were read and parsed together.
+
+    Attributes:
+        shares: one for each batch.
+        data: what ``parse`` made of the records of all.
+        splits: rows of ``data`` before each batch, and all: one more than there are batches.
+    """
+
+    shares: list[Share]
+    data: Any
+    splits: Indices
 
 
 @dataclasses.dataclass
@@ -87,41 +100,42 @@ class Loader:
     def _fingerprint(self) -> str:
         return self.source.fingerprint
 
-    def load(self, plan: Plan, step: int, rank: int = 0, size: int = 1) -> Batch:
-        """A worker's share of a global batch.
+    def load(self, plan: Plan, steps: range, rank: int = 0, size: int = 1) -> Chunk:
+        """A worker's shares of some global batches.
 
         Raises:
             BadRecord: a record can't be read, and must not be left out.
             DataError: too many can't.
         """
-        indices = plan.share(step, rank, size)
+        shares = [plan.share(step, rank, size) for step in steps]
+        indices = np.concatenate(shares)
         known = self.policy.known
         wanted = indices[[index not in known for index in indices.tolist()]] if known else indices
         data, used = self._read(wanted)
-        return Batch(plan, step, data, indices, len(indices) - len(used))
+        counts = [len(share) if len(used) == len(indices) else int(np.isin(share, used).sum()) for share in shares]
+        facts = zip(steps, shares, counts, strict=True)
+        told = [Share(plan, step, share, len(share) - count) for step, share, count in facts]
+        return Chunk(told, data, np.cumsum([0, *counts], dtype=np.int64))
 
-    def batches(self, plan: Plan, rank: int = 0, size: int = 1) -> Iterator[Batch]:
-        """A worker's shares of all global batches of the plan, read ahead."""
-        waiting: collections.deque[concurrent.futures.Future[Batch]] = collections.deque()
-        pool = _pool()
-        try:
-            for step in range(plan.steps):
-                self._fetch(plan, step, rank, size)
-                waiting.append(pool.submit(self.load, plan, step, rank, size))
-                if len(waiting) > _AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    def chunks(self, plan: Plan, rank: int = 0, size: int = 1) -> Iterator[Chunk]:
+        """A worker's shares of all global batches of the plan, in order."""
+        together = self._together(plan, size)
+        for first in range(0, plan.steps, together):
+            steps = range(first, min(first + together, plan.steps))
+            self._fetch(plan, steps, rank, size)
+            yield self.load(plan, steps, rank, size)
 
-    def _fetch(self, plan: Plan, step: int, rank: int, size: int) -> None:
-        """Lets the source begin to fetch a batch of the near future; at the beginning all until then."""
+    def _together(self, plan: Plan, size: int) -> int:
+        """Small batches are read several at a time."""
+        share = plan.batch / size * self.source.nbytes / len(self.source)
+        return int(min(max(_CHUNK_BYTES // max(share, 1), 1), _CHUNK_BATCHES))
+
+    def _fetch(self, plan: Plan, steps: range, rank: int, size: int) -> None:
+        """Lets the source begin to fetch batches of the near future; at the beginning all until then."""
         if type(self.source).prefetch is Source.prefetch:
             return
-        far = step + _FETCHED_AHEAD
-        for each in range(0 if step == 0 else far, min(far + 1, plan.steps)):
+        far = range(steps.start + _FETCHED_AHEAD if steps.start else 0, min(steps.stop + _FETCHED_AHEAD, plan.steps))
+        for each in far:
             _fetchers().submit(self.source.prefetch, plan.share(each, rank, size))
 
     def nothing(self) -> Any:
@@ -177,11 +191,6 @@ def _bytes_of(raw: Any) -> bytes:
     first = raw[0] if isinstance(raw, list) and raw else raw
     first = first[0] if isinstance(first, tuple) else first
     return first if isinstance(first, bytes) else b""
-
-
-@functools.cache
-def _pool() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(2, "syrtos-read")
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from syrtos.data.loader import Batch, Position
+from syrtos.data.loader import Position, Share
 from syrtos.data.plan import Plan, sum_of_records
 from syrtos.errors import DataError
 
@@ -42,16 +42,16 @@ class SampleLedger:
         order = {"records": plan.records, "seed": plan.seed, "block": plan.block, "fingerprint": plan.fingerprint}
         self._write({"from": dataclasses.asdict(position), "generation": generation, **order})
 
-    def add(self, batch: Batch) -> None:
-        """This worker's share of a step is trained."""
-        plan = batch.plan
+    def add(self, share: Share) -> None:
+        """This worker is about to train on its share of a step."""
+        plan = share.plan
         self._write(
             {
                 "epoch": plan.epoch,
-                "places": [plan.place(batch.step), plan.place(batch.step + 1)],
-                "records": len(batch.indices),
-                "sum": sum_of_records(batch.indices),
-                "left_out": batch.left_out,
+                "places": [plan.place(share.step), plan.place(share.step + 1)],
+                "records": len(share.indices),
+                "sum": sum_of_records(share.indices),
+                "left_out": share.left_out,
             }
         )
 

@@ -6,6 +6,7 @@ each cloud's own tools do (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ...).
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import datetime
 import fnmatch
@@ -20,12 +21,13 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.data.cache import Cache
-from syrtos.data.files import File, MissingFile, is_data
+from syrtos.data.files import File, LocalFile, MissingFile, is_data
 from syrtos.errors import ConfigurationError, DataError
 
 # Small enough for few bytes to be read in vain, large enough for the round trip not to matter.
 _PIECE = 2 << 20
 _AT_ONCE = 32
+_OPEN_PIECES = 512
 _TRIES = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
@@ -35,6 +37,9 @@ class RemoteFile(File):
 
     def __init__(self, store: Any, path: str, name: str, meta: Any, cache: Cache) -> None:
         self._store, self._path, self._cache = store, path, cache
+        self._open: collections.OrderedDict[int, LocalFile] = collections.OrderedDict()
+        self._forgotten: set[int] = set()
+        self._lock = threading.Lock()
         self.name, self.size = name, int(meta["size"])
         self.version = f"{meta['size']} {meta.get('e_tag') or meta['last_modified']}"
 
@@ -45,14 +50,11 @@ class RemoteFile(File):
                 f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}: it is truncated."
             )
         pieces = range(start // _PIECE, -(-stop // _PIECE))
-        self._fetch_all(pieces)
-        parts = []
-        for piece in pieces:
-            begin = piece * _PIECE
-            with self._piece(piece).open("rb") as file:
-                file.seek(max(start - begin, 0))
-                parts.append(file.read(min(stop - begin, _PIECE) - max(start - begin, 0)))
-        return b"".join(parts)
+        self._fetch_all([piece for piece in pieces if piece not in self._open])
+        return b"".join(
+            self._opened(piece).read(max(start - piece * _PIECE, 0), min(stop - piece * _PIECE, _PIECE))
+            for piece in pieces
+        )
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """See `File.prefetch`."""
@@ -62,9 +64,28 @@ class RemoteFile(File):
 
     def forget(self, start: int, stop: int) -> bool:
         """See `File.forget`."""
-        for piece in range(start // _PIECE, -(-stop // _PIECE)):
+        pieces = {*range(start // _PIECE, -(-stop // _PIECE))}
+        if pieces <= self._forgotten:  # fetched again already
+            return False
+        self._forgotten |= pieces
+        for piece in pieces:
             self._cache.drop(self._key(piece))
+            with self._lock:
+                self._open.pop(piece, None)
         return True
+
+    def _opened(self, piece: int) -> LocalFile:
+        """The piece, mapped; those used last stay so."""
+        with self._lock:
+            if piece in self._open:
+                self._open.move_to_end(piece)
+                return self._open[piece]
+        file = LocalFile(self._piece(piece), self.name)
+        with self._lock:
+            self._open[piece] = file
+            if len(self._open) > _OPEN_PIECES:
+                self._open.popitem(last=False)
+        return file
 
     def _fetch_all(self, pieces: Sequence[int]) -> None:
         if len(pieces) > 1:

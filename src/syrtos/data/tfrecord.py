@@ -8,10 +8,12 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 
 from syrtos.data.cache import Cache
 from syrtos.data.files import File, LocalFile
@@ -60,11 +62,16 @@ class TFRecord(Format):
 
     def unwrap(self, raw: bytes) -> bytes:
         """See `Format.unwrap`."""
-        data = raw[: -_FOOT.size]
-        crc = _crc32c(data)
-        if ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF != _FOOT.unpack_from(raw, len(data))[0]:
+        return self.unwrap_all([raw])[0]
+
+    def unwrap_all(self, raws: Sequence[bytes]) -> list[bytes]:
+        """See `Format.unwrap_all`."""
+        records = [raw[:-4] for raw in raws]
+        sums = np.asarray([*map(_crc32c, records)], np.uint32)
+        written = np.frombuffer(b"".join([raw[-4:] for raw in raws]), "<u4")
+        if (((sums >> 15 | sums << 17) + np.uint32(0xA282EAD8)) != written).any():
             raise ValueError("its checksum (CRC32C) is wrong")
-        return data
+        return records
 
 
 def _masked(crc: int) -> int:

@@ -46,11 +46,17 @@ def _one_by_one(parse_fn: Callable[..., Any], records: Sequence[Any]) -> Any:
 def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
     import tensorflow as tf
 
+    def at_once(records: Any) -> Any:
+        function = (lambda parts: parse_fn(*parts)) if isinstance(records, tuple) else parse_fn
+        return tf.vectorized_map(function, records, fallback_to_while_loop=False)
+
     @tf.function(reduce_retracing=True)
-    def graph(records: Any) -> Any:
+    def in_parallel(records: Any) -> Any:
         count = tf.shape(tf.nest.flatten(records)[0], tf.int64)[0]
         dataset = tf.data.Dataset.from_tensor_slices(records)
         return dataset.map(parse_fn, tf.data.AUTOTUNE, deterministic=True).batch(count).get_single_element()
+
+    chosen: list[Any] = []
 
     def parse(records: Sequence[Any]) -> Any:
         several = isinstance(records[0], tuple)
@@ -60,9 +66,23 @@ def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
             else tf.constant([*records])
         )
         with tf.device("/cpu:0"):
-            return graph(columns)
+            if not chosen:
+                chosen.append(_traced(at_once, columns) or in_parallel)
+            return chosen[0](columns)
 
     return parse
+
+
+def _traced(function: Callable[..., Any], columns: Any) -> Any:
+    """The graph for any number of records; None where an operation has no form for many, e.g. one that decodes images."""
+    import tensorflow as tf
+
+    specs = tf.nest.map_structure(lambda column: tf.TensorSpec([None, *column.shape[1:]], column.dtype), columns)
+    traced: Any = tf.function(function)
+    try:
+        return traced.get_concrete_function(specs)
+    except Exception:
+        return None
 
 
 def image(size: tuple[int, int], data: Any, label: Any) -> tuple[Any, Any]:

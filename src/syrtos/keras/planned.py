@@ -14,11 +14,13 @@ import numpy as np
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
-from syrtos.data.loader import Batch, Loader, Position
+from syrtos.data.loader import Chunk, Loader, Position, Share
 from syrtos.data.plan import Plan
 from syrtos.data.proof import SampleLedger, next_generation
 from syrtos.errors import DataError
 
+# Batches that are ready before a step asks for them.
+_READ_AHEAD = 3
 _names = collections.Counter[str]()
 
 
@@ -54,7 +56,7 @@ class PlannedDataset(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> Any:
         """This worker's share of one of them."""
-        return self.loader.load(self.plan(self.position), index, *ranks()).data
+        return self.loader.load(self.plan(self.position), range(index, index + 1), *ranks()).data
 
     def on_epoch_end(self) -> None:
         """Where nothing counts the steps, the next epoch begins."""
@@ -74,40 +76,80 @@ class Stream:
         """``standardized`` makes of a batch what the rest of Keras expects."""
         self.dataset = dataset
         self._standardized = standardized
-        self._drawn: collections.deque[Batch] = collections.deque()
+        self._drawn: collections.deque[Share] = collections.deque()
         self._samples: SampleLedger | None = None
 
     def pipeline(self) -> Any:
-        """A `tf.data.Dataset` of this worker's shares."""
+        """A `tf.data.Dataset` of this worker's shares.
+
+        One call of Python reads several small batches, which are taken apart by the pipeline: a call has its price.
+
+        Raises:
+            DataError: parsed records are not dense.
+        """
         import tensorflow as tf
 
-        spec = tf.nest.map_structure(_spec, self._standardized(self.dataset.loader.nothing()))
-        return tf.data.Dataset.from_generator(self._generate, output_signature=spec).prefetch(2)
+        specs = tf.nest.map_structure(_spec, self._standardized(self.dataset.loader.nothing()))
+        flat = tf.nest.flatten(specs)
+        started: dict[int, Iterator[list[Any]]] = {}
 
-    def _generate(self) -> Iterator[Any]:
-        """Runs in a thread of the pipeline, a few batches ahead of training."""
+        def start() -> np.int64:
+            number = len(started)
+            started[number] = self._generate()
+            return np.int64(number)
+
+        def chunk(number: Any) -> list[Any]:
+            nothing = [
+                np.zeros(1, np.int64),
+                *(np.zeros([n or 0 for n in spec.shape], spec.dtype.as_numpy_dtype) for spec in flat),
+            ]
+            return next(started[int(number)], nothing)
+
+        def chunks(number: tf.Tensor) -> Any:
+            types = [tf.int64, *(spec.dtype for spec in flat)]
+            endless = tf.data.Dataset.counter().map(lambda _: tf.numpy_function(chunk, [number], types))
+            return endless.take_while(lambda splits, *_: tf.size(splits) > 1).prefetch(1)
+
+        def batches(splits: tf.Tensor, *leaves: tf.Tensor) -> Any:
+            splits = tf.ensure_shape(splits, [None])
+            shaped = [tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(leaves, flat, strict=True)]
+
+            def batch(number: tf.Tensor) -> Any:
+                rows = [leaf[splits[number] : splits[number + 1]] for leaf in shaped]
+                return tf.nest.pack_sequence_as(specs, rows)
+
+            return tf.data.Dataset.range(tf.size(splits, tf.int64) - 1).map(batch)
+
+        iterators = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(start, [], tf.int64))
+        return iterators.flat_map(chunks).flat_map(batches).prefetch(_READ_AHEAD)
+
+    def _generate(self) -> Iterator[list[Any]]:
+        """Runs in a thread of the pipeline, a few batches ahead of training: splits, and the flat leaves of several batches."""
+        import tensorflow as tf
+
         drawn = self._drawn = collections.deque()
         position = self.dataset.position
         while True:
-            for batch in self._loaded(position):
-                # Before any worker can have finished this step: a checkpoint of rank 0 must not be ahead of a ledger.
-                if self._samples:
-                    self._samples.add(batch)
-                drawn.append(batch)
-                yield self._standardized(batch.data)
+            for chunk in self._loaded(position):
+                for share in chunk.shares:
+                    # Before any worker can have finished this step: a checkpoint of rank 0 must not be ahead of a ledger.
+                    if self._samples:
+                        self._samples.add(share)
+                    drawn.append(share)
+                yield [chunk.splits, *(_array(leaf) for leaf in tf.nest.flatten(self._standardized(chunk.data)))]
             if not self.dataset.endless:
                 return
             position = Position(position.epoch + 1)
 
-    def _loaded(self, position: Position) -> Iterator[Batch]:
+    def _loaded(self, position: Position) -> Iterator[Chunk]:
         """The rest of an epoch; what goes wrong is kept for whoever sees TensorFlow's error about it."""
-        batches = self.dataset.loader.batches(self.dataset.plan(position), *ranks())
+        chunks = self.dataset.loader.chunks(self.dataset.plan(position), *ranks())
         while True:
             with world.remembering_errors():
-                batch = next(batches, None)
-            if batch is None:
+                chunk = next(chunks, None)
+            if chunk is None:
                 return
-            yield batch
+            yield chunk
 
     # -- training -----------------------------------------------------------------------------------
 
@@ -141,14 +183,22 @@ class Stream:
             self._samples = None
 
 
+def _array(leaf: Any) -> Any:
+    return leaf.numpy() if hasattr(leaf, "numpy") else np.asarray(leaf)
+
+
 def _spec(leaf: Any) -> Any:
     """Any number of rows like those of ``leaf``."""
     import tensorflow as tf
 
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU":
-        leaf = tf.constant(leaf, tf.string)
+        return tf.TensorSpec([None, *leaf.shape[1:]], tf.string)
     spec = tf.type_spec_from_value(leaf)
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
+    if not isinstance(spec, tf.TensorSpec):
+        raise DataError(
+            f"Parsed records must be dense tensors or arrays. Received {spec}. Use FixedLenFeature, or tf.sparse.to_dense in `parse_fn`."
+        )
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
 def ranks() -> tuple[int, int]:

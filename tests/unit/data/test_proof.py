@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from syrtos.data.bad import Policy
-from syrtos.data.loader import Loader, Position
+from syrtos.data.loader import Loader, Position, Share
 from syrtos.data.proof import SampleLedger, next_generation, verify
 from syrtos.data.sources import Arrays
 from syrtos.errors import DataError
@@ -19,6 +20,10 @@ NAME = "digits-0"
 
 def loader(batch: int = 7) -> Loader:
     return Loader(Arrays(np.arange(50)), lambda rows: rows, batch, 3, Policy("fail", 0, 50))
+
+
+def shares(data: Loader, position: Position, rank: int, size: int) -> Iterator[Share]:
+    return (share for chunk in data.chunks(data.plan(position), rank, size) for share in chunk.shares)
 
 
 def train(
@@ -32,9 +37,9 @@ def train(
         ledger.begin(data.plan(), start, generation)
         position, steps = start, 0
         while position.epoch < epochs and steps < stop_after:
-            for loaded in data.batches(data.plan(position), rank, size):
-                ledger.add(loaded)
-                position, steps = loaded.after, steps + 1
+            for share in shares(data, position, rank, size):
+                ledger.add(share)
+                position, steps = share.after, steps + 1
                 if steps == stop_after:
                     break
         end = position
