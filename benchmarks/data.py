@@ -1,5 +1,8 @@
-"""Reads 200 MB of TFRecords of 1 KB in batches of 64 strings, once; prints a JSON line. ``data.py READER FOLDER``; a worker of `syrtos run`
-or alone. Also ``remote`` (an S3 server on this host, first and second epoch) and ``resume`` (1,000,000 records)."""
+"""Reads TFRecords once in batches of 256, warm; prints a JSON line. ``data.py READER FOLDER``, as a worker of `syrtos run` or alone.
+
+100,000 records of 1 KB, each an `Example` of 250 floats and a label; ``-raw`` readers leave them strings. Also ``remote`` (an S3 server on
+this host, the first epoch and a later one) and ``resume`` (1,000,000 records).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,17 @@ from syrtos.data import cache, from_arrays, from_source
 from syrtos.data.files import find
 from syrtos.data.records import Records
 from syrtos.data.tfrecord import TFRecord
+from syrtos.keras.parsing import each
 from syrtos.keras.planned import Stream
 
-BATCH, FILES, PER_FILE, SIZE = 64, 8, 25_000, 1000
+BATCH, FILES, PER_FILE = 256, 8, 12_500
+FEATURES = {"x": tf.io.FixedLenFeature([250], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
+
+
+def parse(record: Any) -> Any:
+    """Of one record."""
+    example = tf.io.parse_single_example(record, FEATURES)
+    return example["x"], example["y"]
 
 
 def write(folder: Path) -> list[str]:
@@ -34,9 +45,15 @@ def write(folder: Path) -> list[str]:
     for number in range(FILES):
         path = folder / f"part-{number}.tfrecord"
         if not path.exists():
-            path.with_suffix(".new").write_bytes(b"".join(framed(rng.bytes(SIZE)) for _ in range(PER_FILE)))
+            path.with_suffix(".new").write_bytes(b"".join(framed(example(rng, k)) for k in range(PER_FILE)))
             path.with_suffix(".new").rename(path)
     return [str(path) for path in sorted(folder.glob("*.tfrecord"))]
+
+
+def example(rng: np.random.Generator, label: int) -> bytes:
+    x = tf.train.Feature(float_list=tf.train.FloatList(value=rng.normal(size=250)))
+    y = tf.train.Feature(int64_list=tf.train.Int64List(value=[label % 10]))
+    return tf.train.Example(features=tf.train.Features(feature={"x": x, "y": y})).SerializeToString()
 
 
 def framed(record: bytes) -> bytes:
@@ -60,17 +77,47 @@ class Counted(Records):
         return found
 
 
-def planned(files: Iterable[str] | str, kept: cache.Cache, shuffle: bool = False) -> tuple[Any, Counted]:
+def planned(files: Iterable[str] | str, kept: cache.Cache, reader: str) -> tuple[Any, Counted]:
     source = Counted(find(files, kept), TFRecord(), kept)
-    dataset = from_source(source, lambda records: np.asarray(records, object), batch_size=BATCH, shuffle=shuffle, seed=1)
+    raw = "raw" in reader
+    dataset = from_source(
+        source, objects if raw else each(parse), batch_size=BATCH, shuffle="shuffled" in reader, seed=1
+    )
     return Stream(dataset, lambda batch: batch).pipeline(), source
+
+
+def objects(records: list[bytes]) -> Any:
+    return np.asarray(records, object)
+
+
+def native(files: list[str], reader: str) -> Any:
+    """As TensorFlow's guide to input pipelines does it."""
+    records = tf.data.TFRecordDataset(files)
+    if "shuffled" in reader:
+        records = records.shuffle(10_000, seed=1)
+    if "raw" not in reader:
+        records = records.map(parse, tf.data.AUTOTUNE)
+    return records.batch(BATCH).prefetch(tf.data.AUTOTUNE)
+
+
+class Grain:
+    """Its reader of TFRecords takes one path and checks no checksums; records are left strings."""
+
+    def __init__(self, files: list[str]) -> None:
+        self._files = files
+
+    def __iter__(self) -> Any:
+        from grain.experimental import TFRecordIterDataset
+
+        for path in self._files:
+            yield from TFRecordIterDataset(path).batch(BATCH, batch_fn=list)
 
 
 def epoch(batches: Iterable[Any]) -> tuple[float, int]:
     """Milliseconds, and records that came."""
     started, count = time.perf_counter(), 0
     for batch in batches:
-        count += len(batch)
+        count += len(batch[0] if isinstance(batch, tuple) else batch)
     return (time.perf_counter() - started) * 1e3, count
 
 
@@ -78,31 +125,14 @@ def read(reader: str, files: list[str]) -> dict[str, Any]:
     """One epoch after one that warms everything up."""
     source = None
     if reader.startswith("syrtos"):
-        batches, source = planned(files, cache.default(), reader.endswith("shuffled"))
-    elif reader == "grain":
-        batches = grain_batches(files)
+        batches, source = planned(files, cache.default(), reader)
     else:
-        batches = tf.data.TFRecordDataset(files)
-        batches = batches.shuffle(10_000, seed=1) if reader.endswith("shuffled") else batches
-        batches = batches.batch(BATCH).prefetch(tf.data.AUTOTUNE)
+        batches = Grain(files) if reader.startswith("grain") else native(files, reader)
     epoch(batches)
     before = source.read_bytes if source else 0
     took, count = epoch(batches)
     line = {"median_ms": round(took, 1), "records": count}
     return line | ({"read_mb": round((source.read_bytes - before) / 1e6, 1)} if source else {})
-
-
-def grain_batches(files: list[str]) -> Iterable[Any]:
-    """Its reader of TFRecords takes one path; it checks no checksums."""
-    import grain
-    from grain.experimental import TFRecordIterDataset
-
-    class All:
-        def __iter__(self) -> Any:
-            for path in files:
-                yield from grain.experimental and TFRecordIterDataset(path).batch(BATCH, batch_fn=list)
-
-    return All()
 
 
 def remote(files: list[str]) -> dict[str, Any]:
@@ -119,7 +149,7 @@ def remote(files: list[str]) -> dict[str, Any]:
             s3.put(port, "bucket", f"train/{Path(path).name}", Path(path).read_bytes())
         kept = cache.Cache(Path(folder))
         started = time.perf_counter()
-        batches, _ = planned("s3://bucket/train/", kept)
+        batches, _ = planned("s3://bucket/train/", kept, "")
         epoch(batches)
         first = (time.perf_counter() - started) * 1e3
         second = min(epoch(batches)[0] for _ in range(3))

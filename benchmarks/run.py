@@ -110,6 +110,38 @@ def dialect_rounds(rounds: int) -> list[Line]:
     return [own(2, "step", "--repeats", "10", "--dialect", name) for _ in range(rounds) for name in names]
 
 
+def data_rounds(rounds: int) -> list[Line]:
+    """An epoch of TFRecords by each reader, alone and on two workers; S3, and going on in the middle of an epoch."""
+    run = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", "--run-dir", "/tmp/syrtos-bench"]
+    script, folder = str(HERE / "data.py"), "/tmp/syrtos-bench-data"
+    call(sys.executable, script, "syrtos", folder)  # writes the files
+    lines = []
+    for _ in range(rounds):
+        for reader in (
+            "syrtos",
+            "tf.data",
+            "syrtos-shuffled",
+            "tf.data-shuffled",
+            "syrtos-raw",
+            "tf.data-raw",
+            "grain-raw",
+        ):
+            lines.append(call(sys.executable, script, reader, folder)[0])
+        for reader in ("syrtos", "tf.data"):
+            lines.append(call(*run, script, reader, folder)[0])
+        for work in ("remote", "resume"):
+            lines.append(call(sys.executable, script, work, folder)[0])
+    return [_as_work(line) for line in lines]
+
+
+def _as_work(line: Line) -> Line:
+    """The reader is who, the rest what."""
+    who, _, how = line.pop("reader", "?").partition("-")
+    if who in ("remote", "resume"):
+        who, how = "syrtos", who
+    return {"work": f"data {how}".strip(), "peer": who, **line}
+
+
 def growth(rounds: int) -> list[Line]:
     """Exchange time of 100 MB with the number of workers; beyond the cores they take turns."""
     return [own(n, "reduce", "--bytes", str(LARGE), "--repeats", "8") for _ in range(rounds) for n in (1, 2, 4, 8)]
@@ -146,6 +178,7 @@ WORKS: dict[str, Callable[[int], list[Line]]] = {
     "reduce": reduce_rounds,
     "step": step_rounds,
     "dialects": dialect_rounds,
+    "data": data_rounds,
     "growth": growth,
     "start": start_up,
     "ledger": ledger_cost,

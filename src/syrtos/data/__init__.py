@@ -12,9 +12,11 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from syrtos import settings
 from syrtos.comm import world
 from syrtos.data import cache, files
 from syrtos.data.bad import OnBadRecord, Policy
@@ -170,15 +172,31 @@ def from_source(
 
     Raises:
         ConfigurationError: an option is none of those above.
-        DataError: there are no records.
+        DataError: there are no records, or workers see different ones.
     """
     if batch_size < 1 or shuffle < 0:
         raise ConfigurationError(f"`batch_size` and `shuffle` must be positive. Received: {batch_size} and {shuffle}.")
+    if settings.environment().get("TF_USE_LEGACY_KERAS") in ("1", "true", "True"):
+        raise ConfigurationError(
+            "Keras 2 (TF_USE_LEGACY_KERAS) does not take data sets of `syrtos.data`: use Keras 3, or a `tf.data` pipeline."
+        )
+    _check_same(source)
     memory = MEMORY if isinstance(shuffle, bool) else shuffle
     policy = Policy(on_bad_record, bad_budget, len(source))
     loader = Loader(source, parse, batch_size, seed if shuffle else None, policy, memory)
-    world.init()
     return importlib.import_module("syrtos.keras.planned").PlannedDataset(loader)
+
+
+def _check_same(source: Source) -> None:
+    """Raises DataError where workers see different files."""
+    mine = f"{source.fingerprint}, {len(source)} records"
+    if len(set(world.init().comm.agree("compare data sets", float(zlib.crc32(mine.encode()))))) > 1:
+        everyone = world.current().comm.allgather_object(mine)
+        raise DataError(
+            "Workers see different data sets:\n"
+            + "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(everyone))
+            + "\nEach must see all files: put them where every host finds them, or read them by URL. Which of them a worker reads is then planned."
+        )
 
 
 def _records(pattern: Pattern, layout: Format) -> Records:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from syrtos import settings
+from syrtos.errors import ConfigurationError
 
 _DEFAULT_BYTES = 20 << 30
 # Part of the bound that is freed at a time, so that the folder is not gone through for every file.
@@ -65,8 +66,7 @@ class Cache:
         (self._folder / digest[:2] / digest).unlink(missing_ok=True)
 
     def _make(self, path: Path, make: Callable[[Path], None]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+        descriptor, name = tempfile.mkstemp(prefix=".", dir=_made(path.parent))
         os.close(descriptor)
         temporary = Path(name)
         try:
@@ -82,8 +82,7 @@ class Cache:
     @contextlib.contextmanager
     def _locked(self, digest: str) -> Iterator[None]:
         """One process at a time makes files whose names begin alike: a lock file each would never be removed."""
-        path = self._folder / "locks" / digest[:3]
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = _made(self._folder / "locks") / digest[:3]
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -113,6 +112,16 @@ class Cache:
                     path.unlink()
                 else:
                     yield path, facts.st_mtime, facts.st_size
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The cache {folder} can't be made: {error.strerror}. Set SYRTOS_CACHE to a folder that can be written."
+        ) from error
+    return folder
 
 
 def _touched(path: Path) -> bool:
