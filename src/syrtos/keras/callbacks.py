@@ -121,6 +121,7 @@ class Last(_Quiet):
         self._callbacks_since = self._waited_before = 0.0
         self.epoch_end_since = 0.0
         self._iterator: Any = None
+        self._script_counts_steps = False
         self._stream: Stream | None = None
 
     # -- training ------------------------------------------------------------------------------
@@ -205,11 +206,12 @@ class Last(_Quiet):
             return
         from syrtos.keras import resume
 
+        self._script_counts_steps = self._iterator.steps_per_epoch is not None
         saved = comm.broadcast_object(_as_list(resume.saved_of(self.model)))
         dataset, position = self._stream.dataset, None
         if saved and saved[0] == dataset.name:
             position = Position(saved[1], saved[2])
-            if self.model._initial_epoch is not None and not dataset.endless:
+            if self.model._initial_epoch is not None and not self._script_counts_steps:
                 self.model._initial_epoch = saved[1] + saved[3]
         self._stream.begin(position, self._session)
 
@@ -221,10 +223,13 @@ class Last(_Quiet):
 
         dataset = self._stream.dataset
         resume.trains_on(self.model, resume.Training(self._stream, epoch - dataset.position.epoch))
-        if not dataset.endless:
-            self._iterator._num_batches = dataset.num_batches
-            if params.get("steps") != dataset.num_batches:
-                self._everyone.set_params({**params, "steps": dataset.num_batches})
+        if pace.own():  # batches are dealt
+            return
+        self._iterator._num_batches = None
+        if not self._script_counts_steps:
+            self._iterator.steps_per_epoch = steps = dataset.num_batches
+            if params.get("steps") != steps:
+                self._everyone.set_params({**params, "steps": steps})
 
     def _begin(self) -> None:
         self._session.ledger.begin_step()

@@ -243,7 +243,6 @@ def _epoch_iterator(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         fitting.check_class_weight(kwargs.get("x"), kwargs.get("class_weight"))
         if isinstance(kwargs.get("x"), PlannedDataset):
-            kwargs["x"].endless = kwargs.get("steps_per_epoch") is not None
             kwargs["shuffle"] = False  # it has an order of its own
         original(self, *args, **kwargs)
         fitting.about_to_use(self)

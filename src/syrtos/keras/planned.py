@@ -30,7 +30,6 @@ class PlannedDataset(keras.utils.PyDataset):
     Attributes:
         position: how far training has come; saved with the model.
         name: of this data set in the script, the same in each of its runs.
-        endless: epochs follow one another without a break, because `fit` counts steps itself.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -40,7 +39,6 @@ class PlannedDataset(keras.utils.PyDataset):
             raise DataError("The data set is empty: none of its files has a record.")
         self.loader = loader
         self.position = Position()
-        self.endless = False
         kind = f"{loader.source.fingerprint}-{loader.seed}"
         self.name = f"{kind}-{_names[kind]}"
         _names[kind] += 1
@@ -50,9 +48,9 @@ class PlannedDataset(keras.utils.PyDataset):
             patches.apply_all()
 
     @property
-    def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Global batches left in the epoch; None if there is no end."""
-        return None if self.endless else self.plan(self.position).steps
+    def num_batches(self) -> int:
+        """Global batches left in the epoch."""
+        return self.plan(self.position).steps
 
     def __getitem__(self, index: int) -> Any:
         """This worker's share of one of them."""
@@ -78,6 +76,7 @@ class Stream:
         self._standardized = standardized
         self._drawn: collections.deque[Share] = collections.deque()
         self._samples: SampleLedger | None = None
+        self._endless = False
 
     def pipeline(self) -> Any:
         """A `tf.data.Dataset` of this worker's shares.
@@ -137,7 +136,7 @@ class Stream:
                         self._samples.add(share)
                     drawn.append(share)
                 yield [chunk.splits, *(_array(leaf) for leaf in tf.nest.flatten(self._standardized(chunk.data)))]
-            if not self.dataset.endless:
+            if not self._endless:
                 return
             position = Position(position.epoch + 1)
 
@@ -154,7 +153,8 @@ class Stream:
     # -- training -----------------------------------------------------------------------------------
 
     def begin(self, position: Position | None, session: Session) -> None:
-        """Training begins; at ``position`` if it goes on from there."""
+        """Training begins; at ``position`` if it goes on from there. Epochs follow one another: the next is read while this one ends."""
+        self._endless = not session.options.own_pace
         self.dataset.position = position or self.dataset.position
         session.ledger.say(input="planned")
         run_dir, (rank, size) = session.options.run_dir, ranks()

@@ -35,6 +35,7 @@ def patch_tensorflow() -> None:
     for strategy in (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy):
         replace(strategy, "scope", _refusing_scope)
     private.watch_functions(functions_of_step, step_module.calling)
+    private.watch_iterators()
 
 
 def _refusing_scope(original: Method) -> Method:

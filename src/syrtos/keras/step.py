@@ -247,9 +247,10 @@ class StepScope(_Watcher):
         total, *parts = tf.split(summed, tf.stack(sizes), num=len(sizes))
         return [total[0], *(tf.reshape(p, s) for p, s in zip(parts, shapes, strict=True))]
 
-    def _on_host(self, vector: Array, ready: Array) -> list[Array]:
+    def _on_host(self, vector: Array, when: Array) -> list[Array]:
         summed = self.session.comm.allreduce(vector)
-        clock.data_was_ready(self.session, float(ready), float(summed[0]))
+        asked, ready = when.tolist()
+        clock.data_was_ready(self.session, asked, ready, float(summed[0]))
         return [summed]
 
 
@@ -269,13 +270,13 @@ class _Clock:
         """From now on the step waits for data."""
         self._since = time.time()
 
-    def data_was_ready(self, session: Session, ready: float, samples: float) -> None:
-        """The step that now ends had its data at ``ready`` (s since the epoch)."""
+    def data_was_ready(self, session: Session, asked: float, ready: float, samples: float) -> None:
+        """The step that now ends had its data at ``ready`` (s since the epoch), and had asked for it at ``asked``, if that is known."""
         if ready == self._last_ready:  # a second exchange of the same step
             return
         self._last_ready = ready
         if not self._traced:
-            session.ledger.spend("input", max(ready - self._since, 0.0))
+            session.ledger.spend("input", max(ready - max(self._since, asked), 0.0))
         self._traced = False
         session.ledger.samples += samples
         self._since = time.time()
@@ -340,10 +341,10 @@ def _in_graph(graph: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _ready_at(data: Any) -> tf.Tensor:
-    """When the data was there, float64 seconds since the epoch."""
+    """When the data was asked for and when it was there, float64 seconds since the epoch, shape (2,)."""
     tensors = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if isinstance(leaf, tf.Tensor)]
     with tf.control_dependencies(tensors[:1]):
-        return tf.timestamp()
+        return tf.stack([private.asked_at(), tf.timestamp()])
 
 
 def _never_empty(data: Any) -> tuple[tf.Tensor, Any]:
