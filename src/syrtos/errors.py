@@ -9,7 +9,8 @@
      │   ├─ StalledError      a worker did not arrive within the watchdog's time
      │   └─ SharedMemoryError the host has too little shared memory
      ├─ DivergenceError       replicas hold different weights
-     └─ DataError             workers see different data, or none
+     ├─ DataError             workers see different data, or none
+     └─ OutOfReachError       a store of data does not answer, or refuses
 
 Messages say what happened, what was expected, and how to fix it.
 """
@@ -53,3 +54,7 @@ class DivergenceError(SyrtosError):
 
 class DataError(SyrtosError):
     """Workers see different data, or no data at all."""
+
+
+class OutOfReachError(SyrtosError):
+    """A store of data does not answer, or refuses: that says nothing about the data."""

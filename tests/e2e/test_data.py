@@ -106,6 +106,32 @@ def test_a_killed_run_goes_on_with_the_next_batch(
     assert (first, second) in [epoch.workers for epoch in epochs]
 
 
+CHECKS = "several_steps_at_once,counted_steps,each_model_begins_at_the_beginning,stopped_in_the_middle,budget_counts_records_once,errors"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "flags", "checks"), [(1, (), CHECKS), (2, (), CHECKS), (2, ("--ps", "1"), "own_pace"), (2, (), "horovod")]
+)
+def test_checks(tmp_path: Path, size: int, flags: Sequence[str], checks: str) -> None:
+    script = str(Path(SCRIPT).with_name("data_checks.py"))
+    command = [
+        Path(sys.executable).parent / "syrtos",
+        "run",
+        "-n",
+        size,
+        "--oversubscribe",
+        *flags,
+        "--run-dir",
+        tmp_path / "run",
+        script,
+    ]
+    words = [str(word) for word in [*command, checks, tmp_path]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert all(f"ok {name}" in done.stdout for name in checks.split(","))
+
+
 @pytest.mark.slow
 def test_bad_records_end_the_run_with_their_place(tmp_path: Path) -> None:
     folder = write(tmp_path, 20, 30)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 if TYPE_CHECKING:  # the other commands should start at once
     from syrtos.data.inspect import Shape
+    from syrtos.data.proof import Epoch
 
 _BAR = 30
 _FILES_SHOWN = 16
@@ -92,37 +93,24 @@ def _verify(chosen: argparse.Namespace) -> int:
     from syrtos.data.proof import verify
 
     epochs = verify(chosen.run_dir)
-    table = Table(
-        Column("data set", overflow="fold"),
-        "epoch",
-        "records",
-        "trained on once",
-        "left out",
-        "steps",
-        "workers",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    console = Console(highlight=False)
+    for name in dict.fromkeys(epoch.data for epoch in epochs):
+        console.print(f"data set {name}")
+        console.print(_epochs([epoch for epoch in epochs if epoch.data == name]))
+    for bad in left_out(chosen.run_dir):
+        place = f"{bad['file']}, offset {bad['offset']}"
+        console.print(f"left out: record {bad['index']}, {place}: {bad['reason']}", soft_wrap=True)
+    console.print("The ledgers hang together; no record was trained on twice in an epoch.")
+    return 0
+
+
+def _epochs(epochs: Sequence[Epoch]) -> Table:
+    table = Table("epoch", "records", "trained on once", "left out", "steps", "workers", box=None, padding=(0, 2, 0, 0))
     for epoch in epochs:
         state = "all" if epoch.complete else f"{epoch.done:,} so far"
         workers = " → ".join(map(str, epoch.workers))
-        table.add_row(
-            epoch.data,
-            str(epoch.epoch),
-            f"{epoch.records:,}",
-            state,
-            f"{epoch.left_out:,}",
-            f"{epoch.steps:,}",
-            workers,
-        )
-    console = Console(highlight=False)
-    console.print(table)
-    for bad in left_out(chosen.run_dir):
-        console.print(
-            f"left out: record {bad['index']}, {bad['file']}, offset {bad['offset']}: {bad['reason']}", soft_wrap=True
-        )
-    console.print("The ledgers hang together; no record was trained on twice in an epoch.")
-    return 0
+        table.add_row(str(epoch.epoch), f"{epoch.records:,}", state, f"{epoch.left_out:,}", f"{epoch.steps:,}", workers)
+    return table
 
 
 def _bar(value: float, most: float) -> str:

@@ -9,12 +9,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from syrtos import settings
 from syrtos.comm import world
@@ -90,10 +94,10 @@ def from_csv(
         options: as of `from_source`.
     """
     source = _records(pattern, Lines(quotes=True, header=True))
-    columns = header_of(files.find(pattern, cache.default())[0])
+    columns = _columns(pattern)
     if label is not None and label not in columns:
         raise DataError(f"There is no column {label!r}: the first line names {columns}.")
-    sample = source.read(_first(source))
+    sample = _sample(source)
     row = functools.partial(_row, csv_rows(columns, are_numbers(sample, columns)), parse_fn, label)
     return from_source(source, _each(row), **options)
 
@@ -109,7 +113,8 @@ def from_parquet(
         label: the column that is the label.
         options: as of `from_source`.
     """
-    source = Parquet(files.find(pattern, cache.default()), columns, cache.default())
+    wanted = [*columns, *([label] if label and label not in columns else [])] if columns else None
+    source = Parquet(files.find(pattern, cache.default()), wanted, cache.default())
     return from_source(source, functools.partial(_split, label=label), **options)
 
 
@@ -174,8 +179,12 @@ def from_source(
         ConfigurationError: an option is none of those above.
         DataError: there are no records, or workers see different ones.
     """
-    if batch_size < 1 or shuffle < 0:
-        raise ConfigurationError(f"`batch_size` and `shuffle` must be positive. Received: {batch_size} and {shuffle}.")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigurationError(
+            f"`batch_size` must be a whole number of records, 1 or more. Received: {batch_size!r}."
+        )
+    if shuffle < 0:
+        raise ConfigurationError(f"`shuffle` must be True, False or a number of bytes. Received: {shuffle!r}.")
     if settings.environment().get("TF_USE_LEGACY_KERAS") in ("1", "true", "True"):
         raise ConfigurationError(
             "Keras 2 (TF_USE_LEGACY_KERAS) does not take data sets of `syrtos.data`: use Keras 3, or a `tf.data` pipeline."
@@ -209,10 +218,26 @@ def _each(parse_fn: Callable[..., Any]) -> Callable[[Any], Any]:
     return importlib.import_module("syrtos.keras.parsing").each(parse_fn)
 
 
-def _first(source: Records) -> Any:
-    import numpy as np
+def _columns(pattern: Pattern) -> list[str]:
+    """What the first lines of all files name."""
+    there = [file for file in files.find(pattern, cache.default()) if file.size]
+    headers = {file.name: header_of(file) for file in there}
+    first = next(iter(headers.values()), [])
+    for name, header in headers.items():
+        if header != first:
+            raise DataError(
+                f"The columns of CSV files must be the same and in the same order. {there[0].name} has {first}, {name} has {header}."
+            )
+    return first
 
-    return np.arange(min(len(source), _SAMPLE), dtype=np.int64)
+
+def _sample(source: Records) -> list[bytes]:
+    """The first records that can be read."""
+    found = []
+    for index in range(min(len(source), _SAMPLE)):
+        with contextlib.suppress(BadRecord):
+            found += source.read(np.asarray([index], np.int64))
+    return found
 
 
 def _row(decode: Callable[[bytes], Any], parse_fn: Callable[[Any], Any] | None, label: str | None, line: bytes) -> Any:
@@ -223,8 +248,15 @@ def _row(decode: Callable[[bytes], Any], parse_fn: Callable[[Any], Any] | None, 
 def _split(columns: dict[str, Any], label: str | None) -> Any:
     if label is None:
         return columns
+    if label not in columns:
+        raise DataError(f"There is no column or field {label!r}; there are {[*columns]}.")
     return {name: values for name, values in columns.items() if name != label}, columns[label]
 
 
 def _same(batch: Any) -> Any:
     return batch
+
+
+# A model may be loaded before there is a data set. Our patches of Keras, where they are loaded, come first.
+if "keras" in sys.modules and "syrtos.keras.patches" not in sys.modules:
+    importlib.import_module("syrtos.keras.planned").prepare()

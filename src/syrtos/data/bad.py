@@ -48,12 +48,19 @@ class Policy:
         return frozenset(self._found)
 
     @property
+    def last(self) -> BadRecord | None:
+        """The one found last."""
+        return next(reversed(self._found.values()), None)
+
+    @property
     def allowed(self) -> int:
         """How many may be left out, by all workers together."""
         return int(self.budget * self.records) if self.budget < 1 else int(self.budget)
 
     def write_to(self, run_dir: str, rank: int) -> None:
         """From now on bad records are listed under ``run_dir/data``."""
+        if self._folder == Path(run_dir) / "data":
+            return
         self._folder, self._rank = Path(run_dir) / "data", rank
         for bad in self._found.values():
             self._write(bad)
@@ -77,11 +84,10 @@ class Policy:
     def check(self, together: int) -> None:
         """Raises DataError where ``together`` records are more than may be left out."""
         if together > self.allowed:
-            last = next(reversed(self._found.values()), None)
             raise DataError(
                 f"{together} records are bad, and at most {self.allowed} of {self.records} may be left out (`bad_budget={self.budget:g}`). "
-                + (f"The last: {last} " if last else "")
-                + "Repair the files, or allow more if that many samples can be missing."
+                + (f"The last: {self.last}. " if self.last else "")
+                + "Repair the files or `parse_fn`, or allow more if that many samples can be missing."
             )
 
     def _write(self, bad: BadRecord) -> None:
@@ -90,7 +96,7 @@ class Policy:
         self._folder.mkdir(parents=True, exist_ok=True)
         facts: dict[str, Any] = {"index": bad.index, "file": bad.file, "offset": bad.offset, "reason": bad.reason}
         if self.on_bad_record == "quarantine" and bad.raw:
-            kept = self._folder / "quarantine" / f"record-{bad.index}"
+            kept = self._folder / "quarantine" / f"record-{bad.index}-of-{Path(bad.file).name}"
             kept.parent.mkdir(exist_ok=True)
             kept.write_bytes(bad.raw)
             facts["kept"] = str(kept.relative_to(self._folder))

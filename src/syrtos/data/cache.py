@@ -15,9 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError
+
+# What is made of what, from above: an index of an unpacked file, of pieces.
+Kind = Literal["index", "unpacked", "piece"]
 
 _DEFAULT_BYTES = 20 << 30
 # Part of the bound that is freed at a time, so that the folder is not gone through for every file.
@@ -41,28 +45,31 @@ class Cache:
         self._size = 0
         self._counted_at = -_COUNT_EVERY
 
-    def file(self, name: str, make: Callable[[Path], None]) -> Path:
+    def file(self, kind: Kind, name: str, make: Callable[[Path], None]) -> Path:
         """The path of the file of this name, made by ``make`` (it writes to the path it is given) if there is none.
+
+        Who makes a file may ask for others, of kinds further down in `Kind` only: no two wait for each other. A file may be gone when it
+        is opened, if others needed the room: then it is asked for again.
 
         Raises:
             whatever ``make`` raises; then there still is none.
         """
-        digest = hashlib.sha256(name.encode()).hexdigest()
+        digest = hashlib.sha256(f"{kind} {name}".encode()).hexdigest()
         path = self._folder / digest[:2] / digest
         if _touched(path):
             return path
         with self._threads:
             mine = self._making.setdefault(digest, threading.Lock())
-        with mine, self._locked(digest):
+        with mine, self._locked(kind, digest):
             if not _touched(path):
                 self._make(path, make)
         with self._threads:
             self._making.pop(digest, None)
         return path
 
-    def drop(self, name: str) -> None:
+    def drop(self, kind: Kind, name: str) -> None:
         """Removes a file that was found to be damaged."""
-        digest = hashlib.sha256(name.encode()).hexdigest()
+        digest = hashlib.sha256(f"{kind} {name}".encode()).hexdigest()
         (self._folder / digest[:2] / digest).unlink(missing_ok=True)
 
     def _make(self, path: Path, make: Callable[[Path], None]) -> None:
@@ -80,9 +87,9 @@ class Cache:
             temporary.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _locked(self, digest: str) -> Iterator[None]:
+    def _locked(self, kind: Kind, digest: str) -> Iterator[None]:
         """One process at a time makes files whose names begin alike: a lock file each would never be removed."""
-        path = _made(self._folder / "locks") / digest[:3]
+        path = _made(self._folder / "locks" / kind) / digest[:3]
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -108,10 +115,10 @@ class Cache:
         for path in self._folder.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):
                 facts = path.stat()
-                if path.name.startswith(".") and time.time() - facts.st_mtime > 3600:
-                    path.unlink()
-                else:
+                if not path.name.startswith("."):
                     yield path, facts.st_mtime, facts.st_size
+                elif time.time() - facts.st_mtime > 3600:
+                    path.unlink()
 
 
 def _made(folder: Path) -> Path:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import abc
+import errno
 import functools
 import glob
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from syrtos.data import cache as caches
 from syrtos.errors import DataError
 
 _WINDOW = 64 << 20
+_MAPPED = 256
 
 
 class File(abc.ABC):
@@ -53,35 +55,58 @@ class File(abc.ABC):
 class LocalFile(File):
     """A file on this host, mapped into memory."""
 
-    def __init__(self, path: str | Path, name: str | None = None, version: str | None = None) -> None:
-        """``name`` and ``version`` are those of the file that this is a copy of."""
-        self._path = str(path)
-        self.name = name or self._path
+    def __init__(self, path: str | Path) -> None:
+        self._path = self.name = str(path)
         try:
             facts = os.stat(self._path)
         except OSError as error:
             raise DataError(f"{self._path} can't be read: {error.strerror}. Check the path.") from error
         self.size = facts.st_size
-        self.version = version or f"{facts.st_size} {facts.st_mtime_ns}"
-
-    @functools.cached_property
-    def _map(self) -> mmap.mmap | bytes:
-        if not self.size:  # nothing can't be mapped
-            return b""
-        with open(self._path, "rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.version = f"{facts.st_size} {facts.st_mtime_ns}"
 
     def read(self, start: int, stop: int) -> bytes:
         """See `File.read`."""
         try:
-            found = self._map[start:stop]
+            found = _mapped(self._path, self.version)[start:stop]
         except OSError as error:
+            if error.errno in _OF_THIS_HOST:
+                raise
             raise DataError(f"{self.name} can't be read: {error.strerror}.") from error
         if len(found) < stop - start:
             raise DataError(
                 f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}: it is truncated."
             )
         return found
+
+
+class CachedFile(File):
+    """A file of the cache, made again if others needed its room."""
+
+    def __init__(self, made: Callable[[], Path], name: str, version: str) -> None:
+        """``made`` gives its path; ``name`` and ``version`` are those of the file that this is a copy of."""
+        self._made = made
+        self.name, self.version = name, version
+        self._path = made()
+        self.size = self._path.stat().st_size
+
+    def read(self, start: int, stop: int) -> bytes:
+        """See `File.read`."""
+        try:
+            return _mapped(str(self._path), self.version)[start:stop]
+        except FileNotFoundError:
+            self._path = self._made()
+            return _mapped(str(self._path), self.version)[start:stop]
+
+
+# These say nothing about the file.
+_OF_THIS_HOST = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+@functools.lru_cache(maxsize=_MAPPED)
+def _mapped(path: str, version: str) -> mmap.mmap | bytes:
+    """A file's bytes; each that is mapped holds a descriptor, so only those used last are."""
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
 
 
 class MissingFile(File):
@@ -122,6 +147,9 @@ def find(patterns: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], ca
                 f"No file matches {pattern!r}. Check the path; patterns may contain `*`, and `**` for folders below."
             )
         found += matched
+    missing = [file.name for file in found if isinstance(file, MissingFile)]
+    if len(missing) == len(found):
+        raise DataError(f"{missing[0]} does not exist. Check the path.")
     return found
 
 

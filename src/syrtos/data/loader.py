@@ -5,7 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import numpy as np
 from syrtos.data.bad import Policy
 from syrtos.data.plan import Indices, Plan, block_records
 from syrtos.data.sources import BadRecord, Source, mapped
+from syrtos.errors import DataError, SyrtosError
 
 # Batches whose bytes are asked for before they are needed, where that takes long.
 _FETCHED_AHEAD = 32
@@ -96,6 +100,12 @@ class Loader:
             self._fingerprint, len(source), self.batch * workers, position.epoch, self.seed, block, position.place
         )
 
+    @property
+    def name(self) -> str:
+        """What tells this order of records from others."""
+        block = self.plan().block
+        return "-".join([self._fingerprint, str(self.seed), *([str(block)] if block > 1 else [])])
+
     @functools.cached_property
     def _fingerprint(self) -> str:
         return self.source.fingerprint
@@ -107,7 +117,7 @@ class Loader:
             BadRecord: a record can't be read, and must not be left out.
             DataError: too many can't.
         """
-        shares = [plan.share(step, rank, size) for step in steps]
+        shares = [self._share(plan, step, rank, size) for step in steps]
         indices = np.concatenate(shares)
         known = self.policy.known
         wanted = indices[[index not in known for index in indices.tolist()]] if known else indices
@@ -136,7 +146,18 @@ class Loader:
             return
         far = range(steps.start + _FETCHED_AHEAD if steps.start else 0, min(steps.stop + _FETCHED_AHEAD, plan.steps))
         for each in far:
-            _fetchers().submit(self.source.prefetch, plan.share(each, rank, size))
+            _fetchers().submit(self.source.prefetch, self._share(plan, each, rank, size))
+
+    def _share(self, plan: Plan, step: int, rank: int, size: int) -> Indices:
+        """By the plan; where workers see different files, by who can read a record."""
+        places = plan.places(step)
+        readers = self.source.readers(plan.records_at(places), places) if size > 1 and self._divided else None
+        return plan.share(step, rank, size) if readers is None else plan.records_at(places)[readers == rank]
+
+    @functools.cached_property
+    def _divided(self) -> bool:
+        nothing = np.zeros(0, np.int64)
+        return self.source.readers(nothing, nothing) is not None
 
     def nothing(self) -> Any:
         """A batch without rows."""
@@ -149,7 +170,7 @@ class Loader:
             data, used = self._read(np.asarray([index], np.int64), or_nothing=False)
             if len(used):
                 return data
-        raise AssertionError("unreachable: the budget is below the number of records")
+        raise DataError("No record of the data set can be read: " + str(self.policy.last))
 
     def _read(self, indices: Indices, or_nothing: bool = True) -> tuple[Any, Indices]:
         """The batch, and which records are in it."""
@@ -158,6 +179,8 @@ class Loader:
         try:
             return self.parse(self.source.read(indices)), indices
         except Exception as error:
+            if isinstance(error, SyrtosError) and not isinstance(error, BadRecord):
+                raise  # it says nothing about the records
             good = self._sorted_out(indices, error)
         if not len(good):
             return (self.nothing() if or_nothing else None), good
@@ -170,20 +193,34 @@ class Loader:
             one, raw = np.asarray([index], np.int64), b""
             try:
                 raw = self.source.read(one)
-                self.parse(raw)
-                good.append(index)
             except BadRecord as bad:
                 self.policy.leave_out(bad)
+                continue
+            try:
+                self.parse(raw)
+                good.append(index)
             except Exception as reason:
-                self.policy.leave_out(BadRecord(index, *self.source.place(index), _said(reason), _bytes_of(raw)))
+                bad = BadRecord(index, *self.source.place(index), _said(reason), _bytes_of(raw))
+                bad.__cause__ = reason
+                self.policy.leave_out(bad)
         if len(good) == len(indices):
             raise error
         return np.asarray(good, np.int64)
 
 
 def _said(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
+    """The error, and the line of the script's own that it came from."""
+    text = [line for line in str(error).strip().splitlines() if line and not line.startswith("{{function_node")] or [""]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _of_a_library(frame.filename)]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text[0][:300]}{where}"
+
+
+def _of_a_library(filename: str) -> bool:
+    return (
+        filename.startswith(("<", sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])))
+        or "site-packages" in filename
+    )
 
 
 def _bytes_of(raw: Any) -> bytes:

@@ -16,6 +16,8 @@ from syrtos.data.plan import Indices
 from syrtos.data.sources import BadRecord, Source
 from syrtos.errors import ConfigurationError, DataError
 
+_OPEN_GROUPS = 256
+
 
 class Parquet(Source):
     """Rows of all files. A batch is a dict of arrays by column.
@@ -104,8 +106,10 @@ class Parquet(Source):
             number, inside = self._groups[group]
             file = self._files[number]
             name = f"row group {inside} of {file.name} {file.version} {self._columns}"
-            path = self._cache.file(name, functools.partial(self._decode, number, inside))
+            path = self._cache.file("unpacked", name, functools.partial(self._decode, number, inside))
             self._tables[group] = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            if len(self._tables) > _OPEN_GROUPS:
+                self._tables.pop(next(iter(self._tables)))
         return self._tables[group]
 
     def _decode(self, number: int, group: int, to: Path) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -23,16 +25,19 @@ from syrtos.errors import DataError
 
 _MODULUS = 1 << 64
 _CHUNK = 1 << 20
+_MARK_EVERY = 1.0
 
 
 class SampleLedger:
-    """One worker's lines about one data set."""
+    """One worker's lines about one training on one data set. Threads may share it."""
 
     def __init__(self, run_dir: str, name: str, rank: int, size: int) -> None:
         self._path = Path(run_dir) / "data" / f"samples-{name}-rank-{rank}.jsonl"
         self._rank, self._size = rank, size
         self._file: IO[str] | None = None
         self._chain = ""
+        self._lock = threading.Lock()
+        self._marked_at = 0.0
 
     def begin(self, plan: Plan, position: Position, generation: int) -> None:
         """Training begins, or goes on, at ``position``. A new beginning starts a new file."""
@@ -43,7 +48,7 @@ class SampleLedger:
         self._write({"from": dataclasses.asdict(position), "generation": generation, **order})
 
     def add(self, share: Share) -> None:
-        """This worker is about to train on its share of a step."""
+        """This worker has read its share of a step, and is about to train on it. After the end it is not written."""
         plan = share.plan
         self._write(
             {
@@ -55,19 +60,29 @@ class SampleLedger:
             }
         )
 
+    def reached(self, position: Position, now: bool = False) -> None:
+        """All before ``position`` is trained. Written once a second, or ``now``: what a run that was killed has trained is known from it."""
+        if now or time.monotonic() - self._marked_at > _MARK_EVERY:
+            self._marked_at = time.monotonic()
+            self._write({"until": dataclasses.asdict(position)})
+
     def end(self, position: Position) -> None:
         """Training has ended at ``position``: what was read ahead was not used."""
-        self._write({"until": dataclasses.asdict(position)})
-        assert self._file is not None
-        self._file.close()
+        self.reached(position, now=True)
+        with self._lock:
+            if self._file:
+                self._file.close()
+            self._file = None
 
     def _write(self, facts: dict[str, Any]) -> None:
         """Handed to the system at once: a killed worker must not lose what a checkpoint says is done."""
-        assert self._file is not None
-        facts = {**facts, "rank": self._rank, "of": self._size}
-        self._chain = _link(self._chain, facts)
-        self._file.write(json.dumps({**facts, "chain": self._chain}) + "\n")
-        self._file.flush()
+        with self._lock:
+            if self._file is None:
+                return
+            facts = {**facts, "rank": self._rank, "of": self._size}
+            self._chain = _link(self._chain, facts)
+            self._file.write(json.dumps({**facts, "chain": self._chain}) + "\n")
+            self._file.flush()
 
 
 def _link(chain: str, facts: dict[str, Any]) -> str:
@@ -89,7 +104,8 @@ def next_generation(run_dir: str, name: str) -> int:
     """How often training on this data set was begun under ``run_dir``."""
     found = [0]
     for path in sorted((Path(run_dir) / "data").glob(f"samples-{name}-rank-*.jsonl")):
-        found += [line["generation"] + 1 for line in _lines(path) if "generation" in line]
+        with path.open(encoding="utf-8") as lines:
+            found += [json.loads(line)["generation"] + 1 for line in lines if line.startswith('{"from"')]
     return max(found)
 
 
@@ -164,7 +180,7 @@ def _checked(path: Path) -> list[dict[str, Any]]:
 def _epochs(name: str, ledgers: list[list[dict[str, Any]]]) -> Iterable[Epoch]:
     lines = [line for ledger in ledgers for line in ledger]
     begins = {line["generation"]: line for line in lines if "from" in line}
-    ends = {line["generation"]: line["until"] for line in lines if "until" in line}
+    ends = _ends(lines)
     counted = [line for line in lines if "places" in line and not _was_lost(line, begins, ends)]
     first = begins[max(begins)]
     plan = Plan(first["fingerprint"], first["records"], 1, 0, first["seed"], first["block"])
@@ -172,11 +188,24 @@ def _epochs(name: str, ledgers: list[list[dict[str, Any]]]) -> Iterable[Epoch]:
         yield _epoch(name, dataclasses.replace(plan, epoch=epoch), [line for line in counted if line["epoch"] == epoch])
 
 
+def _ends(lines: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
+    """How far each generation is known to have trained."""
+    found = {line["generation"]: line["from"] for line in lines if "from" in line}
+    for line in lines:
+        if "until" in line:
+            found[line["generation"]] = max(found[line["generation"]], line["until"], key=_place)
+    return found
+
+
 def _was_lost(line: dict[str, Any], begins: dict[int, dict[str, Any]], ends: dict[int, dict[str, int]]) -> bool:
-    """Whether training ended before this step, or a later generation went on from before it."""
-    at, own = (line["epoch"], line["places"][0]), line["generation"]
-    later = [begin["from"] for generation, begin in begins.items() if generation > own]
-    return any(at >= (start["epoch"], start["place"]) for start in [*later, *([ends[own]] if own in ends else [])])
+    """Whether a later generation went on from before this step; of the last, whether it is not known to be trained."""
+    later = [begin["from"] for generation, begin in begins.items() if generation > line["generation"]]
+    end = min(later, key=_place) if later else ends[line["generation"]]
+    return (line["epoch"], line["places"][0]) >= _place(end)
+
+
+def _place(position: dict[str, int]) -> tuple[int, int]:
+    return position["epoch"], position["place"]
 
 
 def _epoch(name: str, plan: Plan, lines: list[dict[str, Any]]) -> Epoch:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import hashlib
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,14 +61,18 @@ class Format(abc.ABC):
 
 
 class Records(Source):
-    """The records of all files, file by file. A file that is missing counts as one record, which is bad."""
+    """The records of all files, file by file. A file that is missing counts as one record, which is bad.
+
+    Workers may see different files, as on the hosts of a sharded SageMaker channel: the data set is all of them together, in the order of
+    their names, and a file is read by workers that see it.
+    """
 
     def __init__(self, files: Sequence[File], layout: Format, cache: Cache, comm: Communicator | None = None) -> None:
         """Indexes the files that have no index yet; the workers of ``comm`` share out the work."""
-        self._files = [*files]
+        self._files, self._seen_by = _together(files, comm)
         self._format = layout
         self._cache = cache
-        tables = _all_tables(self._files, layout, cache, comm)
+        tables = _all_tables(self._files, self._seen_by, layout, cache, comm)
         self._starts, self._lengths, self._state = (np.concatenate([t[:, k] for t in tables]) for k in range(3))
         self._first = np.concatenate([[0], np.cumsum([len(table) for table in tables])])
 
@@ -90,6 +96,15 @@ class Records(Source):
         """See `Source.groups`."""
         counts = np.diff(self._first).tolist()
         return [(file.name, count, file.size) for file, count in zip(self._files, counts, strict=True)]
+
+    def readers(self, indices: Indices, places: Indices) -> Indices | None:
+        """See `Source.readers`."""
+        if self._seen_by is None:
+            return None
+        able = [self._seen_by[file] for file in (np.searchsorted(self._first, indices, side="right") - 1).tolist()]
+        return np.asarray(
+            [ranks[place % len(ranks)] for ranks, place in zip(able, places.tolist(), strict=True)], np.int64
+        )
 
     @property
     def damaged(self) -> int:
@@ -131,7 +146,8 @@ class Records(Source):
                 raw = self._opened(file).read(start, stop)
                 return self._format.unwrap(raw)
             except (ValueError, DataError) as error:
-                if not self._open_files[file].forget(start, stop):
+                opened = self._open_files.get(file)
+                if opened is None or not opened.forget(start, stop):
                     raise BadRecord(index, *self.place(index), str(error), raw) from error
 
     def _raise_first(self, indices: Indices) -> None:
@@ -152,16 +168,48 @@ class Records(Source):
         return found
 
 
-def _all_tables(files: Sequence[File], layout: Format, cache: Cache, comm: Communicator | None) -> list[np.ndarray]:
-    """The index of each file; each worker works out its part of them, and all get all."""
+class _Elsewhere(File):
+    """A file that other workers see."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name, self.size, self.version = name, size, "elsewhere"
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Raises DataError."""
+        raise DataError(
+            f"{self.name} is not seen by this worker. Put all files where each worker finds them, or read them by URL."
+        )
+
+
+def _together(files: Sequence[File], comm: Communicator | None) -> tuple[list[File], list[list[int]] | None]:
+    """The files that any worker sees, and which ranks see each; None if all see all."""
+    mine = {(file.name, file.size): file for file in files if file.version != "missing"}
+    everyone = comm.allgather_object([[name, size] for name, size in mine]) if comm else []
+    seen = [{(name, size) for name, size in theirs} for theirs in everyone]
+    if all(theirs == seen[0] for theirs in seen):
+        return [*files], None
+    union = sorted(set().union(*seen))
+    twice = {name for (name, _), (other, _) in itertools.pairwise(union) if name == other}
+    if twice:
+        raise DataError(f"{sorted(twice)[0]} has another size on some workers: copies must be equal. Copy it again.")
+    return [mine.get(key) or _Elsewhere(*key) for key in union], [
+        [r for r, theirs in enumerate(seen) if key in theirs] for key in union
+    ]
+
+
+def _all_tables(
+    files: Sequence[File], seen_by: list[list[int]] | None, layout: Format, cache: Cache, comm: Communicator | None
+) -> list[np.ndarray]:
+    """The index of each file; workers work out a part of them each, and all get all."""
     rank, size = (comm.rank, comm.size) if comm else (0, 1)
-    mine = [_table(file, layout, cache) for file in files[rank::size]]
+    makers = [seen_by[k][k % len(seen_by[k])] if seen_by else k % size for k in range(len(files))]
+    mine = [_table(file, layout, cache) for file, maker in zip(files, makers, strict=True) if maker == rank]
     if comm is None or size == 1:
         return mine
     counts = comm.allgather(np.asarray([len(table) for table in mine], np.int64))
     rows = comm.allgather(np.concatenate([np.zeros((0, 3), np.int64), *mine]))
     parts = np.split(rows, np.cumsum(counts)[:-1]) if len(counts) else []
-    order = [number for each in range(size) for number in range(each, len(files), size)]
+    order = sorted(range(len(files)), key=lambda k: (makers[k], k))
     return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
 
 
@@ -175,5 +223,6 @@ def _table(file: File, layout: Format, cache: Cache) -> np.ndarray:
         with path.open("wb") as out:
             np.save(out, rows, allow_pickle=False)
 
-    path = cache.file(f"index of {layout.name} {file.name} {file.version}", make)
-    return np.load(path, allow_pickle=False)
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # others needed the room
+            return np.load(cache.file("index", f"{layout.name} {file.name} {file.version}", make), allow_pickle=False)

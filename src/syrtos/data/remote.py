@@ -6,7 +6,6 @@ each cloud's own tools do (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ...).
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import datetime
 import fnmatch
@@ -21,13 +20,12 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.data.cache import Cache
-from syrtos.data.files import File, LocalFile, MissingFile, is_data
-from syrtos.errors import ConfigurationError, DataError
+from syrtos.data.files import CachedFile, File, MissingFile, is_data
+from syrtos.errors import ConfigurationError, DataError, OutOfReachError
 
 # Small enough for few bytes to be read in vain, large enough for the round trip not to matter.
 _PIECE = 2 << 20
 _AT_ONCE = 32
-_OPEN_PIECES = 512
 _TRIES = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
@@ -37,9 +35,8 @@ class RemoteFile(File):
 
     def __init__(self, store: Any, path: str, name: str, meta: Any, cache: Cache) -> None:
         self._store, self._path, self._cache = store, path, cache
-        self._open: collections.OrderedDict[int, LocalFile] = collections.OrderedDict()
+        self._open: dict[int, CachedFile] = {}
         self._forgotten: set[int] = set()
-        self._lock = threading.Lock()
         self.name, self.size = name, int(meta["size"])
         self.version = f"{meta['size']} {meta.get('e_tag') or meta['last_modified']}"
 
@@ -50,7 +47,8 @@ class RemoteFile(File):
                 f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}: it is truncated."
             )
         pieces = range(start // _PIECE, -(-stop // _PIECE))
-        self._fetch_all([piece for piece in pieces if piece not in self._open])
+        if len(pieces) > 1:
+            self._fetch_all([piece for piece in pieces if piece not in self._open])
         return b"".join(
             self._opened(piece).read(max(start - piece * _PIECE, 0), min(stop - piece * _PIECE, _PIECE))
             for piece in pieces
@@ -69,31 +67,22 @@ class RemoteFile(File):
             return False
         self._forgotten |= pieces
         for piece in pieces:
-            self._cache.drop(self._key(piece))
-            with self._lock:
-                self._open.pop(piece, None)
+            self._cache.drop("piece", self._key(piece))
+            self._open.pop(piece, None)
         return True
 
-    def _opened(self, piece: int) -> LocalFile:
-        """The piece, mapped; those used last stay so."""
-        with self._lock:
-            if piece in self._open:
-                self._open.move_to_end(piece)
-                return self._open[piece]
-        file = LocalFile(self._piece(piece), self.name)
-        with self._lock:
-            self._open[piece] = file
-            if len(self._open) > _OPEN_PIECES:
-                self._open.popitem(last=False)
-        return file
+    def _opened(self, piece: int) -> CachedFile:
+        found = self._open.get(piece)
+        if found is None:
+            found = self._open[piece] = CachedFile(functools.partial(self._piece, piece), self.name, self.version)
+        return found
 
     def _fetch_all(self, pieces: Sequence[int]) -> None:
-        if len(pieces) > 1:
-            for done in [_pool().submit(self._piece, piece) for piece in pieces]:
-                done.result()
+        for done in [_pool().submit(self._piece, piece) for piece in pieces]:
+            done.result()
 
     def _piece(self, piece: int) -> Path:
-        return self._cache.file(self._key(piece), functools.partial(self._download, piece))
+        return self._cache.file("piece", self._key(piece), functools.partial(self._download, piece))
 
     def _key(self, piece: int) -> str:
         return f"{self.name} {self.version} {_PIECE} {piece}"
@@ -118,27 +107,25 @@ def persistently(ask: Callable[[], Any], name: str) -> Any:
     """Asks again after growing, random pauses, as long as the answer may still come.
 
     Raises:
-        DataError: it did not, or the store refuses.
+        DataError: there is no such object.
+        OutOfReachError: it did not come, or the store refuses.
     """
     from obstore import exceptions
 
-    final = (
-        exceptions.NotFoundError,
-        exceptions.PermissionDeniedError,
-        exceptions.UnauthenticatedError,
-        exceptions.NotSupportedError,
-    )
+    refused = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.NotSupportedError)
     pause = _FIRST_PAUSE
     for left in reversed(range(_TRIES)):
         try:
             return ask()
-        except final as error:
-            raise DataError(
+        except exceptions.NotFoundError as error:
+            raise DataError(f"{name} is missing: {_first_line(error)}.") from error
+        except refused as error:
+            raise OutOfReachError(
                 f"{name} can't be read: {_first_line(error)}. Check the address and the credentials."
             ) from error
         except (exceptions.BaseError, OSError) as error:
             if not left or not threading.main_thread().is_alive():  # nobody waits for it any more
-                raise DataError(f"{name} could not be read in {_TRIES} tries: {_first_line(error)}.") from error
+                raise OutOfReachError(f"{name} could not be read in {_TRIES} tries: {_first_line(error)}.") from error
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(pause * 2, _LONGEST_PAUSE)
     raise AssertionError("unreachable")

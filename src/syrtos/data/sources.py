@@ -57,6 +57,10 @@ class Source(abc.ABC):
     def place(self, index: int) -> tuple[str, int]:
         """The file of a record, and where in it."""
 
+    def readers(self, indices: Indices, places: Indices) -> Indices | None:
+        """The ranks that read these records, where not every worker can read all: for each its rank, chosen by its place of the order."""
+        return None
+
     def prefetch(self, indices: Indices) -> None:  # noqa: B027
         """Begins to fetch what `read` will ask for soon."""
 

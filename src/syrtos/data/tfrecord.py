@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 
 from syrtos.data.cache import Cache
-from syrtos.data.files import File, LocalFile
+from syrtos.data.files import CachedFile, File
 from syrtos.data.records import BAD_LENGTH, GOOD, TRUNCATED, Format
 from syrtos.errors import DataError
 
@@ -35,8 +35,10 @@ class TFRecord(Format):
         """A compressed file is unpacked once, into the cache: compressed bytes can't be entered in the middle."""
         if not _is_packed(file):
             return file
-        path = cache.file(f"unpacked {file.name} {file.version}", functools.partial(_unpack, file))
-        return LocalFile(path, file.name, file.version)
+        made = functools.partial(
+            cache.file, "unpacked", f"{file.name} {file.version}", functools.partial(_unpack, file)
+        )
+        return CachedFile(made, file.name, file.version)
 
     def scan(self, file: File) -> list[tuple[int, int, int]]:
         """See `Format.scan`."""
@@ -92,7 +94,7 @@ def _unpack(file: File, to: Path) -> None:
     with to.open("wb") as out:
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, as its head says
         try:
-            for _, window in file.windows():
+            for _, window in file.windows(1 << 20):  # it may grow a thousandfold
                 while window:
                     out.write(unpacker.decompress(window))
                     window = unpacker.unused_data

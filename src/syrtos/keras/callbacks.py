@@ -48,7 +48,7 @@ def enclose(callback_list: Any) -> None:
 
 
 def _as_list(saved: Saved | None) -> list[Any] | None:
-    return [saved.name, saved.position.epoch, saved.position.place, saved.offset] if saved else None
+    return [saved.name, saved.position.epoch, saved.position.place, saved.offset, saved.number] if saved else None
 
 
 # The replicas are compared every so many steps, and at most for one part in so many of the time.
@@ -120,8 +120,8 @@ class Last(_Quiet):
         self._checked_at = time.perf_counter()
         self._callbacks_since = self._waited_before = 0.0
         self.epoch_end_since = 0.0
-        self._iterator: Any = None
-        self._script_counts_steps = False
+        self._iterator: Any = fitting.iterator_in_use()  # before a callback can evaluate, which uses another
+        self._script_counts_steps = self._endless = False
         self._stream: Stream | None = None
 
     # -- training ------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Last(_Quiet):
         self._agree_to_stop()
         self.model.stop_training = pace.meet(bool(self.model.stop_training)) or self.model.stop_training
         if self._stream:
-            self._stream.end_epoch(self._session)
+            self._stream.end_epoch(self._session, bool(self.model.stop_training))
         if not self._steps and not pace.own():  # there others may have been faster
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
@@ -173,7 +173,7 @@ class Last(_Quiet):
         if comm.size > 1:
             state.check_equal(comm, variables, self._steps)
         if self._stream:
-            self._stream.end()
+            self._stream.close()
         self._session.ledger.flush()
 
     # -- the same for evaluate and predict -------------------------------------------------------
@@ -200,20 +200,22 @@ class Last(_Quiet):
 
     def _begin_stream(self, comm: Communicator) -> None:
         """If the model was trained on this data set before, and saved, training goes on from there."""
-        self._iterator = fitting.iterator_in_use()
         self._stream = getattr(getattr(self._iterator, "data_adapter", None), "syrtos_stream", None)
         if self._stream is None:
             return
         from syrtos.keras import resume
 
         self._script_counts_steps = self._iterator.steps_per_epoch is not None
-        saved = comm.broadcast_object(_as_list(resume.saved_of(self.model)))
-        dataset, position = self._stream.dataset, None
-        if saved and saved[0] == dataset.name:
-            position = Position(saved[1], saved[2])
+        position, number = resume.trained_before(self.model, self._stream.dataset)
+        saved = world.current().comm.broadcast_object(_as_list(resume.saved_of(self.model)))
+        if saved and saved[0] == self._stream.dataset.name:
+            position, number = Position(saved[1], saved[2]), saved[4]
             if self.model._initial_epoch is not None and not self._script_counts_steps:
                 self.model._initial_epoch = saved[1] + saved[3]
-        self._stream.begin(position, self._session)
+        several = int(getattr(self.model, "steps_per_execution", None) or 1) > 1
+        endless = (self._script_counts_steps or not several) and not pace.own()
+        self._stream.begin(position, number, endless, self._session)
+        self._endless = endless
 
     def data_epoch_begins(self, epoch: int, params: dict[str, Any]) -> None:
         """An epoch that goes on in its middle has fewer steps than the others."""
@@ -221,15 +223,17 @@ class Last(_Quiet):
             return
         from syrtos.keras import resume
 
-        dataset = self._stream.dataset
-        resume.trains_on(self.model, resume.Training(self._stream, epoch - dataset.position.epoch))
-        if pace.own():  # batches are dealt
+        resume.trains_on(self.model, resume.Training(self._stream, epoch - self._stream.position.epoch))
+        steps = self._stream.epoch_begins()
+        if self._script_counts_steps:
+            self._iterator._num_batches = None
             return
-        self._iterator._num_batches = None
-        if not self._script_counts_steps:
-            self._iterator.steps_per_epoch = steps = dataset.num_batches
-            if params.get("steps") != steps:
-                self._everyone.set_params({**params, "steps": steps})
+        if self._endless:
+            self._iterator._num_batches, self._iterator.steps_per_epoch = None, steps
+        else:
+            self._iterator._num_batches = steps
+        if params.get("steps") != steps:
+            self._everyone.set_params({**params, "steps": steps})
 
     def _begin(self) -> None:
         self._session.ledger.begin_step()

@@ -297,10 +297,12 @@ def mapped_batches(dataset: Any) -> MappedBatches | None:
     prefetch, repeat = None, 1
     while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset", "_RepeatDataset"):
         prefetch = int(dataset._buffer_size) if hasattr(dataset, "_buffer_size") else prefetch
-        repeat = int(dataset._count) if hasattr(dataset, "_count") else repeat
+        count = int(dataset._count) if hasattr(dataset, "_count") else 1
+        repeat = -1 if -1 in (repeat, count) else repeat * count
         dataset = dataset._input_dataset
     if type(dataset).__name__ not in ("_BatchDataset", "_ParallelBatchDataset"):
         return None
+    batches = dataset.element_spec
     size, drop, dataset, maps = int(dataset._batch_size), bool(dataset._drop_remainder), dataset._input_dataset, []
     while type(dataset).__name__ in ("_MapDataset", "_ParallelMapDataset"):
         wrapper = dataset._map_func
@@ -308,6 +310,8 @@ def mapped_batches(dataset: Any) -> MappedBatches | None:
             break  # e.g. random augmentation: each worker must draw the same numbers
         maps.insert(0, functools.partial(_call_map, wrapper))
         dataset = dataset._input_dataset
+    if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(batches)):
+        return None
     specs = tf.nest.flatten(dataset.element_spec)
     if not maps or not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
         return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.data.loader import Position
-from syrtos.keras.planned import Stream
+from syrtos.keras.planned import PlannedDataset, Stream
 
 _STAMP = "syrtos.json"
 _TRAINED_ON, _SAVED = "_syrtos_trained_on", "_syrtos_saved"
@@ -43,11 +43,20 @@ class Saved:
     name: str
     position: Position
     offset: int
+    number: int
 
 
 def trains_on(model: Any, training: Training) -> None:
     """From now on the model is saved with the position."""
     object.__setattr__(model, _TRAINED_ON, training)
+
+
+def trained_before(model: Any, dataset: PlannedDataset) -> tuple[Position | None, int | None]:
+    """Where this model's training on the data set has come to in this process, and its number; None if it has not begun."""
+    training: Training | None = getattr(model, _TRAINED_ON, None)
+    if training is None or training.stream.dataset is not dataset:
+        return None, None
+    return training.stream.position, training.stream.number
 
 
 def saved_of(model: Any) -> Saved | None:
@@ -95,8 +104,15 @@ def finding(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _stamp(path: str, training: Training) -> None:
-    dataset = training.stream.dataset
-    text = json.dumps({"data": dataset.name, **dataclasses.asdict(dataset.position), "offset": training.offset})
+    stream = training.stream
+    stream.mark()
+    facts = {
+        "data": stream.dataset.name,
+        **dataclasses.asdict(stream.position),
+        "offset": training.offset,
+        "number": stream.number,
+    }
+    text = json.dumps(facts)
     if path.endswith(".keras"):
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr(_STAMP, text)
@@ -122,4 +138,6 @@ def _stamp_of(path: str) -> Saved | None:
     if text is None:
         return None
     facts = json.loads(text)
-    return Saved(facts["data"], Position(int(facts["epoch"]), int(facts["place"])), int(facts["offset"]))
+    return Saved(
+        facts["data"], Position(int(facts["epoch"]), int(facts["place"])), int(facts["offset"]), int(facts["number"])
+    )

@@ -21,12 +21,12 @@ def test_a_file_is_made_once(tmp_path: Path) -> None:
         path.write_bytes(b"x")
 
     cache = Cache(tmp_path)
-    threads = [threading.Thread(target=cache.file, args=("a", make)) for _ in range(8)]
+    threads = [threading.Thread(target=cache.file, args=("piece", "a", make)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert Cache(tmp_path).file("a", make).read_bytes() == b"x"
+    assert Cache(tmp_path).file("piece", "a", make).read_bytes() == b"x"
     assert len(made) == 1
 
 
@@ -38,7 +38,7 @@ def slowly(path: Path) -> None:
 
 
 def use(folder: Path) -> None:
-    Cache(folder).file("a", slowly)
+    Cache(folder).file("piece", "a", slowly)
 
 
 def test_processes_wait_for_the_one_that_makes_it(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def die(folder: Path) -> None:
         path.write_bytes(b"half")
         os._exit(9)
 
-    Cache(folder).file("a", make)
+    Cache(folder).file("piece", "a", make)
 
 
 def test_what_a_killed_process_has_not_finished_is_not_there(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_what_a_killed_process_has_not_finished_is_not_there(tmp_path: Path) -> 
     process.start()
     process.join()
     assert process.exitcode == 9
-    assert Cache(tmp_path).file("a", slowly).read_bytes() == b"x"
+    assert Cache(tmp_path).file("piece", "a", slowly).read_bytes() == b"x"
 
 
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        Cache(tmp_path).file("a", fail)
+        Cache(tmp_path).file("piece", "a", fail)
     assert not [path for path in tmp_path.glob("??/*") if path.is_file()]
 
 
@@ -83,11 +83,36 @@ def test_the_files_not_used_for_longest_go_first(tmp_path: Path) -> None:
         path.write_bytes(bytes(100))
 
     for number in range(10):
-        path = cache.file(f"{number}", make)
+        path = cache.file("piece", f"{number}", make)
         os.utime(path, (number, number))
-    cache.file("0", make)  # used again
-    cache.file("new", make)
+    cache.file("piece", "0", make)  # used again
+    cache.file("piece", "new", make)
     kept = [path for path in tmp_path.glob("??/*") if path.is_file()]
     assert sum(path.stat().st_size for path in kept) <= 1000
     names = {path.name for path in kept}
-    assert cache.file("0", make).name in names
+    assert cache.file("piece", "0", make).name in names
+
+
+def touch(path: Path) -> None:
+    path.write_bytes(b"x")
+
+
+def test_who_makes_a_file_may_ask_for_files_below(tmp_path: Path) -> None:
+    """Whatever their names: locks are shared by many names."""
+    cache = Cache(tmp_path)
+
+    def make(path: Path) -> None:
+        for number in range(5000):
+            cache.file("piece", f"{number}", touch)
+        path.write_bytes(b"y")
+
+    assert cache.file("index", "a", make).read_bytes() == b"y"
+
+
+def test_a_file_of_more_than_half_of_the_room(tmp_path: Path) -> None:
+    def make(path: Path) -> None:
+        path.write_bytes(bytes(900))
+
+    cache = Cache(tmp_path, limit=1000)
+    assert cache.file("piece", "a", make).stat().st_size == 900
+    assert cache.file("piece", "b", make).stat().st_size == 900

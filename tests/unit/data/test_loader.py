@@ -75,8 +75,8 @@ def test_bad_records_are_left_out_and_listed(tmp_path: Path, size: int) -> None:
         seen += [row for batch in batches(data, rank, size) for row in batch.tolist()]  # now they are known
     assert sorted(seen) == sorted(set(range(50)) - {7, 8, 9})
     assert {facts["index"] for facts in left_out(tmp_path)} == {7, 8, 9}
-    assert (tmp_path / "data" / "quarantine" / "record-7").read_bytes() == b"raw"
-    assert (tmp_path / "data" / "quarantine" / "record-9").read_bytes() == b"?"
+    assert (tmp_path / "data" / "quarantine" / "record-7-of-file").read_bytes() == b"raw"
+    assert (tmp_path / "data" / "quarantine" / "record-9-of-array").read_bytes() == b"?"
 
 
 def test_a_batch_of_bad_records_has_no_rows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,4 +137,33 @@ def test_a_worker_that_is_missing_is_found(tmp_path: Path) -> None:
 
 def test_a_run_without_ledgers_is_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no sample ledgers"):
+        verify(tmp_path)
+
+
+def test_what_was_only_read_ahead_does_not_count(tmp_path: Path) -> None:
+    """A run that was killed is known to have trained what it has marked."""
+    train(tmp_path, 2, Position(), 1, stop_after=6, ended=False)
+    assert verify(tmp_path) == []
+    ledger = SampleLedger(str(tmp_path), NAME, 0, 1)
+    data = loader()
+    ledger.begin(data.plan(), Position(), next_generation(str(tmp_path), NAME))
+    for share in [*shares(data, Position(), 0, 1)][:5]:
+        ledger.add(share)
+    ledger.reached(Position(0, 21), now=True)
+    assert [(epoch.done, epoch.steps) for epoch in verify(tmp_path)] == [(21, 3)]
+
+
+def test_threads_may_share_a_ledger(tmp_path: Path) -> None:
+    """The one that reads ahead is still at it when the other ends training."""
+    for _ in range(50):
+        ledger = SampleLedger(str(tmp_path), NAME, 0, 1)
+        data = loader(1)
+        ledger.begin(data.plan(), Position(), 0)
+        all_shares = [*shares(data, Position(), 0, 1)]
+        thread = threading.Thread(target=lambda: [ledger.add(share) for share in all_shares])  # noqa: B023
+        thread.start()
+        ledger.end(Position(1))
+        thread.join()
+        path = next((tmp_path / "data").glob("*.jsonl"))
+        assert path.read_text().count("until") == 1
         verify(tmp_path)
