@@ -15,7 +15,7 @@ import pytest
 from framing import framed
 from syrtos.data.proof import verify
 
-SCRIPT = str(Path(__file__).parent / "scripts" / "data.py")
+SCRIPTS = Path(__file__).parent / "scripts"
 ROWS = np.random.default_rng(0).normal(size=(61, 4)).astype(np.float32)
 
 
@@ -37,23 +37,21 @@ def write(folder: Path, *counts: int) -> Path:
 
 
 def run(
-    folder: Path, size: int, mode: str, *arguments: object, run_dir: Path | None = None
+    folder: Path,
+    size: int,
+    *words: object,
+    script: str = "data.py",
+    flags: Sequence[str] = (),
+    run_dir: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    command = [
-        Path(sys.executable).parent / "syrtos",
-        "run",
-        "-n",
-        size,
-        "--oversubscribe",
-        "--run-dir",
-        run_dir or folder / f"run-{size}",
-    ]
-    words = [str(word) for word in [*command, SCRIPT, mode, folder, *arguments]]
-    return subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    """The script under `syrtos run`."""
+    start = [Path(sys.executable).parent / "syrtos", "run", "-n", size, "--oversubscribe", *flags]
+    command = [*start, "--run-dir", run_dir or folder / f"run-{size}", SCRIPTS / script, *words]
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=200, check=False)
 
 
 def result(folder: Path, size: int, mode: str) -> dict[str, Any]:
-    done = run(folder, size, mode)
+    done = run(folder, size, mode, folder)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "result.json").read_text())
 
@@ -94,9 +92,9 @@ def test_a_killed_run_goes_on_with_the_next_batch(
 ) -> None:
     expected = result(write(tmp_path / "whole", 20, 0, 30, 11), 2, "planned")
     folder, run_dir = write(tmp_path / "killed", 20, 0, 30, 11), tmp_path / "killed" / "run"
-    died = run(folder, first, "resumed", *dies, run_dir=run_dir)
+    died = run(folder, first, "resumed", folder, *dies, run_dir=run_dir)
     assert died.returncode != 0
-    again = run(folder, second, "resumed", run_dir=run_dir)
+    again = run(folder, second, "resumed", folder, run_dir=run_dir)
     assert again.returncode == 0, again.stderr[-4000:]
     found = json.loads((folder / "result.json").read_text())
     for mine, theirs in zip(expected["weights"], found["weights"], strict=True):
@@ -114,20 +112,7 @@ CHECKS = "several_steps_at_once,counted_steps,each_model_begins_at_the_beginning
     ("size", "flags", "checks"), [(1, (), CHECKS), (2, (), CHECKS), (2, ("--ps", "1"), "own_pace"), (2, (), "horovod")]
 )
 def test_checks(tmp_path: Path, size: int, flags: Sequence[str], checks: str) -> None:
-    script = str(Path(SCRIPT).with_name("data_checks.py"))
-    command = [
-        Path(sys.executable).parent / "syrtos",
-        "run",
-        "-n",
-        size,
-        "--oversubscribe",
-        *flags,
-        "--run-dir",
-        tmp_path / "run",
-        script,
-    ]
-    words = [str(word) for word in [*command, checks, tmp_path]]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    done = run(tmp_path, size, checks, tmp_path, script="data_checks.py", flags=flags)
     assert done.returncode == 0, done.stderr[-4000:]
     assert all(f"ok {name}" in done.stdout for name in checks.split(","))
 
@@ -136,7 +121,7 @@ def test_checks(tmp_path: Path, size: int, flags: Sequence[str], checks: str) ->
 def test_bad_records_end_the_run_with_their_place(tmp_path: Path) -> None:
     folder = write(tmp_path, 20, 30)
     damage(folder / "1.tfrecord")
-    done = run(folder, 2, "planned")
+    done = run(folder, 2, "planned", folder)
     assert done.returncode == 1
     assert "1.tfrecord, offset" in done.stderr
     assert "its checksum (CRC32C) is wrong" in done.stderr
@@ -146,7 +131,7 @@ def test_bad_records_end_the_run_with_their_place(tmp_path: Path) -> None:
 def test_bad_records_that_were_left_out_are_in_the_summary(tmp_path: Path) -> None:
     folder = write(tmp_path, 20, 30)
     damage(folder / "1.tfrecord")
-    done = run(folder, 2, "bad")
+    done = run(folder, 2, "bad", folder)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "1 bad records were left out" in done.stderr
     assert "1.tfrecord, offset" in done.stderr

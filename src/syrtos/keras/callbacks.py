@@ -207,7 +207,8 @@ class Last(_Quiet):
 
         self._script_counts_steps = self._iterator.steps_per_epoch is not None
         position, number = resume.trained_before(self.model, self._stream.dataset)
-        saved = world.current().comm.broadcast_object(_as_list(resume.saved_of(self.model)))
+        everyone = comm if pace.own() else world.current().comm  # also where the script says what is exchanged
+        saved = everyone.broadcast_object(_as_list(resume.saved_of(self.model)))
         if saved and saved[0] == self._stream.dataset.name:
             position, number = Position(saved[1], saved[2]), saved[4]
             if self.model._initial_epoch is not None and not self._script_counts_steps:

@@ -249,13 +249,14 @@ class Stream:
 
     def end_epoch(self, session: Session, stopped: bool) -> None:
         """Raises DataError where all workers together have left out too many records."""
-        if (
-            not self._endless and not stopped
-        ):  # Keras does not tell of a last call that had fewer batches than `steps_per_execution`
+        # Keras does not tell of a last call that had fewer batches than `steps_per_execution`.
+        if not self._endless and not stopped:
             self._reached(Position(self._epoch + 1))
         self._epoch = self.position.epoch
         policy, everyone = self.dataset.loader.policy, world.current().comm
-        if any(everyone.agree("bad records", float(len(policy.known)))):
+        if session.options.own_pace:  # a worker may be dead: nobody is asked
+            policy.check(len(policy.known))
+        elif any(everyone.agree("bad records", float(len(policy.known)))):
             policy.check(len(set().union(*everyone.allgather_object(sorted(policy.known)))))
 
     def epoch_begins(self) -> int:

@@ -112,9 +112,7 @@ class Estimator:
         Raises:
             ValueError: both are given, or one is not positive.
         """
-        check_steps(steps, max_steps)
-        if max_steps is None or self.global_step() < max_steps:
-            self.train_saving(input_fn, hooks, steps, max_steps, saving_listeners)
+        self.train_saving(input_fn, hooks, steps, max_steps, saving_listeners)
         return self
 
     def train_saving(
@@ -127,6 +125,9 @@ class Estimator:
         saved: Callable[[int], None] | None = None,
     ) -> None:
         """`train`, telling ``saved`` the step of each checkpoint, on all workers."""
+        check_steps(steps, max_steps)
+        if max_steps is not None and self.global_step() >= max_steps:
+            return
         with _new_graph() as graph:
             seed = self._seed(graph)
             step = v1.train.get_or_create_global_step()
@@ -152,11 +153,6 @@ class Estimator:
                 together,
             ]
             self._run_steps(scaffold, all_hooks, train_op)
-
-    def train_saving_for(self, spec: specs.TrainSpec, saved: Callable[[int], None]) -> None:
-        """The training of `train_and_evaluate`."""
-        if spec.max_steps is None or self.global_step() < spec.max_steps:
-            self.train_saving(spec.input_fn, spec.hooks, None, spec.max_steps, spec.saving_listeners, saved)
 
     def _run_steps(self, scaffold: Any, all_hooks: list[Any], train_op: Any) -> None:
         reads = self.model_dir if world.current().world.rank == 0 else None

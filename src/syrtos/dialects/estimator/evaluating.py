@@ -35,7 +35,8 @@ def train_and_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpe
     evaluations = _Evaluations(estimator, train_spec, eval_spec)
     if role == TaskType.EVALUATOR:
         return evaluations.follow()
-    estimator.train_saving_for(train_spec, evaluations.saved)
+    listeners, steps = train_spec.saving_listeners, train_spec.max_steps
+    estimator.train_saving(train_spec.input_fn, train_spec.hooks, None, steps, listeners, evaluations.saved)
     return evaluations.last()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,7 @@ from syrtos.dialects.estimator import inputs
 from syrtos.dialects.estimator.config import RunConfig
 from syrtos.dialects.estimator.estimator import Estimator, check_steps
 from syrtos.dialects.estimator.export import new_folder
-from syrtos.dialects.estimator.specs import ModeKeys, TrainSpec
+from syrtos.dialects.estimator.specs import ModeKeys
 from syrtos.keras import input as pipelines
 from syrtos.keras import private
 
@@ -66,25 +66,17 @@ class KerasEstimator(Estimator):
             checkpoint_name="model.ckpt",
         )
 
-    def train(
+    def train_saving(
         self,
         input_fn: Callable[..., Any],
-        hooks: Sequence[Any] | None = None,
-        steps: int | None = None,
-        max_steps: int | None = None,
-        saving_listeners: Sequence[Any] | None = None,
-    ) -> Self:
-        """See `Estimator.train`."""
-        _no_hooks(hooks, saving_listeners)
-        self._train(input_fn, steps, max_steps, None)
-        return self
-
-    def train_saving_for(self, spec: TrainSpec, saved: Callable[[int], None]) -> None:
-        """The training of `train_and_evaluate`."""
-        _no_hooks(spec.hooks, spec.saving_listeners)
-        self._train(spec.input_fn, None, spec.max_steps, saved)
-
-    def _train(self, input_fn: Any, steps: int | None, max_steps: int | None, saved: Any) -> None:
+        own_hooks: Sequence[Any] | None,
+        steps: int | None,
+        max_steps: int | None,
+        listeners: Sequence[Any] | None,
+        saved: Callable[[int], None] | None = None,
+    ) -> None:
+        """See `Estimator.train_saving`."""
+        _no_hooks(own_hooks, listeners)
         check_steps(steps, max_steps)
         self._restore(self.latest_checkpoint())
         left = max_steps - int(self._step) if max_steps is not None else steps
