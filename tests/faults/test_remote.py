@@ -19,7 +19,7 @@ from syrtos.data.files import MissingFile, find
 from syrtos.data.records import Records
 from syrtos.data.sources import BadRecord
 from syrtos.data.tfrecord import TFRecord
-from syrtos.errors import DataError
+from syrtos.errors import DataError, OutOfReachError
 
 RECORDS = [bytes([k % 251]) * 5000 for k in range(3000)]  # 15 MB: several pieces in each of two files
 
@@ -77,7 +77,7 @@ def test_a_server_that_never_answers_well_is_named(port: int, monkeypatch: pytes
     monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(remote, "_LONGEST_PAUSE", 0.05)
     proxy = s3.Proxy(port, lambda *_: "503")
-    with pytest.raises(DataError, match=r"s3://bucket/train/part-0 could not be read in 8 tries"):
+    with pytest.raises(OutOfReachError, match=r"s3://bucket/train/part-0 could not be read in 8 tries"):
         through(proxy, monkeypatch, tmp_path)
     proxy.close()
 
@@ -113,7 +113,9 @@ def test_patterns_and_missing_objects(port: int, monkeypatch: pytest.MonkeyPatch
     names = [file.name for file in find("s3://bucket/train/part-*", cache)]
     assert names == ["s3://bucket/train/part-0", "s3://bucket/train/part-1"]
     assert [file.name for file in find("s3://bucket/train", cache)] == names
-    assert isinstance(find("s3://bucket/train/part-7", cache)[0], MissingFile)
+    assert isinstance(find(["s3://bucket/train/part-0", "s3://bucket/train/part-7"], cache)[1], MissingFile)
+    with pytest.raises(DataError, match="part-7 does not exist"):
+        find("s3://bucket/train/part-7", cache)
     with pytest.raises(DataError, match="No file matches"):
         find("s3://bucket/nothing/*", cache)
 

@@ -86,16 +86,21 @@ class CachedFile(File):
         """``made`` gives its path; ``name`` and ``version`` are those of the file that this is a copy of."""
         self._made = made
         self.name, self.version = name, version
-        self._path = made()
-        self.size = self._path.stat().st_size
+        self._find()
+
+    def _find(self) -> None:
+        """A file that was made again has another number: as long as the old one is mapped, its number is taken."""
+        self._path = self._made()
+        facts = self._path.stat()
+        self.size, self._number = facts.st_size, str(facts.st_ino)
 
     def read(self, start: int, stop: int) -> bytes:
         """See `File.read`."""
         try:
-            return _mapped(str(self._path), self.version)[start:stop]
+            return _mapped(str(self._path), self._number)[start:stop]
         except FileNotFoundError:
-            self._path = self._made()
-            return _mapped(str(self._path), self.version)[start:stop]
+            self._find()
+            return _mapped(str(self._path), self._number)[start:stop]
 
 
 # These say nothing about the file.
