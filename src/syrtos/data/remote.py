@@ -112,12 +112,17 @@ def persistently(ask: Callable[[], Any], name: str) -> Any:
     """
     from obstore import exceptions
 
-    refused = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.NotSupportedError)
+    refused = (
+        PermissionError,
+        exceptions.PermissionDeniedError,
+        exceptions.UnauthenticatedError,
+        exceptions.NotSupportedError,
+    )
     pause = _FIRST_PAUSE
     for left in reversed(range(_TRIES)):
         try:
             return ask()
-        except exceptions.NotFoundError as error:
+        except (exceptions.NotFoundError, FileNotFoundError) as error:
             raise DataError(f"{name} is missing: {_first_line(error)}.") from error
         except refused as error:
             raise OutOfReachError(
@@ -145,14 +150,9 @@ def find(pattern: str, cache: Cache) -> list[File]:
     if exact:
         try:
             meta = persistently(lambda: obstore.head(store, path), pattern)
-        except DataError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return (
-                    find(pattern + "/", cache)
-                    if not base.startswith("http") and _any_under(store, path, pattern)
-                    else [MissingFile(pattern)]
-                )
-            raise
+        except DataError:
+            is_folder = not base.startswith("http") and _any_under(store, path, pattern)
+            return find(pattern + "/", cache) if is_folder else [MissingFile(pattern)]
         return [RemoteFile(store, path, pattern, meta, cache)]
     if base.startswith("http"):
         raise DataError(f"A web server does not list its files: name each file of {pattern!r}.")
