@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import json
 import os
 import sys
 import zlib
@@ -25,7 +26,7 @@ from syrtos.comm import world
 from syrtos.data import cache, files
 from syrtos.data.bad import OnBadRecord, Policy
 from syrtos.data.folder import IMAGES, Folder
-from syrtos.data.lines import Lines, are_numbers, csv_rows, header_of, json_row
+from syrtos.data.lines import Lines, are_numbers, csv_rows, header_of
 from syrtos.data.loader import MEMORY, Loader
 from syrtos.data.parquet import Parquet
 from syrtos.data.plan import Plan
@@ -63,7 +64,7 @@ def from_tfrecord(pattern: Pattern, parse_fn: Callable[[Any], Any], **options: A
     Raises:
         DataError: no file is found, or there are no records.
     """
-    return from_source(_records(pattern, TFRecord()), _each(parse_fn), **options)
+    return from_source(_records(*_found(pattern), TFRecord()), _each(parse_fn), **options)
 
 
 def from_jsonl(
@@ -77,8 +78,8 @@ def from_jsonl(
         label: the field that is the label.
         options: as of `from_source`.
     """
-    row = functools.partial(_row, json_row, parse_fn, label)
-    return from_source(_records(pattern, Lines()), _each(row), **options)
+    row = functools.partial(_row, json.loads, parse_fn, label)
+    return from_source(_records(*_found(pattern), Lines()), _each(row), **options)
 
 
 def from_csv(
@@ -93,8 +94,9 @@ def from_csv(
         label: the column that is the label.
         options: as of `from_source`.
     """
-    source = _records(pattern, Lines(quotes=True, header=True))
-    columns = _columns(pattern)
+    found, kept = _found(pattern)
+    source = _records(found, kept, Lines(quotes=True, header=True))
+    columns = _columns(found)
     if label is not None and label not in columns:
         raise DataError(f"There is no column {label!r}: the first line names {columns}.")
     sample = _sample(source)
@@ -114,7 +116,8 @@ def from_parquet(
         options: as of `from_source`.
     """
     wanted = [*columns, *([label] if label and label not in columns else [])] if columns else None
-    source = Parquet(files.find(pattern, cache.default()), wanted, cache.default())
+    found, kept = _found(pattern)
+    source = Parquet(found, wanted, kept)
     return from_source(source, functools.partial(_split, label=label), **options)
 
 
@@ -146,7 +149,7 @@ def from_folder(
         options: as of `from_source`.
     """
     room = importlib.import_module("syrtos.keras.parsing")
-    source = Folder(files.find(pattern, cache.default()), suffixes)
+    source = Folder(_found(pattern)[0], suffixes)
     return from_source(source, _each(parse_fn or functools.partial(room.image, image_size)), **options)
 
 
@@ -208,19 +211,23 @@ def _check_same(source: Source) -> None:
         )
 
 
-def _records(pattern: Pattern, layout: Format) -> Records:
+def _found(pattern: Pattern) -> tuple[list[files.File], cache.Cache]:
+    """The files, and the cache that keeps what is read of them."""
     kept = cache.default()
-    session = world.init()
-    return Records(files.find(pattern, kept), layout, kept, session.comm)
+    return files.find(pattern, kept), kept
+
+
+def _records(found: Sequence[files.File], kept: cache.Cache, layout: Format) -> Records:
+    return Records(found, layout, kept, world.init().comm)
 
 
 def _each(parse_fn: Callable[..., Any]) -> Callable[[Any], Any]:
     return importlib.import_module("syrtos.keras.parsing").each(parse_fn)
 
 
-def _columns(pattern: Pattern) -> list[str]:
+def _columns(found: Sequence[files.File]) -> list[str]:
     """What the first lines of all files name."""
-    there = [file for file in files.find(pattern, cache.default()) if file.size]
+    there = [file for file in found if file.size]
     headers = {file.name: header_of(file) for file in there}
     first = next(iter(headers.values()), [])
     for name, header in headers.items():

@@ -159,7 +159,7 @@ def find(patterns: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], ca
 
 
 def _local(pattern: str) -> list[File]:
-    if any(sign in pattern for sign in "*?["):
+    if is_pattern(pattern):
         paths = glob.glob(pattern, recursive=True)
     elif os.path.isdir(pattern):
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(pattern) for name in names]
@@ -172,6 +172,11 @@ def _remote(pattern: str, cache: caches.Cache) -> list[File]:
     from syrtos.data import remote
 
     return list(remote.find(pattern, cache))
+
+
+def is_pattern(path: str) -> bool:
+    """Whether it may name several files."""
+    return any(sign in path for sign in "*?[")
 
 
 def is_data(path: str) -> bool:

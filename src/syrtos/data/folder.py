@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from syrtos.data.files import File
 from syrtos.data.plan import Indices
-from syrtos.data.sources import BadRecord, Source
+from syrtos.data.sources import BadRecord, Source, fingerprint_of
 from syrtos.errors import DataError
 
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
@@ -45,7 +44,7 @@ class Folder(Source):
     def fingerprint(self) -> str:
         """Of the files' names, with their classes, and sizes."""
         facts = [(file.name.rsplit("/", 2)[-2:], file.size) for file in self._files]
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        return fingerprint_of(facts)
 
     @property
     def groups(self) -> list[tuple[str, int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,11 +48,6 @@ def header_of(file: File) -> list[str]:
     """The columns that the first line of a CSV file names."""
     _, window = next(file.windows(1 << 20), (0, b""))
     return next(csv.reader(window.decode("utf-8-sig").splitlines()), [])
-
-
-def json_row(line: bytes) -> Any:
-    """The value of a line."""
-    return json.loads(line)
 
 
 def csv_rows(columns: Sequence[str], numbers: Sequence[bool]) -> Callable[[bytes], dict[str, Any]]:

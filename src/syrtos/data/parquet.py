@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from syrtos.data.cache import Cache
 from syrtos.data.files import File, LocalFile
 from syrtos.data.plan import Indices
-from syrtos.data.sources import BadRecord, Source
+from syrtos.data.sources import BadRecord, Source, fingerprint_of
 from syrtos.errors import ConfigurationError, DataError
 
 _OPEN_GROUPS = 256
@@ -62,7 +61,7 @@ class Parquet(Source):
             (Path(file.name).name, file.size, meta.num_rows)
             for file, meta in zip(self._files, self._metas, strict=True)
         ]
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        return fingerprint_of(facts)
 
     @property
     def groups(self) -> list[tuple[str, int, int]]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from syrtos.comm.communicator import share_of
 from syrtos.errors import ConfigurationError
 
 Indices = npt.NDArray[np.int64]
@@ -80,7 +81,7 @@ class Plan:
         """
         places = self.places(step)
         if self.seed is None or size > STREAMS:
-            start, stop = rank * len(places) // size, (rank + 1) * len(places) // size
+            start, stop = share_of(len(places), rank, size)
             return self._batch(step)[start:stop]
         return self._batch(step)[places % STREAMS % size == rank]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import hashlib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.data.cache import Cache
 from syrtos.data.files import File
 from syrtos.data.plan import Indices
-from syrtos.data.sources import BadRecord, Source
+from syrtos.data.sources import BadRecord, Source, fingerprint_of
 from syrtos.errors import DataError
 
 # What a format may know about a record already when the file is indexed.
@@ -89,7 +89,7 @@ class Records(Source):
         """Of names, sizes and records of the files; not of their folder, which may differ between hosts."""
         counts = np.diff(self._first).tolist()
         facts = [(Path(file.name).name, file.size, count) for file, count in zip(self._files, counts, strict=True)]
-        return hashlib.sha256(repr((self._format.name, facts)).encode()).hexdigest()[:16]
+        return fingerprint_of((self._format.name, facts))
 
     @property
     def groups(self) -> list[tuple[str, int, int]]:
@@ -101,7 +101,7 @@ class Records(Source):
         """See `Source.readers`."""
         if self._seen_by is None:
             return None
-        able = [self._seen_by[file] for file in (np.searchsorted(self._first, indices, side="right") - 1).tolist()]
+        able = [self._seen_by[file] for file in self._files_of(indices).tolist()]
         return np.asarray(
             [ranks[place % len(ranks)] for ranks, place in zip(able, places.tolist(), strict=True)], np.int64
         )
@@ -113,12 +113,12 @@ class Records(Source):
 
     def place(self, index: int) -> tuple[str, int]:
         """See `Source.place`."""
-        return self._files[self._file_of(index)].name, int(self._starts[index])
+        return self._files[int(self._files_of(index))].name, int(self._starts[index])
 
     def read(self, indices: Indices) -> list[bytes]:
         """See `Source.read`."""
         before, after = self._format.around
-        files = (np.searchsorted(self._first, indices, side="right") - 1).tolist()
+        files = self._files_of(indices).tolist()
         starts = (self._starts[indices] - before).tolist()
         stops = (self._starts[indices] + self._lengths[indices] + after).tolist()
         if self._state[indices].any():
@@ -132,7 +132,7 @@ class Records(Source):
 
     def prefetch(self, indices: Indices) -> None:
         """See `Source.prefetch`."""
-        files = np.searchsorted(self._first, indices, side="right") - 1
+        files = self._files_of(indices)
         for file in np.unique(files).tolist():
             mine = indices[files == file]
             ranges = zip(self._starts[mine].tolist(), (self._starts[mine] + self._lengths[mine]).tolist(), strict=True)
@@ -154,8 +154,9 @@ class Records(Source):
         index = int(indices[np.flatnonzero(self._state[indices])[0]])
         raise BadRecord(index, *self.place(index), _REASONS[int(self._state[index])])
 
-    def _file_of(self, index: int) -> int:
-        return int(np.searchsorted(self._first, index, side="right") - 1)
+    def _files_of(self, indices: Any) -> Any:
+        """The number of the file of a record, or of each of several."""
+        return np.searchsorted(self._first, indices, side="right") - 1
 
     @functools.cached_property
     def _open_files(self) -> dict[int, File]:

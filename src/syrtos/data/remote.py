@@ -20,7 +20,7 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.data.cache import Cache
-from syrtos.data.files import CachedFile, File, MissingFile, is_data
+from syrtos.data.files import CachedFile, File, MissingFile, is_data, is_pattern
 from syrtos.errors import ConfigurationError, DataError, OutOfReachError
 
 # Small enough for few bytes to be read in vain, large enough for the round trip not to matter.
@@ -146,7 +146,7 @@ def find(pattern: str, cache: Cache) -> list[File]:
 
     base, path = _split(pattern)
     store = _store(base)
-    exact = not path.endswith("/") and path and not any(sign in path for sign in "*?[")
+    exact = not path.endswith("/") and path and not is_pattern(path)
     if exact:
         try:
             meta = persistently(lambda: obstore.head(store, path), pattern)

@@ -71,12 +71,13 @@ class TFRecord(Format):
         records = [raw[:-4] for raw in raws]
         sums = np.asarray([*map(_crc32c, records)], np.uint32)
         written = np.frombuffer(b"".join([raw[-4:] for raw in raws]), "<u4")
-        if (((sums >> 15 | sums << 17) + np.uint32(0xA282EAD8)) != written).any():
+        if (_masked(sums) != written).any():
             raise ValueError("its checksum (CRC32C) is wrong")
         return records
 
 
-def _masked(crc: int) -> int:
+def _masked(crc: Any) -> Any:
+    """As checksums are written; of a number, or of uint32 numbers."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
