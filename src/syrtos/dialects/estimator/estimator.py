@@ -19,13 +19,11 @@ import tensorflow as tf
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
-from syrtos.dialects.estimator import export, hooks, inputs, optimizers, specs
+from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers, specs
 from syrtos.dialects.estimator.config import RunConfig
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
 from syrtos.keras import gradients, private, replacing
-from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.step import StepScope
 
 v1: Any = tf.compat.v1
 
@@ -87,7 +85,7 @@ class Estimator:
         """The path of the newest checkpoint, on every worker; None if there is none."""
         comm = world.current().comm
         found = tf.train.latest_checkpoint(self.model_dir) if comm.rank == 0 else None
-        return found if self._by_rank_0_alone else comm.broadcast_object(found)
+        return self._told_to_all(found)
 
     def get_variable_names(self) -> list[str]:
         """Names in the newest checkpoint."""
@@ -128,19 +126,19 @@ class Estimator:
         check_steps(steps, max_steps)
         if max_steps is not None and self.global_step() >= max_steps:
             return
-        with _new_graph() as graph:
+        with graphs.new_graph() as graph:
             seed = self._seed(graph)
             step = v1.train.get_or_create_global_step()
             features, labels = self._inputs(input_fn, ModeKeys.TRAIN)
-            with _GraphScope(world.current(), (features, labels), training=True).entered() as scope:
+            with graphs.GraphScope(world.current(), (features, labels), training=True).entered() as scope:
                 if seed is not None:  # the same data, and other noise on it
                     v1.set_random_seed(seed + replacing.SEED_STRIDE * world.current().world.rank)
                 features, labels = scope.data
                 before = gradients.reductions
                 with private.assignments_of_keras() as assigned:
                     spec = self._call_model_fn(features, labels, ModeKeys.TRAIN)
-                _check_reduced(gradients.reductions - before)
-                loss, train_op = _over_all(scope, spec.loss), tf.group(_operation(spec.train_op), *assigned)
+                graphs.check_reduced(gradients.reductions - before)
+                loss, train_op = graphs.over_all(scope, spec.loss), tf.group(graphs.operation(spec.train_op), *assigned)
             specs.warm_start(self._warm_start_from if self.latest_checkpoint() is None else None)
             scaffold = self._scaffold(spec)
             together = hooks.Together(self._config, self.model_dir, scaffold, list(listeners or ()), saved)
@@ -194,24 +192,24 @@ class Estimator:
     def _evaluate(
         self, input_fn: Any, steps: int | None, own_hooks: Any, checkpoint: str | None, name: str | None
     ) -> dict[str, Any]:
-        with _new_graph() as graph:
+        with graphs.new_graph() as graph:
             self._seed(graph)
             step = v1.train.get_or_create_global_step()
             features, labels = self._inputs(input_fn, ModeKeys.EVAL)
-            with _GraphScope(world.current(), (features, labels), training=False).entered() as scope:
+            with graphs.GraphScope(world.current(), (features, labels), training=False).entered() as scope:
                 features, labels = scope.data
                 spec = self._call_model_fn(features, labels, ModeKeys.EVAL)
-                metrics = _metrics(spec)
-                loss = _over_all(scope, spec.loss)
+                metrics = graphs.metrics_of(spec)
+                loss = graphs.over_all(scope, spec.loss)
             totals = hooks.metric_totals()
             found = None
             fetches = [loss, scope.active, tf.group(*(update for _, update in metrics.values()))]
             all_hooks = [hooks.BeginEqual(), *hooks.here([*(own_hooks or ()), *(spec.evaluation_hooks or ())])]
             with world.remembering_errors(), self._restored(spec, checkpoint, all_hooks) as session:
-                losses = _steps_of(session, fetches, totals, steps)
-                totals.reduce(_without_hooks(session), ReduceOp.SUM)
+                losses = graphs.steps_of(session, fetches, totals, steps)
+                totals.reduce(graphs.without_hooks(session), ReduceOp.SUM)
                 values = {name: value for name, (value, _) in metrics.items()}
-                found = _without_hooks(session).run([values, step])
+                found = graphs.without_hooks(session).run([values, step])
         if found is None:
             raise ValueError(
                 "The values of `eval_metric_ops` must not need a further batch: give (value, update) pairs."
@@ -255,7 +253,7 @@ class Estimator:
         return self._predict(input_fn, predict_keys, hooks, checkpoint, yield_single_examples)
 
     def _predict(self, input_fn: Any, keys: Any, own_hooks: Any, checkpoint: str | None, single: bool) -> Iterator[Any]:
-        with _new_graph() as graph:
+        with graphs.new_graph() as graph:
             self._seed(graph)
             v1.train.get_or_create_global_step()
             features = self._inputs(input_fn, ModeKeys.PREDICT, whole=True)[0]
@@ -269,7 +267,7 @@ class Estimator:
             with self._restored(spec, checkpoint, all_hooks) as session:
                 while not session.should_stop():
                     batch = session.run(predictions)
-                    yield from _rows(batch) if single else [batch]
+                    yield from graphs.rows(batch) if single else [batch]
 
     def export_saved_model(
         self,
@@ -284,13 +282,13 @@ class Estimator:
         checkpoint, comm = self._checkpoint(checkpoint_path), world.current().comm
         written = ""
         if comm.rank == 0:
-            with _new_graph() as graph:
+            with graphs.new_graph() as graph:
                 self._seed(graph)
                 v1.train.get_or_create_global_step()
                 receiver = serving_input_receiver_fn()
                 spec = self._call_model_fn(receiver.features, getattr(receiver, "labels", None), experimental_mode)
                 written = export.write(spec, receiver, str(export_dir_base), checkpoint, assets_extra, as_text)
-        return (written if self._by_rank_0_alone else comm.broadcast_object(written)).encode()
+        return self._told_to_all(written).encode()
 
     @contextlib.contextmanager
     def by_rank_0_alone(self) -> Iterator[None]:
@@ -312,6 +310,10 @@ class Estimator:
         )
 
     # -- helpers ---------------------------------------------------------------------------------
+
+    def _told_to_all(self, mine: Any) -> Any:
+        """Rank 0's value on every worker, unless rank 0 is here alone."""
+        return mine if self._by_rank_0_alone else world.current().comm.broadcast_object(mine)
 
     def _call_model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
         known = {"labels": labels, "mode": mode, "params": self.params, "config": self.config}
@@ -372,16 +374,6 @@ class Estimator:
         return int(comm.broadcast_object(mine))
 
 
-class _GraphScope(StepScope):
-    """A step whose graph has no order but that of its edges: what is assigned is made equal outside of it."""
-
-    def before_assign(self, variable: tf.Variable) -> None:
-        """Nothing is noted."""
-
-    def before_read(self, variable: tf.Variable) -> None:
-        """A value read is this worker's."""
-
-
 def check_steps(steps: int | None, max_steps: int | None) -> None:
     """Raises ValueError where both are given, or one is not positive."""
     if steps is not None and max_steps is not None:
@@ -404,86 +396,3 @@ def _with_model_dir(config: RunConfig, model_dir: Any) -> RunConfig:
         chosen = comm.broadcast_object(made)
     config.model_dir = chosen
     return config
-
-
-def _over_all(scope: StepScope, loss: Any) -> Any:
-    """The loss of the global batch: the workers' weighted by their samples."""
-    loss = tf.reshape(tf.convert_to_tensor(loss), [])
-    if scope.session.comm.size == 1:
-        return loss
-    share = 1.0 if private.losses_are_sums(v1.get_default_graph()) else scope.fraction()
-    mine = tf.where(scope.active, loss * tf.cast(share, loss.dtype), tf.zeros_like(loss))
-    return ops.allreduce(scope.session.comm, tf.stop_gradient(mine))
-
-
-def _operation(train_op: Any) -> Any:
-    if isinstance(train_op, tf.Operation | tf.Tensor):
-        return train_op
-    raise TypeError(
-        f"`train_op` must be an operation of the graph. Received: {type(train_op).__name__}. The optimizers of Keras 3 make none: use one of "
-        "tf.compat.v1.train, or tf_keras.optimizers.legacy with TF_USE_LEGACY_KERAS=1."
-    )
-
-
-@contextlib.contextmanager
-def _new_graph() -> Iterator[Any]:
-    """A graph to build; it has no strategy, and names as any other graph of the same functions."""
-    with tf.Graph().as_default() as graph, private.names_of_a_new_graph():
-        yield graph
-
-
-def _check_reduced(reductions: int) -> None:
-    """Raises ConfigurationError where workers would each train alone."""
-    if world.current().world.size > 1 and not reductions and v1.trainable_variables():
-        raise ConfigurationError(
-            "`model_fn` has built a training step whose gradients are not exchanged: it updates variables without an optimizer. Use one of "
-            "tf.compat.v1.train (or a class derived from its Optimizer), or of tf_keras.optimizers.legacy."
-        )
-
-
-def _metrics(spec: EstimatorSpec) -> dict[str, tuple[Any, Any]]:
-    found = {}
-    for name, metric in (spec.eval_metric_ops or {}).items():
-        if isinstance(metric, tuple | list):
-            found[name] = (metric[0], metric[1])
-        elif getattr(metric, "updates", None):  # Keras 2
-            found[name] = (metric.result(), tf.group(*metric.updates))
-            for variable in metric.variables:
-                v1.add_to_collection(v1.GraphKeys.LOCAL_VARIABLES, variable)
-        else:
-            raise TypeError(
-                f"The metric {name!r} makes no operations in a graph. Use tf.compat.v1.metrics, or a metric of tf_keras with "
-                "TF_USE_LEGACY_KERAS=1."
-            )
-    return found
-
-
-def _steps_of(session: Any, fetches: Any, totals: hooks.Values, steps: int | None) -> list[float]:
-    """The losses of all steps, which are run until the data or ``steps`` end; a worker without samples adds nothing to metrics."""
-    losses: list[float] = []
-    comm = world.current().comm
-    while not any(comm.agree("stop evaluating?", float(session.should_stop()))) and (
-        steps is None or len(losses) < steps
-    ):
-        before = totals.read(_without_hooks(session)) if comm.size > 1 else []
-        try:
-            loss, active, _ = session.run(fetches)
-        except tf.errors.OutOfRangeError:
-            break
-        losses.append(float(loss))
-        if not active:
-            totals.write(_without_hooks(session), before)
-    if not losses:
-        raise ValueError("The evaluation's `input_fn` gave no batch.")
-    return losses
-
-
-def _without_hooks(session: Any) -> Any:
-    """The session inside a monitored one."""
-    return session.run_step_fn(lambda step_context: step_context.session)
-
-
-def _rows(batch: Any) -> Iterator[Any]:
-    count = len(tf.nest.flatten(batch)[0])
-    for row in range(count):
-        yield tf.nest.map_structure(lambda values, row=row: values[row], batch)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.dialects import keras2
-from syrtos.dialects.estimator import inputs
+from syrtos.dialects.estimator import graphs, inputs
 from syrtos.dialects.estimator.config import RunConfig
 from syrtos.dialects.estimator.estimator import Estimator, check_steps
 from syrtos.dialects.estimator.export import new_folder
@@ -145,11 +145,7 @@ class KerasEstimator(Estimator):
             values = {
                 name: out for name, out in values.items() if not predict_keys or name in np.atleast_1d(predict_keys)
             }
-            if not yield_single_examples:
-                yield values
-                continue
-            for row in range(len(next(iter(values.values())))):
-                yield {name: out[row] for name, out in values.items()}
+            yield from graphs.rows(values) if yield_single_examples else [values]
 
     def export_saved_model(
         self,
@@ -171,7 +167,7 @@ class KerasEstimator(Estimator):
             fed: Any = [tf.TensorSpec(one.shape, one.dtype) for one in self._model.inputs]
             archive.add_endpoint("serving_default", self._answer, fed)
             archive.write_out(written)
-        return (written if self._by_rank_0_alone else world.current().comm.broadcast_object(written)).encode()
+        return self._told_to_all(written).encode()
 
     # -- helpers ---------------------------------------------------------------------------------
 

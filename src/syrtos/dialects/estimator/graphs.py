@@ -1,0 +1,115 @@
+"""What an Estimator's graph is made of, and how its sessions are run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.dialects.estimator import hooks
+from syrtos.dialects.estimator.specs import EstimatorSpec
+from syrtos.errors import ConfigurationError
+from syrtos.keras import private
+from syrtos.keras.backends import tensorflow as ops
+from syrtos.keras.step import StepScope
+
+v1: Any = tf.compat.v1
+
+
+class GraphScope(StepScope):
+    """A step whose graph has no order but that of its edges: what is assigned is made equal outside of it."""
+
+    def before_assign(self, variable: tf.Variable) -> None:
+        """Nothing is noted."""
+
+    def before_read(self, variable: tf.Variable) -> None:
+        """A value read is this worker's."""
+
+
+def over_all(scope: StepScope, loss: Any) -> Any:
+    """The loss of the global batch: the workers' weighted by their samples."""
+    loss = tf.reshape(tf.convert_to_tensor(loss), [])
+    if scope.session.comm.size == 1:
+        return loss
+    share = 1.0 if private.losses_are_sums(v1.get_default_graph()) else scope.fraction()
+    mine = tf.where(scope.active, loss * tf.cast(share, loss.dtype), tf.zeros_like(loss))
+    return ops.allreduce(scope.session.comm, tf.stop_gradient(mine))
+
+
+def operation(train_op: Any) -> Any:
+    """The training step; raises TypeError where it is none of a graph."""
+    if isinstance(train_op, tf.Operation | tf.Tensor):
+        return train_op
+    raise TypeError(
+        f"`train_op` must be an operation of the graph. Received: {type(train_op).__name__}. The optimizers of Keras 3 make none: use one of "
+        "tf.compat.v1.train, or tf_keras.optimizers.legacy with TF_USE_LEGACY_KERAS=1."
+    )
+
+
+@contextlib.contextmanager
+def new_graph() -> Iterator[Any]:
+    """A graph to build; it has no strategy, and names as any other graph of the same functions."""
+    with tf.Graph().as_default() as graph, private.names_of_a_new_graph():
+        yield graph
+
+
+def check_reduced(reductions: int) -> None:
+    """Raises ConfigurationError where workers would each train alone."""
+    if world.current().world.size > 1 and not reductions and v1.trainable_variables():
+        raise ConfigurationError(
+            "`model_fn` has built a training step whose gradients are not exchanged: it updates variables without an optimizer. Use one of "
+            "tf.compat.v1.train (or a class derived from its Optimizer), or of tf_keras.optimizers.legacy."
+        )
+
+
+def metrics_of(spec: EstimatorSpec) -> dict[str, tuple[Any, Any]]:
+    """Value and update of each metric; raises TypeError where one makes no operations."""
+    found = {}
+    for name, metric in (spec.eval_metric_ops or {}).items():
+        if isinstance(metric, tuple | list):
+            found[name] = (metric[0], metric[1])
+        elif getattr(metric, "updates", None):  # Keras 2
+            found[name] = (metric.result(), tf.group(*metric.updates))
+            for variable in metric.variables:
+                v1.add_to_collection(v1.GraphKeys.LOCAL_VARIABLES, variable)
+        else:
+            raise TypeError(
+                f"The metric {name!r} makes no operations in a graph. Use tf.compat.v1.metrics, or a metric of tf_keras with "
+                "TF_USE_LEGACY_KERAS=1."
+            )
+    return found
+
+
+def steps_of(session: Any, fetches: Any, totals: hooks.Values, steps: int | None) -> list[float]:
+    """The losses of all steps, which are run until the data or ``steps`` end; a worker without samples adds nothing to metrics."""
+    losses: list[float] = []
+    comm = world.current().comm
+    while not any(comm.agree("stop evaluating?", float(session.should_stop()))) and (
+        steps is None or len(losses) < steps
+    ):
+        before = totals.read(without_hooks(session)) if comm.size > 1 else []
+        try:
+            loss, active, _ = session.run(fetches)
+        except tf.errors.OutOfRangeError:
+            break
+        losses.append(float(loss))
+        if not active:
+            totals.write(without_hooks(session), before)
+    if not losses:
+        raise ValueError("The evaluation's `input_fn` gave no batch.")
+    return losses
+
+
+def without_hooks(session: Any) -> Any:
+    """The session inside a monitored one."""
+    return session.run_step_fn(lambda step_context: step_context.session)
+
+
+def rows(batch: Any) -> Iterator[Any]:
+    """The rows of a structure of arrays, one by one."""
+    count = len(tf.nest.flatten(batch)[0])
+    for row in range(count):
+        yield tf.nest.map_structure(lambda values, row=row: values[row], batch)
