@@ -264,6 +264,6 @@ def _same(batch: Any) -> Any:
     return batch
 
 
-# A model may be loaded before there is a data set. Our patches of Keras, where they are loaded, come first.
-if "keras" in sys.modules and "syrtos.keras.patches" not in sys.modules:
+# A model may be loaded before there is a data set. Where our own room for Keras is what imports this one, it comes first.
+if "keras" in sys.modules and "syrtos.keras" not in sys.modules:
     importlib.import_module("syrtos.keras.planned").prepare()
