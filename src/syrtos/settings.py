@@ -40,8 +40,9 @@ HARMLESS = (
 )
 
 
-# Begins like a harmless one, and is none: never shown, sent to other hosts, or given to scripts.
+# Begin like harmless ones, and are none: never shown, sent to other hosts, or given to scripts.
 SECRET_VARIABLE = "SYRTOS_SECRET"
+DATABASE_VARIABLE = "SYRTOS_DATABASE_URL"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,12 +122,13 @@ def environment() -> Mapping[str, str]:
 
 def is_harmless(name: str) -> bool:
     """Whether a variable may be shown, and sent to other hosts."""
-    return name.startswith(HARMLESS) and name != SECRET_VARIABLE
+    return name.startswith(HARMLESS) and name not in (SECRET_VARIABLE, DATABASE_VARIABLE)
 
 
 def forget_secret() -> None:
-    """From now on this process, and what it starts, does not know it."""
-    os.environ.pop(SECRET_VARIABLE, None)
+    """From now on this process, and what it starts, does not know any secret."""
+    for name in (SECRET_VARIABLE, DATABASE_VARIABLE):
+        os.environ.pop(name, None)
 
 
 def set_environment(values: Mapping[str, str]) -> None:

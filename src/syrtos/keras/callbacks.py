@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from syrtos.comm import world
@@ -165,6 +166,13 @@ class Last(_Quiet):
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
             )
         self._session.ledger.note("callbacks", time.perf_counter() - self.epoch_end_since, "epoch end")
+        self._session.ledger.epoch(
+            epoch=epoch + 1,
+            epochs=self.params.get("epochs"),
+            step=self._steps,
+            steps_per_epoch=self.params.get("steps"),
+            logs={name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0},
+        )
         self._session.ledger.flush()
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -10,8 +10,10 @@ import array
 import fcntl
 import json
 import os
+import socket
 import termios
 import time
+from pathlib import Path
 from typing import Any
 
 # A pipe takes 4096 bytes at once (PIPE_BUF); a character may take six of them in JSON, but hardly all do.
@@ -23,6 +25,30 @@ MARK = b"\x1esyrtos "
 def line(kind: str, rank: int, **facts: Any) -> bytes:
     """One event as it is written."""
     return MARK + json.dumps({"kind": kind, "rank": rank, **facts}).encode() + b"\n"
+
+
+def machine() -> str:
+    """What two processes have in common whose numbers mean the same: the boot of a machine, and the namespace of process numbers."""
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def born(pid: int) -> int:
+    """When a process began, in ticks since boot: numbers are used again (proc(5), field 22); 0 if it is gone.
+
+    One that has ended and waits for its parent to notice is gone.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def started(descriptor: int, rank: int, **facts: Any) -> None:
+    """Says where this process is, for who may have to signal it."""
+    pid = os.getpid()
+    here = {"host": socket.gethostname(), "machine": machine(), "pid": pid, "born": born(pid)}
+    send(descriptor, "started", rank, **here, **facts)
 
 
 def parse(data: bytes) -> dict[str, Any] | None:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
@@ -59,6 +58,7 @@ class _Supervisor:
         self._spared = plan.spared
         self._finished: set[int] = set()
         self._fatal: int | None = None
+        self._machine = events.machine()
         self._process = subprocess.Popen(
             plan.command,
             env={**env, **plan.environment},
@@ -100,8 +100,8 @@ class _Supervisor:
                 return
 
     def _first_gone(self) -> int | None:
-        workers = [w for w in list(self.outcome.workers.values()) if w["host"] == os.uname().nodename]
-        gone = [w["rank"] for w in workers if not _is_worker(w["pid"])]
+        workers = self._here()
+        gone = [w["rank"] for w in workers if not _lives(w)]
         return gone[0] if gone and len(gone) < len(workers) else None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -114,12 +114,15 @@ class _Supervisor:
 
     def _signal_workers(self, number: int) -> None:
         """Local workers directly; workers of other hosts through the launcher of our MPI, which forwards."""
-        here = os.uname().nodename
-        for worker in list(self.outcome.workers.values()):
-            if worker["host"] == here:
-                _signal_process(worker["pid"], number)
-        if any(worker["host"] != here for worker in list(self.outcome.workers.values())) or not self.outcome.workers:
+        here = self._here()
+        for worker in here:
+            _signal_worker(worker, number)
+        if len(here) < len(self.outcome.workers) or not here:
             _signal_process(self._process.pid, number)
+
+    def _here(self) -> list[dict[str, Any]]:
+        """The workers that this process can signal. Not by their hosts' names: there may be several on one machine."""
+        return [worker for worker in list(self.outcome.workers.values()) if worker["machine"] == self._machine]
 
     def _kill(self) -> None:
         """Ends what is left: the launcher first asked, then its whole session, then workers by number."""
@@ -130,10 +133,8 @@ class _Supervisor:
             except subprocess.TimeoutExpired:
                 _signal_group(self._process.pid, signal.SIGKILL)
                 self._process.wait()
-        here = os.uname().nodename
-        for worker in list(self.outcome.workers.values()):
-            if worker["host"] == here and _is_worker(worker["pid"]):
-                _signal_process(worker["pid"], signal.SIGKILL)
+        for worker in self._here():
+            _signal_worker(worker, signal.SIGKILL)
 
     def _exit_code(self) -> int:
         if self._signal is not None:
@@ -278,6 +279,18 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _lives(worker: Mapping[str, Any]) -> bool:
+    return events.born(worker["pid"]) == worker["born"]
+
+
+def _signal_worker(worker: Mapping[str, Any], number: int) -> None:
+    """With its children, if it has a process group of its own, which may outlive it."""
+    if worker.get("group"):
+        _signal_group(worker["pid"], number)
+    elif _lives(worker):
+        _signal_process(worker["pid"], number)
+
+
 def _signal_process(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
@@ -290,11 +303,3 @@ def _signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except ProcessLookupError:
         return
-
-
-def _is_worker(pid: int) -> bool:
-    """Whether a process number still belongs to a worker of ours: numbers are used again."""
-    try:
-        return b"syrtos" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False

@@ -63,7 +63,8 @@ class _Worker:
     def run(self, script: str, arguments: list[str]) -> int:
         """Returns the script's exit code; failures have been reported."""
         try:
-            self._tell("started", host=socket.gethostname(), pid=os.getpid())
+            if self._launched:
+                events.started(self._control, self.rank)
             if self._join() == "server":
                 _serve(script, self._options.run_dir)
                 return 0

@@ -81,6 +81,10 @@ class Ledger:
         """Writes down how something is done in this run, e.g. ``input="planned"``."""
         self._write({"phase": "facts", "steps": 0, **facts})
 
+    def epoch(self, **facts: object) -> None:
+        """Writes down the end of an epoch: which one, of how many, and its logs."""
+        self._write({"phase": "epoch", "steps": 0, "time": round(time.time(), 3), **facts})
+
     def note(self, kind: Kind, seconds: float, phase: str = "between") -> None:
         """Writes down time outside of steps, e.g. a checkpoint at the end of an epoch."""
         self._write({"phase": phase, "steps": 0, "wall": round(seconds, 6), kind: round(seconds, 6)})

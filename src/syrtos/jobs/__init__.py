@@ -1,0 +1,1 @@
+"""SageMaker-shaped training jobs on the user's own machines."""

@@ -1,0 +1,142 @@
+"""What a job leaves: archives of its output folders, and checkpoints that are copied while it runs. Archives are unpacked with suspicion."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from syrtos.errors import DataError
+from syrtos.jobs.places import Places, safe_name
+
+_LARGEST = 8 << 30
+
+
+def pack(folders: Sequence[Path], archive: Path) -> int:
+    """A ``tar.gz`` of what is in all ``folders``; where two have the same file, the later one's counts, as on SageMaker.
+
+    Returns:
+        The number of files; with none, no archive is made.
+    """
+    files = _merged(folders)
+    if files:
+        with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+            for name, path in files.items():
+                tar.add(path, name, recursive=False)
+    return len(files)
+
+
+def _merged(folders: Sequence[Path]) -> dict[str, Path]:
+    found = {}
+    for folder in folders:
+        paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        found |= {path.relative_to(folder).as_posix(): path for path in paths}
+    return found
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Extracts files and folders only, inside ``folder`` only, without owners or special modes (PEP 706).
+
+    Raises:
+        DataError: it is no archive, names a path outside, holds links out of it or devices, or unpacks to more than 8 GiB.
+    """
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            members = tar.getmembers()
+            if sum(member.size for member in members) > _LARGEST:
+                raise DataError(f"{archive.name} unpacks to more than {_LARGEST >> 30} GiB.")
+            tar.extractall(folder, members, filter="data")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataError(f"{archive.name} can't be unpacked: {error}") from error
+
+
+def upload(places: Places, folders: Sequence[Path], uri: str, archive: str | None, scratch: Path) -> bool:
+    """Uploads what is in ``folders`` to ``uri``: as one ``archive``, or file by file; whether there was anything."""
+    if archive is None:
+        files = _merged(folders)
+        for name, path in files.items():
+            places.upload(path, f"{uri}/{name}")
+        return bool(files)
+    with tempfile.TemporaryDirectory(dir=scratch) as made:
+        path = Path(made) / archive
+        if not pack(folders, path):
+            return False
+        places.upload(path, f"{uri}/{archive}")
+    return True
+
+
+class Checkpoints:
+    """Keeps a URI equal to what is in a job's checkpoint folders.
+
+    A file is copied once it has not changed between two looks, so that half a checkpoint is never uploaded over a whole one.
+    """
+
+    def __init__(self, places: Places, uri: str, folders: Sequence[Path], every: float = 1.0) -> None:
+        self._places, self._uri, self._folders, self._every = places, uri, folders, every
+        self._seen: dict[Path, tuple[int, int]] = {}
+        self._sent: dict[Path, tuple[int, int]] = {}
+        self._names: set[str] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.error: Exception | None = None
+
+    def restore(self) -> int:
+        """Copies what is there into every folder, and returns how many files."""
+        if not self._places.exists(self._uri + "/"):
+            return 0
+        found = self._places.under(self._uri + "/")
+        for folder in self._folders:
+            for source in found:
+                path = folder / safe_name(source.name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                source.fetch(path)
+                self._sent[path] = self._seen[path] = _version(path)
+        self._names = {source.name for source in found}
+        return len(found)
+
+    def start(self) -> None:
+        """Begins to copy."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Copies what is left; nobody writes any more."""
+        self._over.set()
+        self._thread.join()
+        self.copy(settled=False)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every):
+            try:
+                self.copy()
+                self.error = None
+            except Exception as error:  # tried again; at the end it counts
+                self.error = error
+
+    def copy(self, settled: bool = True) -> None:
+        """Uploads what is new, and removes what is gone."""
+        names = set()
+        for folder in self._folders:
+            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+                names.add(path.relative_to(folder).as_posix())
+                self._copy_one(folder, path, settled)
+        for name in self._names - names:
+            self._places.remove(f"{self._uri}/{name}")
+        self._names = names
+
+    def _copy_one(self, folder: Path, path: Path, settled: bool) -> None:
+        try:
+            version = _version(path)
+            before, self._seen[path] = self._seen.get(path), version
+            if self._sent.get(path) == version or (settled and before != version):
+                return
+            self._places.upload(path, f"{self._uri}/{path.relative_to(folder).as_posix()}")
+        except FileNotFoundError:
+            return  # it was temporary
+        self._sent[path] = version
+
+
+def _version(path: Path) -> tuple[int, int]:
+    facts = path.stat()
+    return facts.st_mtime_ns, facts.st_size

@@ -1,0 +1,184 @@
+"""A job's inputs, on each instance: files in a folder (File, FastFile), or a stream in a pipe (Pipe)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from syrtos.errors import DataError
+from syrtos.jobs.places import Places, Source, manifest, safe_name
+from syrtos.jobs.request import Channel
+
+_RECORD_IO = 0xCED7230A
+
+
+def sources(places: Places, channel: Channel, host: int, hosts: int, epoch: int = 0) -> list[Source]:
+    """What instance ``host`` of ``hosts`` reads of a channel, in the order in which it reads it.
+
+    Raises:
+        DataError: there is nothing.
+    """
+    found = _listed(places, channel)
+    if channel.seed is not None:
+        random.Random(f"{channel.seed} {epoch}").shuffle(found)
+    mine = found[host::hosts] if channel.sharded else found
+    if not mine:
+        raise DataError(
+            f"Channel {channel.name} has {len(found)} objects, and is sharded over {hosts} instances: algo-{host + 1} would get none. "
+            "Write the data to more objects, or use FullyReplicated."
+        )
+    return mine
+
+
+def _listed(places: Places, channel: Channel) -> list[Source]:
+    if channel.kind != "ManifestFile":
+        return places.under(channel.uri)
+    prefix, names = manifest(places.text(channel.uri))
+    found = []
+    for name in names:
+        (one, *_) = places.under(prefix + name)
+        found.append(Source(safe_name(name), one.fetch, one.read, one.local))
+    return found
+
+
+def provide(places: Places, channel: Channel, host: int, hosts: int, folder: Path) -> int:
+    """Fills a channel's folder; in FastFile mode with links where this machine has the files already.
+
+    Returns:
+        The number of files.
+    """
+    found = sources(places, channel, host, hosts)
+    for source in found:
+        path = folder / source.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if channel.mode == "FastFile" and source.local is not None:
+            _link(source.local, path)
+        else:
+            source.fetch(path)
+    return len(found)
+
+
+def _link(file: Path, path: Path) -> None:
+    """A hard link, which outlives what it is a link to; a soft one on another file system."""
+    try:
+        os.link(file, path)
+    except OSError:
+        path.symlink_to(file)
+
+
+# -- pipes -------------------------------------------------------------------------------------------------
+
+
+class Pipe:
+    """Streams a channel into ``<folder>/<channel>_<epoch>``, epoch after epoch, as fast as the script reads."""
+
+    def __init__(self, places: Places, channel: Channel, host: int, hosts: int, folder: Path) -> None:
+        self._places, self._channel, self._host, self._hosts = places, channel, host, hosts
+        self._base = folder / channel.name
+        self._over = threading.Event()
+        self.error: Exception | None = None
+        os.mkfifo(f"{self._base}_0")
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the stream."""
+        self._over.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        epoch = 0
+        try:
+            while not self._over.is_set():
+                descriptor = self._opened(f"{self._base}_{epoch}")
+                if descriptor is None:
+                    return
+                os.mkfifo(f"{self._base}_{epoch + 1}")  # there before the script can ask for it
+                with os.fdopen(descriptor, "wb", buffering=1 << 20) as pipe:
+                    self._write(pipe, epoch)
+                epoch += 1
+        except BrokenPipeError:
+            return  # the script has closed it
+        except Exception as error:
+            self.error = error
+
+    def _opened(self, path: str) -> int | None:
+        """A descriptor once somebody reads; None if the job has ended before."""
+        while not self._over.wait(0.02):
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # nobody reads yet
+                    raise
+                continue
+            os.set_blocking(descriptor, True)
+            return descriptor
+        return None
+
+    def _write(self, pipe: IO[bytes], epoch: int) -> None:
+        try:
+            for record in self._records(epoch):
+                pipe.write(framed(record) if self._channel.record_io else record)
+        except BrokenPipeError:
+            pass  # a script need not read an epoch to its end
+
+    def _records(self, epoch: int) -> Iterator[bytes]:
+        if self._channel.kind == "AugmentedManifestFile":
+            yield from _augmented(self._places, self._channel, epoch)
+            return
+        for source in sources(self._places, self._channel, self._host, self._hosts, epoch):
+            if self._channel.record_io:  # an object is a record
+                yield b"".join(self._unpacked(source))
+            else:
+                yield from self._unpacked(source)
+
+    def _unpacked(self, source: Source) -> Iterator[bytes]:
+        return _gunzip(source.read()) if self._channel.gzip else source.read()
+
+
+def framed(record: bytes) -> bytes:
+    """A record in RecordIO's frame: magic number, length, bytes, padding to 4 (MXNet's format, which SageMaker's Pipe mode writes)."""
+    return struct.pack("<II", _RECORD_IO, len(record)) + record + b"\0" * (-len(record) % 4)
+
+
+def _augmented(places: Places, channel: Channel, epoch: int) -> Iterator[bytes]:
+    """Each line's attributes, one after the other: of ``*-ref``, what the URI holds."""
+    lines = places.text(channel.uri).splitlines()
+    if channel.seed is not None:
+        random.Random(f"{channel.seed} {epoch}").shuffle(lines)
+    for line in filter(None, lines):
+        facts = json.loads(line)
+        for name in channel.attributes:
+            value = facts[name]
+            if name.endswith("-ref"):
+                (source, *_) = places.under(value)
+                yield b"".join(source.read())
+            else:
+                yield (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+def _gunzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    for piece in pieces:
+        while piece:
+            yield unpack.decompress(piece)
+            piece = unpack.unused_data
+            if unpack.eof:  # members may follow each other
+                unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
+            else:
+                break
+
+
+def clean(folder: Path) -> None:
+    """Empties a folder that an earlier attempt has filled."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)

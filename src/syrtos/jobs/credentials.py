@@ -1,0 +1,76 @@
+"""Who may do what: the owner's keys, and those of a job's script, which end with the job."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from syrtos.jobs.home import Home
+from syrtos.jobs.places import split
+from syrtos.jobs.store import Record, Store
+
+
+@dataclasses.dataclass(frozen=True)
+class Caller:
+    """Whose signature a request has.
+
+    Attributes:
+        secret: what it must be signed with.
+        job: whose script it is; None for the owner.
+    """
+
+    secret: str
+    job: Record | None
+
+    @property
+    def arn(self) -> str:
+        """As STS tells it."""
+        return f"arn:aws:sts::000000000000:assumed-role/syrtos/{self.job.name if self.job else 'owner'}"
+
+    def may_read(self, bucket: str, key: str) -> bool:
+        """Whether an object, or those under a prefix, may be read."""
+        return self.job is None or _covers(_read_prefixes(self.job.request), bucket, key) or self.may_write(bucket, key)
+
+    def may_write(self, bucket: str, key: str) -> bool:
+        """Whether an object may be written or removed."""
+        return self.job is None or _covers(_write_prefixes(self.job.request), bucket, key)
+
+
+def new_access_key() -> str:
+    """The access key of a job."""
+    return "SYRJ" + secrets.token_hex(8).upper()
+
+
+def job_secret(home: Home, access_key: str) -> str:
+    """A job's secret key, which is written down nowhere: made of its access key and the owner's secret."""
+    digest = hmac.digest(home.keys()[1].encode(), access_key.encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).decode()[:40]
+
+
+def caller_of(home: Home, store: Store, access_key: str) -> Caller | None:
+    """Who has this access key now; None for nobody."""
+    owner, secret = home.keys()
+    if hmac.compare_digest(access_key.encode(), owner.encode()):
+        return Caller(secret, None)
+    job = store.by_key(access_key) if access_key.startswith("SYRJ") else None
+    return Caller(job_secret(home, access_key), job) if job and not job.state.final else None
+
+
+def _read_prefixes(request: Mapping[str, Any]) -> list[str]:
+    sources = [channel["DataSource"].get("S3DataSource") or {} for channel in request.get("InputDataConfig") or ()]
+    code = (request.get("HyperParameters") or {}).get("sagemaker_submit_directory", "").strip('"')
+    return [*(source.get("S3Uri", "") for source in sources), code]
+
+
+def _write_prefixes(request: Mapping[str, Any]) -> list[str]:
+    output = f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/"
+    return [output, (request.get("CheckpointConfig") or {}).get("S3Uri", "")]
+
+
+def _covers(prefixes: list[str], bucket: str, key: str) -> bool:
+    allowed = [split(prefix) for prefix in prefixes if prefix.startswith("s3://")]
+    return any(bucket == ours and key.startswith(prefix) for ours, prefix in allowed)

@@ -1,0 +1,174 @@
+"""Makes a process one of an instance: its own ``/opt/ml``, host name and ``/etc/hosts``; then runs a command in its place.
+
+`python -m syrtos.jobs.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.enter --as-root LAUNCHER ...`. Where the kernel
+lets users make namespaces (user_namespaces(7)), paths and names are as on SageMaker, and each process of an instance mounts the same
+folders. Where it does not, the command gets folders by variables.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from syrtos.launch import events
+from syrtos.launch.supervise import die_with_parent
+from syrtos.settings import environment
+
+_NEW_MOUNTS, _NEW_NAMES, _NEW_USER = 0x00020000, 0x04000000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER
+_READ_ONLY, _REMOUNT, _BIND, _MOVE, _RECURSIVE, _PRIVATE = 1, 32, 4096, 8192, 16384, 1 << 18  # MS_* of mount(2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One instance.
+
+    Attributes:
+        name: of the host.
+        root: the folder that is to be ``/opt/ml``.
+        isolated: make namespaces.
+        folder: what the command starts in.
+        hosts: a file to be ``/etc/hosts``.
+        mounts: more folders of the host, by the paths that they are to have.
+        fixed: paths that must not be written to.
+        variables: of the environment.
+        rank: what to report the command as, or None if it reports by itself.
+        output: a file that gets what the command prints; empty: whoever started this.
+    """
+
+    name: str
+    root: str
+    isolated: bool
+    folder: str
+    hosts: str
+    mounts: Mapping[str, str]
+    fixed: tuple[str, ...]
+    variables: Mapping[str, str]
+    rank: int | None = None
+    output: str = ""
+
+
+def main() -> NoReturn:
+    """Enters the instance and becomes the command."""
+    if sys.argv[1] == "--as-root":
+        become_root()
+        die_with_parent()  # the kernel has forgotten it with the change of user
+        os.execvp(sys.argv[2], sys.argv[2:])
+    spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
+    if spec.isolated:
+        _isolate(spec)
+    env = {**environment(), **spec.variables}
+    if spec.rank is not None:  # a command that knows nothing of a launcher, and must not think it was started by one
+        os.setpgrp()
+        events.started(2, spec.rank, group=True)
+        env = {name: value for name, value in env.items() if not name.startswith(("PMI_", "MPI_LOCAL", "HYDI_"))}
+    if spec.output:
+        descriptor = os.open(spec.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+    os.chdir(spec.folder)
+    try:
+        os.execvpe(sys.argv[2], sys.argv[2:], env)
+    except OSError as error:
+        print(f"syrtos: {sys.argv[2]} can't be run: {error.strerror}.", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
+def _isolate(spec: Spec) -> None:
+    unshare(_NEW_MOUNTS | _NEW_NAMES)
+    mount("none", "/", _RECURSIVE | _PRIVATE)
+    socket.sethostname(spec.name)
+    mount(spec.hosts, "/etc/hosts", _BIND)
+    _mount_ml(spec.root)
+    for path, folder in spec.mounts.items():
+        os.makedirs(path, exist_ok=True)
+        mount(folder, path, _BIND)
+    for path in spec.fixed:
+        mount(path, path, _BIND)
+        mount("none", path, _BIND | _REMOUNT | _READ_ONLY)
+
+
+def _mount_ml(root: str) -> None:
+    """``/opt/ml``, also where there is no such folder and this user can't make it: then in a copy of ``/opt`` made of mounts."""
+    if not os.path.isdir("/opt/ml"):
+        copy = tempfile.mkdtemp(dir=root)
+        mount("tmpfs", copy, 0, "tmpfs")
+        for entry in os.scandir("/opt"):
+            target = os.path.join(copy, entry.name)
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), target)
+                continue
+            if entry.is_dir():
+                os.mkdir(target)
+            else:
+                Path(target).touch()
+            mount(entry.path, target, _BIND | _RECURSIVE)
+        os.mkdir(os.path.join(copy, "ml"))
+        mount(copy, "/opt", _MOVE)
+        os.rmdir(copy)
+    mount(root, "/opt/ml", _BIND)
+
+
+def become_root() -> None:
+    """In a namespace of its own, this user may mount (user_namespaces(7)); for root there is nothing to do."""
+    if os.geteuid() == 0 and _may(_NEW_MOUNTS):
+        return
+    user, group = os.geteuid(), os.getegid()
+    unshare(_NEW_USER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+
+
+@functools.cache
+def can_isolate() -> bool:
+    """Whether this kernel and user can do all of it: tried out in a process."""
+    if not os.path.isdir("/opt"):
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Spec(
+            name="algo-1", root=folder, isolated=True, folder="/", hosts="/etc/hosts", mounts={}, fixed=(), variables={}
+        )  # fmt: skip
+        path = Path(folder) / "spec.json"
+        path.write_text(json.dumps(dataclasses.asdict(spec)))
+        command = [sys.executable, "-m", "syrtos.jobs.enter", str(path), "true"]
+        as_root = [sys.executable, "-m", "syrtos.jobs.enter", "--as-root", *command]
+        tried = subprocess.run(as_root, capture_output=True, check=False)
+        return tried.returncode == 0
+
+
+def _may(flag: int) -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(ctypes.CDLL(None).unshare(flag) != 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def unshare(flags: int) -> None:
+    """unshare(2); `os.unshare` comes with Python 3.12."""
+    _checked(ctypes.CDLL(None, use_errno=True).unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, flags: int, kind: str | None = None) -> None:
+    """mount(2)."""
+    words = [text.encode() if text is not None else None for text in (source, target, kind)]
+    _checked(ctypes.CDLL(None, use_errno=True).mount(*words, ctypes.c_ulong(flags), None), f"mount {target}")
+
+
+def _checked(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Where a service keeps everything: its database, objects, jobs and keys, in one folder that only its user can read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from syrtos import settings
+
+ACCOUNT = "000000000000"
+
+
+class Home:
+    """A service's folder.
+
+    Args:
+        path: made when it is missing. Default: SYRTOS_HOME, or ``~/.local/share/syrtos``.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        given = settings.environment().get("SYRTOS_HOME")
+        self.path = (path or Path(given or Path.home() / ".local" / "share" / "syrtos")).resolve()
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @property
+    def jobs(self) -> Path:
+        """A folder for each job."""
+        return self.path / "jobs"
+
+    @property
+    def objects(self) -> Path:
+        """What the embedded object store holds."""
+        return self.path / "objects"
+
+    @property
+    def database(self) -> str:
+        """Where jobs are written down: SYRTOS_DATABASE_URL (Postgres), or SQLite in this folder."""
+        return settings.environment().get(settings.DATABASE_VARIABLE) or f"sqlite:///{self.path / 'jobs.sqlite'}"
+
+    def job(self, name: str) -> Path:
+        """The folder of one job. Names have been checked: letters, digits and hyphens."""
+        return self.jobs / name
+
+    def keys(self) -> tuple[str, str]:
+        """The access key and secret key of this service's owner, made at first use."""
+        return _keys(self.path / "credentials.json")
+
+    def endpoint(self) -> str | None:
+        """The address that a running service of this folder answers at."""
+        if not is_locked(self.path / "serving"):
+            return None
+        return json.loads((self.path / "endpoint.json").read_text())["url"]
+
+    def certificate(self) -> str | None:
+        """The certificate that the running service shows, if it speaks TLS."""
+        return json.loads((self.path / "endpoint.json").read_text()).get("certificate")
+
+    def announce(self, url: str, certificate: str | None) -> None:
+        """Lets processes of this user find the service."""
+        write(self.path / "endpoint.json", json.dumps({"url": url, "certificate": certificate}))
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces a file at once: whoever reads sees the old text or the new one. Readable by its owner only."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(name, path)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Makes a file that must not be there yet, complete from the first moment.
+
+    Raises:
+        FileExistsError: it is there.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    try:
+        os.link(name, path)
+    finally:
+        os.unlink(name)
+
+
+def try_lock(path: Path) -> IO[str] | None:
+    """An open file that is locked for as long as this process holds it; None if another does."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = path.open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds the lock."""
+    if not path.exists():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@functools.cache
+def _keys(path: Path) -> tuple[str, str]:
+    if not path.exists():
+        made = {"access_key": "SYRT" + secrets.token_hex(8).upper(), "secret_key": secrets.token_urlsafe(30)}
+        with contextlib.suppress(FileExistsError):
+            write_new(path, json.dumps(made))
+    found = json.loads(path.read_text())
+    return found["access_key"], found["secret_key"]

@@ -1,0 +1,168 @@
+"""What a job's instances print, as CloudWatch has it: a stream of events for each instance, in a file that only grows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+_LONGEST = 32_000  # characters of one event
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_PAGE = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """A line of output.
+
+    Attributes:
+        time: when it was read, milliseconds since 1970.
+        end: where the next event begins in the stream's file, in bytes.
+    """
+
+    time: int
+    text: str
+    end: int
+
+
+class Stream:
+    """The events of one instance.
+
+    Args:
+        path: of its file; the name without suffix is the stream's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """As CloudWatch names it, ``job/algo-1-1700000000``."""
+        return f"{self.path.parent.parent.name}/{self.path.stem}"
+
+    def write(self, lines: Sequence[str]) -> None:
+        """Adds events that happen now."""
+        now = int(time.time() * 1000)
+        data = "".join(json.dumps({"t": now, "m": line[:_LONGEST]}) + "\n" for line in lines)
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
+            file.write(data)
+
+    def read(self, offset: int = 0, limit: int = 10_000) -> list[Event]:
+        """Up to ``limit`` events, and no more than a megabyte, from byte ``offset`` on."""
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(_PAGE)
+        events, end = [], offset
+        for line in data.splitlines(keepends=True)[:limit]:
+            if not line.endswith(b"\n"):
+                break
+            end += len(line)
+            facts = json.loads(line)
+            events.append(Event(facts["t"], facts["m"], end))
+        return events
+
+    def all(self, offset: int = 0) -> Iterator[Event]:
+        """All events from ``offset`` on."""
+        while page := self.read(offset):
+            yield from page
+            offset = page[-1].end
+
+    @property
+    def size(self) -> int:
+        """Bytes: where the next event will begin."""
+        return self.path.stat().st_size
+
+
+def make(folder: Path, hosts: Sequence[str], now: float) -> None:
+    """Makes a job's streams, before it has anything to say: SDK v3 shows nothing until all are there."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for host in hosts:
+        (folder / f"{host}-{int(now)}.jsonl").touch(mode=0o600)
+
+
+def of(folder: Path) -> list[Stream]:
+    """A job's streams, by instance."""
+    return [Stream(path) for path in sorted(folder.glob("*.jsonl"), key=_number)]
+
+
+def _number(path: Path) -> tuple[int, str]:
+    found = re.match(r"algo-(\d+)-", path.name)
+    return int(found[1]) if found else 0, path.name
+
+
+class Redactor:
+    """Hides values that must not be seen, wherever a script prints them."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        wanted = sorted({text for text in secrets if len(text) >= 6}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
+
+    def __call__(self, line: str) -> str:
+        return self._pattern.sub("******", line) if self._pattern else line
+
+
+class Tail:
+    """Reads files that workers write, line by line, as they grow; they need not be there yet.
+
+    Args:
+        sources: paths, with who is to get each one's lines.
+    """
+
+    def __init__(self, sources: Sequence[tuple[Path, Callable[[list[str]], None]]]) -> None:
+        self._sources = sources
+        self._read = [0] * len(sources)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Reads what is left."""
+        self._over.set()
+        self._thread.join()
+        self._look(last=True)
+
+    def _run(self) -> None:
+        while not self._over.wait(0.1):
+            self._look()
+
+    def _look(self, last: bool = False) -> None:
+        for k, (path, take) in enumerate(self._sources):
+            lines = self._new_lines(k, path, last)
+            if lines:
+                take(lines)
+
+    def _new_lines(self, k: int, path: Path, last: bool) -> list[str]:
+        lines: list[str] = []
+        while data := _from(path, self._read[k]):
+            whole = len(data) if last else data.rfind(b"\n") + 1
+            if not whole and len(data) >= _PAGE:
+                whole = len(data)  # a line without an end
+            if not whole:
+                break
+            self._read[k] += whole
+            lines += [shown(line) for line in data[:whole].decode(errors="replace").rstrip("\n").split("\n")]
+        return lines
+
+
+def _from(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size <= offset:
+                return b""
+            file.seek(offset)
+            return file.read(_PAGE)
+    except FileNotFoundError:
+        return b""
+
+
+def shown(line: str) -> str:
+    """A line as a terminal would leave it: what was written over by a progress bar, colours and control characters are gone."""
+    final = next((part for part in reversed(line.split("\r")) if part.strip()), "")
+    return _CONTROL.sub("", re.sub(r"[^\x08]*\x08+(?=[^\x08])", "", final))

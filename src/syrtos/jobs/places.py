@@ -1,0 +1,201 @@
+"""Where data comes from and goes to: ``s3://`` in the service's object store, ``file://`` on this machine, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from syrtos.errors import ConfigurationError, DataError
+from syrtos.jobs.objects import ObjectStore
+
+_READ = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One file that a job reads.
+
+    Attributes:
+        name: its path in the channel's folder.
+        fetch: copies it to a path.
+        read: its bytes, in pieces.
+        local: a file of this machine that holds the same, if there is one.
+    """
+
+    name: str
+    fetch: Callable[[Path], None]
+    read: Callable[[], Iterator[bytes]]
+    local: Path | None
+
+
+class Places:
+    """Reads and writes URIs.
+
+    Args:
+        objects: what ``s3://`` means.
+        files: folders that ``file://`` may name; None: any that this user may read.
+    """
+
+    def __init__(self, objects: ObjectStore, files: list[Path] | None = None) -> None:
+        self.objects = objects
+        self._files = files
+
+    def under(self, uri: str) -> list[Source]:
+        """All files under a prefix, or the one of this name, by name.
+
+        Raises:
+            DataError: there is none, or a name would leave the channel's folder.
+        """
+        found = self._in_store(uri) if uri.startswith("s3://") else self._in_folder(uri)
+        if not found:
+            raise DataError(f"There is nothing under {uri}. Check the bucket and the prefix.")
+        return found
+
+    def text(self, uri: str) -> str:
+        """A small file.
+
+        Raises:
+            DataError: it is not there.
+        """
+        one = next((s for s in self.under(uri) if s.name == PurePosixPath(uri).name), None)
+        if one is None:
+            raise DataError(f"There is no {uri}.")
+        return b"".join(one.read()).decode()
+
+    def exists(self, uri: str) -> bool:
+        """Whether there is anything at or under a URI."""
+        try:
+            return bool(self.under(uri))
+        except DataError:
+            return False
+
+    def upload(self, path: Path, uri: str) -> None:
+        """Copies a file to a URI; its bucket is made if it is missing."""
+        if uri.startswith("s3://"):
+            bucket, key = split(uri)
+            self.objects.make_bucket(bucket)
+            self.objects.upload(bucket, key, path)
+        else:
+            target = self._path(uri)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            beside = target.with_name(f".{target.name}.new")
+            shutil.copyfile(path, beside)
+            beside.replace(target)
+
+    def remove(self, uri: str) -> None:
+        """Removes the file at a URI."""
+        if uri.startswith("s3://"):
+            self.objects.delete(*split(uri))
+        else:
+            self._path(uri).unlink(missing_ok=True)
+
+    def allow(self, uri: str) -> None:
+        """Checks that a job may name this URI.
+
+        Raises:
+            ConfigurationError: it is of another kind, or out of the folders that are allowed.
+        """
+        if uri.startswith("s3://"):
+            split(uri)
+        else:
+            self._path(uri)
+
+    def _in_store(self, uri: str) -> list[Source]:
+        bucket, prefix = split(uri)
+        entries = [entry for entry in self.objects.all(bucket, prefix) if not entry.key.endswith("/")]
+
+        def source(entry: Any) -> Source:
+            return Source(
+                name=safe_name(_relative(entry.key, prefix)),
+                fetch=lambda path: self.objects.fetch(bucket, entry, path),
+                read=lambda: self.objects.read(bucket, entry, 0, entry.size),
+                local=self.objects.local_file(bucket, entry.key),
+            )
+
+        return [source(entry) for entry in entries]
+
+    def _in_folder(self, uri: str) -> list[Source]:
+        root = self._path(uri)
+        paths = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
+
+        def source(path: Path) -> Source:
+            return Source(
+                name=path.name if path == root else path.relative_to(root).as_posix(),
+                fetch=lambda target: _copied(path, target),
+                read=lambda: _pieces(path),
+                local=path,
+            )
+
+        return [source(path) for path in paths]
+
+    def _path(self, uri: str) -> Path:
+        parts = urllib.parse.urlsplit(uri)
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+            raise ConfigurationError(f"{uri} can't be read or written: syrtos knows s3://bucket/key and file:///path.")
+        path = Path(urllib.parse.unquote(parts.path)).resolve()
+        if self._files is not None and not any(path.is_relative_to(folder) for folder in self._files):
+            raise ConfigurationError(
+                f"{uri} is not in a folder that this service allows: start it with `syrtos serve --files {path.parent}`, or use s3://."
+            )
+        return path
+
+
+def split(uri: str) -> tuple[str, str]:
+    """Bucket and key of an ``s3://`` URI.
+
+    Raises:
+        ConfigurationError: it names no bucket.
+    """
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    if not uri.startswith("s3://") or not bucket:
+        raise ConfigurationError(f"{uri!r} is no s3://bucket/key.")
+    return bucket, key
+
+
+def safe_name(name: str) -> str:
+    """A relative path that stays inside its folder.
+
+    Raises:
+        DataError: it would not.
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
+        raise DataError(f"The name {name!r} would lead out of the folder it belongs to.")
+    return str(path)
+
+
+def _relative(key: str, prefix: str) -> str:
+    """What is left of a key in a channel's folder: SageMaker cuts off the prefix, or the folder of a prefix that ends in a name."""
+    if key.startswith(prefix.rstrip("/") + "/") and prefix:
+        return key[len(prefix.rstrip("/")) + 1 :]
+    return key[prefix.rfind("/") + 1 :]
+
+
+def manifest(text: str) -> tuple[str, list[str]]:
+    """The prefix and the names that a manifest lists: ``[{"prefix": "s3://bucket/p/"}, "a", "b"]``.
+
+    Raises:
+        DataError: it is no such list.
+    """
+    try:
+        first, *names = json.loads(text)
+        return first["prefix"], [str(name) for name in names]
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f'A manifest is a JSON list [{{"prefix": "s3://..."}}, "name", ...]. Received: {text[:100]!r}.'
+        ) from error
+
+
+def _copied(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_READ):
+            yield piece

@@ -1,0 +1,73 @@
+"""A job's code on its instances: fetched, unpacked, and with what its requirements file asks for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+from syrtos.errors import LaunchError
+from syrtos.jobs import artifacts
+from syrtos.jobs.places import Places
+from syrtos.jobs.request import Program
+
+
+def fetch(places: Places, program: Program, folder: Path) -> None:
+    """Unpacks ``sourcedir.tar.gz`` into ``folder``.
+
+    Raises:
+        DataError: it is not there, or can't be unpacked.
+        LaunchError: it does not hold the script.
+    """
+    if program.source:
+        (archive, *_) = places.under(program.source)
+        packed = folder.with_name("sourcedir.tar.gz")
+        archive.fetch(packed)
+        artifacts.unpack(packed, folder)
+        packed.unlink()
+    if not (folder / program.entry).is_file():
+        there = sorted(path.name for path in folder.iterdir())[:20]
+        raise LaunchError(
+            f"There is no {program.entry} in the source folder; there are {', '.join(there) or 'no files'}."
+        )
+
+
+def python_for(program: Program | None, code: Path, folder: Path, say: Callable[[list[str]], None]) -> Path:
+    """The interpreter for a job: ours, or one of an environment above ours that has what the job's requirements ask for.
+
+    Args:
+        code: the source folder.
+        folder: where an environment may be made.
+        say: gets what pip prints.
+
+    Raises:
+        LaunchError: pip failed.
+    """
+    wanted: list[str] = []
+    if program and program.requirements and (code / program.requirements).is_file():
+        wanted += ["-r", str(code / program.requirements)]
+    if program and (code / "setup.py").is_file():
+        wanted += [str(code)]
+    if not wanted:
+        return Path(sys.executable)
+    say(["Installing " + " ".join(Path(word).name for word in wanted if word != "-r")])
+    python = _environment(folder)
+    command = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *wanted]
+    done = subprocess.run(command, cwd=code, capture_output=True, text=True, check=False)
+    say([*done.stdout.splitlines(), *done.stderr.splitlines()])
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["?"])[-1]
+        raise LaunchError(f"pip could not install what the job asks for: {reason}")
+    return python
+
+
+def _environment(folder: Path) -> Path:
+    """A virtual environment that finds the packages of this one below its own."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    below = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages" / "below.pth"
+    # addsitedir: packages installed for development are found through .pth files of their own
+    below.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    return python

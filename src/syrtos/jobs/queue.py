@@ -1,0 +1,179 @@
+"""Which jobs run: the oldest first, as many as there are workers for; spot jobs give way to the others.
+
+One process at a time decides (a lock in the service's folder); the jobs themselves run in processes of their own and outlive it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from syrtos import settings
+from syrtos.jobs import runner
+from syrtos.jobs.home import is_locked
+from syrtos.jobs.service import Service
+from syrtos.jobs.store import Record
+
+_LOOK = 0.2
+_RESTARTS = 3
+_WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting"})
+
+
+class Queue:
+    """Starts jobs, and notices when their runners are gone."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._over = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begins to look after the jobs."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There may be something to do at once."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Starts no more jobs; those that run go on."""
+        self._over.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.look()
+            except Exception as error:
+                print(f"syrtos: the queue could not look after the jobs: {error}", file=sys.stderr, flush=True)
+            self._wake.wait(_LOOK)
+            self._wake.clear()
+
+    def look(self) -> None:
+        """Does what is to be done now."""
+        for name, child in [*self._children.items()]:
+            if child.poll() is not None:
+                del self._children[name]
+        waiting, used, spots = [], 0, []
+        for record in self._service.store.active():
+            if self._runs(record):
+                used += record.slots
+                if record.spot:
+                    spots.append(record)
+            elif record.state.secondary in _WAITING and record.state.status != "Stopping":
+                waiting.append(record)
+            else:
+                self._abandoned(record)
+        self._begin(waiting, self._service.capacity - used, spots)
+
+    def _runs(self, record: Record) -> bool:
+        return record.name in self._children or is_locked(self._service.home.job(record.name) / runner.LOCK)
+
+    # -- jobs that wait ------------------------------------------------------------------------
+
+    def _begin(self, waiting: Sequence[Record], free: int, spots: Sequence[Record]) -> None:
+        for record in waiting:
+            if self._expired(record):
+                continue
+            if record.slots <= free:
+                free -= record.slots
+                self._start(record)
+                continue
+            self._wait(record)
+            if not record.spot:
+                self._make_way(record.slots - free, spots)
+            free = 0  # nobody overtakes: a big job would never run
+
+    def _start(self, record: Record) -> None:
+        name, home = record.name, self._service.home
+
+        def started(found: Record) -> Record | None:
+            if found.state.status == "Stopping" or found.state.final:
+                return None
+            after = dataclasses.replace(found, attempts=found.attempts + 1, yields=False)
+            return after if after.state.secondary == "Starting" else after.moved("Starting")
+
+        after = self._service.store.change(name, started)
+        if after is None or after.attempts == record.attempts:
+            return
+        log = (home.job(name) / "runner.log").open("ab")
+        with log:
+            self._children[name] = subprocess.Popen(
+                [sys.executable, "-m", "syrtos.jobs.runner", name],
+                env={**settings.environment(), "SYRTOS_HOME": str(home.path)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the service's terminal is not for the jobs
+            )
+
+    def _wait(self, record: Record) -> None:
+        if record.state.secondary != "Pending":
+            self._service.store.change(
+                record.name, lambda r: r.moved("Pending") if r.state.secondary in _WAITING - {"Pending"} else None
+            )
+
+    def _make_way(self, missing: int, spots: Sequence[Record]) -> None:
+        """The youngest spot jobs are interrupted, as many as it takes; none, if all together would not do."""
+        leaving = sum(record.slots for record in spots if record.yields)
+        candidates = [
+            record for record in reversed(spots) if not record.yields and record.state.secondary == "Training"
+        ]
+        if leaving + sum(record.slots for record in candidates) < missing:
+            return
+        for record in candidates:
+            if leaving >= missing:
+                return
+            leaving += record.slots
+            self._service.store.change(record.name, lambda r: dataclasses.replace(r, yields=True))
+
+    def _expired(self, record: Record) -> bool:
+        """Ends a job that has waited for longer than it wanted to."""
+        stop, waited = record.request.get("StoppingCondition") or {}, time.time() - record.created
+        longest = stop.get("MaxWaitTimeInSeconds") if record.spot else None
+        pending = stop.get("MaxPendingTimeInSeconds")
+        if longest and waited > longest:
+            self._service.store.change(record.name, lambda r: _ended(r, "MaxWaitTimeExceeded"))
+        elif pending and not record.attempts and waited > pending:
+            text = f"CapacityError: there were no workers for the job for {pending} s."
+            self._service.store.change(
+                record.name, lambda r: None if r.state.final else r.moved("Failed", text, failure=text)
+            )
+        else:
+            return False
+        return True
+
+    # -- jobs whose runner is gone -------------------------------------------------------------
+
+    def _abandoned(self, record: Record) -> None:
+        home, name = self._service.home, record.name
+        current = self._service.store.get(name)
+        if current is None or current.state.final or self._runs(current):
+            return  # it has just ended, or begun
+        runner.leave_nothing(home, name, ())
+        retries = (record.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)
+        if current.state.status == "Stopping":
+            self._service.store.change(name, lambda r: _ended(r, "Stopped"))
+        elif current.attempts > retries:
+            text = f"InternalServerError: the process that ran the job was gone {current.attempts} times; {home.job(name) / 'runner.log'} may say why."
+            self._service.store.change(name, lambda r: None if r.state.final else r.moved("Failed", text, failure=text))
+        else:
+            self._service.store.change(name, lambda r: _ended(r, "Restarting"))
+
+
+def _ended(record: Record, secondary: str) -> Record | None:
+    return None if record.state.final else record.moved(secondary)
+
+
+def cores() -> int:
+    """Workers that this machine has room for: one for each core it lets us use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,342 @@
+"""What a CreateTrainingJob request asks for, in our words: a pure function of the request."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from syrtos.errors import ConfigurationError
+from syrtos.settings import BatchMode
+
+Kind = Literal["none", "mpi", "smdataparallel", "parameter_server", "multi_worker_mirrored_strategy", "copies"]
+
+# Of sagemaker-training 5.1 (params.py): hyperparameters of the toolkit, not of the script.
+_RESERVED = frozenset({"default_user_module_name", "_tuning_objective_metric"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel:
+    """One input of a job.
+
+    Attributes:
+        name: the folder under ``/opt/ml/input/data``.
+        uri: ``s3://bucket/prefix``, ``file:///path``, or of a manifest.
+        kind: ``S3Prefix``, ``ManifestFile``, ``AugmentedManifestFile`` or ``FileSystem``.
+        mode: ``File``, ``FastFile`` or ``Pipe``.
+        sharded: each instance gets its share of the objects instead of all.
+        record_io: in Pipe mode, each object becomes one RecordIO record.
+        gzip: in Pipe mode, objects are unpacked.
+        seed: of the order of objects, which is a new one each epoch in Pipe mode; None: by name.
+        attributes: of an augmented manifest's lines, in this order.
+        config: what ``inputdataconfig.json`` says of it.
+    """
+
+    name: str
+    uri: str
+    kind: str
+    mode: str
+    sharded: bool
+    record_io: bool
+    gzip: bool
+    seed: int | None
+    attributes: tuple[str, ...]
+    config: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """How the instances of a job train together.
+
+    Attributes:
+        kind: the name of SageMaker's setting; ``copies``: unconnected, as a command that syrtos does not know.
+        per_host: processes on each instance.
+        variables: environment variables that the job's MPI options ask for (``-x NAME=VALUE``).
+    """
+
+    kind: Kind = "none"
+    per_host: int = 1
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A script that syrtos starts itself, as SageMaker's toolkits would.
+
+    Attributes:
+        entry: the file, relative to its source folder.
+        source: where ``sourcedir.tar.gz`` is; empty: the channel ``code``.
+        arguments: of its command line.
+        requirements: a pip requirements file in the source folder, installed if it is there; empty: none.
+    """
+
+    entry: str
+    source: str
+    arguments: tuple[str, ...]
+    requirements: str = "requirements.txt"
+
+    @property
+    def is_python(self) -> bool:
+        """Whether workers can run it; anything else is a command of the shell."""
+        return self.entry.endswith(".py")
+
+    @property
+    def folder(self) -> str:
+        """Where the source is unpacked, and the script starts."""
+        return "/opt/ml/code" if self.source else "/opt/ml/input/data/code"
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A request, read.
+
+    Attributes:
+        name: of the job.
+        request: all of it, as it came.
+        hosts: ``algo-1``, ``algo-2``, ...
+        hyperparameters: all, as given: texts.
+        program: what to train with, or None: then ``command`` is run on each instance.
+        command: the container's entry point and arguments.
+        limits: seconds of running, of waiting and running (spot jobs), and of waiting.
+    """
+
+    name: str
+    request: Mapping[str, Any]
+    hosts: tuple[str, ...]
+    channels: tuple[Channel, ...]
+    hyperparameters: Mapping[str, str]
+    distribution: Distribution
+    program: Program | None
+    command: tuple[str, ...]
+    spot: bool
+    limits: Limits
+
+    @property
+    def slots(self) -> int:
+        """Workers that the job occupies."""
+        return len(self.hosts) * self.distribution.per_host
+
+    @property
+    def batch(self) -> BatchMode:
+        """Instances that see the same files share batches; with a sharded channel a batch is one worker's."""
+        sharded = len(self.hosts) > 1 and any(channel.sharded for channel in self.channels)
+        return "per-worker" if sharded else "global"
+
+    @property
+    def artifacts(self) -> str:
+        """Where the job's outputs go: a prefix without a slash at its end."""
+        return f"{self.request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{self.name}/output"
+
+    @property
+    def checkpoints(self) -> tuple[str, str] | None:
+        """The URI that checkpoints are kept at, and the folder that the script writes them to."""
+        config = self.request.get("CheckpointConfig")
+        return (config["S3Uri"].rstrip("/"), config.get("LocalPath") or "/opt/ml/checkpoints") if config else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Seconds; None: no limit."""
+
+    running: float
+    waiting: float | None
+    pending: float | None
+
+
+def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) -> Job:
+    """Reads a request that is valid by SageMaker's service model.
+
+    Args:
+        request: CreateTrainingJob's parameters.
+        drivers: JSON files of the channel ``sm_drivers`` by name, which SDK v3 describes the script with; empty without them.
+        gpus: of each instance.
+
+    Raises:
+        ConfigurationError: it asks for what can't be done here.
+    """
+    algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
+    hyperparameters = dict(request.get("HyperParameters") or {})
+    command = (*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ()))
+    program = _program_v3(request, drivers) if drivers else _program_v2(hyperparameters)
+    if program is None and not command:
+        raise ConfigurationError(
+            "The request names no script: set the hyperparameters sagemaker_program and sagemaker_submit_directory (as `TensorFlow(entry_point=...)` "
+            "does), or AlgorithmSpecification.ContainerEntrypoint. syrtos runs no container images."
+        )
+    copies = (
+        program is None
+        or not program.is_python
+        or (request.get("Environment") or {}).get("SYRTOS_DISTRIBUTION") == "none"
+    )
+    distribution = _distribution_v3(drivers, gpus) if drivers else _distribution_v2(hyperparameters, gpus)
+    mode = algorithm["TrainingInputMode"]
+    stop = request.get("StoppingCondition") or {}
+    return Job(
+        name=request["TrainingJobName"],
+        request=request,
+        hosts=tuple(f"algo-{k + 1}" for k in range(_instances(resources))),
+        channels=tuple(_channel(channel, mode) for channel in request.get("InputDataConfig") or ()),
+        hyperparameters=hyperparameters,
+        distribution=Distribution("copies") if copies else distribution,
+        program=program,
+        command=command,
+        spot=bool(request.get("EnableManagedSpotTraining")),
+        limits=Limits(
+            stop.get("MaxRuntimeInSeconds", 86400),
+            stop.get("MaxWaitTimeInSeconds"),
+            stop.get("MaxPendingTimeInSeconds"),
+        ),
+    )
+
+
+def _instances(resources: Mapping[str, Any]) -> int:
+    groups = resources.get("InstanceGroups")
+    count = sum(group["InstanceCount"] for group in groups) if groups else resources.get("InstanceCount", 1)
+    if not 1 <= count <= 64:
+        raise ConfigurationError(f"A job has 1 to 64 instances. Received: {count}.")
+    return count
+
+
+def _channel(channel: Mapping[str, Any], mode: str) -> Channel:
+    source = channel["DataSource"]
+    s3, files = source.get("S3DataSource"), source.get("FileSystemDataSource")
+    if s3 is None and files is None:
+        raise ConfigurationError(
+            f"Channel {channel['ChannelName']} has neither an S3DataSource nor a FileSystemDataSource."
+        )
+    uri = s3["S3Uri"] if s3 else "file://" + files["DirectoryPath"]
+    kind = s3["S3DataType"] if s3 else "FileSystem"
+    if not uri.startswith(("s3://", "file://")) or kind == "Converse":
+        raise ConfigurationError(
+            f"Channel {channel['ChannelName']} reads {uri} ({kind}): syrtos reads s3:// and file://."
+        )
+    mode = channel.get("InputMode") or mode
+    if kind == "AugmentedManifestFile" and mode != "Pipe":
+        raise ConfigurationError(f"Channel {channel['ChannelName']}: an AugmentedManifestFile needs InputMode Pipe.")
+    sharded = bool(s3) and s3.get("S3DataDistributionType") == "ShardedByS3Key"
+    wrapper = channel.get("RecordWrapperType") or "None"
+    config = {
+        "TrainingInputMode": mode,
+        "S3DistributionType": "ShardedByS3Key" if sharded else "FullyReplicated",
+        "RecordWrapperType": wrapper,
+    }
+    config |= {"ContentType": channel["ContentType"]} if channel.get("ContentType") else {}
+    return Channel(
+        name=channel["ChannelName"],
+        uri=uri,
+        kind=kind,
+        mode=mode,
+        sharded=sharded,
+        record_io=wrapper == "RecordIO",
+        gzip=channel.get("CompressionType") == "Gzip",
+        seed=(channel.get("ShuffleConfig") or {}).get("Seed"),
+        attributes=tuple((s3 or {}).get("AttributeNames") or ()),
+        config=config,
+    )
+
+
+# -- SDK v2: everything is in hyperparameters --------------------------------------------------------------
+
+
+def decoded(text: str) -> Any:
+    """A hyperparameter's value: JSON where it is, the text itself otherwise (mapping.decode of sagemaker-training)."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def of_script(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+    """The script's own hyperparameters, decoded: those that are not for a toolkit."""
+    own = {k: v for k, v in hyperparameters.items() if not k.startswith("sagemaker_") and k not in _RESERVED}
+    return {name: decoded(value) for name, value in own.items()}
+
+
+def _program_v2(hyperparameters: Mapping[str, str]) -> Program | None:
+    if "sagemaker_program" not in hyperparameters:
+        return None
+    source = decoded(hyperparameters.get("sagemaker_submit_directory", ""))
+    values = of_script(hyperparameters)
+    if str(values.get("model_dir", "")).startswith("s3://"):
+        # No TensorFlow since 2.18 can write there; what is in the folder is uploaded.
+        values["model_dir"] = "/opt/ml/model"
+    return Program(
+        entry=_entry(decoded(hyperparameters["sagemaker_program"])),
+        source=source,
+        arguments=tuple(arguments_v2(values)),
+    )
+
+
+def arguments_v2(values: Mapping[str, Any]) -> list[str]:
+    """A command line by the rules of sagemaker-training 5.1 (mapping.to_cmd_args)."""
+    words = []
+    for name in sorted(values):
+        words += ["-" + name if len(name) == 1 else "--" + name, _as_argument(values[name])]
+    return words
+
+
+def _as_argument(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return ",".join(f"{key}={_as_argument(part)}" for key, part in value.items())
+    return str(value)
+
+
+def _distribution_v2(hyperparameters: Mapping[str, str], gpus: int) -> Distribution:
+    found = {name.removeprefix("sagemaker_"): decoded(text) for name, text in hyperparameters.items()}
+    per_host = max(gpus, 1)
+    if found.get("mpi_enabled"):
+        asked = int(found.get("mpi_num_of_processes_per_host") or per_host)
+        return Distribution("mpi", asked, _exported(found.get("mpi_custom_mpi_options")))
+    if found.get("distributed_dataparallel_enabled"):
+        options = found.get("distributed_dataparallel_custom_mpi_options")
+        return Distribution("smdataparallel", per_host, _exported(options))
+    if found.get("parameter_server_enabled"):
+        return Distribution("parameter_server")
+    if found.get("multi_worker_mirrored_strategy_enabled"):
+        return Distribution("multi_worker_mirrored_strategy")
+    return Distribution()
+
+
+def _exported(options: Any) -> dict[str, str]:
+    """What ``-x NAME=VALUE`` of Open MPI's options sets; the rest tunes an engine that is not ours."""
+    words = shlex.split(str(options or ""))
+    pairs = [value for flag, value in itertools.pairwise(words) if flag == "-x" and "=" in value]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+# -- SDK v3: two JSON files in a channel -------------------------------------------------------------------
+
+
+def _program_v3(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> Program | None:
+    code = drivers.get("sourcecode", {})
+    entry = code.get("entry_script")
+    if code.get("command") or not entry or not entry.endswith(".py"):
+        return None  # a command, or a shell script: their own driver runs it
+    values = of_script(request.get("HyperParameters") or {})
+    arguments = tuple(word for name, value in values.items() for word in ("--" + name, _as_json(value)))
+    return Program(_entry(entry), "", arguments, _entry(code["requirements"]) if code.get("requirements") else "")
+
+
+def _as_json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _distribution_v3(drivers: Mapping[str, Any], gpus: int) -> Distribution:
+    described = drivers.get("distributed") or {}
+    per_host = int(described.get("process_count_per_node") or max(gpus, 1))
+    if "mpi_additional_options" in described:
+        return Distribution("mpi", per_host, _exported(shlex.join(described["mpi_additional_options"] or [])))
+    return Distribution("none", per_host if described else 1)
+
+
+def _entry(name: Any) -> str:
+    path = PurePosixPath(str(name))
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ConfigurationError(f"The script {name!r} must be a path inside its source folder.")
+    return str(path)

@@ -1,0 +1,349 @@
+"""One attempt at one job, in a process of its own: it goes on when the service that started it is killed.
+
+`python -m syrtos.jobs.runner JOB`. It holds a lock in the job's folder for as long as it lives; whoever finds a running job without the
+lock knows that its runner is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from syrtos import settings
+from syrtos.errors import SyrtosError
+from syrtos.jobs import artifacts, channels, contract, enter, logs, metrics, processes, programs, states, training
+from syrtos.jobs.artifacts import Checkpoints
+from syrtos.jobs.credentials import job_secret
+from syrtos.jobs.home import Home, try_lock
+from syrtos.jobs.objects import store_of
+from syrtos.jobs.places import Places
+from syrtos.jobs.request import read
+from syrtos.jobs.service import drivers_of, secrets_of
+from syrtos.jobs.store import Record, Store
+from syrtos.launch.supervise import Outcome, supervise
+
+LOCK = "runner.lock"
+_LOOK = 0.2
+_GRACE = 120.0  # SageMaker's, from SIGTERM to SIGKILL
+_LONGEST_REASON = 1024
+
+
+class _Ended(Exception):
+    """The job is over before it has trained."""
+
+
+def main() -> None:
+    """Runs the job named on the command line, from where its record says it is."""
+    home, name = Home(), sys.argv[1]
+    lock = try_lock(home.job(name) / LOCK)
+    if lock is None:
+        return  # somebody has been faster
+    runner = Runner(home, Store(home.database), name)
+    settings.forget_secret()
+    runner.run()
+    lock.close()
+
+
+class Runner:
+    """What an attempt holds."""
+
+    def __init__(self, home: Home, store: Store, name: str) -> None:
+        self._home, self._store, self._name = home, store, name
+        self._places = Places(store_of(home))
+        self._folders = training.Folders(home.job(name), enter.can_isolate())
+        record = store.get(name)
+        assert record is not None
+        self._record = record
+        self._job = read(record.request, drivers_of(record.request, self._places), training.gpus())
+        self._attempt = record.attempts
+        self._streams = logs.of(home.job(name) / "logs")
+        secret = job_secret(home, record.access_key)
+        self._redact = logs.Redactor([secret, *secrets_of(record.request)])
+        self._credentials = _credentials(home, record.access_key, secret)
+        self._metrics = metrics.Metrics(record.request["AlgorithmSpecification"].get("MetricDefinitions") or ())
+        self._metrics.values.update(record.metrics)
+        self._over = threading.Event()
+        self._why = ""  # the secondary status that a signal is to lead to
+        self._training = False
+
+    def run(self) -> None:
+        """Downloads, trains, uploads; every way out is written down."""
+        watch = threading.Thread(target=self._watch, daemon=True)
+        watch.start()
+        try:
+            self._attempted()
+        except _Ended:
+            self._finish(self._why)
+        except SyrtosError as error:
+            self._fail(f"ClientError: {error}")
+        except Exception as error:
+            traceback.print_exc()
+            self._fail(f"InternalServerError: {type(error).__name__}: {error}")
+        finally:
+            self._over.set()
+            processes.end(mark(self._home, self._name))
+            watch.join(timeout=5)
+            self._save()
+
+    def _attempted(self) -> None:
+        self._move("Downloading")
+        self._folders.make(self._job)
+        self._write_contract()
+        self._fill_channels()
+        python = self._fetch_program()
+        checkpoints = self._restore_checkpoints()
+        if self._why:
+            raise _Ended
+        self._move("Training")
+        outcome = self._train(python, checkpoints)
+        if checkpoints:
+            checkpoints.finish()
+        if self._why == "Interrupted":
+            self._finish("Interrupted")
+            return
+        self._upload(outcome)
+
+    # -- before training -----------------------------------------------------------------------
+
+    def _write_contract(self) -> None:
+        (self._folders.job / "instances" / "hosts").write_text(training.hosts_file(self._job))
+        for host in range(len(self._job.hosts)):
+            place = self._folders.place(self._job, host, training.gpus())
+            for name, facts in contract.files(self._job, host, place).items():
+                (self._folders.ml(host) / "input" / "config" / name).write_text(json.dumps(facts))
+
+    def _fill_channels(self) -> None:
+        hosts = len(self._job.hosts)
+        for host in range(hosts):
+            for channel in (c for c in self._job.channels if c.mode != "Pipe"):
+                if self._why:
+                    raise _Ended
+                folder = self._folders.ml(host) / "input" / "data" / channel.name
+                channels.clean(folder)
+                channels.provide(self._places, channel, host, hosts, folder)
+
+    def _fetch_program(self) -> Path:
+        program = self._job.program
+        code = [
+            self._folders.ml(host) / (program.folder if program else contract.ML + "/code").removeprefix("/opt/ml/")
+            for host in range(len(self._job.hosts))
+        ]
+        if program:
+            for folder in code:
+                if program.source:
+                    channels.clean(folder)
+                programs.fetch(self._places, program, folder)
+        return programs.python_for(program, code[0], self._folders.job / "python", self._streams[0].write)
+
+    def _restore_checkpoints(self) -> Checkpoints | None:
+        if self._job.checkpoints is None:
+            return None
+        folders = self._folders.outputs(self._job, "checkpoints")
+        checkpoints = Checkpoints(self._places, self._job.checkpoints[0], folders)
+        found = checkpoints.restore()
+        if found:
+            self._say(f"{found} files of checkpoints restored from {self._job.checkpoints[0]}")
+        return checkpoints
+
+    # -- training ------------------------------------------------------------------------------
+
+    def _train(self, python: Path, checkpoints: Checkpoints | None) -> Outcome:
+        run_dir = self._folders.run_dir(self._attempt)
+        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        base = training.base_environment(settings.environment(), mark(self._home, self._name))
+        plan = training.make_plan(
+            self._job, self._folders, self._attempt, python, settings.environment(), self._credentials
+        )
+        pipes = self._open_pipes()
+        tail = logs.Tail(self._sources(run_dir))
+        if checkpoints:
+            checkpoints.start()
+        self._training = True
+        try:
+            outcome = supervise(plan, base, _GRACE)
+        finally:
+            self._training = False
+            processes.end(mark(self._home, self._name))
+            for pipe in pipes:
+                pipe.close()
+            tail.close()
+        for pipe in pipes:
+            if pipe.error:
+                self._say(f"the pipe broke: {pipe.error}")
+        return outcome
+
+    def _open_pipes(self) -> list[channels.Pipe]:
+        hosts = len(self._job.hosts)
+        found = []
+        for host in range(hosts):
+            folder = self._folders.ml(host) / "input" / "data"
+            for channel in (c for c in self._job.channels if c.mode == "Pipe"):
+                for old in folder.glob(f"{channel.name}_*"):
+                    old.unlink()
+                found.append(channels.Pipe(self._places, channel, host, hosts, folder))
+        return found
+
+    def _sources(self, run_dir: Path) -> list[tuple[Path, Callable[[list[str]], None]]]:
+        """The files that processes write their output to, and the streams it goes to."""
+        found = []
+        for host, stream in enumerate(self._streams):
+            take = self._taker(stream)
+            if self._job.distribution.kind == "copies":
+                found.append((run_dir / "logs" / f"{self._job.hosts[host]}.log", take))
+                continue
+            per_host = self._job.distribution.per_host
+            ranks = range(host * per_host, (host + 1) * per_host)
+            found += [(run_dir / "logs" / f"rank-{rank}.log", take) for rank in ranks]
+        return found
+
+    def _taker(self, stream: logs.Stream) -> Callable[[list[str]], None]:
+        def take(lines: list[str]) -> None:
+            stream.write([self._redact(line) for line in lines])
+            self._metrics.take(lines)
+
+        return take
+
+    # -- after training ------------------------------------------------------------------------
+
+    def _upload(self, outcome: Outcome) -> None:
+        self._say_how_it_ended(outcome)
+        self._move("Uploading")
+        compressed = self._job.request["OutputDataConfig"].get("CompressionType") != "NONE"
+        for name, archive in (("model", "model.tar.gz"), ("output/data", "output.tar.gz")):
+            folders = self._folders.outputs(self._job, name)
+            uri = self._job.artifacts if compressed else f"{self._job.artifacts}/{Path(archive).stem.split('.')[0]}"
+            artifacts.upload(self._places, folders, uri, archive if compressed else None, self._folders.job)
+        if self._why:
+            self._finish(self._why)
+        elif outcome.code:
+            self._fail(self._reason(outcome))
+        else:
+            self._finish("Completed")
+
+    def _say_how_it_ended(self, outcome: Outcome) -> None:
+        if outcome.code == 0 or self._why:
+            return
+        for failure in outcome.failures:
+            if not (self._folders.run_dir(self._attempt) / "logs" / f"rank-{failure['rank']}.log").exists():
+                self._say(failure["text"])  # before the worker had a log
+        for line in outcome.noise if not outcome.failures else ():
+            self._say(line)
+
+    def _reason(self, outcome: Outcome) -> str:
+        """What the script has written for this, or how its first failing process ended."""
+        for host in range(len(self._job.hosts)):
+            path = self._folders.ml(host) / "output" / "failure"
+            if path.is_file() and (text := path.read_text(errors="replace").strip()):
+                return f"AlgorithmError: {text}"
+        command = f'Command "{self._job.program.entry if self._job.program else " ".join(self._job.command)}"'
+        text = outcome.failures[0]["text"].strip().splitlines()[-1] if outcome.failures else ""
+        extra = ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' if outcome.code == 137 else ""
+        return (
+            f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{extra}\n{command}'
+        )
+
+    # -- what others want of it ----------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Stops the job when somebody asks for it or its time is up; writes down how far it is."""
+        saved = time.monotonic()
+        while not self._over.wait(_LOOK):
+            record = self._store.get(self._name)
+            if record is None:
+                self._end_by("Stopped")
+                continue
+            self._record = record
+            why = self._wanted(record)
+            if why and not self._why:
+                self._end_by(why)
+            if time.monotonic() - saved > 1.0:
+                self._save()
+                saved = time.monotonic()
+
+    def _wanted(self, record: Record) -> str:
+        now, limits = time.time(), self._job.limits
+        if record.state.status == "Stopping":
+            return "Stopped"
+        if states.spent(record.state.transitions, ("Training",), now) > limits.running:
+            return "MaxRuntimeExceeded"
+        if self._job.spot and limits.waiting and now - record.created > limits.waiting:
+            return "MaxWaitTimeExceeded"
+        return "Interrupted" if record.yields else ""
+
+    def _end_by(self, why: str) -> None:
+        self._why = self._why or why
+        if self._training:
+            os.kill(os.getpid(), signal.SIGTERM)  # `supervise` passes it on
+
+    # -- the record ----------------------------------------------------------------------------
+
+    def _move(self, secondary: str) -> None:
+        self._store.change(self._name, lambda record: record.moved(secondary))
+
+    def _finish(self, secondary: str) -> None:
+        self._save()
+        self._store.change(self._name, lambda record: record.moved(secondary, yields=False))
+
+    def _fail(self, reason: str) -> None:
+        text = self._redact(reason)[:_LONGEST_REASON]
+        self._say(text)
+        self._save()
+        self._store.change(self._name, lambda record: record.moved("Failed", text, failure=text))
+
+    def _save(self) -> None:
+        found = metrics.progress(metrics.epochs(self._folders.run_dir(self._attempt)))
+
+        def changed(record: Record) -> Record | None:
+            after = dataclasses.replace(
+                record, metrics=dict(self._metrics.values), progress=found or record.progress, modified=time.time()
+            )
+            same = (after.metrics, after.progress) == (record.metrics, record.progress)
+            return None if same else after
+
+        self._store.change(self._name, changed)
+
+    def _say(self, text: str) -> None:
+        self._streams[0].write([self._redact(line) for line in text.splitlines()])
+
+
+def mark(home: Home, name: str) -> str:
+    """What this job's processes have in their environment."""
+    return f"{home.path}/{name}"
+
+
+def _credentials(home: Home, access_key: str, secret: str) -> dict[str, str]:
+    """What a script's AWS clients need to reach the service, and nothing else."""
+    found = {
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_REGION": "us-west-2",
+        "AWS_DEFAULT_REGION": "us-west-2",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SAGEMAKER_REGION": "us-west-2",
+    }
+    url = home.endpoint()
+    if url:
+        found |= {"AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url}
+        certificate = home.certificate()
+        found |= {"AWS_CA_BUNDLE": certificate} if certificate else {}
+    return found
+
+
+def leave_nothing(home: Home, name: str, paths: Sequence[str] = ("instances", "python")) -> None:
+    """Removes the inputs of a job that has ended."""
+    processes.end(mark(home, name))
+    for path in paths:
+        shutil.rmtree(home.job(name) / path, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""What SageMaker's training operations mean here: each takes and returns the parameters of its operation, as Python values.
+
+Requests have been validated by SageMaker's service model; times are seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from syrtos.errors import ConfigurationError, DataError
+from syrtos.jobs import logs, metrics, states, training
+from syrtos.jobs.credentials import new_access_key
+from syrtos.jobs.home import ACCOUNT, Home
+from syrtos.jobs.objects import ObjectStore
+from syrtos.jobs.places import Places
+from syrtos.jobs.request import read
+from syrtos.jobs.store import Record, Store, columns
+
+_SECRET = re.compile(r"secret|token|passw|credential|api_?key|access_?key|private_?key", re.IGNORECASE)
+_HIDDEN = "******"
+_REGION = "us-west-2"
+
+
+class ApiError(Exception):
+    """An answer of SageMaker's that is an error.
+
+    Attributes:
+        code: as botocore calls it.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Service:
+    """The training jobs of one home.
+
+    Args:
+        capacity: workers that may run at the same time.
+        places: what URIs in requests may name.
+    """
+
+    def __init__(self, home: Home, store: Store, places: Places, capacity: int) -> None:
+        self.home, self.store, self.places, self.capacity = home, store, places, capacity
+
+    @property
+    def objects(self) -> ObjectStore:
+        """What ``s3://`` means."""
+        return self.places.objects
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def create_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Writes down a job; it runs as soon as there are workers for it."""
+        name, now = request["TrainingJobName"], time.time()
+        try:
+            self._check_uris(request)
+            job = read(request, drivers_of(request, self.places), training.gpus())
+            metrics.Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or ())
+        except (ConfigurationError, DataError) as error:
+            raise ApiError("ValidationException", str(error)) from error
+        if job.slots > self.capacity:
+            raise ApiError(
+                "ResourceLimitExceeded",
+                f"The job needs {job.slots} workers ({len(job.hosts)} instances with {job.distribution.per_host}), and this service has "
+                f"{self.capacity}. Ask for fewer, or start it with `syrtos serve --capacity {job.slots}`.",
+            )
+        record = Record(
+            name=name,
+            request=request,
+            tags={tag["Key"]: tag["Value"] for tag in request.get("Tags") or ()},
+            state=states.created(now),
+            created=now,
+            modified=now,
+            slots=job.slots,
+            spot=job.spot,
+            access_key=new_access_key(),
+        )
+        folder = self.home.job(name)
+        if self.store.get(name) is not None:
+            raise _in_use(name)
+        logs.make(folder / "logs", job.hosts, now)
+        if not self.store.add(record):
+            raise _in_use(name)
+        return {"TrainingJobArn": arn(name)}
+
+    def describe_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Everything about a job."""
+        return described(self._found(request["TrainingJobName"]))
+
+    def list_training_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Jobs, page by page."""
+        order = {"Name": columns.name, "Status": columns.status}.get(request.get("SortBy", ""), columns.created)
+        descending = request.get("SortOrder", "Descending") == "Descending"
+        sorting = [order.desc() if descending else order, columns.name.desc() if descending else columns.name]
+        limit, after = request.get("MaxResults") or 10, _page(request.get("NextToken"))
+        found, following = self.store.find(_conditions(request), sorting, after, limit)
+        answer: dict[str, Any] = {"TrainingJobSummaries": [_summary(record) for record in found]}
+        return answer | ({"NextToken": str(following)} if following is not None else {})
+
+    def stop_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Asks a job to end: its scripts get SIGTERM, and two minutes."""
+        record = self._found(request["TrainingJobName"])
+        if record.state.final:
+            raise ApiError(
+                "ValidationException",
+                f"The request was rejected because the training job is in status {record.state.status}.",
+            )
+        self.store.change(record.name, _stopping)
+        return {}
+
+    def update_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Takes note of what may change while a job runs; nothing of it has an effect on machines of one's own."""
+        record = self._found(request["TrainingJobName"])
+        wanted = {name: request[name] for name in ("ProfilerConfig", "RemoteDebugConfig") if name in request}
+        kept = request.get("ResourceConfig", {})
+        resources = {**record.request["ResourceConfig"], **kept}
+        new = {**record.request, **wanted, "ResourceConfig": resources}
+        self.store.change(record.name, lambda r: dataclasses.replace(r, request=new, modified=time.time()))
+        return {"TrainingJobArn": arn(record.name)}
+
+    def delete_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Forgets a job that has ended, with its logs; what it uploaded stays."""
+        record = self._found(request["TrainingJobName"])
+        if not record.state.final:
+            raise ApiError("ResourceInUse", f"Training job {record.name} is {record.state.status}: stop it first.")
+        self.store.remove(record.name)
+        shutil.rmtree(self.home.job(record.name), ignore_errors=True)
+        return {}
+
+    def add_tags(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Adds tags to a job, or replaces them."""
+        new = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
+        record = self._of_arn(request["ResourceArn"])
+        if len({**record.tags, **new}) > 50:
+            raise ApiError("ResourceLimitExceeded", "A training job has at most 50 tags.")
+        self.store.change(record.name, lambda r: dataclasses.replace(r, tags={**r.tags, **new}))
+        return {"Tags": _tags({**record.tags, **new})}
+
+    def list_tags(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A job's tags."""
+        tags = _tags(self._of_arn(request["ResourceArn"]).tags)
+        after, limit = _page(request.get("NextToken")), request.get("MaxResults") or 50
+        more = {"NextToken": str(after + limit)} if len(tags) > after + limit else {}
+        return {"Tags": tags[after : after + limit], **more}
+
+    def delete_tags(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Removes tags."""
+        record, gone = self._of_arn(request["ResourceArn"]), {*request["TagKeys"]}
+        self.store.change(
+            record.name,
+            lambda r: dataclasses.replace(r, tags={k: v for k, v in r.tags.items() if k not in gone}),
+        )
+        return {}
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _found(self, name: str) -> Record:
+        record = self.store.get(name)
+        if record is None:
+            raise ApiError("ValidationException", "Requested resource not found.")
+        return record
+
+    def _of_arn(self, text: str) -> Record:
+        name = text.rpartition(":training-job/")[2]
+        record = self.store.get(name) if ":training-job/" in text else None
+        if record is None:
+            raise ApiError("ValidationException", f"Resource {text} does not exist.")
+        return record
+
+    def _check_uris(self, request: Mapping[str, Any]) -> None:
+        sources = [channel["DataSource"] for channel in request.get("InputDataConfig") or ()]
+        uris = [source["S3DataSource"]["S3Uri"] for source in sources if "S3DataSource" in source]
+        uris += ["file://" + s["FileSystemDataSource"]["DirectoryPath"] for s in sources if "FileSystemDataSource" in s]
+        uris += [request["OutputDataConfig"]["S3OutputPath"], (request.get("CheckpointConfig") or {}).get("S3Uri")]
+        code = (request.get("HyperParameters") or {}).get("sagemaker_submit_directory", "").strip('"')
+        for uri in filter(None, [*uris, code]):
+            self.places.allow(uri)
+
+
+def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
+    """The JSON files with which SDK v3 describes a script: those of the channel ``sm_drivers``.
+
+    Raises:
+        DataError: they can't be read.
+    """
+    channels = request.get("InputDataConfig") or ()
+    uri = next((c["DataSource"]["S3DataSource"]["S3Uri"] for c in channels if c["ChannelName"] == "sm_drivers"), None)
+    if uri is None:
+        return {}
+    base = uri.rstrip("/")
+    try:
+        return {name: json.loads(places.text(f"{base}/{name}.json")) for name in ("sourcecode", "distributed")}
+    except ValueError as error:
+        raise DataError(f"{base} does not hold the drivers of SageMaker's SDK: {error}") from error
+
+
+def secrets_of(request: Mapping[str, Any]) -> list[str]:
+    """Values in a request whose names say that they are secret."""
+    pairs = [*(request.get("Environment") or {}).items(), *(request.get("HyperParameters") or {}).items()]
+    return [value.strip('"') for name, value in pairs if _SECRET.search(name)]
+
+
+def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request without values that are secret."""
+    hidden = {
+        part: {name: _HIDDEN if _SECRET.search(name) else value for name, value in request[part].items()}
+        for part in ("Environment", "HyperParameters")
+        if request.get(part)
+    }
+    return {**request, **hidden}
+
+
+def arn(name: str) -> str:
+    """A job's name for all of AWS."""
+    return f"arn:aws:sagemaker:{_REGION}:{ACCOUNT}:training-job/{name}"
+
+
+_ECHOED = (
+    "HyperParameters", "AlgorithmSpecification", "RoleArn", "InputDataConfig", "OutputDataConfig", "ResourceConfig", "VpcConfig",
+    "StoppingCondition", "EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining",
+    "CheckpointConfig", "DebugHookConfig", "ExperimentConfig", "DebugRuleConfigurations", "TensorBoardOutputConfig",
+    "ProfilerConfig", "ProfilerRuleConfigurations", "Environment", "RetryStrategy", "RemoteDebugConfig", "InfraCheckConfig",
+)  # fmt: skip
+
+
+def described(record: Record) -> dict[str, Any]:
+    """DescribeTrainingJob's answer."""
+    request, state = redacted(record.request), record.state
+    answer = {name: request[name] for name in _ECHOED if name in request}
+    answer |= {
+        "TrainingJobName": record.name,
+        "TrainingJobArn": arn(record.name),
+        "TrainingJobStatus": state.status,
+        "SecondaryStatus": state.secondary,
+        "SecondaryStatusTransitions": list(state.transitions),
+        "StoppingCondition": request.get("StoppingCondition") or {"MaxRuntimeInSeconds": 86400},
+        "ModelArtifacts": {"S3ModelArtifacts": model_uri(record)},
+        "CreationTime": record.created,
+        "LastModifiedTime": max(record.modified, state.transitions[-1]["StartTime"]),
+    }
+    if record.failure:
+        answer["FailureReason"] = record.failure
+    if record.metrics:
+        answer["FinalMetricDataList"] = [
+            {"MetricName": name, "Value": value, "Timestamp": when} for name, (value, when) in record.metrics.items()
+        ]
+    if record.progress:
+        answer["ProgressInfo"] = record.progress
+    if request["ResourceConfig"].get("KeepAlivePeriodInSeconds") and state.final:
+        answer["WarmPoolStatus"] = {"Status": "Terminated"}
+    return answer | _times(record)
+
+
+def model_uri(record: Record) -> str:
+    """Where a job's model is, or will be."""
+    output = record.request["OutputDataConfig"]
+    folder = f"{output['S3OutputPath'].rstrip('/')}/{record.name}/output"
+    return f"{folder}/model" if output.get("CompressionType") == "NONE" else f"{folder}/model.tar.gz"
+
+
+def _times(record: Record) -> dict[str, Any]:
+    began = [t["StartTime"] for t in record.state.transitions if t["Status"] == "Downloading"]
+    if not began:
+        return {}
+    now = time.time()
+    worked = states.spent(record.state.transitions, ("Downloading", "Training", "Stopping", "Uploading"), now)
+    ended = {"TrainingEndTime": record.state.transitions[-1]["StartTime"]} if record.state.final else {}
+    return {
+        "TrainingStartTime": began[0],
+        **ended,
+        "TrainingTimeInSeconds": max(int(worked), 1),
+        "BillableTimeInSeconds": max(int(worked), 1),
+    }
+
+
+def _summary(record: Record) -> dict[str, Any]:
+    ended = {"TrainingEndTime": record.state.transitions[-1]["StartTime"]} if record.state.final else {}
+    return {
+        "TrainingJobName": record.name,
+        "TrainingJobArn": arn(record.name),
+        "CreationTime": record.created,
+        "LastModifiedTime": record.modified,
+        "TrainingJobStatus": record.state.status,
+        "SecondaryStatus": record.state.secondary,
+        **ended,
+    }
+
+
+def _conditions(request: Mapping[str, Any]) -> list[Any]:
+    found = []
+    for name, column, after in (
+        ("CreationTimeAfter", columns.created, True), ("CreationTimeBefore", columns.created, False),
+        ("LastModifiedTimeAfter", columns.modified, True), ("LastModifiedTimeBefore", columns.modified, False),
+    ):  # fmt: skip
+        if name in request:
+            found.append(column >= request[name] if after else column <= request[name])
+    if "NameContains" in request:
+        found.append(columns.name.contains(request["NameContains"], autoescape=True))
+    if "StatusEquals" in request:
+        found.append(columns.status == request["StatusEquals"])
+    return found
+
+
+def _stopping(record: Record) -> Record | None:
+    if record.state.final or record.state.status == "Stopping":
+        return None
+    return record.moved("Stopping") if record.state.secondary != "Uploading" else None
+
+
+def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def _page(token: str | None) -> int:
+    if token is None:
+        return 0
+    if not token.isdigit():
+        raise ApiError("ValidationException", "The NextToken is not one that this service has given.")
+    return int(token)
+
+
+def _in_use(name: str) -> ApiError:
+    return ApiError(
+        "ResourceInUse", f"Training job names must be unique within an AWS account and region: {name} is taken."
+    )

@@ -1,0 +1,106 @@
+"""The life of a training job: which secondary status may follow which, and what SDKs print about it.
+
+    Starting ─ Pending ─ Starting ─ Downloading ─ Training ─ Uploading ─ Completed
+                                        │             │ └─ Interrupted ─ Starting     (a spot job gives way)
+                                        │             │ └─ Restarting  ─ Starting     (its runner died)
+                                        └─ Stopping ──┴──── Uploading ─ Stopped, MaxRuntimeExceeded, MaxWaitTimeExceeded
+    any ─ Failed
+
+Names and meanings are of SageMaker's API reference, DescribeTrainingJob.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from syrtos.errors import ConfigurationError
+
+# What ends a job, and the status it then has.
+FINAL = {
+    "Completed": "Completed",
+    "Failed": "Failed",
+    "Stopped": "Stopped",
+    "MaxRuntimeExceeded": "Stopped",
+    "MaxWaitTimeExceeded": "Stopped",
+}
+
+_ENDS = frozenset({"Failed", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded"})
+_AGAIN = frozenset({"Interrupted", "Restarting"})
+_NEXT: dict[str, frozenset[str]] = {
+    "Starting": frozenset({"Pending", "Downloading", "Stopping"}) | _AGAIN | _ENDS,
+    "Pending": frozenset({"Starting", "Stopping"}) | _ENDS,
+    "Downloading": frozenset({"Training", "Stopping"}) | _AGAIN | _ENDS,
+    "Training": frozenset({"Uploading", "Stopping"}) | _AGAIN | _ENDS,
+    "Stopping": frozenset({"Uploading", "Stopping"}) | _ENDS,
+    "Uploading": frozenset({"Completed"}) | _AGAIN | _ENDS,
+    "Interrupted": frozenset({"Starting", "Pending", "Stopping"}) | _ENDS,
+    "Restarting": frozenset({"Starting", "Pending", "Stopping"}) | _ENDS,
+}
+
+MESSAGES = {
+    "Starting": "Preparing the instances for training",
+    "Pending": "Waiting for workers that are in use by other jobs",
+    "Downloading": "Downloading input data",
+    "Training": "Training image download completed. Training in progress.",
+    "Uploading": "Uploading generated training model",
+    "Stopping": "Stopping the training job",
+    "Completed": "Training job completed",
+    "Stopped": "Training job stopped",
+    "Failed": "Training job failed",
+    "Interrupted": "Training job interrupted: another job needs its workers",
+    "Restarting": "The process that ran this job is gone: starting it again from its checkpoints",
+    "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
+    "MaxWaitTimeExceeded": "Training job exceeded MaxWaitTimeInSeconds provided",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What Describe says about where a job is.
+
+    Attributes:
+        status: ``InProgress``, ``Stopping``, ``Completed``, ``Failed`` or ``Stopped``.
+        secondary: the finer status.
+        transitions: ``Status``, ``StartTime``, ``EndTime`` (seconds since 1970), ``StatusMessage`` of every one so far.
+    """
+
+    status: str
+    secondary: str
+    transitions: tuple[dict[str, Any], ...]
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing can follow."""
+        return self.secondary in FINAL
+
+    def moved(self, secondary: str, now: float, message: str | None = None) -> State:
+        """The state after a transition at ``now``.
+
+        Raises:
+            ConfigurationError: a job in this state can't get there.
+        """
+        if secondary not in _NEXT.get(self.secondary, frozenset()):
+            raise ConfigurationError(f"A training job that is {self.secondary} can't become {secondary}.")
+        *before, last = self.transitions
+        entry = {"Status": secondary, "StartTime": now, "StatusMessage": message or MESSAGES[secondary]}
+        if secondary in FINAL:
+            entry["EndTime"] = now
+        status = FINAL.get(secondary) or ("Stopping" if self._stops(secondary) else "InProgress")
+        return State(status, secondary, (*before, {**last, "EndTime": now}, entry))
+
+    def _stops(self, secondary: str) -> bool:
+        """A job that is asked to stop remains so while it uploads."""
+        return secondary == "Stopping" or (self.status == "Stopping" and secondary == "Uploading")
+
+
+def created(now: float) -> State:
+    """The state of a new job."""
+    first = {"Status": "Starting", "StartTime": now, "StatusMessage": "Starting the training job"}
+    return State("InProgress", "Starting", (first,))
+
+
+def spent(transitions: Sequence[dict[str, Any]], statuses: Sequence[str], now: float) -> float:
+    """Seconds a job has been in any of ``statuses``, over all attempts."""
+    return sum((t.get("EndTime") or now) - t["StartTime"] for t in transitions if t["Status"] in statuses)

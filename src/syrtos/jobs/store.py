@@ -1,0 +1,218 @@
+"""The durable record of all jobs: one table, in SQLite or Postgres. Every process of a service reads and writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy import event, exc
+from sqlalchemy.engine import Connection, Engine, RowMapping
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs.states import State
+
+_metadata = sql.MetaData()
+_jobs = sql.Table(
+    "jobs",
+    _metadata,
+    sql.Column("name", sql.String(63), primary_key=True),
+    sql.Column("request", sql.JSON, nullable=False),
+    sql.Column("tags", sql.JSON, nullable=False),
+    sql.Column("status", sql.String(16), nullable=False, index=True),
+    sql.Column("secondary", sql.String(32), nullable=False),
+    sql.Column("transitions", sql.JSON, nullable=False),
+    sql.Column("created", sql.Float, nullable=False, index=True),
+    sql.Column("modified", sql.Float, nullable=False),
+    sql.Column("slots", sql.Integer, nullable=False),
+    sql.Column("spot", sql.Boolean, nullable=False),
+    sql.Column("access_key", sql.String(32), nullable=False, index=True),
+    sql.Column("attempts", sql.Integer, nullable=False),
+    sql.Column("yields", sql.Boolean, nullable=False),
+    sql.Column("failure", sql.Text, nullable=False),
+    sql.Column("metrics", sql.JSON, nullable=False),
+    sql.Column("progress", sql.JSON, nullable=False),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """One job as it is written down.
+
+    Attributes:
+        request: CreateTrainingJob's parameters.
+        tags: by key.
+        created, modified: seconds since 1970.
+        slots: workers it occupies while it runs.
+        spot: whether it gives way to jobs that are not.
+        access_key: of its script's own credentials.
+        attempts: how often it was started.
+        yields: whether it has been asked to give way.
+        failure: why it failed.
+        metrics: the last value of each metric, and when: ``{name: [value, seconds]}``.
+        progress: ``ProgressInfo`` of Describe.
+    """
+
+    name: str
+    request: dict[str, Any]
+    tags: dict[str, str]
+    state: State
+    created: float
+    modified: float
+    slots: int
+    spot: bool
+    access_key: str
+    attempts: int = 0
+    yields: bool = False
+    failure: str = ""
+    metrics: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    progress: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def moved(self, secondary: str, message: str | None = None, **changes: Any) -> Record:
+        """This job after a transition that happens now."""
+        now = time.time()
+        return dataclasses.replace(self, state=self.state.moved(secondary, now, message), modified=now, **changes)
+
+
+class Store:
+    """All jobs of a service.
+
+    Args:
+        url: of a database, as SQLAlchemy writes it.
+
+    Raises:
+        ConfigurationError: there is no such database, or its driver is missing.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = _engine(url)
+        self._sqlite = self._engine.dialect.name == "sqlite"
+        try:
+            _metadata.create_all(self._engine)
+        except exc.OperationalError as error:
+            if "already exists" not in str(error):  # another process was faster
+                raise _unreachable(url, error) from error
+        except (exc.ProgrammingError, exc.IntegrityError) as error:  # the same in Postgres
+            if "exist" not in str(error) and "pg_type" not in str(error):
+                raise _unreachable(url, error) from error
+
+    def add(self, record: Record) -> bool:
+        """Writes down a new job; False if its name is taken."""
+        try:
+            with self._writing() as connection:
+                connection.execute(sql.insert(_jobs).values(_row(record)))
+        except exc.IntegrityError:
+            return False
+        return True
+
+    def get(self, name: str) -> Record | None:
+        """The job of this name."""
+        with self._engine.connect() as connection:
+            row = connection.execute(_BY_NAME, {"wanted": name}).mappings().first()
+        return _record(row) if row else None
+
+    def by_key(self, access_key: str) -> Record | None:
+        """The job whose script has these credentials."""
+        with self._engine.connect() as connection:
+            row = connection.execute(sql.select(_jobs).where(_jobs.c.access_key == access_key)).mappings().first()
+        return _record(row) if row else None
+
+    def active(self) -> list[Record]:
+        """All jobs that have not ended, oldest first."""
+        wanted = sql.select(_jobs).where(_jobs.c.status.in_(("InProgress", "Stopping")))
+        return self._all(wanted.order_by(_jobs.c.created, _jobs.c.name))
+
+    def change(self, name: str, how: Callable[[Record], Record | None]) -> Record | None:
+        """Replaces a job by what ``how`` makes of it, while nobody else can; None leaves it as it is.
+
+        Returns:
+            The job after the change, or None if there is none.
+        """
+        with self._writing() as connection:
+            row = connection.execute(_BY_NAME.with_for_update(), {"wanted": name}).mappings().first()
+            if row is None:
+                return None
+            before = _record(row)
+            after = how(before)
+            if after is None:
+                return before
+            connection.execute(sql.update(_jobs).where(_jobs.c.name == name).values(_row(after)))
+            return after
+
+    def remove(self, name: str) -> None:
+        """Forgets a job."""
+        with self._writing() as connection:
+            connection.execute(sql.delete(_jobs).where(_jobs.c.name == name))
+
+    def find(
+        self, conditions: Sequence[Any], order: Sequence[Any], after: int, limit: int
+    ) -> tuple[list[Record], int | None]:
+        """Jobs that fulfil all ``conditions``, a page of them, and where the next page begins."""
+        chosen = sql.select(_jobs).where(*conditions).order_by(*order).offset(after).limit(limit + 1)
+        found = self._all(chosen)
+        return found[:limit], after + limit if len(found) > limit else None
+
+    def _all(self, chosen: Any) -> list[Record]:
+        with self._engine.connect() as connection:
+            return [_record(row) for row in connection.execute(chosen).mappings()]
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with self._engine.connect() as connection:
+            if self._sqlite:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two readers that become writers would deadlock
+            try:
+                yield connection
+            except BaseException:
+                connection.rollback()
+                raise
+            connection.commit()
+
+
+columns = _jobs.c
+_BY_NAME = sql.select(_jobs).where(_jobs.c.name == sql.bindparam("wanted"))
+
+
+@functools.cache
+def _engine(url: str) -> Engine:
+    try:
+        engine = sql.create_engine(
+            url.replace("postgresql://", "postgresql+psycopg://", 1), pool_pre_ping=not url.startswith("sqlite")
+        )
+    except (exc.ArgumentError, ImportError) as error:
+        raise _unreachable(url, error) from error
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", prepare_sqlite)
+    return engine
+
+
+def prepare_sqlite(connection: Any, _record: Any) -> None:
+    """What each new connection is told: readers and a writer at the same time, and nothing lost when the machine goes down."""
+    connection.isolation_level = None  # transactions are begun by us
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _unreachable(url: str, error: Exception) -> ConfigurationError:
+    shown = sql.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else "the URL"
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ConfigurationError(
+        f"The database {shown} can't be used: {reason}. Write it as postgresql://user:password@host/name (`pip install "
+        "'syrtos[postgres]'`), or unset SYRTOS_DATABASE_URL to use a file."
+    )
+
+
+def _row(record: Record) -> dict[str, Any]:
+    facts = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "state"}
+    state = record.state
+    return {**facts, "status": state.status, "secondary": state.secondary, "transitions": list(state.transitions)}
+
+
+def _record(row: RowMapping) -> Record:
+    facts: dict[str, Any] = {str(name): value for name, value in row.items()}
+    state = State(facts.pop("status"), facts.pop("secondary"), tuple(facts.pop("transitions")))
+    return Record(state=state, **facts)

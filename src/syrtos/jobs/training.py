@@ -1,0 +1,192 @@
+"""From a job and its folders to the exact command that trains: instances as hosts of a world, or unconnected copies of a command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from syrtos import settings
+from syrtos.jobs import contract, processes
+from syrtos.jobs.contract import ML, Place
+from syrtos.jobs.enter import Spec
+from syrtos.jobs.request import Job
+from syrtos.launch.plan import Plan, find_mpiexec
+from syrtos.settings import OPTIONS_VARIABLE, Options
+
+_SHARED = ("model", "output/data", "checkpoints")
+_KEPT = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH", "USER", "TZ")
+_OURS = ("SYRTOS_HOME", "SYRTOS_S3_ENDPOINT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Folders:
+    """Where a job's instances keep their files.
+
+    Attributes:
+        job: the job's folder.
+        isolated: instances have mounts of their own.
+    """
+
+    job: Path
+    isolated: bool
+
+    def ml(self, host: int) -> Path:
+        """What an instance calls ``/opt/ml``."""
+        return self.job / "instances" / f"algo-{host + 1}" / "ml"
+
+    def shared(self, name: str) -> Path:
+        """What all instances of a world have in common: one of them writes it, and all may read it."""
+        return self.job / "shared" / name
+
+    def outputs(self, job: Job, name: str) -> list[Path]:
+        """The folders in which the instances leave a kind of output."""
+        if job.distribution.kind == "copies":
+            return [self.ml(host) / name for host in range(len(job.hosts))]
+        return [self.shared(name)]
+
+    def run_dir(self, attempt: int) -> Path:
+        """Logs and ledgers of one attempt."""
+        return self.job / f"attempt-{attempt}"
+
+    def make(self, job: Job) -> None:
+        """Makes what a script expects to be there."""
+        for host in range(len(job.hosts)):
+            ml = self.ml(host)
+            for name in ("input/data", "input/config", "code", "output", *_SHARED):
+                (ml / name).mkdir(parents=True, exist_ok=True)
+            if job.distribution.kind != "copies" and not self.isolated:
+                for name in _SHARED:
+                    self.shared(name).mkdir(parents=True, exist_ok=True)
+                    (ml / name).rmdir()
+                    (ml / name).symlink_to(self.shared(name))
+        for name in _SHARED:
+            self.shared(name).mkdir(parents=True, exist_ok=True)
+
+    def place(self, job: Job, host: int, gpus: int) -> Place:
+        """An instance, as its script sees it."""
+        root = ML if self.isolated else str(self.ml(host))
+        names = job.hosts if self.isolated else tuple(address(job.name, k) for k in range(len(job.hosts)))
+        return Place(root, names, len(os.sched_getaffinity(0)), gpus)
+
+
+def address(job: str, host: int) -> str:
+    """An address of an instance on this machine. All of 127/8 is this machine, so that two jobs need not share ports."""
+    number = zlib.crc32(job.encode())
+    return f"127.{64 + number % 64}.{number // 64 % 256}.{host + 1}"
+
+
+def hosts_file(job: Job) -> str:
+    """``/etc/hosts`` of each instance."""
+    lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{address(job.name, k)} {h}" for k, h in enumerate(job.hosts))]
+    return "\n".join(lines) + "\n"
+
+
+def base_environment(env: Mapping[str, str], mark: str) -> dict[str, str]:
+    """What a job's processes get of the service's environment: never its secrets."""
+    kept = {
+        name: value
+        for name, value in env.items()
+        if name in _KEPT or (settings.is_harmless(name) and name not in _OURS)
+    }
+    return {**kept, processes.MARK: mark}
+
+
+def make_plan(
+    job: Job, folders: Folders, attempt: int, python: Path, env: Mapping[str, str], credentials: Mapping[str, str]
+) -> Plan:
+    """The command, with a file for each instance that says how to enter it.
+
+    Args:
+        python: the interpreter of the job's scripts.
+        env: this process's environment.
+        credentials: variables that a script reaches the service with.
+    """
+    run_dir, copies = folders.run_dir(attempt), job.distribution.kind == "copies"
+    servers = len(job.hosts) if _wants_servers(job, folders) else 0
+    options = Options(batch=job.batch, run_dir=str(run_dir), servers=servers)
+    here = Path(sys.executable)
+    path = os.pathsep.join([str(python.parent), str(here.parent), env.get("PATH", os.defpath)])
+    segments: list[list[str]] = []
+    for host in range(len(job.hosts)):
+        command = _copy(job, folders, host, python) if copies else _worker(job, folders, host, python)
+        spec = _spec(job, folders, host, {"PATH": path, **credentials}, run_dir if copies else None)
+        file = folders.job / "instances" / f"{job.hosts[host]}.json"
+        settings_text = json.dumps(dataclasses.asdict(spec))
+        file.touch(mode=0o600)
+        file.write_text(settings_text)
+        enter = [str(here), "-m", "syrtos.jobs.enter", str(file)]
+        segments.append(["-n", str(job.distribution.per_host), *enter, *command])
+    segments += [["-n", "1", *segments[host][2:]] for host in range(servers)]
+    words = segments[0] + [word for segment in segments[1:] for word in (":", *segment)]
+    alive = ["-disable-auto-cleanup"] if options.own_pace else []
+    root = [str(here), "-m", "syrtos.jobs.enter", "--as-root"] if folders.isolated else []
+    launcher = [*root, str(find_mpiexec(here)), "-print-all-exitcodes", *alive, "-launcher", "fork"]
+    environment = {OPTIONS_VARIABLE: options.to_json(), "UCX_NET_DEVICES": "lo", "PATH": path}
+    spared = frozenset(range(1, job.slots)) if options.own_pace else frozenset()
+    return Plan((*launcher, *words), environment, spared)
+
+
+def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], output: Path | None) -> Spec:
+    place = folders.place(job, host, gpus())
+    mounts = {}
+    if folders.isolated:
+        if job.distribution.kind != "copies":
+            mounts = {f"{ML}/{name}": str(folders.shared(name)) for name in _SHARED}
+        kept = folders.outputs(job, "checkpoints")[host if job.distribution.kind == "copies" else 0]
+        mounts |= {job.checkpoints[1].rstrip("/"): str(kept)} if job.checkpoints else {}
+    fixed = [f"{ML}/input/data/{channel.name}" for channel in job.channels if channel.mode == "FastFile"]
+    code = place.inside(job.program.folder) if job.program else ""
+    own = {"PYTHONPATH": code} if code else {}
+    return Spec(
+        name=job.hosts[host],
+        root=str(folders.ml(host)),
+        isolated=folders.isolated,
+        folder=code or place.root,
+        hosts=str(folders.job / "instances" / "hosts"),
+        mounts=mounts,
+        fixed=tuple(fixed) if folders.isolated else (),
+        variables={**variables, **own, **contract.environment(job, host, place)},
+        rank=None if output is None else host,
+        output="" if output is None else str(output / "logs" / f"{job.hosts[host]}.log"),
+    )
+
+
+def _worker(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
+    assert job.program is not None
+    place = folders.place(job, host, 0)
+    script = f"{place.inside(job.program.folder)}/{job.program.entry}"
+    return [str(python), "-m", "syrtos.launch.worker", script, *arguments(job, place)]
+
+
+def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
+    program = job.program
+    place = folders.place(job, host, 0)
+    if program is None:
+        return [word.replace(ML, place.root) for word in job.command]
+    if program.is_python:
+        return [str(python), program.entry, *arguments(job, place)]
+    return ["/bin/sh", "-c", 'chmod +x "$0" && exec "./$0" "$@"', program.entry, *arguments(job, place)]
+
+
+def arguments(job: Job, place: Place) -> list[str]:
+    """The script's arguments; what we have put into them of ``/opt/ml`` is where it is there."""
+    assert job.program is not None
+    return [place.inside(word) for word in job.program.arguments]
+
+
+def gpus() -> int:
+    """GPUs of this machine."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def _wants_servers(job: Job, folders: Folders) -> bool:
+    """SageMaker starts parameter servers for all kinds of scripts; only one kind has a use for them, the others train together."""
+    if job.distribution.kind != "parameter_server" or job.program is None:
+        return False
+    script = folders.ml(0) / job.program.folder.removeprefix(ML + "/") / job.program.entry
+    return "ParameterServerStrategy" in script.read_text(errors="replace")
