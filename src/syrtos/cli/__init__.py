@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from syrtos import __version__
-from syrtos.cli import data, env, horovodrun, run
+from syrtos.cli import aws_env, data, env, horovodrun, jobs, run, serve, submit
 from syrtos.errors import SyrtosError
 
 
@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="syrtos", description="Distributed training for Keras.")
     parser.add_argument("--version", action="version", version=f"syrtos {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (run, horovodrun, data, env):
+    for command in (run, horovodrun, data, serve, submit, jobs, aws_env, env):
         command.add_to(commands)
     chosen = parser.parse_args(arguments)
     try:

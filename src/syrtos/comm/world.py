@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -171,7 +172,9 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
     first_on_host = host.bcast(comm.Get_rank()) if host.Get_size() > 1 else comm.Get_rank()
     host.Free()
-    world = topology.world_from_hosts(comm.Get_rank(), [str(first) for first in comm.allgather(first_on_host)])
+    # one machine may be several hosts by name: the instances of a job
+    hosts = comm.allgather(f"{first_on_host} {socket.gethostname()}")
+    world = topology.world_from_hosts(comm.Get_rank(), hosts)
     questions = everybody.Dup() if options.servers else None
     servers = None
     if questions is not None and not serves:

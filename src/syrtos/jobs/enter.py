@@ -68,7 +68,8 @@ def main() -> NoReturn:
         _isolate(spec)
     env = {**environment(), **spec.variables}
     if spec.rank is not None:  # a command that knows nothing of a launcher, and must not think it was started by one
-        os.setpgrp()
+        if os.getpgrp() != os.getpid():
+            os.setpgrp()
         events.started(2, spec.rank, group=True)
         env = {name: value for name, value in env.items() if not name.startswith(("PMI_", "MPI_LOCAL", "HYDI_"))}
     if spec.output:

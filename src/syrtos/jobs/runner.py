@@ -230,13 +230,14 @@ class Runner:
             self._finish("Completed")
 
     def _say_how_it_ended(self, outcome: Outcome) -> None:
+        """What no process could write into its own log."""
         if outcome.code == 0 or self._why:
             return
         for failure in outcome.failures:
             if not (self._folders.run_dir(self._attempt) / "logs" / f"rank-{failure['rank']}.log").exists():
-                self._say(failure["text"])  # before the worker had a log
-        for line in outcome.noise if not outcome.failures else ():
-            self._say(line)
+                self._say(failure["text"])
+        if outcome.vanished is not None and not outcome.failures:
+            self._say(f"The process of rank {outcome.vanished} ended with exit code {outcome.code}.")
 
     def _reason(self, outcome: Outcome) -> str:
         """What the script has written for this, or how its first failing process ended."""
@@ -245,11 +246,15 @@ class Runner:
             if path.is_file() and (text := path.read_text(errors="replace").strip()):
                 return f"AlgorithmError: {text}"
         command = f'Command "{self._job.program.entry if self._job.program else " ".join(self._job.command)}"'
-        text = outcome.failures[0]["text"].strip().splitlines()[-1] if outcome.failures else ""
+        text = outcome.failures[0]["text"].strip().splitlines()[-1] if outcome.failures else self._last_words()
         extra = ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' if outcome.code == 137 else ""
         return (
             f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{extra}\n{command}'
         )
+
+    def _last_words(self) -> str:
+        events = [event.text for event in self._streams[0].all() if event.text.strip()]
+        return events[-1] if events else ""
 
     # -- what others want of it ----------------------------------------------------------------
 

@@ -54,6 +54,13 @@ def summarize(run_dir: Path) -> Summary:
     )
 
 
+def seconds_by_rank(run_dir: Path) -> list[dict[str, float]]:
+    """Seconds of training by kind, for each rank."""
+    paths = sorted((run_dir / "ledger").glob("rank-*.jsonl"), key=_rank)
+    ranks = [[r for r in _records(path) if r["phase"] in ("train", "between")] for path in paths]
+    return [{kind: sum(r.get(kind, 0.0) for r in rank) for kind in SHARES} for rank in ranks]
+
+
 def _facts(path: Path) -> dict[str, str]:
     found = [record for record in _records(path) if record["phase"] == "facts"]
     return {

@@ -1,0 +1,67 @@
+"""`syrtos aws-env`: what points AWS's SDKs at the service of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs import home as homes
+from syrtos.jobs.estimator import BUCKET
+from syrtos.jobs.home import ACCOUNT, Home
+
+# The SDKs' own settings: no telemetry to Amazon, and a bucket, or they would ask Amazon's STS for the account's number.
+_SDK = f"""\
+SchemaVersion: '1.0'
+SageMaker:
+  PythonSDK:
+    Modules:
+      TelemetryOptOut: true
+      Session:
+        DefaultS3Bucket: {BUCKET}
+  TrainingJob:
+    RoleArn: arn:aws:iam::{ACCOUNT}:role/syrtos
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommand."""
+    parser = commands.add_parser(
+        "aws-env",
+        help="print variables that point AWS's SDKs at `syrtos serve`",
+        description='Use it as eval "$(syrtos aws-env)". What it prints holds this service\'s secret key.',
+    )
+    parser.set_defaults(main=main)
+
+
+def main(_chosen: argparse.Namespace) -> int:
+    """Prints one `export` to a line."""
+    for name, value in variables(Home()).items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def variables(home: Home) -> dict[str, str]:
+    """Environment variables of boto3 and both of SageMaker's SDKs.
+
+    Raises:
+        ConfigurationError: no service runs.
+    """
+    url = home.endpoint()
+    if url is None:
+        raise ConfigurationError(f"No service runs in {home.path}. Start it: `syrtos serve`.")
+    access_key, secret_key = home.keys()
+    config = home.path / "sagemaker.yaml"
+    homes.write(config, _SDK)
+    certificate = home.certificate()
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret_key,
+        "AWS_REGION": "us-west-2",
+        "AWS_DEFAULT_REGION": "us-west-2",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SAGEMAKER_USER_CONFIG_OVERRIDE": str(config),
+        **({"AWS_CA_BUNDLE": certificate} if certificate else {}),
+    }

@@ -1,0 +1,102 @@
+"""`syrtos jobs`, `describe`, `logs`, `stop`: what runs, what it prints, and its end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs import local
+from syrtos.jobs.home import Home
+from syrtos.jobs.service import ApiError, described
+from syrtos.jobs.store import Record, columns
+
+_COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommands."""
+    parser = commands.add_parser("jobs", help="list training jobs, newest first")
+    parser.set_defaults(main=_list)
+    parser.add_argument(
+        "-n", type=int, default=20, dest="count", metavar="N", help="at most so many (default: %(default)s)"
+    )
+    parser = commands.add_parser("describe", help="everything about a training job, as JSON")
+    parser.set_defaults(main=_describe)
+    parser.add_argument("name")
+    parser = commands.add_parser("logs", help="what a training job prints")
+    parser.set_defaults(main=_logs)
+    parser.add_argument("-f", "--follow", action="store_true", help="until the job has ended")
+    parser.add_argument("name")
+    parser = commands.add_parser("stop", help="end a training job: its scripts get SIGTERM, and two minutes")
+    parser.set_defaults(main=_stop)
+    parser.add_argument("name")
+
+
+def _list(chosen: argparse.Namespace) -> int:
+    found, _ = local.service_of(Home()).store.find([], [columns.created.desc()], 0, chosen.count)
+    table = Table("job", "status", "since", "epoch", "workers", box=None, pad_edge=False, header_style="bold")
+    for record in found:
+        table.add_row(record.name, _status(record), _ago(record), _epoch(record), str(record.slots))
+    Console(highlight=False).print(table if found else "There are no jobs yet: `syrtos submit train.py`.")
+    return 0
+
+
+def _status(record: Record) -> str:
+    colors = {"Completed": "green", "Failed": "red", "InProgress": "cyan"}
+    text = record.state.secondary if not record.state.final else record.state.status
+    return f"[{colors.get(record.state.status, 'yellow')}]{text}[/]"
+
+
+def _ago(record: Record) -> str:
+    seconds = int(time.time() - record.created)
+    minutes, hours = seconds // 60, seconds // 3600
+    return f"{seconds} s" if minutes < 2 else f"{minutes} min" if hours < 2 else f"{hours} h"
+
+
+def _epoch(record: Record) -> str:
+    done, of = record.progress.get("CurrentEpoch"), record.progress.get("MaxEpoch")
+    return f"{done}/{of}" if of else ""
+
+
+def _describe(chosen: argparse.Namespace) -> int:
+    print(json.dumps(described(local.found(local.service_of(Home()), chosen.name)), indent=2))
+    return 0
+
+
+def _logs(chosen: argparse.Namespace) -> int:
+    service = local.service_of(Home())
+    local.found(service, chosen.name)
+    several = _instances(service, chosen.name) > 1
+    out = Console(highlight=False, markup=False, soft_wrap=True)
+    try:
+        for instance, line in local.follow(service, chosen.name, wait=chosen.follow):
+            if several:
+                out.print(f"algo-{instance + 1} | ", style=_COLORS[instance % len(_COLORS)], end="")
+            out.print(line)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has enough
+    return 0
+
+
+def _instances(service: Any, name: str) -> int:
+    return len(list((service.home.job(name) / "logs").glob("*.jsonl")))
+
+
+def _stop(chosen: argparse.Namespace) -> int:
+    service = local.service_of(Home())
+    local.found(service, chosen.name)
+    try:
+        service.stop_training_job({"TrainingJobName": chosen.name})
+    except ApiError as error:
+        raise ConfigurationError(str(error)) from error
+    return 0

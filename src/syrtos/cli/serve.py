@@ -1,0 +1,57 @@
+"""`syrtos serve`: training jobs for SageMaker's SDKs, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from syrtos.jobs.home import Home
+from syrtos.jobs.queue import cores
+
+PORT = 9470
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommand."""
+    parser = commands.add_parser(
+        "serve",
+        help="run training jobs for SageMaker's SDKs, on this machine",
+        description="Answers SageMaker's training API, S3 and CloudWatch Logs at one port; jobs run as processes of this machine.",
+    )
+    parser.set_defaults(main=main)
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at (default: %(default)s); others need TLS"
+    )
+    parser.add_argument("--port", type=int, default=PORT, help="(default: %(default)s)")
+    parser.add_argument(
+        "--capacity", type=int, metavar="N", help="workers that may run at once (default: one for each core)"
+    )
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate, in PEM")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
+    parser.add_argument("--files", type=Path, action="append", metavar="DIR",
+                        help="folders that file:// may name (default: any, on loopback; none otherwise)")  # fmt: skip
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Serves until it is told to end."""
+    from syrtos.jobs.http.page import token
+    from syrtos.jobs.http.server import Server
+
+    home = Home()
+    tls = (chosen.tls_cert, chosen.tls_key) if chosen.tls_cert and chosen.tls_key else None
+    files = [path.resolve() for path in chosen.files] if chosen.files else None
+    server = Server(home, chosen.capacity or cores(), chosen.host, chosen.port, tls, files)
+    out = Console(stderr=True, highlight=False, soft_wrap=True)
+    out.print(
+        f"syrtos: serving training jobs at {server.url}, {server.service.capacity} workers at once, in {home.path}"
+    )
+    out.print('  SDKs of this shell:  eval "$(syrtos aws-env)"')
+    out.print(f"  page:                {server.url}/?token={token(home)}")
+    sys.stderr.flush()
+    server.run()
+    out.print("syrtos: ended; jobs that were running go on, and are found again at the next start")
+    return 0

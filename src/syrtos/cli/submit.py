@@ -1,0 +1,110 @@
+"""`syrtos submit`: one training job, from a script or a YAML file, with or without a service."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs.estimator import Estimator
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommand."""
+    parser = commands.add_parser(
+        "submit",
+        help="run a script as a SageMaker-shaped training job",
+        description="Runs a script as SageMaker would: channels under /opt/ml, SM_* variables, artifacts. With a running `syrtos serve` the "
+        "job goes through its queue; without one it runs here.",
+    )
+    parser.set_defaults(main=main)
+    parser.add_argument(
+        "what", type=Path, help="a Python script, or a YAML file with the arguments of syrtos.Estimator and `inputs`"
+    )
+    parser.add_argument("--instances", type=int, metavar="N", help="hosts of the job")
+    parser.add_argument("--processes-per-host", type=int, metavar="N", help="workers on each")
+    parser.add_argument(
+        "--hp", action="append", default=[], metavar="NAME=VALUE", help="a hyperparameter (JSON, or text)"
+    )
+    parser.add_argument(
+        "--channel", action="append", default=[], metavar="NAME=URI", help="an input: a path, file:// or s3://"
+    )
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable")
+    parser.add_argument("--output", metavar="URI", help="where model.tar.gz goes (default: the service's own bucket)")
+    parser.add_argument("--name", help="of the job (default: the script's, and the time)")
+    parser.add_argument("--no-wait", action="store_true", help="leave the job to the running service")
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Creates the job, and shows it until it ends."""
+    facts, inputs = _asked(chosen)
+    estimator = Estimator(**facts)
+    try:
+        estimator.fit(inputs, wait=not chosen.no_wait, job_name=chosen.name)
+    except KeyboardInterrupt:
+        return 130
+    if chosen.no_wait:
+        print(estimator.latest_training_job)
+        return 0
+    job = estimator.describe()
+    print(
+        f"syrtos: {job['TrainingJobName']} {job['TrainingJobStatus']}, model: {estimator.model_data}", file=sys.stderr
+    )
+    return 0 if job["TrainingJobStatus"] == "Completed" else 1
+
+
+def _asked(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+    facts: dict[str, Any] = {"entry_point": str(chosen.what)}
+    if chosen.what.suffix in (".yaml", ".yml"):
+        facts = _described(chosen.what)
+    inputs = facts.pop("inputs", None)
+    named = {"training": inputs} if isinstance(inputs, str) else dict(inputs or {})
+    named |= _pairs(chosen.channel, "--channel")
+    hyperparameters = {name: _value(text) for name, text in _pairs(chosen.hp, "--hp").items()}
+    facts["hyperparameters"] = {**facts.get("hyperparameters", {}), **hyperparameters}
+    facts["environment"] = {**facts.get("environment", {}), **_pairs(chosen.env, "--env")}
+    if chosen.instances:
+        facts["instance_count"] = chosen.instances
+    if chosen.processes_per_host:
+        facts["distribution"] = {"mpi": {"enabled": True, "processes_per_host": chosen.processes_per_host}}
+    if chosen.output:
+        facts["output_path"] = chosen.output
+    return facts, named
+
+
+def _described(path: Path) -> dict[str, Any]:
+    try:
+        facts = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{path} can't be read: {error}") from error
+    known = {*inspect.signature(Estimator.__init__).parameters, "inputs"} - {"self", "home"}
+    if not isinstance(facts, dict) or "entry_point" not in facts or set(facts) - known:
+        unknown = ", ".join(sorted(set(facts) - known)) if isinstance(facts, dict) else ""
+        raise ConfigurationError(
+            f"{path} must be a mapping with `entry_point`, and may have {', '.join(sorted(known))}."
+            + (f" Unknown: {unknown}." if unknown else "")
+        )
+    for name in ("source_dir", "entry_point"):  # relative to the file that names them
+        if name in facts and (name == "source_dir" or not {"source_dir", "git_config"} & set(facts)):
+            facts[name] = str(path.parent / facts[name])
+    return facts
+
+
+def _pairs(given: list[str], option: str) -> dict[str, str]:
+    wrong = [text for text in given if "=" not in text]
+    if wrong:
+        raise ConfigurationError(f"`{option}` is written NAME=VALUE. Received: {wrong[0]!r}.")
+    return dict(text.split("=", 1) for text in given)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

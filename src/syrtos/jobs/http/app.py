@@ -1,0 +1,150 @@
+"""Every request's way in: its signature, then the service it was signed for."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import json
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from syrtos.jobs.credentials import Caller, caller_of
+from syrtos.jobs.http import bodies, identity, model, s3, signing
+from syrtos.jobs.http.bodies import TooLarge
+from syrtos.jobs.http.cloudwatch import Logs
+from syrtos.jobs.http.page import Page
+from syrtos.jobs.http.s3 import S3, S3Error
+from syrtos.jobs.http.signing import Refused
+from syrtos.jobs.service import ApiError, Service
+
+_TRAINING = (
+    "CreateTrainingJob", "DescribeTrainingJob", "ListTrainingJobs", "StopTrainingJob", "UpdateTrainingJob",
+    "DeleteTrainingJob", "AddTags", "ListTags", "DeleteTags",
+)  # fmt: skip
+_LOGS = ("DescribeLogGroups", "DescribeLogStreams", "GetLogEvents", "FilterLogEvents")
+_Operation = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class App:
+    """The ASGI application.
+
+    Args:
+        changed: called when a job was created or stopped.
+    """
+
+    def __init__(self, service: Service, changed: Callable[[], None]) -> None:
+        self._service = service
+        self._changed = changed
+        self._s3 = S3(service.objects)
+        self._page = Page(service, changed)
+        self._operations = {
+            "sagemaker": {name: getattr(service, _snake(name)) for name in _TRAINING},
+            "logs": {name: getattr(Logs(service), _snake(name)) for name in _LOGS},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request; nothing that goes wrong inside tells the outside more than that."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request)
+        except ClientDisconnect:
+            return
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        url = request.scope["raw_path"].decode("latin1").partition("?")[0]
+        if request.scope["query_string"]:
+            url += "?" + request.scope["query_string"].decode("latin1")
+        headers = {name.decode("latin1"): value.decode("latin1") for name, value in request.scope["headers"]}
+        service = signing.service_of(url, headers)
+        if not service and self._page.serves(request):
+            return await self._page.answer(request)
+        try:
+            return await self._signed(request, url, headers, service)
+        except TooLarge:
+            return _error(
+                request, service, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size", 413
+            )
+        except Refused as error:
+            return _error(request, service, error.code, str(error), 400 if error.code in _MALFORMED else 403)
+        except S3Error as error:
+            return s3.error_response(error, request)
+        except ApiError as error:
+            return _error(request, service, error.code, str(error), 400)
+        except ClientDisconnect:
+            raise
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            text = "We encountered an internal error. Please try again."
+            return _error(request, service, "InternalFailure" if service != "s3" else "InternalError", text, 500)
+
+    async def _signed(self, request: Request, url: str, headers: dict[str, str], service: str) -> Response:
+        body = b"" if service == "s3" else await bodies.whole(request)
+        payload = headers.get("x-amz-content-sha256", signing.UNSIGNED)
+        if service != "s3":
+            payload = hashlib.sha256(body).hexdigest()
+        now = datetime.datetime.now(datetime.UTC)
+        who = functools.partial(caller_of, self._service.home, self._service.store)
+        signed = await run_in_threadpool(signing.check, request.method, url, headers, payload, who, now)
+        if service == "s3":
+            return await self._s3.answer(request, signed)
+        if service in ("sts", "iam"):
+            return identity.answer(service, body, signed.caller)
+        return await run_in_threadpool(self._operate, service, headers.get("x-amz-target", ""), body, signed.caller)
+
+    def _operate(self, service: str, target: str, body: bytes, caller: Caller) -> Response:
+        if service not in self._operations:
+            raise ApiError("UnknownOperationException", f"There is no service {service!r} here.")
+        described = model.operation(model.service_model(service), target)
+        operate: _Operation | None = self._operations[service].get(described.name)
+        if operate is None:
+            raise ApiError("UnknownOperationException", f"{described.name} is not something that syrtos does.")
+        request = model.parsed(described.input_shape, body)
+        _check_allowed(caller, described.name, request)
+        result = model.answer(described, operate(request))
+        if described.name in ("CreateTrainingJob", "StopTrainingJob"):
+            self._changed()
+        return Response(result, media_type="application/x-amz-json-1.1")
+
+
+_MALFORMED = frozenset(
+    {
+        "IncompleteSignature",
+        "InvalidRequest",
+        "IncompleteBody",
+        "BadDigest",
+        "XAmzContentSHA256Mismatch",
+        "RequestTimeout",
+    }
+)
+
+
+def _check_allowed(caller: Caller, name: str, request: dict[str, Any]) -> None:
+    """A script may look at its own job."""
+    own = name == "DescribeTrainingJob" and caller.job and request.get("TrainingJobName") == caller.job.name
+    if caller.job is not None and not own:
+        raise ApiError("AccessDeniedException", f"User: {caller.arn} is not authorized to perform: {name}")
+
+
+def _error(request: Request, service: str, code: str, message: str, status: int) -> Response:
+    if service == "s3" or not service:
+        return s3.error_response(S3Error(status, code, message), request)
+    if service in ("sts", "iam"):
+        return identity.error(code, message, status)
+    text = json.dumps({"__type": code, "message": message})
+    return Response(text, status, {"x-amzn-errortype": code}, media_type="application/x-amz-json-1.1")
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()

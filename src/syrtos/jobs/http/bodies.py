@@ -1,0 +1,175 @@
+"""Bodies as they come in: never longer, slower or other than allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import google_crc32c
+from starlette.requests import Request
+
+from syrtos.jobs.http import signing
+from syrtos.jobs.http.signing import Refused, Signed
+
+PATIENCE = 30.0  # seconds between two pieces of a body
+_LARGEST_JSON = 2 << 20
+_LARGEST_OBJECT = 5 << 30
+_LONGEST_LINE = 1 << 12
+
+
+class TooLarge(Exception):
+    """A body is longer than this service takes."""
+
+
+async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """A body, piece by piece.
+
+    Raises:
+        TooLarge: it is longer than ``limit`` bytes, or says so.
+        Refused: it does not go on.
+    """
+    announced = request.headers.get("content-length", "0")
+    if not announced.isdigit() or int(announced) > limit:
+        raise TooLarge
+    size = 0
+    stream = request.stream()
+    while True:
+        try:
+            piece = await asyncio.wait_for(anext(stream), PATIENCE)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise Refused("RequestTimeout", "The body did not go on for 30 seconds.") from error
+        size += len(piece)
+        if size > limit:
+            raise TooLarge
+        yield piece
+
+
+async def whole(request: Request, limit: int = _LARGEST_JSON) -> bytes:
+    """A short body."""
+    return b"".join([piece async for piece in pieces(request, limit)])
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> Any: ...
+    def digest(self) -> bytes: ...
+
+
+class _Crc32:
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: bytes, /) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")
+
+
+_CHECKSUMS = {
+    "x-amz-checksum-crc32": _Crc32,
+    "x-amz-checksum-crc32c": google_crc32c.Checksum,
+    "x-amz-checksum-sha1": lambda: hashlib.sha1(usedforsecurity=False),
+    "x-amz-checksum-sha256": hashlib.sha256,
+}
+
+
+async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[str, str]]:
+    """Writes an object's bytes to a file.
+
+    Returns:
+        Their MD5 in hex, and the checksum header that they were sent with.
+
+    Raises:
+        Refused: they are not what the signature, a checksum or ``Content-MD5`` says.
+        TooLarge: there are too many.
+    """
+    headers = dict(request.headers)
+    trailers: dict[str, str] = {}
+    plain = pieces(request, _LARGEST_OBJECT)
+    streamed = signed.payload.startswith("STREAMING-")
+    names = headers.get("x-amz-trailer", "").lower().split(",") if streamed else [n for n in _CHECKSUMS if n in headers]
+    name = next((n.strip() for n in names if n.strip() in _CHECKSUMS), "")
+    md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
+    checksum: _Digest | None = _CHECKSUMS[name]() if name else None
+    with path.open("wb") as file:
+        async for piece in _unchunked(plain, signed, trailers) if streamed else plain:
+            md5.update(piece)
+            if not streamed and signed.payload != signing.UNSIGNED:
+                sha256.update(piece)
+            if checksum:
+                checksum.update(piece)
+            file.write(piece)
+    if not streamed and signed.payload not in (signing.UNSIGNED, sha256.hexdigest()):
+        raise Refused(
+            "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed."
+        )
+    sent = {**headers, **trailers}
+    _compare(sent, "content-md5", md5)
+    if checksum:
+        _compare(sent, name, checksum)
+    return md5.hexdigest(), {name: sent[name]} if checksum else {}
+
+
+def _compare(headers: Mapping[str, str], name: str, computed: _Digest) -> None:
+    if name in headers and headers[name] != base64.b64encode(computed.digest()).decode():
+        raise Refused("BadDigest", f"The {name} that was sent does not match what was received.")
+
+
+async def _unchunked(source: AsyncIterator[bytes], signed: Signed, trailers: dict[str, str]) -> AsyncIterator[bytes]:
+    """The bytes of an ``aws-chunked`` body, whose chunks are signed or not; fills in ``trailers``."""
+    reader = _Reader(source)
+    checked = signed.payload in (signing.STREAMED, signing.STREAMED_WITH_TRAILER)
+    while True:
+        size, _, rest = (await reader.line()).partition(b";")
+        try:
+            length = int(size, 16)
+        except ValueError as error:
+            raise Refused("InvalidRequest", "The body is not in aws-chunked encoding.") from error
+        data = await reader.exactly(length)
+        if checked:
+            signed.chunks.check(rest.removeprefix(b"chunk-signature=").decode("latin1"), data)
+        if not length:
+            break
+        yield data
+        await reader.line()
+    while line := await reader.line(last=True):
+        name, _, value = line.decode("latin1").partition(":")
+        trailers[name.strip().lower()] = value.strip()
+
+
+class _Reader:
+    def __init__(self, source: AsyncIterator[bytes]) -> None:
+        self._source = source
+        self._held = bytearray()
+
+    async def line(self, last: bool = False) -> bytes:
+        while (end := self._held.find(b"\r\n")) < 0:
+            if len(self._held) > _LONGEST_LINE or not await self._more():
+                if last and not self._held:
+                    return b""
+                raise Refused("IncompleteBody", "The body ended inside a chunk.")
+        line = bytes(self._held[:end])
+        del self._held[: end + 2]
+        return line
+
+    async def exactly(self, count: int) -> bytes:
+        if count > 64 << 20:
+            raise TooLarge
+        while len(self._held) < count:
+            if not await self._more():
+                raise Refused("IncompleteBody", "The body ended inside a chunk.")
+        data = bytes(self._held[:count])
+        del self._held[:count]
+        return data
+
+    async def _more(self) -> bool:
+        piece = await anext(self._source, b"")
+        self._held += piece
+        return bool(piece)

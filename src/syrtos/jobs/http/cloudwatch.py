@@ -1,0 +1,145 @@
+"""The part of CloudWatch Logs that shows what training jobs print: streams, pages, and what `aws logs tail --follow` asks for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from syrtos.jobs import logs
+from syrtos.jobs.home import ACCOUNT
+from syrtos.jobs.logs import Event, Stream
+from syrtos.jobs.service import ApiError, Service
+
+_MOST = 10_000
+
+
+class Logs:
+    """Answers from the streams of a service's jobs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def describe_log_groups(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The one group there is."""
+        prefix = request.get("logGroupNamePrefix") or request.get("logGroupNamePattern") or ""
+        group = {"logGroupName": logs.GROUP, "creationTime": 0, "storedBytes": 0, "arn": _arn()}
+        return {"logGroups": [group] if prefix in logs.GROUP else []}
+
+    def describe_log_streams(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Streams by name."""
+        _check_group(request)
+        found = list(self._streams(request.get("logStreamNamePrefix") or ""))
+        found.sort(key=lambda stream: stream.name, reverse=bool(request.get("descending")))
+        after, limit = _number(request.get("nextToken")), request.get("limit") or 50
+        page = [_described(stream) for stream in found[after : after + limit]]
+        more = {"nextToken": str(after + limit)} if len(found) > after + limit else {}
+        return {"logStreams": page, **more}
+
+    def get_log_events(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A page of one stream. Its end has the token that was given, so that whoever waits for more asks with that again."""
+        _check_group(request)
+        stream, limit = self._stream(request["logStreamName"]), min(request.get("limit") or _MOST, _MOST)
+        token = request.get("nextToken") or ("f/0" if request.get("startFromHead") else f"b/{stream.size}")
+        direction, offset = token[:2], _number(token[2:])
+        if direction not in ("f/", "b/") or offset > stream.size:
+            raise ApiError("InvalidParameterException", "The specified nextToken is invalid.")
+        if direction == "f/":
+            events, begin = stream.read(offset, limit), offset
+        else:
+            events = [event for event in stream.all() if event.end <= offset][-limit:]
+            begin = _begin_of(stream, events) if events else 0
+        end = events[-1].end if events else offset
+        return {
+            "events": [_told(event) for event in events if _in_time(event, request)],
+            "nextForwardToken": f"f/{end}",
+            "nextBackwardToken": f"b/{begin}",
+        }
+
+    def filter_log_events(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Events of several streams by time."""
+        _check_group(request)
+        names = request.get("logStreamNames")
+        prefix = request.get("logStreamNamePrefix") or ""
+        streams = [self._stream(name) for name in names] if names else list(self._streams(prefix))
+        wanted = _terms(request.get("filterPattern") or "")
+        found = [
+            (event, stream)
+            for stream in streams
+            for event in stream.all()
+            if _in_time(event, request) and all(term in event.text for term in wanted)
+        ]
+        found.sort(key=lambda pair: (pair[0].time, pair[1].name, pair[0].end))
+        after, limit = _number(request.get("nextToken")), request.get("limit") or _MOST
+        page = [
+            {**_told(event), "logStreamName": stream.name, "eventId": f"{stream.name}:{event.end}"}
+            for event, stream in found[after : after + limit]
+        ]
+        more = {"nextToken": str(after + limit)} if len(found) > after + limit else {}
+        return {"events": page, **more}
+
+    def _streams(self, prefix: str) -> Iterator[Stream]:
+        job, slash, _ = prefix.partition("/")
+        if slash:
+            folders = [self._service.home.job(job)] if re.fullmatch(r"[A-Za-z0-9-]+", job) else []
+        else:
+            folders = sorted(self._service.home.jobs.glob(re.sub(r"[^A-Za-z0-9-]", "?", job) + "*"))
+        for folder in folders:
+            yield from (stream for stream in logs.of(folder / "logs") if stream.name.startswith(prefix))
+
+    def _stream(self, name: str) -> Stream:
+        found = next((stream for stream in self._streams(name) if stream.name == name), None)
+        if found is None:
+            raise ApiError("ResourceNotFoundException", "The specified log stream does not exist.")
+        return found
+
+
+def _check_group(request: dict[str, Any]) -> None:
+    name = request.get("logGroupName") or request.get("logGroupIdentifier") or ""
+    if name != logs.GROUP and not name.startswith(_arn()):
+        raise ApiError("ResourceNotFoundException", "The specified log group does not exist.")
+
+
+def _arn() -> str:
+    return f"arn:aws:logs:us-west-2:{ACCOUNT}:log-group:{logs.GROUP}"
+
+
+def _described(stream: Stream) -> dict[str, Any]:
+    began = int(stream.name.rpartition("-")[2]) * 1000
+    facts = {"logStreamName": stream.name, "creationTime": began, "arn": f"{_arn()}:log-stream:{stream.name}"}
+    first = stream.read(0, 1)
+    if first:
+        changed = int(stream.path.stat().st_mtime * 1000)
+        facts |= {"firstEventTimestamp": first[0].time, "lastEventTimestamp": changed, "lastIngestionTime": changed}
+    return facts | {"uploadSequenceToken": "0", "storedBytes": 0}
+
+
+def _told(event: Event) -> dict[str, Any]:
+    return {"timestamp": event.time, "message": event.text, "ingestionTime": event.time}
+
+
+def _in_time(event: Event, request: dict[str, Any]) -> bool:
+    return request.get("startTime", 0) <= event.time and event.time < request.get("endTime", 1 << 60)
+
+
+def _begin_of(stream: Stream, events: list[Event]) -> int:
+    before = [event.end for event in stream.all() if event.end < events[0].end]
+    return before[-1] if before else 0
+
+
+def _terms(pattern: str) -> list[str]:
+    if pattern.lstrip().startswith(("{", "[", "%")):
+        raise ApiError("InvalidParameterException", "A filterPattern is words here, all of which an event must have.")
+    try:
+        return shlex.split(pattern)
+    except ValueError as error:
+        raise ApiError("InvalidParameterException", f"The filterPattern can't be read: {error}.") from error
+
+
+def _number(token: str | None) -> int:
+    if not token:
+        return 0
+    if not token.isdigit():
+        raise ApiError("InvalidParameterException", "The specified nextToken is invalid.")
+    return int(token)

@@ -1,0 +1,61 @@
+"""STS and IAM, as far as SageMaker's SDKs ask before they train: who am I, and may this role do it. The answers are XML."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from xml.sax.saxutils import escape
+
+from starlette.responses import Response
+
+from syrtos.jobs.credentials import Caller
+from syrtos.jobs.home import ACCOUNT
+
+_STS, _IAM = "https://sts.amazonaws.com/doc/2011-06-15/", "https://iam.amazonaws.com/doc/2010-05-08/"
+_TRUST = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+}
+
+
+def answer(service: str, body: bytes, caller: Caller) -> Response:
+    """One request: form fields, of which one is ``Action``."""
+    asked = dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+    action = asked.get("Action", "")
+    if service == "sts" and action == "GetCallerIdentity":
+        inside = f"<Arn>{escape(caller.arn)}</Arn><UserId>SYRTOS:{escape(caller.arn.rpartition('/')[2])}</UserId><Account>{ACCOUNT}</Account>"
+        return _xml(action, inside, _STS)
+    if service == "iam" and action == "GetRole":
+        return _xml(action, _role(asked.get("RoleName", "")), _IAM)
+    if service == "iam" and action == "SimulatePrincipalPolicy":
+        return _xml(action, _allowed(asked), _IAM)
+    return error("AccessDenied", f"{service}:{action} is not something that this service can do.", 403)
+
+
+def _role(name: str) -> str:
+    trust = escape(urllib.parse.quote(json.dumps(_TRUST)))
+    facts = f"<Path>/</Path><RoleName>{escape(name)}</RoleName><RoleId>AROASYRTOS0000000000</RoleId>"
+    arn = f"<Arn>arn:aws:iam::{ACCOUNT}:role/{escape(name)}</Arn><CreateDate>2026-01-01T00:00:00Z</CreateDate>"
+    return f"<Role>{facts}{arn}<AssumeRolePolicyDocument>{trust}</AssumeRolePolicyDocument></Role>"
+
+
+def _allowed(asked: dict[str, str]) -> str:
+    """Roles mean nothing here: whoever may create a job may do what jobs do."""
+    actions = [value for name, value in asked.items() if name.startswith("ActionNames.member.")]
+    members = "".join(
+        f"<member><EvalActionName>{escape(action)}</EvalActionName><EvalResourceName>*</EvalResourceName><EvalDecision>allowed</EvalDecision></member>"
+        for action in actions
+    )
+    return f"<IsTruncated>false</IsTruncated><EvaluationResults>{members}</EvaluationResults>"
+
+
+def error(code: str, message: str, status: int) -> Response:
+    """An error in the shape of AWS's query protocol."""
+    inside = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
+    return Response(f"<ErrorResponse>{inside}<RequestId>0</RequestId></ErrorResponse>", status, media_type="text/xml")
+
+
+def _xml(action: str, inside: str, namespace: str) -> Response:
+    meta = "<ResponseMetadata><RequestId>0</RequestId></ResponseMetadata>"
+    text = f'<{action}Response xmlns="{namespace}"><{action}Result>{inside}</{action}Result>{meta}</{action}Response>'
+    return Response(text, media_type="text/xml")

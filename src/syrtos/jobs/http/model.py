@@ -1,0 +1,148 @@
+"""Requests and answers by AWS's own service models: what botocore's clients send and expect, and what their errors look like."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import re
+from typing import Any
+
+import botocore.session
+from botocore import validate
+from botocore.model import OperationModel, ServiceModel, Shape
+from botocore.validate import ParamValidator
+
+from syrtos.jobs.service import ApiError
+
+# The one extension of the API: folders of this machine.
+_ALSO_FILES = frozenset({"S3Uri"})
+
+
+@functools.cache
+def service_model(name: str) -> ServiceModel:
+    """botocore's model of a service."""
+    return botocore.session.get_session().get_service_model(name)
+
+
+def operation(model: ServiceModel, target: str) -> OperationModel:
+    """The operation that a header ``X-Amz-Target: Prefix.Name`` names.
+
+    Raises:
+        ApiError: there is none.
+    """
+    prefix, _, name = target.rpartition(".")
+    facts: Any = model.metadata
+    if prefix != facts.get("targetPrefix") or name not in model.operation_names:
+        raise ApiError("UnknownOperationException", f"Unknown operation {target!r}.")
+    return model.operation_model(name)
+
+
+def parsed(shape: Shape | None, body: bytes) -> dict[str, Any]:
+    """A request's parameters.
+
+    Raises:
+        ApiError: it is no JSON object, or not what the service's model allows.
+    """
+    try:
+        params = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise ApiError("SerializationException", f"The body is no JSON: {error}.") from error
+    if not isinstance(params, dict):
+        raise ApiError("SerializationException", "The body is no JSON object.")
+    if shape is None:
+        return {}
+    params = {name: value for name, value in params.items() if value is not None}
+    report = _Strict().validate(params, shape)
+    if report.has_errors():
+        raise ApiError("ValidationException", report.generate_report())
+    return params
+
+
+def answer(operation: OperationModel, result: dict[str, Any]) -> bytes:
+    """An answer's body; what it holds is checked against the model, as a client would."""
+    shape = operation.output_shape
+    if shape is None:
+        return b"{}"
+    report = _Answers().validate(result, shape)
+    if report.has_errors():
+        raise AssertionError(f"{operation.name} would answer what its model does not allow: {report.generate_report()}")
+    return json.dumps(result).encode()
+
+
+class _Answers(ParamValidator):
+    """Times are seconds, as JSON 1.1 has them."""
+
+    def _validate_timestamp(self, param: Any, shape: Shape, errors: Any, name: str) -> None:
+        if isinstance(param, bool) or not isinstance(param, (int, float)):
+            errors.report(name, "invalid type", param=param, valid_types=["seconds since 1970"])
+
+
+class _Errors(validate.ValidationErrors):
+    def _format_error(self, error: Any) -> str:
+        reason, name, additional = error
+        if reason == "constraint":
+            return (
+                f"1 validation error detected: Value '{additional['param']}' at '{self._get_name(name)}' failed to satisfy constraint: "
+                f"Member must {additional['constraint']}"
+            )
+        return super()._format_error(error)
+
+
+class _Strict(_Answers):
+    """Checks all that the model says: botocore's clients leave lengths, patterns and enumerations to the service."""
+
+    def validate(self, params: Any, shape: Shape) -> _Errors:
+        errors = _Errors()
+        self._validate(params, shape, errors, name="")
+        return errors
+
+    def _validate(self, params: Any, shape: Shape, errors: Any, name: str) -> None:
+        super()._validate(params, shape, errors, name)
+        if isinstance(params, str) and shape.type_name == "string":
+            self._check_string(params, shape, errors, name)
+        facts: Any = shape.metadata
+        most = facts.get("max")
+        if most is not None and _measure(params) > most:
+            errors.report(
+                name,
+                "constraint",
+                param=_short(params),
+                constraint=f"have length or value less than or equal to {most}",
+            )
+
+    def _check_string(self, text: str, shape: Shape, errors: Any, name: str) -> None:
+        facts: Any = shape.metadata
+        allowed, pattern = facts.get("enum"), facts.get("pattern")
+        if allowed and text not in allowed and shape.name != "TrainingInstanceType":
+            errors.report(name, "constraint", param=_short(text), constraint=f"satisfy enum value set: {allowed}")
+        if pattern and not (text.startswith("file://") and shape.name in _ALSO_FILES):
+            compiled = _pattern(pattern)
+            if compiled and not compiled.fullmatch(text):
+                constraint = f"satisfy regular expression pattern: {pattern}"
+                errors.report(name, "constraint", param=_short(text), constraint=constraint)
+
+
+@functools.cache
+def _pattern(text: str) -> re.Pattern[str] | None:
+    """Patterns are Java's; the few that Python does not read are not checked."""
+    try:
+        return re.compile(text.replace(r"\p{L}", r"\w").replace(r"\p{Z}", r"\s").replace(r"\p{N}", r"\d"))
+    except re.error:
+        return None
+
+
+def _measure(value: Any) -> float:
+    if isinstance(value, (str, list, dict)):
+        return len(value)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+def iso(seconds: float) -> str:
+    """A time as XML answers have it."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

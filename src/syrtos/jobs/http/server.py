@@ -1,0 +1,150 @@
+"""The service's process: its port, its queue, and an end that leaves running jobs alone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs.home import Home, try_lock
+from syrtos.jobs.http.app import App
+from syrtos.jobs.objects import FolderStore, store_of
+from syrtos.jobs.places import Places
+from syrtos.jobs.queue import Queue
+from syrtos.jobs.service import Service
+from syrtos.jobs.store import Store
+
+_HEADERS_IN = 20.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class _Patient(HttpToolsProtocol):
+    """Closes connections whose headers don't come: a thousand of them would hold the service up."""
+
+    _late: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect()
+
+    def on_headers_complete(self) -> None:
+        self._late.cancel()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._late.cancel()
+        super().connection_lost(exc)
+
+    def _expect(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._late = self.loop.call_later(_HEADERS_IN, self.transport.close)
+
+
+class Server:
+    """A service that answers at an address.
+
+    Args:
+        home: its folder; one service at a time has it.
+        host, port: where; port 0: any that is free.
+        tls: certificate and key, in PEM; needed beyond loopback.
+        files: folders that ``file://`` may name; None: all, which only a service on loopback may do.
+
+    Raises:
+        ConfigurationError: another service has the folder or the port, or the address needs TLS.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        capacity: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: tuple[Path, Path] | None = None,
+        files: list[Path] | None = None,
+    ) -> None:
+        if host not in _LOOPBACK and tls is None:
+            raise ConfigurationError(
+                f"{host} can be reached from other machines: give a certificate (`--tls-cert FILE --tls-key FILE`), or stay on 127.0.0.1."
+            )
+        self._lock = try_lock(home.path / "serving")
+        if self._lock is None:
+            raise ConfigurationError(
+                f"A service already runs in {home.path}, at {home.endpoint()}. Stop it, or set SYRTOS_HOME."
+            )
+        objects = store_of(home)
+        if isinstance(objects, FolderStore):
+            objects.sweep()
+        allowed = files if files is not None else (None if host in _LOOPBACK else [])
+        self.service = Service(home, Store(home.database), Places(objects, allowed), capacity)
+        self.queue = Queue(self.service)
+        self._socket = _listening(host, port)
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
+        home.announce(self.url, str(tls[0].resolve()) if tls else None)
+        config = uvicorn.Config(
+            App(self.service, self.queue.wake),
+            http=_Patient,
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=3,
+            h11_max_incomplete_event_size=1 << 16,
+            ssl_certfile=str(tls[0]) if tls else None,
+            ssl_keyfile=str(tls[1]) if tls else None,
+            ssl_version=ssl.PROTOCOL_TLS_SERVER,
+        )
+        self._server = uvicorn.Server(config)
+
+    def run(self) -> None:
+        """Serves until SIGINT or SIGTERM."""
+        self.queue.start()
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self.close()
+
+    async def serve(self) -> None:
+        """The same in a thread that has no signals."""
+        self.queue.start()
+        await self._server._serve([self._socket])
+
+    def start(self) -> None:
+        """Serves in a thread, until `close`."""
+        import threading
+
+        threading.Thread(target=lambda: asyncio.run(self.serve()), daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the service; jobs that run go on."""
+        self._server.should_exit = True
+        self.queue.close()
+        self._socket.close()
+        if self._lock:
+            self._lock.close()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{host}:{port} can't be listened at: {error.strerror}. Give another `--port`."
+        ) from error
+    return found

@@ -1,0 +1,78 @@
+"""A service for this user's own commands: the one that runs, or one of this process for as long as it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs import logs, processes, runner
+from syrtos.jobs.home import Home
+from syrtos.jobs.objects import store_of
+from syrtos.jobs.places import Places
+from syrtos.jobs.queue import cores
+from syrtos.jobs.service import Service
+from syrtos.jobs.store import Record, Store
+
+_PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
+
+
+def service_of(home: Home, capacity: int | None = None) -> Service:
+    """The jobs of a folder, whether or not a service runs in it."""
+    return Service(home, Store(home.database), Places(store_of(home)), capacity or cores())
+
+
+@contextlib.contextmanager
+def running(home: Home) -> Iterator[tuple[Service, bool]]:
+    """A service that runs jobs, and whether it is this process's own."""
+    if home.endpoint() is not None:
+        yield service_of(home), False
+        return
+    from syrtos.jobs.http.server import Server
+
+    server = Server(home, cores())
+    server.start()
+    try:
+        yield server.service, True
+    finally:
+        server.close()
+
+
+def found(service: Service, name: str) -> Record:
+    """A job.
+
+    Raises:
+        ConfigurationError: there is none of this name.
+    """
+    record = service.store.get(name)
+    if record is None:
+        raise ConfigurationError(f"There is no job {name} in {service.home.path}. `syrtos jobs` lists those there are.")
+    return record
+
+
+def follow(service: Service, name: str, wait: bool = True) -> Iterator[tuple[int, str]]:
+    """Lines of a job as they come, each with the number of its instance; until the job has ended."""
+    streams = logs.of(service.home.job(name) / "logs")
+    offsets = [0] * len(streams)
+    while True:
+        over = not wait or found(service, name).state.final
+        for k, stream in enumerate(streams):
+            for event in stream.all(offsets[k]):
+                offsets[k] = event.end
+                yield k, event.text
+        if over:
+            return
+        time.sleep(0.2)
+
+
+def stop(service: Service, name: str) -> None:
+    """Ends a job within seconds: its scripts get SIGTERM, and what is left is killed."""
+    if not found(service, name).state.final:
+        service.stop_training_job({"TrainingJobName": name})
+    deadline = time.monotonic() + _PATIENCE
+    while not found(service, name).state.final and time.monotonic() < deadline:
+        time.sleep(0.1)
+    processes.end(runner.mark(service.home, name))
+    while not found(service, name).state.final and time.monotonic() < deadline + _PATIENCE:
+        time.sleep(0.1)
