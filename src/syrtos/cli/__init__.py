@@ -9,6 +9,8 @@ from syrtos import __version__
 from syrtos.cli import aws_env, data, env, horovodrun, jobs, run, serve, submit
 from syrtos.errors import SyrtosError
 
+_OF_JOBS = ("sqlalchemy", "starlette", "uvicorn", "httptools", "botocore", "yaml")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
@@ -20,6 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         return chosen.main(chosen)
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_JOBS:
+            raise
+        print(f"syrtos: training jobs need {error.name}: `pip install 'syrtos[jobs]'`", file=sys.stderr)
+        return 2
     except SyrtosError as error:
         print(f"syrtos: {error}", file=sys.stderr)
         return 2

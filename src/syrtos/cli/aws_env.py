@@ -8,8 +8,7 @@ from typing import Any
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs import home as homes
-from syrtos.jobs.estimator import BUCKET
-from syrtos.jobs.home import ACCOUNT, Home
+from syrtos.jobs.home import ACCOUNT, BUCKET, REGION, Home
 
 # The SDKs' own settings: no telemetry to Amazon, and a bucket, or they would ask Amazon's STS for the account's number.
 _SDK = f"""\
@@ -59,8 +58,8 @@ def variables(home: Home) -> dict[str, str]:
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": access_key,
         "AWS_SECRET_ACCESS_KEY": secret_key,
-        "AWS_REGION": "us-west-2",
-        "AWS_DEFAULT_REGION": "us-west-2",
+        "AWS_REGION": REGION,
+        "AWS_DEFAULT_REGION": REGION,
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_USER_CONFIG_OVERRIDE": str(config),
         **({"AWS_CA_BUNDLE": certificate} if certificate else {}),

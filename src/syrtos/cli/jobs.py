@@ -7,16 +7,16 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs import local
-from syrtos.jobs.home import Home
-from syrtos.jobs.service import ApiError, described
-from syrtos.jobs.store import Record, columns
+
+if TYPE_CHECKING:
+    from syrtos.jobs.service import Service
+    from syrtos.jobs.store import Record
 
 _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
@@ -41,7 +41,9 @@ def add_to(commands: Any) -> None:
 
 
 def _list(chosen: argparse.Namespace) -> int:
-    found, _ = local.service_of(Home()).store.find([], [columns.created.desc()], 0, chosen.count)
+    from syrtos.jobs.store import columns
+
+    found, _ = _service().store.find([], [columns.created.desc()], 0, chosen.count)
     table = Table("job", "status", "since", "epoch", "workers", box=None, pad_edge=False, header_style="bold")
     for record in found:
         table.add_row(record.name, _status(record), _ago(record), _epoch(record), str(record.slots))
@@ -67,12 +69,17 @@ def _epoch(record: Record) -> str:
 
 
 def _describe(chosen: argparse.Namespace) -> int:
-    print(json.dumps(described(local.found(local.service_of(Home()), chosen.name)), indent=2))
+    from syrtos.jobs import local
+    from syrtos.jobs.service import described
+
+    print(json.dumps(described(local.found(_service(), chosen.name)), indent=2))
     return 0
 
 
 def _logs(chosen: argparse.Namespace) -> int:
-    service = local.service_of(Home())
+    from syrtos.jobs import local
+
+    service = _service()
     local.found(service, chosen.name)
     several = _instances(service, chosen.name) > 1
     out = Console(highlight=False, markup=False, soft_wrap=True)
@@ -88,12 +95,22 @@ def _logs(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _instances(service: Any, name: str) -> int:
+def _service() -> Service:
+    from syrtos.jobs import local
+    from syrtos.jobs.home import Home
+
+    return local.service_of(Home())
+
+
+def _instances(service: Service, name: str) -> int:
     return len(list((service.home.job(name) / "logs").glob("*.jsonl")))
 
 
 def _stop(chosen: argparse.Namespace) -> int:
-    service = local.service_of(Home())
+    from syrtos.jobs import local
+    from syrtos.jobs.service import ApiError
+
+    service = _service()
     local.found(service, chosen.name)
     try:
         service.stop_training_job({"TrainingJobName": chosen.name})

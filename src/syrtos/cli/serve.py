@@ -9,9 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from syrtos.jobs.home import Home
-from syrtos.jobs.queue import cores
-
 PORT = 9470
 
 
@@ -38,8 +35,10 @@ def add_to(commands: Any) -> None:
 
 def main(chosen: argparse.Namespace) -> int:
     """Serves until it is told to end."""
+    from syrtos.jobs.home import Home
     from syrtos.jobs.http.page import token
     from syrtos.jobs.http.server import Server
+    from syrtos.jobs.queue import cores
 
     home = Home()
     tls = (chosen.tls_cert, chosen.tls_key) if chosen.tls_cert and chosen.tls_key else None

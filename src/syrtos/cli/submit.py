@@ -9,10 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from syrtos.errors import ConfigurationError
-from syrtos.jobs.estimator import Estimator
 
 
 def add_to(commands: Any) -> None:
@@ -43,6 +40,8 @@ def add_to(commands: Any) -> None:
 
 def main(chosen: argparse.Namespace) -> int:
     """Creates the job, and shows it until it ends."""
+    from syrtos.jobs.estimator import Estimator
+
     facts, inputs = _asked(chosen)
     estimator = Estimator(**facts)
     try:
@@ -79,6 +78,10 @@ def _asked(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
 
 
 def _described(path: Path) -> dict[str, Any]:
+    import yaml
+
+    from syrtos.jobs.estimator import Estimator
+
     try:
         facts = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:

@@ -14,11 +14,9 @@ from typing import Any
 
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.jobs import creation, local
-from syrtos.jobs.home import ACCOUNT, Home
+from syrtos.jobs.home import BUCKET, Home
 from syrtos.jobs.places import safe_name
 from syrtos.jobs.service import ApiError, Service, described, model_uri
-
-BUCKET = f"sagemaker-us-west-2-{ACCOUNT}"
 
 
 class Estimator:

@@ -15,6 +15,8 @@ from typing import IO
 from syrtos import settings
 
 ACCOUNT = "000000000000"
+REGION = "us-west-2"
+BUCKET = f"sagemaker-{REGION}-{ACCOUNT}"  # as SageMaker's SDKs name it
 
 
 class Home:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import platform
+import re
 import shutil
 import signal
 import sys
@@ -23,13 +25,14 @@ from syrtos.errors import SyrtosError
 from syrtos.jobs import artifacts, channels, contract, enter, logs, metrics, processes, programs, states, training
 from syrtos.jobs.artifacts import Checkpoints
 from syrtos.jobs.credentials import job_secret
-from syrtos.jobs.home import Home, try_lock
+from syrtos.jobs.home import REGION, Home, try_lock
 from syrtos.jobs.objects import store_of
 from syrtos.jobs.places import Places
 from syrtos.jobs.request import read
 from syrtos.jobs.service import drivers_of, secrets_of
 from syrtos.jobs.store import Record, Store
 from syrtos.launch.supervise import Outcome, supervise
+from syrtos.launch.worker import version
 
 LOCK = "runner.lock"
 _LOOK = 0.2
@@ -103,6 +106,7 @@ class Runner:
         checkpoints = self._restore_checkpoints()
         if self._why:
             raise _Ended
+        self._say_versions()
         self._move("Training")
         outcome = self._train(python, checkpoints)
         if checkpoints:
@@ -143,6 +147,17 @@ class Runner:
                     channels.clean(folder)
                 programs.fetch(self._places, program, folder)
         return programs.python_for(program, code[0], self._folders.job / "python", self._streams[0].write)
+
+    def _say_versions(self) -> None:
+        """An image of another time or maker means this environment: nobody should have to guess that."""
+        image = self._job.request["AlgorithmSpecification"].get("TrainingImage", "")
+        asked = re.search(r"/?([\w-]+):(\d+\.\d[\w.]*)", image)
+        if asked:
+            here = {name: version(name) for name in ("tensorflow", "keras", "tf_keras")}
+            found = ", ".join(f"{name} {number}" for name, number in here.items() if number != "not installed")
+            self._say(
+                f"syrtos: the job asks for the image {asked[1]}:{asked[2]}; it runs in this machine's environment: Python {platform.python_version()}, {found}"
+            )
 
     def _restore_checkpoints(self) -> Checkpoints | None:
         if self._job.checkpoints is None:
@@ -330,10 +345,10 @@ def _credentials(home: Home, access_key: str, secret: str) -> dict[str, str]:
     found = {
         "AWS_ACCESS_KEY_ID": access_key,
         "AWS_SECRET_ACCESS_KEY": secret,
-        "AWS_REGION": "us-west-2",
-        "AWS_DEFAULT_REGION": "us-west-2",
+        "AWS_REGION": REGION,
+        "AWS_DEFAULT_REGION": REGION,
         "AWS_EC2_METADATA_DISABLED": "true",
-        "SAGEMAKER_REGION": "us-west-2",
+        "SAGEMAKER_REGION": REGION,
     }
     url = home.endpoint()
     if url:

@@ -16,7 +16,7 @@ from typing import Any
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs import logs, metrics, states, training
 from syrtos.jobs.credentials import new_access_key
-from syrtos.jobs.home import ACCOUNT, Home
+from syrtos.jobs.home import ACCOUNT, REGION, Home
 from syrtos.jobs.objects import ObjectStore
 from syrtos.jobs.places import Places
 from syrtos.jobs.request import read
@@ -24,7 +24,6 @@ from syrtos.jobs.store import Record, Store, columns
 
 _SECRET = re.compile(r"secret|token|passw|credential|api_?key|access_?key|private_?key", re.IGNORECASE)
 _HIDDEN = "******"
-_REGION = "us-west-2"
 
 
 class ApiError(Exception):
@@ -220,7 +219,7 @@ def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def arn(name: str) -> str:
     """A job's name for all of AWS."""
-    return f"arn:aws:sagemaker:{_REGION}:{ACCOUNT}:training-job/{name}"
+    return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
 
 
 _ECHOED = (

@@ -262,7 +262,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _check_versions(comm: Communicator) -> None:
-    mine = {"python": platform.python_version(), **{name: _version(name) for name in _COMPARED}}
+    mine = {"python": platform.pythonversion(), **{name: version(name) for name in _COMPARED}}
     everyone = comm.allgather_object([socket.gethostname(), mine])
     for host, theirs in everyone:
         different = {
@@ -275,7 +275,8 @@ def _check_versions(comm: Communicator) -> None:
             )
 
 
-def _version(name: str) -> str:
+def version(name: str) -> str:
+    """Of an installed package, found without importing it."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -106,7 +106,7 @@ class App:
     def _operate(self, service: str, target: str, body: bytes, caller: Caller) -> Response:
         if service not in self._operations:
             raise ApiError("UnknownOperationException", f"There is no service {service!r} here.")
-        described = model.operation(model.service_model(service), target)
+        described: Any = model.operation(model.service_model(service), target)
         operate: _Operation | None = self._operations[service].get(described.name)
         if operate is None:
             raise ApiError("UnknownOperationException", f"{described.name} is not something that syrtos does.")

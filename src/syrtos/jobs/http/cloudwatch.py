@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from syrtos.jobs import logs
-from syrtos.jobs.home import ACCOUNT
+from syrtos.jobs.home import ACCOUNT, REGION
 from syrtos.jobs.logs import Event, Stream
 from syrtos.jobs.service import ApiError, Service
 
@@ -102,7 +102,7 @@ def _check_group(request: dict[str, Any]) -> None:
 
 
 def _arn() -> str:
-    return f"arn:aws:logs:us-west-2:{ACCOUNT}:log-group:{logs.GROUP}"
+    return f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{logs.GROUP}"
 
 
 def _described(stream: Stream) -> dict[str, Any]:

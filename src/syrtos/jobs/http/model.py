@@ -32,8 +32,9 @@ def operation(model: ServiceModel, target: str) -> OperationModel:
         ApiError: there is none.
     """
     prefix, _, name = target.rpartition(".")
+    names: Any = model.operation_names
     facts: Any = model.metadata
-    if prefix != facts.get("targetPrefix") or name not in model.operation_names:
+    if prefix != facts.get("targetPrefix") or name not in names:
         raise ApiError("UnknownOperationException", f"Unknown operation {target!r}.")
     return model.operation_model(name)
 
@@ -86,7 +87,7 @@ class _Errors(validate.ValidationErrors):
                 f"1 validation error detected: Value '{additional['param']}' at '{self._get_name(name)}' failed to satisfy constraint: "
                 f"Member must {additional['constraint']}"
             )
-        return super()._format_error(error)
+        return str(super()._format_error(error))
 
 
 class _Strict(_Answers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
@@ -81,10 +82,10 @@ class Page:
             (_JOB + r"/logs/(\d+)", self._logs),
             (_JOB + r"/(model|output)", self._artifact),
         )
-        for pattern, find in pages:
+        for pattern, page in pages:
             found = re.fullmatch(pattern, path)
             if found:
-                return await run_in_threadpool(find, request, *found.groups())
+                return await run_in_threadpool(functools.partial(page, request, *found.groups()))
         return _json({"error": "There is no such page."}, 404)
 
     async def _stop(self, request: Request) -> Response:

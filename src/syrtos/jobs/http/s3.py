@@ -21,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.credentials import Caller
+from syrtos.jobs.home import REGION
 from syrtos.jobs.http import bodies
 from syrtos.jobs.http.model import iso
 from syrtos.jobs.http.signing import Signed
@@ -90,14 +91,14 @@ class S3:
         if not await run_in_threadpool(self._store.has_bucket, bucket):
             raise _no_bucket()
         if method == "HEAD":
-            return Response(headers={"x-amz-bucket-region": "us-west-2"})
+            return Response(headers={"x-amz-bucket-region": REGION})
         if method == "POST" and "delete" in query:
             return await self._delete_many(request, caller, bucket)
         if method == "DELETE" and not query:
             _allow(caller.job is None)
             return await self._remove_bucket(bucket)
         if method == "GET" and "location" in query:
-            return _xml("LocationConstraint", "us-west-2")
+            return _xml("LocationConstraint", REGION)
         if method == "GET" and not set(query) - _LISTING:
             _allow(caller.may_read(bucket, query.get("prefix", "")))
             return await run_in_threadpool(self._list, bucket, dict(query))
