@@ -33,7 +33,12 @@ def add_to(commands: Any) -> None:
         "--channel", action="append", default=[], metavar="NAME=URI", help="an input: a path, file:// or s3://"
     )
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable")
-    parser.add_argument("--output", metavar="URI", help="where model.tar.gz goes (default: the service's own bucket)")
+    parser.add_argument(
+        "--output",
+        metavar="URI",
+        default="runs",
+        help="where NAME/output/model.tar.gz goes: a folder, file:// or s3:// (default: %(default)s)",
+    )
     parser.add_argument("--name", help="of the job (default: the script's, and the time)")
     parser.add_argument("--no-wait", action="store_true", help="leave the job to the running service")
 
@@ -72,8 +77,7 @@ def _asked(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
         facts["instance_count"] = chosen.instances
     if chosen.processes_per_host:
         facts["distribution"] = {"mpi": {"enabled": True, "processes_per_host": chosen.processes_per_host}}
-    if chosen.output:
-        facts["output_path"] = chosen.output
+    facts.setdefault("output_path", chosen.output)
     return facts, named
 
 

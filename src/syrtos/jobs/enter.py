@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -41,8 +42,8 @@ class Spec:
         mounts: more folders of the host, by the paths that they are to have.
         fixed: paths that must not be written to.
         variables: of the environment.
-        rank: what to report the command as, or None if it reports by itself.
-        output: a file that gets what the command prints; empty: whoever started this.
+        rank: what to report a command as that does not report by itself, as workers do.
+        output: a file that gets what such a command prints.
     """
 
     name: str
@@ -67,21 +68,39 @@ def main() -> NoReturn:
     if spec.isolated:
         _isolate(spec)
     env = {**environment(), **spec.variables}
-    if spec.rank is not None:  # a command that knows nothing of a launcher, and must not think it was started by one
-        if os.getpgrp() != os.getpid():
-            os.setpgrp()
-        events.started(2, spec.rank, group=True)
+    if spec.rank is not None:
         env = {name: value for name, value in env.items() if not name.startswith(("PMI_", "MPI_LOCAL", "HYDI_"))}
-    if spec.output:
-        descriptor = os.open(spec.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
+        _stay_above(spec.rank, spec.output)
     os.chdir(spec.folder)
     try:
         os.execvpe(sys.argv[2], sys.argv[2:], env)
     except OSError as error:
         print(f"syrtos: {sys.argv[2]} can't be run: {error.strerror}.", file=sys.stderr, flush=True)
         os._exit(127)
+
+
+def _stay_above(rank: int, output: str) -> None:
+    """Returns in a new process, for a command that knows of no launcher. This one reports for it, and when it fails, so do the others.
+
+    hydra, the launcher of our MPI, ends all processes when one that it started is killed, not when one has failed.
+    """
+    if os.getpgrp() != os.getpid():
+        os.setpgrp()
+    events.started(2, rank, group=True)
+    if os.fork() == 0:
+        descriptor = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the whole group gets it
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    if code:
+        words = Path(output).read_bytes()[-2000:].decode(errors="replace").strip().splitlines()
+        events.send(2, "failed", rank, text=words[-1] if words else "", code=128 - code if code < 0 else code)
+        events.drain(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(0)
 
 
 def _isolate(spec: Spec) -> None:

@@ -31,7 +31,7 @@ class Estimator:
         hyperparameters: the script's options; any JSON.
         environment: variables of the script.
         distribution: as SDK v2 has it, e.g. ``{"mpi": {"enabled": True, "processes_per_host": 2}}``. Without one the instances train together.
-        output_path: where ``model.tar.gz`` goes: ``s3://`` or ``file://``.
+        output_path: where ``model.tar.gz`` goes: ``s3://``, ``file://`` or a folder.
         metric_definitions: ``[{"Name": ..., "Regex": ...}]``, looked for in what the script prints.
         checkpoint_s3_uri, checkpoint_local_path: what is copied while the job runs, and restored when it starts.
         use_spot_instances, max_wait: give way to other jobs, for at most so many seconds in all.

@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from syrtos.launch import leftovers
+
 MARK = "SYRTOS_JOB"
 
 
@@ -25,9 +27,10 @@ def of(mark: str) -> list[int]:
 
 
 def end(mark: str, patience: float = 5.0) -> None:
-    """Kills them, until there are none."""
+    """Kills them, until there are none; their shared memory goes with them."""
     deadline = time.monotonic() + patience
     while (left := of(mark)) and time.monotonic() < deadline:
+        leftovers.remove(path for pid in left for path in leftovers.mapped(pid))
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -56,7 +56,8 @@ def python_for(program: Program | None, code: Path, folder: Path, say: Callable[
     python = _environment(folder)
     command = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *wanted]
     done = subprocess.run(command, cwd=code, capture_output=True, text=True, check=False)
-    say([*done.stdout.splitlines(), *done.stderr.splitlines()])
+    installed = [line for line in done.stdout.splitlines() if line.startswith("Successfully installed")]
+    say(installed or ["All of it is there already."] if not done.returncode else done.stderr.splitlines())
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["?"])[-1]
         raise LaunchError(f"pip could not install what the job asks for: {reason}")

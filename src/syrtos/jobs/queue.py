@@ -73,6 +73,7 @@ class Queue:
                 waiting.append(record)
             else:
                 self._abandoned(record)
+        waiting.sort(key=lambda record: record.spot)  # what gives way does not come before what it gave way to
         self._begin(waiting, self._service.capacity - used, spots)
 
     def _runs(self, record: Record) -> bool:

@@ -161,7 +161,8 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
     hyperparameters = dict(request.get("HyperParameters") or {})
     command = (*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ()))
-    program = _program_v3(request, drivers) if drivers else _program_v2(hyperparameters)
+    # an entry point of its own takes the place of what an image would start, also where hyperparameters name a script
+    program = _program_v3(request, drivers) if drivers else None if command else _program_v2(hyperparameters)
     if program is None and not command:
         raise ConfigurationError(
             "The request names no script: set the hyperparameters sagemaker_program and sagemaker_submit_directory (as `TensorFlow(entry_point=...)` "
@@ -283,7 +284,7 @@ def _as_argument(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):
-        return ",".join(f"{key}={_as_argument(part)}" for key, part in value.items())
+        return ",".join(f"{key}={part}" for key, part in sorted(value.items()))
     return str(value)
 
 

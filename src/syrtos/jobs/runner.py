@@ -77,6 +77,7 @@ class Runner:
         self._over = threading.Event()
         self._why = ""  # the secondary status that a signal is to lead to
         self._training = False
+        self._trained = False
 
     def run(self) -> None:
         """Downloads, trains, uploads; every way out is written down."""
@@ -186,7 +187,7 @@ class Runner:
         try:
             outcome = supervise(plan, base, _GRACE)
         finally:
-            self._training = False
+            self._training, self._trained = False, True
             processes.end(mark(self._home, self._name))
             for pipe in pipes:
                 pipe.close()
@@ -246,7 +247,7 @@ class Runner:
 
     def _say_how_it_ended(self, outcome: Outcome) -> None:
         """What no process could write into its own log."""
-        if outcome.code == 0 or self._why:
+        if outcome.code == 0 or self._why or self._job.distribution.kind == "copies":
             return
         for failure in outcome.failures:
             if not (self._folders.run_dir(self._attempt) / "logs" / f"rank-{failure['rank']}.log").exists():
@@ -261,7 +262,8 @@ class Runner:
             if path.is_file() and (text := path.read_text(errors="replace").strip()):
                 return f"AlgorithmError: {text}"
         command = f'Command "{self._job.program.entry if self._job.program else " ".join(self._job.command)}"'
-        text = outcome.failures[0]["text"].strip().splitlines()[-1] if outcome.failures else self._last_words()
+        words = outcome.failures[0]["text"].strip().splitlines() if outcome.failures else []
+        text = words[-1] if words else self._last_words()
         extra = ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' if outcome.code == 137 else ""
         return (
             f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{extra}\n{command}'
@@ -283,7 +285,7 @@ class Runner:
                 continue
             self._record = record
             why = self._wanted(record)
-            if why and not self._why:
+            if why and not self._why and not self._trained:
                 self._end_by(why)
             if time.monotonic() - saved > 1.0:
                 self._save()

@@ -180,7 +180,7 @@ class Service:
         uris += ["file://" + s["FileSystemDataSource"]["DirectoryPath"] for s in sources if "FileSystemDataSource" in s]
         uris += [request["OutputDataConfig"]["S3OutputPath"], (request.get("CheckpointConfig") or {}).get("S3Uri")]
         code = (request.get("HyperParameters") or {}).get("sagemaker_submit_directory", "").strip('"')
-        for uri in filter(None, [*uris, code]):
+        for uri in filter(None, [*uris, code if "://" in code else ""]):  # a path is one of the instance
             self.places.allow(uri)
 
 

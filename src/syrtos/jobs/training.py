@@ -127,6 +127,8 @@ def make_plan(
     root = [str(here), "-m", "syrtos.jobs.enter", "--as-root"] if folders.isolated else []
     launcher = [*root, str(find_mpiexec(here)), "-print-all-exitcodes", *alive, "-launcher", "fork"]
     environment = {OPTIONS_VARIABLE: options.to_json(), "UCX_NET_DEVICES": "lo", "PATH": path}
+    if python != here:  # mpi4py looks for MPI in the environment that it runs in
+        environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
     spared = frozenset(range(1, job.slots)) if options.own_pace else frozenset()
     return Plan((*launcher, *words), environment, spared)
 

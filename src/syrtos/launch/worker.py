@@ -262,7 +262,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _check_versions(comm: Communicator) -> None:
-    mine = {"python": platform.pythonversion(), **{name: version(name) for name in _COMPARED}}
+    mine = {"python": platform.python_version(), **{name: version(name) for name in _COMPARED}}
     everyone = comm.allgather_object([socket.gethostname(), mine])
     for host, theirs in everyone:
         different = {

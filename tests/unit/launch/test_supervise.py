@@ -14,12 +14,13 @@ import pytest
 from syrtos.launch.plan import Plan
 from syrtos.launch.supervise import Outcome, supervise
 
-HERE = os.uname().nodename
 PRELUDE = """
 import os, signal, sys, time
-from syrtos.launch.events import line, send
+from syrtos.launch.events import born, line, machine, send
 def raw(data, stream=1): os.write(stream, data)
 def on_term(function): signal.signal(signal.SIGTERM, lambda *_: function())
+def started(rank, pid, host="here"):
+    send(2, "started", rank, host=host, machine=machine() if host == "here" else host, pid=pid, born=born(pid))
 def signal_launcher(number=signal.SIGTERM): os.kill(os.getppid(), number)
 """
 
@@ -56,7 +57,7 @@ def test_the_exit_code_is_the_launchers(ending: str, code: int) -> None:
 
 def test_workers_and_failures_are_reported(capfd: pytest.CaptureFixture[str]) -> None:
     outcome = run("""
-send(2, "started", 1, host="far-away", pid=1)
+started(1, 1, "far-away")
 send(2, "failed", 1, text="ValueError: x", code=7)
 send(2, "failed", 0, text="later", code=1)
 sys.exit(1)
@@ -64,7 +65,7 @@ sys.exit(1)
     assert outcome.code == 7
     assert [(f["rank"], f["text"]) for f in outcome.failures] == [(1, "ValueError: x"), (0, "later")]
     assert outcome.failures[0]["host"] == "far-away"
-    assert outcome.workers == {1: {"kind": "started", "rank": 1, "host": "far-away", "pid": 1}}
+    assert (outcome.workers[1]["host"], outcome.workers[1]["pid"]) == ("far-away", 1)
     assert capfd.readouterr().err == ""
 
 
@@ -104,7 +105,7 @@ def test_what_hydra_says_is_kept_apart(capfd: pytest.CaptureFixture[str]) -> Non
 BANNER = f"""\
 {"=" * 83}
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
-=   PID 101 RUNNING AT {HERE}
+=   PID 101 RUNNING AT a-host
 =   EXIT CODE: 9
 =   CLEANING UP REMAINING PROCESSES
 =   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
@@ -177,9 +178,9 @@ def test_a_second_signal_ends_the_grace() -> None:
 
 
 def test_local_workers_are_signalled_directly_and_once(capfd: pytest.CaptureFixture[str]) -> None:
-    run(f"""
+    run("""
 on_term(lambda: print("TERM", flush=True))
-send(2, "started", 0, host={HERE!r}, pid=os.getpid())
+started(0, os.getpid())
 time.sleep(0.1)
 signal_launcher()
 time.sleep(0.3)
@@ -188,9 +189,9 @@ time.sleep(0.3)
 
 
 def test_a_stall_asks_local_workers_for_their_stacks(capfd: pytest.CaptureFixture[str]) -> None:
-    run(f"""
+    run("""
 signal.signal(signal.SIGUSR1, lambda *_: print("stack", flush=True))
-send(2, "started", 0, host={HERE!r}, pid=os.getpid())
+started(0, os.getpid())
 send(2, "stalled", 0, text="waiting")
 time.sleep(0.3)
 """)
@@ -198,32 +199,32 @@ time.sleep(0.3)
 
 
 def test_workers_that_outlive_the_launcher_are_killed() -> None:
-    outcome = run(f"""
+    outcome = run("""
 import subprocess
-orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # syrtos"], start_new_session=True,
+orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True,
                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-send(2, "started", 0, host={HERE!r}, pid=orphan.pid)
+started(0, orphan.pid)
 """)
     pid = outcome.workers[0]["pid"]
     assert not runs(pid)
 
 
 def test_the_first_worker_that_is_gone_is_known() -> None:
-    outcome = run(f"""
+    outcome = run("""
 import subprocess
 def worker(seconds):
-    return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({{seconds}})  # syrtos"])
+    return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
 for rank, process in enumerate([worker(20), worker(0.5), worker(20)]):
-    send(2, "started", rank, host={HERE!r}, pid=process.pid)
+    started(rank, process.pid)
 time.sleep(1.5)
 """)
     assert outcome.vanished == 1
 
 
 def test_nobody_is_gone_while_all_run_and_other_hosts_are_not_seen() -> None:
-    outcome = run(f"""
-send(2, "started", 0, host={HERE!r}, pid=os.getpid())
-send(2, "started", 1, host="far-away", pid=2**22 + 1)
+    outcome = run("""
+started(0, os.getpid())
+started(1, 2**22 + 1, "far-away")
 time.sleep(0.3)
 """)
     assert outcome.vanished is None
@@ -232,7 +233,7 @@ time.sleep(0.3)
 def test_a_process_that_is_no_worker_any_more_is_left_alone() -> None:
     """Process numbers are used again: what a worker's number names now may be someone else's."""
     other = subprocess.Popen(["sleep", "60"])
-    run(f"send(2, 'started', 0, host={HERE!r}, pid={other.pid})")
+    run(f"send(2, 'started', 0, host='here', machine=machine(), pid={other.pid}, born=born({other.pid}) - 1)")
     assert other.poll() is None
     other.kill()
     other.wait()

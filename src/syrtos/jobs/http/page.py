@@ -15,9 +15,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
+from syrtos.errors import SyrtosError
 from syrtos.jobs import logs, metrics
 from syrtos.jobs.home import Home
-from syrtos.jobs.places import split
+from syrtos.jobs.places import Source
 from syrtos.jobs.service import ApiError, Service, described
 from syrtos.jobs.store import columns
 from syrtos.observe.report import seconds_by_rank
@@ -110,7 +111,7 @@ class Page:
             return _json({"error": f"There is no job {name}."}, 404)
         folder = self._service.home.job(name)
         runs = sorted(folder.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-        artifacts = {kind: self._entry(described(record), kind) is not None for kind in ("model", "output")}
+        artifacts = {kind: self._source(described(record), kind) is not None for kind in ("model", "output")}
         return _json(
             {
                 "job": described(record),
@@ -133,21 +134,20 @@ class Page:
 
     def _artifact(self, _request: Request, name: str, kind: str) -> Response:
         record = self._service.store.get(name)
-        found = self._entry(described(record), kind) if record else None
-        if found is None:
+        source = self._source(described(record), kind) if record else None
+        if source is None:
             return _json({"error": f"The job {name} has left no {kind}."}, 404)
-        bucket, entry = found
         headers = {**_SAFE, "Content-Disposition": f'attachment; filename="{name}-{kind}.tar.gz"'}
-        body = self._service.objects.read(bucket, entry, 0, entry.size)
-        return StreamingResponse(body, 200, {**headers, "Content-Length": str(entry.size)}, "application/gzip")
+        return StreamingResponse(source.read(), 200, headers, "application/gzip")
 
-    def _entry(self, job: dict[str, Any], kind: str) -> Any:
+    def _source(self, job: dict[str, Any], kind: str) -> Source | None:
         uri = job["ModelArtifacts"]["S3ModelArtifacts"]
-        if not uri.startswith("s3://") or not uri.endswith("model.tar.gz"):
+        name = f"{kind}.tar.gz"
+        try:
+            found = self._service.places.under(uri.removesuffix("model.tar.gz") + name)
+        except SyrtosError:
             return None
-        bucket, key = split(uri.removesuffix("model.tar.gz") + f"{kind}.tar.gz")
-        entry = self._service.objects.head(bucket, key)
-        return (bucket, entry) if entry else None
+        return next((source for source in found if source.name == name), None)
 
 
 def _row(job: dict[str, Any]) -> dict[str, Any]:

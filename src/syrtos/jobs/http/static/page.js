@@ -1,1 +1,640 @@
+// The page of `syrtos serve`. What jobs say is text, and stays text: nothing here parses HTML.
 
+const PAUSE = 1200; // milliseconds between looks at what may change
+const LONG_PAUSE = 8000; // at what has ended
+const PATIENCE = 15000; // for one answer
+const KEPT = 200_000; // lines of a log in memory
+const SHOWN = 2000; // lines of a log in the document
+const PAGES = 20; // of a log in one go, so that a long one does not hold the rest up
+const KINDS = ["compute", "input", "exchange", "wait", "callbacks", "checkpoint"];
+const CHART = { height: 190, left: 48, right: 14, top: 10, bottom: 24 };
+const SYMBOLS = { good: "✓", bad: "✕", quiet: "■", waiting: "○", running: "●" };
+
+const at = (id) => document.getElementById(id);
+
+// -- elements ---------------------------------------------------------------------------------
+
+function dress(node, facts, inside) {
+  for (const [name, value] of Object.entries(facts)) if (value !== null) node.setAttribute(name, value);
+  node.append(...inside.filter((part) => part !== null));
+  return node;
+}
+const el = (tag, facts = {}, ...inside) => dress(document.createElement(tag), facts, inside);
+const svg = (tag, facts = {}, ...inside) =>
+  dress(document.createElementNS("http://www.w3.org/2000/svg", tag), facts, inside);
+
+/** Draws into a node only when the facts have changed: what is selected or has the focus there stays so. */
+const drawn = new WeakMap();
+function redraw(node, facts, draw) {
+  const text = JSON.stringify(facts);
+  if (drawn.get(node) === text) return;
+  drawn.set(node, text);
+  node.replaceChildren(...[draw(facts)].flat());
+}
+
+// -- words and numbers ------------------------------------------------------------------------
+
+function short(value) {
+  if (!Number.isFinite(value)) return "not finite";
+  const size = Math.abs(value);
+  return size && (size >= 1e6 || size < 1e-4) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+}
+
+function lasting(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  const parts = [[Math.floor(whole / 86400), "d"], [Math.floor(whole / 3600) % 24, "h"],
+                 [Math.floor(whole / 60) % 60, "min"], [whole % 60, "s"]];
+  const first = parts.findIndex(([count]) => count);
+  return first < 0 ? "under 1 s" : parts.slice(first, first + 2).map(([count, unit]) => `${count} ${unit}`).join(" ");
+}
+
+const now = () => Date.now() / 1000;
+const clock = (time) => new Date(time * 1000).toLocaleTimeString([], { hour12: false });
+
+function ago(time) {
+  const seconds = now() - time;
+  const [count, unit] = [[86400, "day"], [3600, "hour"], [60, "minute"]]
+    .map(([size, name]) => [Math.floor(seconds / size), name]).find(([number]) => number > 0) ?? [0, ""];
+  const words = count ? `${count} ${unit}${count > 1 ? "s" : ""} ago` : "just now";
+  const date = new Date(time * 1000);
+  return el("time", { datetime: date.toISOString(), title: date.toLocaleString() }, words);
+}
+
+function tone(job) {
+  const ends = { Completed: "good", Failed: "bad", Stopped: "quiet" };
+  if (ends[job.TrainingJobStatus]) return ends[job.TrainingJobStatus];
+  return ["Downloading", "Training", "Uploading"].includes(job.SecondaryStatus) ? "running" : "waiting";
+}
+const ended = (job) => ["Completed", "Failed", "Stopped"].includes(job.TrainingJobStatus);
+
+function status(job) {
+  const mood = tone(job);
+  return el("span", { class: `status ${mood}` }, el("span", { "aria-hidden": "true" }, SYMBOLS[mood]), job.SecondaryStatus);
+}
+
+function duration(job) {
+  if (!job.TrainingStartTime) return ended(job) ? "did not start" : "waiting";
+  return lasting((job.TrainingEndTime ?? now()) - job.TrainingStartTime);
+}
+
+function epochBar({ CurrentEpoch: epoch, MaxEpoch: epochs } = {}) {
+  if (!epoch) return [];
+  const words = epochs ? `epoch ${epoch} of ${epochs}` : `epoch ${epoch}`;
+  const bar = epochs ? el("progress", { value: epoch, max: epochs, "aria-label": words }) : null;
+  return [bar, el("span", { class: "quiet" }, words)].filter(Boolean);
+}
+
+// -- asking the service -----------------------------------------------------------------------
+
+class Refusal extends Error {
+  constructor(code, message) {
+    super(message);
+    this.code = code;
+  }
+}
+
+/** Python writes NaN and Infinity, which are no JSON; inside of strings they are left alone. */
+const parsed = (text) => JSON.parse(text.replace(/"(?:[^"\\]|\\.)*"|-?Infinity|NaN/g, (part) => (part[0] === '"' ? part : "null")));
+
+let asking = new AbortController();
+async function ask(path, options = {}) {
+  const signal = AbortSignal.any([asking.signal, AbortSignal.timeout(PATIENCE)]);
+  const response = await fetch(path, { signal, ...options });
+  const text = await response.text();
+  if (response.ok) return parsed(text);
+  const told = response.headers.get("content-type")?.includes("json") ? parsed(text).error : "";
+  throw new Refusal(response.status, told);
+}
+const address = (name) => `/ui/jobs/${encodeURIComponent(name)}`;
+
+function trouble(error) {
+  if (!(error instanceof Refusal)) return "The service does not answer. Perhaps it was stopped; this page keeps trying.";
+  if (error.code === 403) return "This browser's key is not valid any more. Open the address that `syrtos serve` has printed.";
+  return error.message || `The service could not answer (${error.code}); this page keeps trying.`;
+}
+
+function tell(node, text) {
+  node.hidden = !text;
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// -- the list ---------------------------------------------------------------------------------
+
+function row(job) {
+  return [
+    status(job),
+    el("span", { class: "name" }, job.TrainingJobName),
+    el("span", { class: "bar" }, ...epochBar(job.ProgressInfo)),
+    el("span", { class: "quiet when" }, ago(job.CreationTime)),
+    el("span", { class: "quiet when" }, duration(job)),
+  ];
+}
+
+/** Links stay the same elements, so that polling does not take the focus away. */
+function drawList(jobs) {
+  const links = new Map([...at("jobs").querySelectorAll("a")].map((link) => [link.dataset.name, link]));
+  const items = jobs.map((job) => {
+    const name = job.TrainingJobName;
+    const link = links.get(name) ?? el("a", { href: `#/jobs/${name}`, "data-name": name });
+    redraw(link, { ...job, words: [ago(job.CreationTime).textContent, duration(job)] }, row);
+    return link.parentElement ?? el("li", {}, link);
+  });
+  const present = [...at("jobs").children];
+  if (items.length !== present.length || items.some((item, k) => item !== present[k])) at("jobs").replaceChildren(...items);
+}
+
+async function showList() {
+  const { jobs, capacity } = await ask("/ui/jobs");
+  const focused = document.activeElement;
+  drawList(jobs);
+  if (focused.dataset.name && focused.isConnected) focused.focus(); // a new job has moved it
+  at("jobs-none").hidden = jobs.length > 0;
+  tell(at("jobs-more"), jobs.length >= 200 ? `The newest ${jobs.length} jobs.` : "");
+  tell(at("capacity"), `${capacity} worker${capacity === 1 ? "" : "s"}`);
+  reveal("list");
+  if (left) [...document.querySelectorAll("#jobs a")].find((link) => link.dataset.name === left)?.focus();
+  left = "";
+  announce(jobs);
+  return PAUSE;
+}
+
+/** Tells screen readers about changes of status, not about the statuses there are. */
+const statuses = new Map();
+function announce(jobs) {
+  const news = jobs.filter(({ TrainingJobName: name, SecondaryStatus: is }) => (statuses.get(name) ?? is) !== is);
+  for (const job of jobs) statuses.set(job.TrainingJobName, job.SecondaryStatus);
+  if (news.length) at("said").textContent = news.map((job) => `${job.TrainingJobName}: ${job.SecondaryStatus}`).join("; ");
+}
+
+// -- curves -----------------------------------------------------------------------------------
+
+/** A second `fit` begins at epoch 1 and goes on to the right; an attempt that resumes replaces what it repeats. */
+function numbered(epochs) {
+  const found = new Map();
+  let before = 0;
+  let last = 0;
+  for (const { epoch, logs } of epochs) {
+    if (epoch === 1) before = last;
+    last = before + epoch;
+    found.set(last, logs);
+  }
+  return [...found].sort(([one], [other]) => one - other);
+}
+
+/** Series by chart: `loss` and `val_loss` share one. */
+function families(epochs) {
+  const rows = numbered(epochs);
+  const names = [...new Set(rows.flatMap(([, logs]) => Object.keys(logs)))];
+  const heads = [...new Set(names.map((name) => name.replace(/^val_/, "")))];
+  heads.sort((one, other) => (other === "loss") - (one === "loss"));
+  return heads.map((head) => ({
+    head,
+    series: names.filter((name) => name.replace(/^val_/, "") === head).sort()
+      .map((name) => ({ name, points: rows.filter(([, logs]) => name in logs).map(([x, logs]) => [x, logs[name]]) })),
+  }));
+}
+
+function ticks(low, high, count) {
+  const rough = (high - low) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((number) => number * power).find((size) => size >= rough * 0.999);
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, k) => (first + k) * step);
+}
+
+/** The values' range with room around it, also where there is one value, or none. */
+function range(values) {
+  const low = values.reduce((one, other) => Math.min(one, other), Infinity);
+  const high = values.reduce((one, other) => Math.max(one, other), -Infinity);
+  if (low > high) return [0, 1];
+  const room = (high - low) * 0.06 || Math.abs(low) * 0.1 || 1;
+  return [low - room, high + room];
+}
+
+function scales(series, width) {
+  const points = series.flatMap((one) => one.points);
+  const finite = points.map(([, y]) => y).filter(Number.isFinite);
+  const [low, high] = range(finite);
+  const [first, last] = [points[0][0], Math.max(...series.map((one) => one.points.at(-1)[0]))];
+  const [wide, tall] = [width - CHART.left - CHART.right, CHART.height - CHART.top - CHART.bottom];
+  return {
+    x: (value) => CHART.left + (last > first ? (value - first) / (last - first) : 0.5) * wide,
+    y: (value) => CHART.top + ((high - value) / (high - low)) * tall,
+    across: last > first ? ticks(first, last, Math.max(2, Math.min(6, wide / 60))).filter(Number.isInteger) : [first],
+    up: finite.length ? ticks(low, high, 4) : [],
+  };
+}
+
+function axes({ x, y, across, up }, width) {
+  const floor = CHART.height - CHART.bottom;
+  const lines = up.map((value) => svg("line", { x1: CHART.left, x2: width - CHART.right, y1: y(value), y2: y(value) }));
+  const sides = up.map((value) => svg("text", { x: CHART.left - 8, y: y(value) + 4, "text-anchor": "end" }, short(value)));
+  const feet = across.map((value) => svg("text", { x: x(value), y: floor + 17, "text-anchor": "middle" }, short(value)));
+  return svg("g", { class: "axes" }, ...lines, svg("line", { class: "floor", x1: CHART.left, x2: width - CHART.right, y1: floor, y2: floor }), ...sides, ...feet);
+}
+
+/** A line that has gaps where values are not finite; points without neighbours become dots. */
+function curve({ points }, k, { x, y }) {
+  const parts = [[]];
+  for (const [when, value] of points) Number.isFinite(value) ? parts.at(-1).push([x(when), y(value)]) : parts.push([]);
+  const lines = parts.filter((part) => part.length > 1).map((part) => `M${part.map((place) => place.map((v) => v.toFixed(1)).join(",")).join("L")}`);
+  const dots = parts.filter((part) => part.length === 1).map(([[cx, cy]]) => svg("circle", { cx, cy, r: 3.5 }));
+  return svg("g", { class: `series-${k}` }, svg("path", { d: lines.join("") }), ...dots);
+}
+
+const values = (series, when) => series.map(({ name, points }) => [name, points.find(([x]) => x === when)?.[1]]).filter(([, value]) => value !== undefined);
+
+/** One metric's chart. Its cursor survives when new epochs come in. */
+class Chart {
+  constructor(head) {
+    this.legend = el("figcaption");
+    this.plot = svg("svg", { role: "img", tabindex: "0", height: CHART.height });
+    this.tip = el("div", { class: "tip", role: "status", hidden: "" });
+    this.figure = el("figure", { class: "chart", "data-metric": head }, this.legend, this.plot, this.tip);
+    this.plot.addEventListener("pointermove", (event) => this.point(event));
+    this.plot.addEventListener("keydown", (event) => this.key(event));
+    for (const end of ["pointerleave", "blur"]) this.plot.addEventListener(end, () => this.mark(null));
+    this.cursor = null;
+  }
+
+  draw(series) {
+    const [width, facts] = [this.figure.clientWidth, JSON.stringify(series)];
+    if (this.width === width && this.facts === facts) return;
+    Object.assign(this, { series, width, facts, scale: scales(series, width) });
+    this.when = [...new Set(series.flatMap(({ points }) => points.map(([x]) => x)))];
+    const latest = series.map(({ name, points }) => [name, short(points.at(-1)[1] ?? NaN)]);
+    this.legend.replaceChildren(...latest.map(([name, value], k) => el("span", { class: `series-${k}` }, name, el("b", {}, value))));
+    this.plot.setAttribute("aria-label", `${this.when.length} epochs; latest ${latest.map((pair) => pair.join(" ")).join(", ")}`);
+    this.plot.setAttribute("viewBox", `0 0 ${width} ${CHART.height}`);
+    this.line = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
+    this.plot.replaceChildren(axes(this.scale, width), ...series.map((one, k) => curve(one, k, this.scale)), this.line);
+    this.mark(this.cursor);
+  }
+
+  point(event) {
+    const place = event.clientX - this.plot.getBoundingClientRect().left;
+    const far = (x) => Math.abs(this.scale.x(x) - place);
+    this.mark(this.when.reduce((best, x) => (far(x) < far(best) ? x : best)));
+  }
+
+  key(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const k = this.cursor === null ? this.when.length - (step > 0) : this.when.indexOf(this.cursor) + step;
+    this.mark(this.when[Math.max(0, Math.min(this.when.length - 1, k))]);
+  }
+
+  mark(when) {
+    this.cursor = when;
+    this.tip.hidden = when === null;
+    this.line.setAttribute("visibility", when === null ? "hidden" : "visible");
+    if (when === null) return;
+    const x = this.scale.x(when);
+    for (const side of ["x1", "x2"]) this.line.setAttribute(side, x);
+    const lines = values(this.series, when).map(([name, value]) => el("div", {}, `${name} `, el("b", {}, short(value ?? NaN))));
+    this.tip.replaceChildren(el("div", { class: "quiet" }, `epoch ${when}`), ...lines);
+    const right = x > this.width / 2;
+    Object.assign(this.tip.style, { left: right ? "auto" : `${x + 10}px`, right: right ? `${this.width - x + 10}px` : "auto" });
+  }
+}
+
+function drawCurves(epochs, over) {
+  const found = families(epochs);
+  at("curves").hidden = over && !found.length;
+  at("curves-none").hidden = found.length > 0;
+  for (const { head } of found) {
+    if (shown.charts.has(head)) continue;
+    shown.charts.set(head, new Chart(head));
+    at("charts").append(shown.charts.get(head).figure);
+  }
+  for (const { head, series } of found) shown.charts.get(head).draw(series);
+}
+
+// -- where the time goes ----------------------------------------------------------------------
+
+const total = (seconds) => KINDS.reduce((sum, kind) => sum + seconds[kind], 0);
+const part = (seconds, kind, whole) => `${seconds[kind].toFixed(1)} s, ${((100 * seconds[kind]) / (whole || 1)).toFixed(0)} %`;
+
+function rankBar(seconds, rank, longest) {
+  const whole = total(seconds);
+  const words = KINDS.map((kind) => `${kind} ${part(seconds, kind, whole)}`).join("; ");
+  const pieces = KINDS.map((kind) => el("span", { class: `kind ${kind}`, title: `${kind}: ${part(seconds, kind, whole)}`, style: `width:${(100 * seconds[kind]) / (longest || 1)}%` }));
+  return el("div", { class: "rank" }, el("span", {}, `rank ${rank}`), el("div", { class: "stack", role: "img", tabindex: "0", "aria-label": `rank ${rank}: ${words}` }, ...pieces), el("span", { class: "quiet" }, lasting(whole)));
+}
+
+function legend(who, seconds) {
+  const whole = total(seconds);
+  const entries = KINDS.map((kind) => el("li", {}, el("span", { class: `kind ${kind}` }), `${kind} `, el("b", {}, part(seconds, kind, whole))));
+  return [el("li", { class: "quiet" }, who), ...entries];
+}
+
+/** The legend has the sums; of one rank while that has the pointer or the focus. */
+function drawRanks(ranks) {
+  const sum = Object.fromEntries(KINDS.map((kind) => [kind, ranks.reduce((all, rank) => all + rank[kind], 0)]));
+  const list = el("ul", { class: "legend" });
+  const all = () => list.replaceChildren(...legend(ranks.length > 1 ? "all ranks" : "rank 0", sum));
+  const longest = Math.max(...ranks.map(total));
+  const bars = ranks.map((seconds, rank) => {
+    const bar = rankBar(seconds, rank, longest);
+    for (const begin of ["pointerenter", "focusin"]) bar.addEventListener(begin, () => list.replaceChildren(...legend(`rank ${rank}`, seconds)));
+    for (const end of ["pointerleave", "focusout"]) bar.addEventListener(end, all);
+    return bar;
+  });
+  all();
+  return [el("div", { class: "ranks" }, ...bars), list];
+}
+
+// -- the log ----------------------------------------------------------------------------------
+
+/** One instance's lines. `end` is null while the newest are shown, else where what is shown ends. */
+class Log {
+  constructor(number) {
+    Object.assign(this, { number, offset: 0, lines: [], found: [], end: null, wanted: "" });
+    at("log").replaceChildren();
+  }
+
+  /** Whether there is more to read now. */
+  async read(name) {
+    const lines = [];
+    let page = { lines: null };
+    for (let k = 0; k < PAGES && page.lines?.length !== 0; k++) {
+      page = await ask(`${address(name)}/logs/${this.number}?offset=${this.offset}`);
+      this.offset = page.offset;
+      for (const line of page.lines) lines.push(line);
+    }
+    if (lines.length) this.take(lines);
+    return page.lines.length > 0;
+  }
+
+  take(lines) {
+    const fitting = lines.filter((line) => this.fits(line));
+    this.lines = this.lines.concat(lines);
+    this.found = this.found.concat(fitting);
+    const gone = this.lines.splice(0, Math.max(0, this.lines.length - KEPT));
+    this.found.splice(0, gone.filter((line) => this.fits(line)).length);
+    if (this.end === null) this.add(fitting);
+    else this.end = Math.min(this.end, this.found.length);
+    this.count();
+  }
+
+  fits(line) {
+    return line.text.toLowerCase().includes(this.wanted);
+  }
+
+  search(words) {
+    this.wanted = words.toLowerCase();
+    this.found = this.lines.filter((line) => this.fits(line));
+    this.show(null);
+  }
+
+  /** Shows the lines before `end`. */
+  show(end) {
+    this.end = end;
+    const last = end ?? this.found.length;
+    at("log").replaceChildren(...this.found.slice(Math.max(0, last - SHOWN), last).map((line) => this.line(line)));
+    if (end === null) at("log").scrollTop = at("log").scrollHeight;
+    this.count();
+  }
+
+  add(lines) {
+    at("log").append(...lines.slice(-SHOWN).map((line) => this.line(line)));
+    while (at("log").childElementCount > SHOWN) at("log").firstElementChild.remove();
+    at("log").scrollTop = at("log").scrollHeight;
+  }
+
+  /** Moves what is shown over the lines; those in view stay where they are. */
+  shift(count) {
+    const [box, last] = [at("log"), this.end ?? this.found.length];
+    const end = Math.min(Math.max(last + count, SHOWN), this.found.length);
+    const k = count < 0 ? 0 : box.childElementCount - 1;
+    const above = box.children[k].offsetTop - box.scrollTop;
+    this.show(end);
+    box.scrollTop = box.children[k - (end - last)].offsetTop - above;
+  }
+
+  /** Whoever scrolls up reads in peace; at the lower end new lines come in again. */
+  scrolled() {
+    const { scrollHeight, scrollTop, clientHeight } = at("log");
+    const low = scrollHeight - scrollTop - clientHeight < 24;
+    if (!low && this.end === null) this.end = this.found.length;
+    else if (low && this.end >= this.found.length) this.end = null;
+    else if (low && this.end !== null) this.shift(SHOWN / 2);
+    if (scrollTop < 24 && (this.end ?? 0) > SHOWN) this.shift(-SHOWN / 2);
+    this.count();
+  }
+
+  count() {
+    const last = this.end ?? this.found.length;
+    const first = Math.max(0, last - SHOWN);
+    const which = first || last < this.found.length ? `${(first + 1).toLocaleString()}–${last.toLocaleString()} of ` : "";
+    const many = `${this.found.length.toLocaleString()} ${this.wanted ? "found" : "lines"}`;
+    tell(at("log-count"), which + many);
+    at("latest").hidden = this.end === null;
+  }
+
+  line({ time, text }) {
+    const node = el("div", { "data-time": clock(time / 1000) });
+    const place = this.wanted ? text.toLowerCase().indexOf(this.wanted) : -1;
+    if (place < 0) node.append(text || " ");
+    else node.append(text.slice(0, place), el("mark", {}, text.slice(place, place + this.wanted.length)), text.slice(place + this.wanted.length));
+    return node;
+  }
+}
+
+function drawStreams(streams) {
+  return streams.map((name, k) => el("option", { value: k }, name.split("/").pop().replace(/-\d+$/, "")));
+}
+
+// -- one job ----------------------------------------------------------------------------------
+
+let shown = { name: "", charts: new Map(), log: null };
+
+function begin(name) {
+  shown = { name, charts: new Map(), log: new Log(0) };
+  for (const id of ["charts", "ranks", "stream"]) at(id).replaceChildren(), drawn.delete(at(id));
+  at("filter").value = "";
+  at("job-title").textContent = name;
+  tell(at("stop-note"), "");
+  confirmStop(false);
+}
+
+function facts(job) {
+  const count = (job.ResourceConfig.InstanceGroups ?? [job.ResourceConfig]).reduce((sum, group) => sum + group.InstanceCount, 0);
+  return [status(job), el("span", {}, `${count} instance${count === 1 ? "" : "s"}`), el("span", {}, "created ", ago(job.CreationTime)), el("span", {}, duration(job))];
+}
+
+function story({ transitions, failure, until }) {
+  return transitions.map(({ Status: name, StartTime: from, EndTime: to, StatusMessage: message }) => el("li", {},
+    el("b", {}, name), el("span", { class: "quiet" }, `${clock(from)}${to === from ? "" : ` · ${lasting((to ?? until) - from)}`}`),
+    message === failure ? null : el("p", {}, message)));
+}
+
+function table(rows, headings) {
+  const head = el("tr", {}, ...headings.map((text) => el("th", { scope: "col" }, text)));
+  const lines = rows.map(([name, ...rest]) => el("tr", {}, el("th", { scope: "row" }, name), ...rest.map((text) => el("td", {}, text))));
+  return el("table", {}, el("thead", {}, head), el("tbody", {}, ...lines));
+}
+
+/** SDKs send each value as JSON; a string is easier to read without its quotes. */
+function plain(text) {
+  try {
+    const value = JSON.parse(text);
+    return typeof value === "string" ? value : text;
+  } catch {
+    return text;
+  }
+}
+
+function settings(given) {
+  const rows = Object.entries(given).map(([name, text]) => [name, plain(text)]);
+  const own = rows.filter(([name]) => !name.startsWith("sagemaker_"));
+  const other = rows.filter(([name]) => name.startsWith("sagemaker_"));
+  const more = el("details", {}, el("summary", {}, "Those of the SDK"), table(other, ["Name", "Value"]));
+  return [own.length ? table(own, ["Name", "Value"]) : el("p", { class: "quiet" }, "None of the script's own."), other.length ? more : ""];
+}
+
+function artifacts({ name, there, over }) {
+  const kinds = Object.keys(there).filter((kind) => there[kind]);
+  if (!kinds.length) return el("p", { class: "quiet" }, over ? "The job has left none." : "They appear when the job has ended.");
+  return el("ul", { class: "files" }, ...kinds.map((kind) => el("li", {}, el("a", { href: `${address(name)}/${kind}`, download: "" }, `${kind}.tar.gz`))));
+}
+
+function drawJob({ job, streams, epochs, ranks, artifacts: there }) {
+  const over = ended(job);
+  redraw(at("job-facts"), { job, words: [ago(job.CreationTime).textContent, duration(job)] }, () => facts(job));
+  redraw(at("progress"), job.ProgressInfo ?? {}, epochBar);
+  at("stopping").hidden = job.TrainingJobStatus !== "InProgress" || job.SecondaryStatus === "Uploading";
+  at("failure").hidden = !job.FailureReason;
+  tell(at("failure-text"), job.FailureReason ?? "");
+  redraw(at("story"), { transitions: job.SecondaryStatusTransitions, failure: job.FailureReason, until: over ? 0 : Math.floor(now()) }, story);
+  redraw(at("artifacts"), { name: job.TrainingJobName, there, over }, artifacts);
+  const metrics = job.FinalMetricDataList ?? [];
+  at("metrics-section").hidden = !metrics.length;
+  redraw(at("metrics"), metrics, () => table(metrics.map((one) => [one.MetricName, short(one.Value ?? NaN), clock(one.Timestamp)]), ["Name", "Last value", "At"]));
+  redraw(at("settings"), job.HyperParameters ?? {}, settings);
+  redraw(at("stream"), streams, drawStreams);
+  at("time").hidden = !ranks.some(total);
+  redraw(at("ranks"), ranks, drawRanks);
+  drawCurves(epochs, over);
+}
+
+async function showJob(name) {
+  const fresh = shown.name !== name;
+  const answer = await ask(address(name));
+  if (fresh) begin(name);
+  reveal("job");
+  drawJob(answer);
+  if (fresh) at("job-title").focus();
+  announce([answer.job]);
+  document.title = `${name} · ${answer.job.SecondaryStatus} · Syrtos`;
+  if (answer.streams.length && (await shown.log.read(name))) return 0;
+  return ended(answer.job) ? LONG_PAUSE : PAUSE;
+}
+
+function confirmStop(wanted) {
+  at("stop").hidden = wanted;
+  at("stop-ask").hidden = !wanted;
+}
+
+async function stop() {
+  confirmStop(false);
+  at("job-title").focus();
+  try {
+    await ask(`${address(shown.name)}/stop`, { method: "POST", headers: { "X-Syrtos": "page" }, signal: AbortSignal.timeout(PATIENCE) });
+    tell(at("stop-note"), "");
+  } catch (error) {
+    tell(at("stop-note"), trouble(error));
+  }
+  refresh();
+}
+
+// -- where we are, and keys -------------------------------------------------------------------
+
+const wanted = () => decodeURIComponent(/^#\/jobs\/([A-Za-z0-9-]+)$/.exec(location.hash)?.[1] ?? "");
+let left = ""; // the job that we come back from: its link gets the focus
+let timer = 0;
+
+function reveal(id) {
+  for (const view of ["list", "job"]) at(view).hidden = view !== id;
+}
+
+/** Looks at what is shown, again and again; nothing is asked while the tab is hidden. */
+async function refresh() {
+  clearTimeout(timer);
+  asking.abort();
+  const mine = (asking = new AbortController());
+  let pause = LONG_PAUSE / 2;
+  try {
+    pause = await (wanted() ? showJob(wanted()) : showList());
+    tell(at("trouble"), "");
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    if (error instanceof Refusal && error.code === 404) reveal("");
+    tell(at("trouble"), trouble(error));
+  }
+  if (mine === asking && !document.hidden) timer = setTimeout(refresh, pause);
+}
+
+function move() {
+  if (!wanted()) {
+    left = shown.name;
+    shown.name = "";
+    document.title = "Syrtos";
+  }
+  window.scrollTo(0, 0);
+  refresh();
+}
+
+function step(count) {
+  const links = [...document.querySelectorAll("#jobs a")];
+  const k = links.indexOf(document.activeElement);
+  links[k < 0 ? (count > 0 ? 0 : links.length - 1) : Math.max(0, Math.min(links.length - 1, k + count))]?.focus();
+}
+
+function back() {
+  if (!at("stop-ask").hidden) {
+    confirmStop(false);
+    at("stop").focus();
+  } else location.hash = "#/";
+}
+
+function typing(event) {
+  if (event.key !== "Escape") return;
+  event.preventDefault();
+  if (!event.target.value) at("log").focus();
+  event.target.value = "";
+  shown.log.search("");
+}
+
+const inList = (action) => () => !at("list").hidden && action();
+const KEYS = {
+  j: inList(() => step(1) ?? true), ArrowDown: inList(() => step(1) ?? true),
+  k: inList(() => step(-1) ?? true), ArrowUp: inList(() => step(-1) ?? true),
+  "/": () => !at("job").hidden && (at("filter").focus() ?? true),
+  "?": () => at("help").showModal() ?? true,
+  Escape: () => wanted() && (back() ?? true),
+};
+
+document.addEventListener("keydown", (event) => {
+  const busy = at("help").open || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea");
+  if (!busy && KEYS[event.key]?.()) event.preventDefault();
+});
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));
+window.addEventListener("hashchange", move);
+new ResizeObserver(() => shown.charts.forEach((chart) => chart.series && !at("job").hidden && chart.draw(chart.series))).observe(at("charts"));
+at("stop").addEventListener("click", () => (confirmStop(true), at("stop-yes").focus()));
+at("stop-no").addEventListener("click", back);
+at("stop-yes").addEventListener("click", stop);
+at("help-open").addEventListener("click", () => at("help").showModal());
+at("help-close").addEventListener("click", () => at("help").close());
+at("filter").addEventListener("keydown", typing);
+at("filter").addEventListener("input", (event) => shown.log.search(event.target.value));
+at("log").addEventListener("scroll", () => shown.log?.scrolled());
+at("latest").addEventListener("click", () => shown.log.show(null));
+at("stream").addEventListener("change", (event) => {
+  shown.log = new Log(Number(event.target.value));
+  shown.log.search(at("filter").value);
+  refresh();
+});
+refresh();
