@@ -116,7 +116,8 @@ def serving(folder: Path) -> Iterator[Service]:
     try:
         deadline = time.monotonic() + 30
         while "serving training jobs at http://127.0.0.1:" not in said.read_text():
-            assert process.poll() is None and time.monotonic() < deadline, said.read_text()
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < deadline, said.read_text()
             time.sleep(0.05)
         command = [sys.executable, "-m", "syrtos", "aws-env"]
         printed = subprocess.run(command, env=own, capture_output=True, text=True, check=True).stdout

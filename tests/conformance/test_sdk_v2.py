@@ -19,9 +19,11 @@ METRICS = [
 _WHOLE_LIFE = ["Starting", "Downloading", "Training", "Uploading", "Completed"]
 
 
-def fit(service: Service, folder: Path, script: str, **facts: Any) -> Ran:
+def fit(service: Service, folder: Path, script: str, fails: bool = False, **facts: Any) -> Ran:
     """Trains with an estimator of SDK v2."""
-    return service.run("v2", "v2_fit.py", script=script, source=str(SOURCE), folder=str(folder), **facts)
+    ran = service.run("v2", "v2_fit.py", script=script, source=str(SOURCE), folder=str(folder), **facts)
+    assert bool(ran.answer["error"]) == fails, ran.answer["error"]
+    return ran
 
 
 def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_model: Path, tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_multi_worker_mirrored_strategy(service: Service, digits: Path, tmp_path
 
 
 def test_a_mistake_of_the_script_is_the_sdks_error(service: Service, tmp_path: Path) -> None:
-    ran = fit(service, tmp_path, "failing.py", arguments={"instance_count": 2})
+    ran = fit(service, tmp_path, "failing.py", fails=True, arguments={"instance_count": 2})
     assert "there is no digit 'ten'" in ran.answer["error"]
     description = ran.answer["description"]
     assert description["FailureReason"].startswith("AlgorithmError: ExecuteUserScriptError:\nExitCode 1\n")
@@ -99,7 +101,6 @@ def test_a_mistake_of_the_script_is_the_sdks_error(service: Service, tmp_path: P
 
 def test_a_stopped_job_saves_what_it_has(service: Service, tmp_path: Path) -> None:
     ran = fit(service, tmp_path, "stopped.py", arguments={"instance_count": 2}, stop=True)
-    assert ran.answer["error"] == ""
     description = ran.answer["description"]
     assert description["TrainingJobStatus"] == "Stopped"
     assert steps(description)[-3:] == ["Stopping", "Uploading", "Stopped"]

@@ -12,10 +12,12 @@ from sdks import HYPERPARAMETERS, SOURCE, Ran, Service, needs, same_weights, ste
 pytestmark = [needs("v3"), pytest.mark.slow]
 
 
-def train(service: Service, digits: Path, folder: Path, code: dict[str, Any], **facts: Any) -> Ran:
+def train(service: Service, digits: Path, folder: Path, code: dict[str, Any], fails: bool = False, **facts: Any) -> Ran:
     """Trains with a ModelTrainer of SDK v3."""
     facts |= {"source": str(SOURCE), "data": str(digits), "folder": str(folder), "code": code}
-    return service.run("v3", "v3_train.py", **facts)
+    ran = service.run("v3", "v3_train.py", **facts)
+    assert bool(ran.answer["error"]) == fails, ran.answer["error"]
+    return ran
 
 
 def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_model: Path, tmp_path: Path) -> None:
@@ -60,6 +62,6 @@ def test_a_command_runs_under_the_sdks_own_driver(service: Service, digits: Path
 
 
 def test_a_mistake_of_the_script_is_the_sdks_error(service: Service, digits: Path, tmp_path: Path) -> None:
-    ran = train(service, digits, tmp_path, {"entry_script": "failing.py"}, name="failing")
+    ran = train(service, digits, tmp_path, {"entry_script": "failing.py"}, fails=True, name="failing")
     assert "there is no digit 'ten'" in ran.answer["error"]
     assert ran.answer["description"]["TrainingJobStatus"] == "Failed"

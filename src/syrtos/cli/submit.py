@@ -37,7 +37,7 @@ def add_to(commands: Any) -> None:
         "--output",
         metavar="URI",
         default="runs",
-        help="where NAME/output/model.tar.gz goes: a folder, file:// or s3:// (default: %(default)s)",
+        help="where NAME/output/model.tar.gz goes (default: %(default)s)",
     )
     parser.add_argument("--name", help="of the job (default: the script's, and the time)")
     parser.add_argument("--no-wait", action="store_true", help="leave the job to the running service")

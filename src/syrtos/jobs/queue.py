@@ -17,7 +17,7 @@ from syrtos import settings
 from syrtos.jobs import runner
 from syrtos.jobs.home import is_locked
 from syrtos.jobs.service import Service
-from syrtos.jobs.store import Record
+from syrtos.jobs.store import Brief, Record
 
 _LOOK = 0.2
 _RESTARTS = 3
@@ -69,19 +69,20 @@ class Queue:
                 used += record.slots
                 if record.spot:
                     spots.append(record)
-            elif record.state.secondary in _WAITING and record.state.status != "Stopping":
+            elif record.secondary in _WAITING and record.status != "Stopping":
                 waiting.append(record)
             else:
                 self._abandoned(record)
         waiting.sort(key=lambda record: record.spot)  # what gives way does not come before what it gave way to
         self._begin(waiting, self._service.capacity - used, spots)
 
-    def _runs(self, record: Record) -> bool:
-        return record.name in self._children or is_locked(self._service.home.job(record.name) / runner.LOCK)
+    def _runs(self, record: Brief) -> bool:
+        begun = record.attempts > 0
+        return begun and (record.name in self._children or is_locked(self._service.home.job(record.name) / runner.LOCK))
 
     # -- jobs that wait ------------------------------------------------------------------------
 
-    def _begin(self, waiting: Sequence[Record], free: int, spots: Sequence[Record]) -> None:
+    def _begin(self, waiting: Sequence[Brief], free: int, spots: Sequence[Brief]) -> None:
         for record in waiting:
             if self._expired(record):
                 continue
@@ -94,7 +95,7 @@ class Queue:
                 self._make_way(record.slots - free, spots)
             free = 0  # nobody overtakes: a big job would never run
 
-    def _start(self, record: Record) -> None:
+    def _start(self, record: Brief) -> None:
         name, home = record.name, self._service.home
 
         def started(found: Record) -> Record | None:
@@ -117,18 +118,16 @@ class Queue:
                 start_new_session=True,  # Ctrl-C in the service's terminal is not for the jobs
             )
 
-    def _wait(self, record: Record) -> None:
-        if record.state.secondary != "Pending":
+    def _wait(self, record: Brief) -> None:
+        if record.secondary != "Pending":
             self._service.store.change(
                 record.name, lambda r: r.moved("Pending") if r.state.secondary in _WAITING - {"Pending"} else None
             )
 
-    def _make_way(self, missing: int, spots: Sequence[Record]) -> None:
+    def _make_way(self, missing: int, spots: Sequence[Brief]) -> None:
         """The youngest spot jobs are interrupted, as many as it takes; none, if all together would not do."""
         leaving = sum(record.slots for record in spots if record.yields)
-        candidates = [
-            record for record in reversed(spots) if not record.yields and record.state.secondary == "Training"
-        ]
+        candidates = [record for record in reversed(spots) if not record.yields and record.secondary == "Training"]
         if leaving + sum(record.slots for record in candidates) < missing:
             return
         for record in candidates:
@@ -137,42 +136,42 @@ class Queue:
             leaving += record.slots
             self._service.store.change(record.name, lambda r: dataclasses.replace(r, yields=True))
 
-    def _expired(self, record: Record) -> bool:
+    def _expired(self, record: Brief) -> bool:
         """Ends a job that has waited for longer than it wanted to."""
-        stop, waited = record.request.get("StoppingCondition") or {}, time.time() - record.created
-        longest = stop.get("MaxWaitTimeInSeconds") if record.spot else None
-        pending = stop.get("MaxPendingTimeInSeconds")
-        if longest and waited > longest:
+        now = time.time()
+        if record.wait_until and now > record.wait_until:
             self._service.store.change(record.name, lambda r: _ended(r, "MaxWaitTimeExceeded"))
-        elif pending and not record.attempts and waited > pending:
-            text = f"CapacityError: there were no workers for the job for {pending} s."
-            self._service.store.change(
-                record.name, lambda r: None if r.state.final else r.moved("Failed", text, failure=text)
-            )
+        elif record.begin_until and not record.attempts and now > record.begin_until:
+            text = "CapacityError: there were no workers for the job for MaxPendingTimeInSeconds."
+            self._service.store.change(record.name, lambda r: _failed(r, text))
         else:
             return False
         return True
 
     # -- jobs whose runner is gone -------------------------------------------------------------
 
-    def _abandoned(self, record: Record) -> None:
+    def _abandoned(self, record: Brief) -> None:
         home, name = self._service.home, record.name
         current = self._service.store.get(name)
-        if current is None or current.state.final or self._runs(current):
+        if current is None or current.state.final or self._runs(record):
             return  # it has just ended, or begun
         runner.leave_nothing(home, name, ())
-        retries = (record.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)
+        retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)
         if current.state.status == "Stopping":
             self._service.store.change(name, lambda r: _ended(r, "Stopped"))
         elif current.attempts > retries:
             text = f"InternalServerError: the process that ran the job was gone {current.attempts} times; {home.job(name) / 'runner.log'} may say why."
-            self._service.store.change(name, lambda r: None if r.state.final else r.moved("Failed", text, failure=text))
+            self._service.store.change(name, lambda r: _failed(r, text))
         else:
             self._service.store.change(name, lambda r: _ended(r, "Restarting"))
 
 
 def _ended(record: Record, secondary: str) -> Record | None:
     return None if record.state.final else record.moved(secondary)
+
+
+def _failed(record: Record, text: str) -> Record | None:
+    return None if record.state.final else record.moved("Failed", text, failure=text)
 
 
 def cores() -> int:

@@ -297,7 +297,7 @@ class Runner:
             return "Stopped"
         if states.spent(record.state.transitions, ("Training",), now) > limits.running:
             return "MaxRuntimeExceeded"
-        if self._job.spot and limits.waiting and now - record.created > limits.waiting:
+        if record.wait_until and now > record.wait_until:
             return "MaxWaitTimeExceeded"
         return "Interrupted" if record.yields else ""
 

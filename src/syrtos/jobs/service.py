@@ -81,6 +81,8 @@ class Service:
             slots=job.slots,
             spot=job.spot,
             access_key=new_access_key(),
+            begin_until=now + job.limits.pending if job.limits.pending else None,
+            wait_until=now + job.limits.waiting if job.spot and job.limits.waiting else None,
         )
         folder = self.home.job(name)
         if self.store.get(name) is not None:

@@ -33,10 +33,35 @@ _jobs = sql.Table(
     sql.Column("access_key", sql.String(32), nullable=False, index=True),
     sql.Column("attempts", sql.Integer, nullable=False),
     sql.Column("yields", sql.Boolean, nullable=False),
+    sql.Column("begin_until", sql.Float),
+    sql.Column("wait_until", sql.Float),
     sql.Column("failure", sql.Text, nullable=False),
     sql.Column("metrics", sql.JSON, nullable=False),
     sql.Column("progress", sql.JSON, nullable=False),
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Brief:
+    """What the queue must know about a job; of hundreds, five times a second.
+
+    Attributes:
+        slots: workers it occupies while it runs.
+        spot: whether it gives way to jobs that are not.
+        attempts: how often it was started.
+        yields: whether it has been asked to give way.
+        begin_until, wait_until: when it will have waited for too long, seconds since 1970: to be started at all, and over all attempts.
+    """
+
+    name: str
+    status: str
+    secondary: str
+    slots: int
+    spot: bool
+    attempts: int
+    yields: bool
+    begin_until: float | None
+    wait_until: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +77,7 @@ class Record:
         access_key: of its script's own credentials.
         attempts: how often it was started.
         yields: whether it has been asked to give way.
+        begin_until, wait_until: see `Brief`.
         failure: why it failed.
         metrics: the last value of each metric, and when: ``{name: [value, seconds]}``.
         progress: ``ProgressInfo`` of Describe.
@@ -68,6 +94,8 @@ class Record:
     access_key: str
     attempts: int = 0
     yields: bool = False
+    begin_until: float | None = None
+    wait_until: float | None = None
     failure: str = ""
     metrics: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     progress: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -121,10 +149,10 @@ class Store:
             row = connection.execute(sql.select(_jobs).where(_jobs.c.access_key == access_key)).mappings().first()
         return _record(row) if row else None
 
-    def active(self) -> list[Record]:
+    def active(self) -> list[Brief]:
         """All jobs that have not ended, oldest first."""
-        wanted = sql.select(_jobs).where(_jobs.c.status.in_(("InProgress", "Stopping")))
-        return self._all(wanted.order_by(_jobs.c.created, _jobs.c.name))
+        with self._engine.connect() as connection:
+            return [Brief(**row._mapping) for row in connection.execute(_ACTIVE)]
 
     def change(self, name: str, how: Callable[[Record], Record | None]) -> Record | None:
         """Replaces a job by what ``how`` makes of it, while nobody else can; None leaves it as it is.
@@ -174,6 +202,11 @@ class Store:
 
 
 columns = _jobs.c
+_ACTIVE = (
+    sql.select(*(_jobs.c[field.name] for field in dataclasses.fields(Brief)))
+    .where(_jobs.c.status.in_(("InProgress", "Stopping")))
+    .order_by(_jobs.c.created, _jobs.c.name)
+)
 _BY_NAME = sql.select(_jobs).where(_jobs.c.name == sql.bindparam("wanted"))
 
 

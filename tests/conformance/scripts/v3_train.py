@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sagemaker.train import ModelTrainer
 from sagemaker.train.configs import Compute, InputData, SourceCode
 from sagemaker.train.distributed import MPI
 
+logging.basicConfig(level=logging.INFO, format="%(message)s")  # the SDK shows a job's output through `logging`
 mpi = ASKED.get("mpi")
 trainer = ModelTrainer(
     training_image="syrtos",

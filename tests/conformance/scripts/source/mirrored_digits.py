@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +22,5 @@ learnt = sum(float(np.abs(weights).sum()) for weights in model.get_weights())
 print(
     f"{task['type']} {task['index']} of {strategy.num_replicas_in_sync} on {os.environ['SM_CURRENT_HOST']}: {learnt:.6f}"
 )
-folder = os.environ["SM_MODEL_DIR"] if task["index"] == 0 else "/tmp"
-if task["index"] == 0:
-    model.save(os.path.join(folder, "digits.keras"))
+folder = os.environ["SM_MODEL_DIR"] if task["index"] == 0 else tempfile.mkdtemp()
+model.save(os.path.join(folder, "digits.keras"))

@@ -1,0 +1,295 @@
+"""The service's page in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from syrtos.jobs import logs
+from syrtos.jobs.estimator import Estimator
+from syrtos.jobs.home import Home
+from syrtos.jobs.http.page import token
+from syrtos.jobs.http.server import Server
+from syrtos.observe.ledger import ledger_path
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
+expect = sync_api.expect
+
+TRAINING = """
+import os, time
+import keras, numpy as np
+
+class Slow(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(1.5)
+
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", metrics=["mae"])
+print("host", os.environ["SM_CURRENT_HOST"], "begins", flush=True)
+model.fit(x, x.sum(1), batch_size=8, epochs=5, validation_split=0.25, callbacks=[Slow()], verbose=2)
+model.save(os.path.join(os.environ["SM_MODEL_DIR"], "model.keras"))
+"""
+WAITING = "import time\nprint('waiting', flush=True)\ntime.sleep(600)\n"
+NASTY = "<img src=x onerror=alert(1)>"
+Submit = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    found = Server(Home(tmp_path_factory.mktemp("home")), capacity=2)
+    found.start()
+    yield found
+    for record in found.service.store.find([], [], 0, 100)[0]:
+        if not record.state.final:
+            found.service.stop_training_job({"TrainingJobName": record.name})
+            wait_for(found, record.name, "Stopped")
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def context(browser: Browser, server: Server) -> Iterator[BrowserContext]:
+    """A browser that knows the page's key, from which no request may leave the service."""
+    found = browser.new_context(viewport={"width": 1240, "height": 900})
+    asked: list[str] = []
+    found.on("request", lambda request: asked.append(request.url))
+    found.new_page().goto(f"{server.url}/?token={token(server.service.home)}")
+    yield found
+    found.close()
+    assert asked
+    assert [url for url in asked if not url.startswith(server.url + "/")] == []
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """A page on which nothing may go wrong."""
+    found, wrong = context.pages[0], []
+    found.on("console", lambda message: wrong.append(f"{message.text} {message.location['url']}"))
+    found.on("pageerror", lambda error: wrong.append(str(error)))
+    found.on("dialog", lambda dialog: wrong.append(dialog.message))
+    yield found
+    assert [text for text in wrong if not text.endswith("/favicon.ico")] == []
+
+
+@pytest.fixture
+def submit(server: Server, tmp_path: Path) -> Submit:
+    """Creates a job of a script's text."""
+
+    def create(name: str, text: str, **arguments: Any) -> str:
+        script = tmp_path / f"{name}.py"
+        script.write_text(text)
+        return Estimator(script, home=server.service.home.path, **arguments).create(server.service, job_name=name)
+
+    return create
+
+
+def wait_for(server: Server, name: str, *statuses: str) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        record = server.service.store.get(name)
+        assert record is not None
+        if record.state.secondary in statuses:
+            return
+        assert not record.state.final, record
+        assert time.monotonic() < deadline, record
+        time.sleep(0.1)
+
+
+def go(page: Page, server: Server, name: str) -> None:
+    page.goto(f"{server.url}/#/jobs/{name}")
+    expect(page.locator("#job-title")).to_have_text(name)
+
+
+def epochs_shown(page: Page) -> int:
+    label = page.locator("[data-metric=loss] svg").get_attribute("aria-label")
+    assert label is not None
+    return int(label.split()[0])
+
+
+def test_training(server: Server, page: Page, submit: Submit, tmp_path: Path) -> None:
+    metrics = [{"Name": "validation:mae", "Regex": "val_mae: ([0-9.]+)"}]
+    submit("training", TRAINING, instance_count=2, metric_definitions=metrics, hyperparameters={"rate": 0.1})
+    page.locator("#jobs a", has_text="training").click()
+    expect(page.locator("#curves-none")).to_be_visible()
+    expect(page.locator("#log")).to_contain_text("host algo-1 begins", timeout=40_000)
+
+    page.locator("[data-metric=loss] svg").wait_for(timeout=30_000)
+    before = epochs_shown(page)
+    expect(page.locator("#job-facts .status")).to_have_text("●Training")
+    expect(page.locator("[data-metric=loss] svg")).not_to_have_attribute("aria-label", re.compile(rf"^{before} "))
+    assert before < epochs_shown(page) <= 5
+    assert page.locator("[data-metric]").evaluate_all("all => all.map(one => one.dataset.metric)") == ["loss", "mae"]
+    expect(page.locator("[data-metric=loss] figcaption")).to_contain_text("val_loss")
+
+    expect(page.locator("#job-facts .status")).to_have_text("✓Completed", timeout=30_000)
+    assert epochs_shown(page) == 5
+    expect(page.locator("#progress")).to_have_text("epoch 5 of 5")
+    page.locator("[data-metric=loss] svg").hover()
+    expect(page.locator("[data-metric=loss] .tip")).to_contain_text("epoch 3")
+    expect(page.locator("#ranks .stack")).to_have_count(2)
+    expect(page.locator("#ranks .legend")).to_contain_text("compute")
+    expect(page.locator("#metrics")).to_contain_text("validation:mae")
+    expect(page.locator("#settings")).to_contain_text("rate")
+    expect(page.locator("#story li").last).to_contain_text("Completed")
+    expect(page.locator("#stopping")).to_be_hidden()
+    page.locator("#stream").select_option("algo-2")
+    expect(page.locator("#log")).to_contain_text("host algo-2 begins")
+
+    with page.expect_download() as download:
+        page.get_by_role("link", name="model.tar.gz").click()
+    download.value.save_as(tmp_path / "model.tar.gz")
+    with tarfile.open(tmp_path / "model.tar.gz") as archive:
+        assert "model.keras" in [Path(name).name for name in archive.getnames()]
+    check_schemes(page, tmp_path)
+
+
+def check_schemes(page: Page, folder: Path) -> None:
+    """A light and a dark picture, with something on each; on a narrow screen nothing sticks out."""
+    grounds, pictures = set(), []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        pictures.append(page.screenshot(path=folder / f"{scheme}.png", full_page=True))
+    assert len(grounds) == 2
+    assert pictures[0] != pictures[1]
+    assert min(map(len, pictures)) > 30_000  # a blank one has 5,000 bytes
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_what_jobs_say_is_text(server: Server, page: Page, submit: Submit) -> None:
+    name = submit("nasty", f"print('{NASTY}')\nraise ValueError('{NASTY}')\n", hyperparameters={"note": NASTY})
+    wait_for(server, name, "Failed")
+    go(page, server, name)
+    for place in ("#log", "#failure", "#settings"):
+        expect(page.locator(place)).to_contain_text(NASTY)
+    assert page.locator("img").count() == 0
+
+
+def test_keys(server: Server, page: Page, submit: Submit) -> None:
+    name = submit("waiting", WAITING)
+    wait_for(server, name, "Training")
+    go(page, server, name)  # from here on without a mouse
+    page.keyboard.press("/")
+    expect(page.locator("#filter")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    expect(page.locator("#jobs a[data-name=waiting]")).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+
+    page.reload()
+    page.locator("#jobs a").first.wait_for()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.locator("#job-title")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#stop-yes")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#stop")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    expect(page.locator("#job-facts .status")).to_have_text("■Stopped", timeout=20_000)
+    wait_for(server, name, "Stopped")
+    page.go_back()
+    expect(page.locator("#list")).to_be_visible()
+
+
+def test_strangers(server: Server, context: BrowserContext, submit: Submit) -> None:
+    for path in ("/", "/ui/jobs", "/ui/page.js"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(server.url + path)
+        assert refused.value.code == 403
+    name = submit("untouched", WAITING)
+    wait_for(server, name, "Training")
+    assert context.request.post(f"{server.url}/ui/jobs/{name}/stop").status == 404
+    time.sleep(0.5)
+    wait_for(server, name, "Training")
+    assert context.request.post(f"{server.url}/ui/jobs/{name}/stop", headers={"X-Syrtos": "page"}).ok
+    wait_for(server, name, "Stopped")
+
+
+def test_long_log(server: Server, page: Page, submit: Submit) -> None:
+    name = submit("long", WAITING)
+    wait_for(server, name, "Training")
+    stream = logs.of(server.service.home.job(name) / "logs")[0]
+    while not stream.size:
+        time.sleep(0.1)
+    stream.write([f"line {number}" for number in range(100_000)])
+    go(page, server, name)
+    expect(page.locator("#log-count")).to_contain_text("of 100,001 lines", timeout=20_000)
+    log = page.locator("#log")
+    expect(log.locator("div")).to_have_count(2000)
+    expect(log.locator("div").last).to_be_in_viewport()
+    log.evaluate("log => { log.scrollTop -= 500 }")
+    expect(page.locator("#latest")).to_be_visible()
+    place = log.evaluate("log => log.scrollTop")
+    stream.write(["the very last"])
+    expect(page.locator("#log-count")).to_contain_text("of 100,002 lines")
+    assert log.evaluate("log => log.scrollTop") == place
+    page.locator("#latest").click()
+    expect(log.locator("div").last).to_have_text("the very last")
+    expect(log.locator("div").last).to_be_in_viewport()
+    log.evaluate("log => { log.scrollTop = 0 }")  # more come in there
+    expect(page.locator("#log-count")).to_contain_text("97,003–99,002")
+    page.locator("#filter").fill("LINE 9999")
+    expect(page.locator("#log-count")).to_have_text("11 found")
+    expect(log.locator("mark")).to_have_count(11)
+    server.service.stop_training_job({"TrainingJobName": name})
+    wait_for(server, name, "Stopped")
+
+
+def test_odd_numbers(server: Server, page: Page, submit: Submit) -> None:
+    name = submit("odd", "print('nothing')\n")
+    wait_for(server, name, "Completed")
+    path = ledger_path(server.service.home.job(name) / "attempt-1", 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = '{{"phase": "epoch", "epoch": {}, "epochs": 3, "logs": {{"loss": {}}}}}\n'
+    path.write_text(line.format(1, 2.5))
+    go(page, server, name)
+    expect(page.locator("[data-metric=loss] circle")).to_have_count(1)
+    path.write_text("".join(line.format(k + 1, value) for k, value in enumerate((2.5, "NaN", 1.5, "Infinity", 1, 0.5))))
+    page.reload()
+    expect(page.locator("[data-metric=loss] circle")).to_have_count(2)  # between gaps
+    page.locator("[data-metric=loss] svg").focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowLeft")
+    expect(page.locator("[data-metric=loss] .tip")).to_have_text("epoch 2loss not finite")
+
+
+def test_service_gone(server: Server, context: BrowserContext) -> None:
+    page = context.pages[0]
+    expect(page.locator("#list")).to_be_visible()
+    context.set_offline(True)
+    expect(page.locator("#trouble")).to_contain_text("does not answer")
+    context.set_offline(False)
+    expect(page.locator("#trouble")).to_be_hidden(timeout=10_000)
+    page.goto(f"{server.url}/#/jobs/nobody")
+    expect(page.locator("#trouble")).to_have_text("There is no job nobody.")
+    page.get_by_role("link", name="Syrtos").click()
+    expect(page.locator("#list")).to_be_visible()
