@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     )
     from syrtos.comm.communicator import ReduceOp
     from syrtos.errors import SyrtosError
+    from syrtos.jobs.estimator import Estimator
     from syrtos.settings import Options
 
 __all__ = [
+    "Estimator",
     "Options",
     "ProcessSet",
     "ReduceOp",
@@ -68,7 +70,12 @@ __all__ = [
     "size",
 ]
 
-_HOMES = {"ReduceOp": "syrtos.comm.communicator", "SyrtosError": "syrtos.errors", "Options": "syrtos.settings"}
+_HOMES = {
+    "Estimator": "syrtos.jobs.estimator",
+    "ReduceOp": "syrtos.comm.communicator",
+    "SyrtosError": "syrtos.errors",
+    "Options": "syrtos.settings",
+}
 
 
 def __getattr__(name: str) -> Any:

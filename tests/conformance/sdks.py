@@ -23,7 +23,7 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 SOURCE = SCRIPTS / "source"
 
-_PATIENCE = 150.0  # seconds
+_PATIENCE = 120.0  # seconds
 
 # Everything that an SDK, a shell and a command line could get wrong on the way to a script.
 HYPERPARAMETERS: Mapping[str, Any] = {
@@ -81,18 +81,18 @@ class Service:
         answer.unlink(missing_ok=True)
         python = environments.FOLDER / environment / "bin" / "python"
         asked = json.dumps({**facts, "answer": str(answer)})
-        done = subprocess.run(
-            [python, SCRIPTS / client, asked],
-            cwd=self.user,
-            env=dict(self.variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
-        assert done.returncode == 0, f"{client} failed:\n{done.stdout}\n{self._logs()}"
-        return Ran(done.stdout, json.loads(answer.read_text()))
+        printed = self.user / "printed.log"
+        with printed.open("w") as file:
+            command = [python, SCRIPTS / client, asked]
+            process = subprocess.Popen(command, cwd=self.user, env=dict(self.variables), stdout=file, stderr=file)
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        output = printed.read_text()
+        assert process.returncode == 0, f"{client} ended with {process.returncode}:\n{output}\n{self._logs()}"
+        return Ran(output, json.loads(answer.read_text()))
 
     def _logs(self) -> str:
         """What the youngest job and its runner have said; a client that has failed does not show it."""

@@ -49,16 +49,45 @@ def test_horovod_over_mpi(service: Service, digits: Path, tmp_path: Path) -> Non
 
 
 def test_a_command_runs_under_the_sdks_own_driver(service: Service, digits: Path, tmp_path: Path) -> None:
+    """Its sm_train.sh, unmodified, on each instance; a script that we start ourselves is told the same as by it."""
+    driven, ours = tmp_path / "driven", tmp_path / "ours"
+    for folder in (driven, ours):
+        folder.mkdir()
+    hyperparameters = {**HYPERPARAMETERS, "note": "no quotes: the driver writes a shell script without minding them"}
     code = {"command": "python witness.py --x 1", "args": ["--name", "a b", 3]}
-    ran = train(service, digits, tmp_path, code, name="command", hyperparameters={"epochs": 3, "note": "a b"})
-    model = unpacked(ran.answer["archive"], tmp_path / "model")
+    ran = train(service, digits, driven, code, name="command", hyperparameters=hyperparameters)
+    assert "Executing command: python witness.py --x 1 --name 'a b' 3" in ran.output
+    assert "Training Container Execution Completed" in ran.output
+    model = unpacked(ran.answer["archive"], driven / "model")
+    ran = train(service, digits, ours, {"entry_script": "witness.py"}, name="ours", hyperparameters=hyperparameters)
+    own_model = unpacked(ran.answer["archive"], ours / "model")
     for host in ("algo-1", "algo-2"):
-        seen = json.loads((model / f"{host}.json").read_text())
-        assert seen["arguments"] == ["--x", "1", "--name", "a b", "3"]
-        assert (seen["host"], seen["folder"]) == (host, "/opt/ml/input/data/code")
-        assert seen["variables"]["SM_HP_NOTE"] == "a b"
-        assert seen["data"] == ["train/digits.npz"]
-    assert "Running" in ran.output, "sm_train.sh says what it runs"
+        told, own = (json.loads((folder / f"{host}.json").read_text()) for folder in (model, own_model))
+        assert told["arguments"] == ["--x", "1", "--name", "a b", "3"]
+        assert (told["host"], told["folder"]) == (host, "/opt/ml/input/data/code")
+        for fact in ("host", "folder", "data"):
+            assert own[fact] == told[fact]
+        assert own["config"]["hyperparameters.json"] == told["config"]["hyperparameters.json"]
+        mine, its = (_told(one["variables"]) for one in (own, told))
+        assert its["SM_ENTRY_SCRIPT"] is None  # of a command
+        its["SM_ENTRY_SCRIPT"] = "witness.py"
+        assert {name: (mine.get(name), value) for name, value in its.items() if mine.get(name, "") != value} == {}
+
+
+def _told(variables: dict[str, str]) -> dict[str, Any]:
+    """What the driver tells scripts, parsed; of all that it puts together in one variable, what is in no other."""
+    told = {name: _parsed(text) for name, text in variables.items() if name.startswith("SM_")}
+    told["SM_CHANNELS"] = sorted(told["SM_CHANNELS"])
+    whole = told.pop("SM_TRAINING_ENV")
+    known = ("channel_input_dirs", "hyperparameters", "master_addr", "input_data_dir")
+    return told | {f"SM_TRAINING_ENV {name}": whole.get(name) for name in known}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def test_a_mistake_of_the_script_is_the_sdks_error(service: Service, digits: Path, tmp_path: Path) -> None:

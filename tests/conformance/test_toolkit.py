@@ -73,30 +73,27 @@ def test_it_runs_unmodified(service: Service, digits: Path, tmp_path: Path, inst
     assert sorted(path.name for path in written.iterdir()) == [f"algo-{k + 1}.txt" for k in range(instances)]
 
 
-def test_scripts_see_what_it_shows_them(service: Service, digits: Path, tmp_path: Path) -> None:
-    """The same request with its `train` and without: arguments, variables and files are equal, but for what is its own."""
+@pytest.mark.parametrize("distribution", ["none", "multi_worker_mirrored_strategy"])
+def test_scripts_see_what_it_shows_them(service: Service, digits: Path, tmp_path: Path, distribution: str) -> None:
+    """The same request with its `train` and without: arguments, variables and files are equal."""
+    given = {**_AS_SDK, f"sagemaker_{distribution}_enabled": "true"} if distribution != "none" else _AS_SDK
     ran = {
-        name: created(service, digits, tmp_path, request(name, 1, entrypoint, HyperParameters=_AS_SDK))
-        for name, entrypoint in (("theirs", [_TRAIN]), ("ours", []))
+        kind: created(
+            service, digits, tmp_path, request(f"{kind}-{distribution[:5]}", 1, command, HyperParameters=given)
+        )
+        for kind, command in (("theirs", [_TRAIN]), ("ours", []))
     }
-    assert [any("Reporting training SUCCESS" in line for line in one.answer["lines"]) for one in ran.values()] == [
-        True,
-        False,
-    ]
-    theirs, ours = (seen_by(one, tmp_path / f"{name}-model")["algo-1"] for name, one in ran.items())
-    assert ours["arguments"] == theirs["arguments"]
-    assert ours["config"] == theirs["config"]
-    assert (ours["folder"], ours["addresses"].keys()) == (theirs["folder"], theirs["addresses"].keys())
-    missing = {n for n in theirs["variables"] if n.startswith("SM_")} - set(ours["variables"])
-    assert not missing
-    other = {
-        name: (ours["variables"][name], value)
-        for name, value in theirs["variables"].items()
-        if name.startswith("SM_") and _parsed(ours["variables"][name]) != _parsed(value) and name != "SM_TRAINING_ENV"
-    }
-    assert other == {}
-    mine, his = (_parsed(one["variables"]["SM_TRAINING_ENV"]) for one in (ours, theirs))
-    assert {name: mine.get(name) for name in his} | {"job_name": ""} == {**his, "job_name": ""}
+    started_by_it = [any("Reporting training SUCCESS" in line for line in one.answer["lines"]) for one in ran.values()]
+    assert started_by_it == [True, False]
+    theirs, ours = (seen_by(one, tmp_path / f"{kind}-model")["algo-1"] for kind, one in ran.items())
+    for fact in ("arguments", "config", "folder", "host", "data"):
+        assert ours[fact] == theirs[fact]
+    variables = [{k: _parsed(v) for k, v in one["variables"].items() if k.startswith("SM_")} for one in (ours, theirs)]
+    facts = [one.pop("SM_TRAINING_ENV") for one in variables]
+    for mine, its in (variables, facts):
+        other = {name: (mine.get(name), value) for name, value in its.items() if mine.get(name, "") != value}
+        other.pop("job_name", None)  # the jobs' own names
+        assert other == {}
 
 
 def _parsed(text: str) -> Any:

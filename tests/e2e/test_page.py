@@ -90,7 +90,7 @@ def page(context: BrowserContext) -> Iterator[Page]:
     found.on("pageerror", lambda error: wrong.append(str(error)))
     found.on("dialog", lambda dialog: wrong.append(dialog.message))
     yield found
-    assert [text for text in wrong if not text.endswith("/favicon.ico")] == []
+    assert wrong == []
 
 
 @pytest.fixture

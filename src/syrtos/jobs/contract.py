@@ -171,7 +171,8 @@ def _of_program(program: Program) -> dict[str, Any]:
 
 def _spelled(prefix: str, name: str, value: str) -> dict[str, str]:
     """As the toolkit spells it, which keeps hyphens, and as a shell can read it."""
-    return {prefix + name.upper(): value, prefix + re.sub(r"\W", "_", name.upper()): value}
+    found = {prefix + name.upper(): value, prefix + re.sub(r"\W", "_", name.upper()): value}
+    return {name: value for name, value in found.items() if "=" not in name and "\0" not in name}
 
 
 def _text(value: Any) -> str:

@@ -91,6 +91,7 @@ def _stay_above(rank: int, output: str) -> None:
         descriptor = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # hydra's, which waits for whoever has its pipes
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the whole group gets it

@@ -323,7 +323,7 @@ def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
 def _page(token: str | None) -> int:
     if token is None:
         return 0
-    if not token.isdigit():
+    if not token.isdecimal():
         raise ApiError("ValidationException", "The NextToken is not one that this service has given.")
     return int(token)
 

@@ -119,7 +119,21 @@ found["deleted"] = error(sagemaker.describe_training_job, TrainingJobName="count
 found["description"] = sagemaker.describe_training_job(TrainingJobName="counts-1")
 found["me"] = boto3.client("sts").get_caller_identity()["Account"]
 wrong = boto3.Session(aws_access_key_id="SYRTNOBODY", aws_secret_access_key="x" * 40)
-found["stranger"] = error(wrong.client("sagemaker").list_training_jobs)
+found["stranger"] = [
+    error(call)[0]
+    for call in (
+        wrong.client("sagemaker").list_training_jobs,
+        wrong.client("s3").list_buckets,
+        wrong.client("sts").get_caller_identity,
+    )
+]
 forger = boto3.Session(aws_secret_access_key="x" * 40, aws_access_key_id=ASKED["access_key"])
-found["forger"] = error(forger.client("sagemaker").list_training_jobs)
+found["forger"] = [
+    error(call)[0]
+    for call in (
+        forger.client("sagemaker").list_training_jobs,
+        forger.client("s3").list_buckets,
+        forger.client("sts").get_caller_identity,
+    )
+]
 answer(**found)

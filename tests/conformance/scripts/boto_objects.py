@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import re
 import urllib.error
 import urllib.request
 import zlib
@@ -13,6 +14,7 @@ from typing import Any
 import boto3
 import botocore.exceptions
 from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
 from client import answer
 
 s3 = boto3.client("s3")
@@ -95,22 +97,28 @@ listed = s3.list_objects_v2(Bucket="things", Delimiter="/")
 found["folders"] = [group["Prefix"] for group in listed["CommonPrefixes"]]
 found["files"] = [entry["Key"] for entry in listed["Contents"]]
 
-link = s3.generate_presigned_url("get_object", Params={"Bucket": "things", "Key": key}, ExpiresIn=60)
-with urllib.request.urlopen(link) as answered:
-    found["link"] = answered.read().decode()
+# signed by version 2, which boto3 still does for links unless it is told otherwise, and by version 4
+v4 = boto3.client("s3", config=Config(signature_version="s3v4"))
+links = [
+    client.generate_presigned_url("get_object", Params={"Bucket": "things", "Key": key}, ExpiresIn=60)
+    for client in (s3, v4)
+]
+assert ["X-Amz-Signature" in link for link in links] == [False, True]
 
 
-def refused(url: str) -> int:
-    """The HTTP status of an error."""
+def followed(url: str) -> str:
+    """What a link leads to: text, or the HTTP status of an error."""
     try:
         with urllib.request.urlopen(url) as answered:
-            return answered.status
+            return answered.read().decode()
     except urllib.error.HTTPError as raised:
-        return raised.code
+        return str(raised.code)
 
 
-found["other link"] = refused(link.replace("Expires=60", "Expires=600"))
-found["no signature"] = refused(link.partition("?")[0])
+found["links"] = [followed(link) for link in links]
+found["other links"] = [followed(link.replace("things/a", "things/b")) for link in links]
+found["other links"] += [followed(re.sub(r"Expires=\d+", "Expires=99", link)) for link in links]
+found["unsigned link"] = followed(links[1].partition("?")[0])
 s3.delete_objects(Bucket="things", Delete={"Objects": [{"Key": f"many/{n % 2}/{n}"} for n in range(7)]})
 found["left"] = s3.list_objects_v2(Bucket="things", Prefix="many/")["KeyCount"]
 found["not empty"] = error(s3.delete_bucket, Bucket="things")

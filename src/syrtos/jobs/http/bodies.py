@@ -34,7 +34,7 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
         Refused: it does not go on.
     """
     announced = request.headers.get("content-length", "0")
-    if not announced.isdigit() or int(announced) > limit:
+    if not announced.isdecimal() or int(announced) > limit:
         raise TooLarge
     size = 0
     stream = request.stream()

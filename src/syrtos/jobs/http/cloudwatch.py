@@ -116,7 +116,7 @@ def _described(stream: Stream) -> dict[str, Any]:
 
 
 def _told(event: Event) -> dict[str, Any]:
-    return {"timestamp": event.time, "message": event.text, "ingestionTime": event.time}
+    return {"timestamp": event.time, "message": event.text or " ", "ingestionTime": event.time}  # none may be empty
 
 
 def _in_time(event: Event, request: dict[str, Any]) -> bool:
@@ -140,6 +140,6 @@ def _terms(pattern: str) -> list[str]:
 def _number(token: str | None) -> int:
     if not token:
         return 0
-    if not token.isdigit():
+    if not token.isdecimal():
         raise ApiError("InvalidParameterException", "The specified nextToken is invalid.")
     return int(token)

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import hmac
 import json
+import math
 import re
 from collections.abc import Callable
 from importlib import resources
@@ -23,9 +24,13 @@ from syrtos.jobs.service import ApiError, Service, described
 from syrtos.jobs.store import columns
 from syrtos.observe.report import seconds_by_rank
 
-_COOKIE = "syrtos"
-_FILES = {"/": "page.html", "/ui/page.css": "page.css", "/ui/page.js": "page.js"}
-_TYPES = {"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
+_FILES = {"/": "page.html", "/ui/page.css": "page.css", "/ui/page.js": "page.js", "/ui/icon.svg": "icon.svg"}
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 _SAFE = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -59,10 +64,10 @@ class Page:
             response = RedirectResponse("/", 303, _SAFE)
             secure = request.url.scheme == "https"
             response.set_cookie(
-                _COOKIE, self._token, httponly=True, samesite="strict", secure=secure, max_age=30 * 86400
+                _cookie(request), self._token, httponly=True, samesite="strict", secure=secure, max_age=30 * 86400
             )
             return response
-        if not hmac.compare_digest(request.cookies.get(_COOKIE, "").encode(), self._token.encode()):
+        if not hmac.compare_digest(request.cookies.get(_cookie(request), "").encode(), self._token.encode()):
             text = "Open the address that `syrtos serve` has printed: it holds the key to this page.\n"
             return Response(text, 403, _SAFE, "text/plain; charset=utf-8")
         if request.method == "POST":
@@ -127,7 +132,7 @@ class Page:
         if int(number) >= len(streams):
             return _json({"error": "There is no such stream."}, 404)
         offset = request.query_params.get("offset", "0")
-        start = int(offset) if offset.isdigit() else 0
+        start = int(offset) if offset.isdecimal() else 0
         events = streams[int(number)].read(start, 5000)
         lines = [{"time": event.time, "text": event.text} for event in events]
         return _json({"lines": lines, "offset": events[-1].end if events else start})
@@ -150,6 +155,11 @@ class Page:
         return next((source for source in found if source.name == name), None)
 
 
+def _cookie(request: Request) -> str:
+    """Browsers don't tell ports apart: another service of this machine has a cookie of its own."""
+    return f"syrtos-{request.url.port or 443}"
+
+
 def _row(job: dict[str, Any]) -> dict[str, Any]:
     names = ("TrainingJobName", "TrainingJobStatus", "SecondaryStatus", "CreationTime", "TrainingStartTime",
              "TrainingEndTime", "FailureReason", "ProgressInfo", "ResourceConfig", "BillableTimeInSeconds")  # fmt: skip
@@ -157,4 +167,13 @@ def _row(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(facts: dict[str, Any], status: int = 200) -> Response:
-    return Response(json.dumps(facts), status, _SAFE, "application/json")
+    return Response(json.dumps(_finite(facts), allow_nan=False), status, _SAFE, "application/json")
+
+
+def _finite(value: Any) -> Any:
+    """A loss may be NaN, which browsers don't read as JSON."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

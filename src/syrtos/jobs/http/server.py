@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ class Server:
             ssl_version=ssl.PROTOCOL_TLS_SERVER,
         )
         self._server = uvicorn.Server(config)
+        self._thread: threading.Thread | None = None
 
     def run(self) -> None:
         """Serves until SIGINT or SIGTERM."""
@@ -124,14 +126,15 @@ class Server:
 
     def start(self) -> None:
         """Serves in a thread, until `close`."""
-        import threading
-
-        threading.Thread(target=lambda: asyncio.run(self.serve()), daemon=True).start()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.serve()), daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Ends the service; jobs that run go on."""
         self._server.should_exit = True
         self.queue.close()
+        if self._thread:
+            self._thread.join()
         self._socket.close()
         if self._lock:
             self._lock.close()
@@ -143,6 +146,7 @@ def _listening(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
+        found.listen(512)  # whoever has read the address may come before the service is ready
     except OSError as error:
         raise ConfigurationError(
             f"{host}:{port} can't be listened at: {error.strerror}. Give another `--port`."

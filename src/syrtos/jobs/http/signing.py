@@ -145,7 +145,7 @@ def _check_query(
 ) -> Signed:
     timestamp, life = asked.get("X-Amz-Date", ""), asked.get("X-Amz-Expires", "")
     age = (now - _moment(timestamp)).total_seconds()
-    if not life.isdigit() or int(life) > _LONGEST_LIFE or not -_SKEW < age <= int(life):
+    if not life.isdecimal() or int(life) > _LONGEST_LIFE or not -_SKEW < age <= int(life):
         raise Refused("AccessDenied", "Request has expired.")
     rest = "&".join(part for part in query.split("&") if not part.startswith("X-Amz-Signature="))
     needed = (asked.get("X-Amz-Credential", ""), asked.get("X-Amz-SignedHeaders", ""), asked["X-Amz-Signature"])

@@ -69,7 +69,8 @@ const ended = (job) => ["Completed", "Failed", "Stopped"].includes(job.TrainingJ
 
 function status(job) {
   const mood = tone(job);
-  return el("span", { class: `status ${mood}` }, el("span", { "aria-hidden": "true" }, SYMBOLS[mood]), job.SecondaryStatus);
+  const symbol = el("span", { "aria-hidden": "true" }, SYMBOLS[mood]);
+  return el("span", { class: `status ${mood}` }, symbol, job.SecondaryStatus);
 }
 
 function duration(job) {
@@ -93,24 +94,22 @@ class Refusal extends Error {
   }
 }
 
-/** Python writes NaN and Infinity, which are no JSON; inside of strings they are left alone. */
-const parsed = (text) => JSON.parse(text.replace(/"(?:[^"\\]|\\.)*"|-?Infinity|NaN/g, (part) => (part[0] === '"' ? part : "null")));
-
 let asking = new AbortController();
 async function ask(path, options = {}) {
   const signal = AbortSignal.any([asking.signal, AbortSignal.timeout(PATIENCE)]);
   const response = await fetch(path, { signal, ...options });
   const text = await response.text();
-  if (response.ok) return parsed(text);
-  const told = response.headers.get("content-type")?.includes("json") ? parsed(text).error : "";
+  if (response.ok) return JSON.parse(text);
+  const told = response.headers.get("content-type")?.includes("json") ? JSON.parse(text).error : "";
   throw new Refusal(response.status, told);
 }
 const address = (name) => `/ui/jobs/${encodeURIComponent(name)}`;
 
 function trouble(error) {
-  if (!(error instanceof Refusal)) return "The service does not answer. Perhaps it was stopped; this page keeps trying.";
-  if (error.code === 403) return "This browser's key is not valid any more. Open the address that `syrtos serve` has printed.";
-  return error.message || `The service could not answer (${error.code}); this page keeps trying.`;
+  const again = "this page keeps trying.";
+  if (!(error instanceof Refusal)) return `The service does not answer. Perhaps it was stopped; ${again}`;
+  if (error.code === 403) return "This browser's key is not valid. Open the address that `syrtos serve` has printed.";
+  return error.message || `The service could not answer (${error.code}); ${again}`;
 }
 
 function tell(node, text) {
@@ -140,7 +139,8 @@ function drawList(jobs) {
     return link.parentElement ?? el("li", {}, link);
   });
   const present = [...at("jobs").children];
-  if (items.length !== present.length || items.some((item, k) => item !== present[k])) at("jobs").replaceChildren(...items);
+  const same = items.length === present.length && items.every((item, k) => item === present[k]);
+  if (!same) at("jobs").replaceChildren(...items);
 }
 
 async function showList() {
@@ -163,7 +163,8 @@ const statuses = new Map();
 function announce(jobs) {
   const news = jobs.filter(({ TrainingJobName: name, SecondaryStatus: is }) => (statuses.get(name) ?? is) !== is);
   for (const job of jobs) statuses.set(job.TrainingJobName, job.SecondaryStatus);
-  if (news.length) at("said").textContent = news.map((job) => `${job.TrainingJobName}: ${job.SecondaryStatus}`).join("; ");
+  const words = news.map((job) => `${job.TrainingJobName}: ${job.SecondaryStatus}`);
+  if (news.length) at("said").textContent = words.join("; ");
 }
 
 // -- curves -----------------------------------------------------------------------------------
@@ -228,21 +229,27 @@ function scales(series, width) {
 function axes({ x, y, across, up }, width) {
   const floor = CHART.height - CHART.bottom;
   const lines = up.map((value) => svg("line", { x1: CHART.left, x2: width - CHART.right, y1: y(value), y2: y(value) }));
-  const sides = up.map((value) => svg("text", { x: CHART.left - 8, y: y(value) + 4, "text-anchor": "end" }, short(value)));
-  const feet = across.map((value) => svg("text", { x: x(value), y: floor + 17, "text-anchor": "middle" }, short(value)));
-  return svg("g", { class: "axes" }, ...lines, svg("line", { class: "floor", x1: CHART.left, x2: width - CHART.right, y1: floor, y2: floor }), ...sides, ...feet);
+  const label = (x, y, side, value) => svg("text", { x, y, "text-anchor": side }, short(value));
+  const sides = up.map((value) => label(CHART.left - 8, y(value) + 4, "end", value));
+  const feet = across.map((value) => label(x(value), floor + 17, "middle", value));
+  const base = svg("line", { class: "floor", x1: CHART.left, x2: width - CHART.right, y1: floor, y2: floor });
+  return svg("g", { class: "axes" }, ...lines, base, ...sides, ...feet);
 }
 
 /** A line that has gaps where values are not finite; points without neighbours become dots. */
 function curve({ points }, k, { x, y }) {
   const parts = [[]];
   for (const [when, value] of points) Number.isFinite(value) ? parts.at(-1).push([x(when), y(value)]) : parts.push([]);
-  const lines = parts.filter((part) => part.length > 1).map((part) => `M${part.map((place) => place.map((v) => v.toFixed(1)).join(",")).join("L")}`);
+  const lines = parts.filter((part) => part.length > 1)
+    .map((part) => `M${part.map(([left, top]) => `${left.toFixed(1)},${top.toFixed(1)}`).join("L")}`);
   const dots = parts.filter((part) => part.length === 1).map(([[cx, cy]]) => svg("circle", { cx, cy, r: 3.5 }));
   return svg("g", { class: `series-${k}` }, svg("path", { d: lines.join("") }), ...dots);
 }
 
-const values = (series, when) => series.map(({ name, points }) => [name, points.find(([x]) => x === when)?.[1]]).filter(([, value]) => value !== undefined);
+function values(series, when) {
+  const found = series.map(({ name, points }) => [name, points.find(([x]) => x === when)]);
+  return found.filter(([, point]) => point).map(([name, [, value]]) => [name, short(value ?? NaN)]);
+}
 
 /** One metric's chart. Its cursor survives when new epochs come in. */
 class Chart {
@@ -263,8 +270,10 @@ class Chart {
     Object.assign(this, { series, width, facts, scale: scales(series, width) });
     this.when = [...new Set(series.flatMap(({ points }) => points.map(([x]) => x)))];
     const latest = series.map(({ name, points }) => [name, short(points.at(-1)[1] ?? NaN)]);
-    this.legend.replaceChildren(...latest.map(([name, value], k) => el("span", { class: `series-${k}` }, name, el("b", {}, value))));
-    this.plot.setAttribute("aria-label", `${this.when.length} epochs; latest ${latest.map((pair) => pair.join(" ")).join(", ")}`);
+    const keys = latest.map(([name, value], k) => el("span", { class: `series-${k}` }, name, el("b", {}, value)));
+    this.legend.replaceChildren(...keys);
+    const words = latest.map((pair) => pair.join(" ")).join(", ");
+    this.plot.setAttribute("aria-label", `${this.when.length} epochs; latest ${words}`);
     this.plot.setAttribute("viewBox", `0 0 ${width} ${CHART.height}`);
     this.line = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
     this.plot.replaceChildren(axes(this.scale, width), ...series.map((one, k) => curve(one, k, this.scale)), this.line);
@@ -292,10 +301,11 @@ class Chart {
     if (when === null) return;
     const x = this.scale.x(when);
     for (const side of ["x1", "x2"]) this.line.setAttribute(side, x);
-    const lines = values(this.series, when).map(([name, value]) => el("div", {}, `${name} `, el("b", {}, short(value ?? NaN))));
+    const lines = values(this.series, when).map(([name, value]) => el("div", {}, `${name} `, el("b", {}, value)));
     this.tip.replaceChildren(el("div", { class: "quiet" }, `epoch ${when}`), ...lines);
-    const right = x > this.width / 2;
-    Object.assign(this.tip.style, { left: right ? "auto" : `${x + 10}px`, right: right ? `${this.width - x + 10}px` : "auto" });
+    const far = x > this.width / 2;
+    this.tip.style.left = far ? "auto" : `${x + 10}px`;
+    this.tip.style.right = far ? `${this.width - x + 10}px` : "auto";
   }
 }
 
@@ -314,18 +324,29 @@ function drawCurves(epochs, over) {
 // -- where the time goes ----------------------------------------------------------------------
 
 const total = (seconds) => KINDS.reduce((sum, kind) => sum + seconds[kind], 0);
-const part = (seconds, kind, whole) => `${seconds[kind].toFixed(1)} s, ${((100 * seconds[kind]) / (whole || 1)).toFixed(0)} %`;
+function part(seconds, kind, whole) {
+  const percent = (100 * seconds[kind]) / (whole || 1);
+  return `${seconds[kind].toFixed(1)} s, ${percent.toFixed(0)} %`;
+}
+
+function piece(seconds, kind, whole, longest) {
+  const width = `width:${(100 * seconds[kind]) / (longest || 1)}%`;
+  return el("span", { class: `kind ${kind}`, title: `${kind}: ${part(seconds, kind, whole)}`, style: width });
+}
 
 function rankBar(seconds, rank, longest) {
   const whole = total(seconds);
-  const words = KINDS.map((kind) => `${kind} ${part(seconds, kind, whole)}`).join("; ");
-  const pieces = KINDS.map((kind) => el("span", { class: `kind ${kind}`, title: `${kind}: ${part(seconds, kind, whole)}`, style: `width:${(100 * seconds[kind]) / (longest || 1)}%` }));
-  return el("div", { class: "rank" }, el("span", {}, `rank ${rank}`), el("div", { class: "stack", role: "img", tabindex: "0", "aria-label": `rank ${rank}: ${words}` }, ...pieces), el("span", { class: "quiet" }, lasting(whole)));
+  const words = `rank ${rank}: ${KINDS.map((kind) => `${kind} ${part(seconds, kind, whole)}`).join("; ")}`;
+  const pieces = KINDS.map((kind) => piece(seconds, kind, whole, longest));
+  const stack = el("div", { class: "stack", role: "img", tabindex: "0", "aria-label": words }, ...pieces);
+  const [name, time] = [el("span", {}, `rank ${rank}`), el("span", { class: "quiet" }, lasting(whole))];
+  return el("div", { class: "rank" }, name, stack, time);
 }
 
 function legend(who, seconds) {
   const whole = total(seconds);
-  const entries = KINDS.map((kind) => el("li", {}, el("span", { class: `kind ${kind}` }), `${kind} `, el("b", {}, part(seconds, kind, whole))));
+  const share = (kind) => el("b", {}, part(seconds, kind, whole));
+  const entries = KINDS.map((kind) => el("li", {}, el("span", { class: `kind ${kind}` }), `${kind} `, share(kind)));
   return [el("li", { class: "quiet" }, who), ...entries];
 }
 
@@ -337,7 +358,8 @@ function drawRanks(ranks) {
   const longest = Math.max(...ranks.map(total));
   const bars = ranks.map((seconds, rank) => {
     const bar = rankBar(seconds, rank, longest);
-    for (const begin of ["pointerenter", "focusin"]) bar.addEventListener(begin, () => list.replaceChildren(...legend(`rank ${rank}`, seconds)));
+    const mine = () => list.replaceChildren(...legend(`rank ${rank}`, seconds));
+    for (const begin of ["pointerenter", "focusin"]) bar.addEventListener(begin, mine);
     for (const end of ["pointerleave", "focusout"]) bar.addEventListener(end, all);
     return bar;
   });
@@ -427,7 +449,8 @@ class Log {
   count() {
     const last = this.end ?? this.found.length;
     const first = Math.max(0, last - SHOWN);
-    const which = first || last < this.found.length ? `${(first + 1).toLocaleString()}–${last.toLocaleString()} of ` : "";
+    const some = first > 0 || last < this.found.length;
+    const which = some ? `${(first + 1).toLocaleString()}–${last.toLocaleString()} of ` : "";
     const many = `${this.found.length.toLocaleString()} ${this.wanted ? "found" : "lines"}`;
     tell(at("log-count"), which + many);
     at("latest").hidden = this.end === null;
@@ -436,8 +459,9 @@ class Log {
   line({ time, text }) {
     const node = el("div", { "data-time": clock(time / 1000) });
     const place = this.wanted ? text.toLowerCase().indexOf(this.wanted) : -1;
+    const end = place + this.wanted.length;
     if (place < 0) node.append(text || " ");
-    else node.append(text.slice(0, place), el("mark", {}, text.slice(place, place + this.wanted.length)), text.slice(place + this.wanted.length));
+    else node.append(text.slice(0, place), el("mark", {}, text.slice(place, end)), text.slice(end));
     return node;
   }
 }
@@ -460,20 +484,31 @@ function begin(name) {
 }
 
 function facts(job) {
-  const count = (job.ResourceConfig.InstanceGroups ?? [job.ResourceConfig]).reduce((sum, group) => sum + group.InstanceCount, 0);
-  return [status(job), el("span", {}, `${count} instance${count === 1 ? "" : "s"}`), el("span", {}, "created ", ago(job.CreationTime)), el("span", {}, duration(job))];
+  const groups = job.ResourceConfig.InstanceGroups ?? [job.ResourceConfig];
+  const count = groups.reduce((sum, group) => sum + group.InstanceCount, 0);
+  const instances = `${count} instance${count === 1 ? "" : "s"}`;
+  const parts = [[instances], ["created ", ago(job.CreationTime)], [duration(job)]];
+  return [status(job), ...parts.map((inside) => el("span", {}, ...inside))];
 }
 
 function story({ transitions, failure, until }) {
-  return transitions.map(({ Status: name, StartTime: from, EndTime: to, StatusMessage: message }) => el("li", {},
-    el("b", {}, name), el("span", { class: "quiet" }, `${clock(from)}${to === from ? "" : ` · ${lasting((to ?? until) - from)}`}`),
-    message === failure ? null : el("p", {}, message)));
+  return transitions.map(({ Status: name, StartTime: from, EndTime: to, StatusMessage: message }) => {
+    const time = to === from ? clock(from) : `${clock(from)} · ${lasting((to ?? until) - from)}`;
+    const said = message === failure ? null : el("p", {}, message);
+    return el("li", {}, el("b", {}, name), el("span", { class: "quiet" }, time), said);
+  });
 }
 
 function table(rows, headings) {
   const head = el("tr", {}, ...headings.map((text) => el("th", { scope: "col" }, text)));
-  const lines = rows.map(([name, ...rest]) => el("tr", {}, el("th", { scope: "row" }, name), ...rest.map((text) => el("td", {}, text))));
+  const cells = (texts) => texts.map((text) => el("td", {}, text));
+  const lines = rows.map(([name, ...rest]) => el("tr", {}, el("th", { scope: "row" }, name), ...cells(rest)));
   return el("table", {}, el("thead", {}, head), el("tbody", {}, ...lines));
+}
+
+function lastValues(metrics) {
+  const rows = metrics.map((one) => [one.MetricName, short(one.Value ?? NaN), clock(one.Timestamp)]);
+  return table(rows, ["Name", "Last value", "At"]);
 }
 
 /** SDKs send each value as JSON; a string is easier to read without its quotes. */
@@ -491,13 +526,16 @@ function settings(given) {
   const own = rows.filter(([name]) => !name.startsWith("sagemaker_"));
   const other = rows.filter(([name]) => name.startsWith("sagemaker_"));
   const more = el("details", {}, el("summary", {}, "Those of the SDK"), table(other, ["Name", "Value"]));
-  return [own.length ? table(own, ["Name", "Value"]) : el("p", { class: "quiet" }, "None of the script's own."), other.length ? more : ""];
+  const none = el("p", { class: "quiet" }, "None of the script's own.");
+  return [own.length ? table(own, ["Name", "Value"]) : none, other.length ? more : ""];
 }
 
 function artifacts({ name, there, over }) {
   const kinds = Object.keys(there).filter((kind) => there[kind]);
-  if (!kinds.length) return el("p", { class: "quiet" }, over ? "The job has left none." : "They appear when the job has ended.");
-  return el("ul", { class: "files" }, ...kinds.map((kind) => el("li", {}, el("a", { href: `${address(name)}/${kind}`, download: "" }, `${kind}.tar.gz`))));
+  const none = over ? "The job has left none." : "They appear when the job has ended.";
+  if (!kinds.length) return el("p", { class: "quiet" }, none);
+  const link = (kind) => el("a", { href: `${address(name)}/${kind}`, download: "" }, `${kind}.tar.gz`);
+  return el("ul", { class: "files" }, ...kinds.map((kind) => el("li", {}, link(kind))));
 }
 
 function drawJob({ job, streams, epochs, ranks, artifacts: there }) {
@@ -505,13 +543,15 @@ function drawJob({ job, streams, epochs, ranks, artifacts: there }) {
   redraw(at("job-facts"), { job, words: [ago(job.CreationTime).textContent, duration(job)] }, () => facts(job));
   redraw(at("progress"), job.ProgressInfo ?? {}, epochBar);
   at("stopping").hidden = job.TrainingJobStatus !== "InProgress" || job.SecondaryStatus === "Uploading";
+  if (at("stopping").hidden) confirmStop(false);
   at("failure").hidden = !job.FailureReason;
   tell(at("failure-text"), job.FailureReason ?? "");
-  redraw(at("story"), { transitions: job.SecondaryStatusTransitions, failure: job.FailureReason, until: over ? 0 : Math.floor(now()) }, story);
+  const until = over ? 0 : Math.floor(now());
+  redraw(at("story"), { transitions: job.SecondaryStatusTransitions, failure: job.FailureReason, until }, story);
   redraw(at("artifacts"), { name: job.TrainingJobName, there, over }, artifacts);
   const metrics = job.FinalMetricDataList ?? [];
   at("metrics-section").hidden = !metrics.length;
-  redraw(at("metrics"), metrics, () => table(metrics.map((one) => [one.MetricName, short(one.Value ?? NaN), clock(one.Timestamp)]), ["Name", "Last value", "At"]));
+  redraw(at("metrics"), metrics, lastValues);
   redraw(at("settings"), job.HyperParameters ?? {}, settings);
   redraw(at("stream"), streams, drawStreams);
   at("time").hidden = !ranks.some(total);
@@ -541,7 +581,8 @@ async function stop() {
   confirmStop(false);
   at("job-title").focus();
   try {
-    await ask(`${address(shown.name)}/stop`, { method: "POST", headers: { "X-Syrtos": "page" }, signal: AbortSignal.timeout(PATIENCE) });
+    const signal = AbortSignal.timeout(PATIENCE); // its own: the next look at the job must not take it back
+    await ask(`${address(shown.name)}/stop`, { method: "POST", headers: { "X-Syrtos": "page" }, signal });
     tell(at("stop-note"), "");
   } catch (error) {
     tell(at("stop-note"), trouble(error));
@@ -557,6 +598,7 @@ let timer = 0;
 
 function reveal(id) {
   for (const view of ["list", "job"]) at(view).hidden = view !== id;
+  at("capacity").hidden = id !== "list";
 }
 
 /** Looks at what is shown, again and again; nothing is asked while the tab is hidden. */
@@ -617,12 +659,14 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  const busy = at("help").open || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea");
-  if (!busy && KEYS[event.key]?.()) event.preventDefault();
+  const other = event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select");
+  if (!other && !at("help").open && KEYS[event.key]?.()) event.preventDefault();
 });
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));
 window.addEventListener("hashchange", move);
-new ResizeObserver(() => shown.charts.forEach((chart) => chart.series && !at("job").hidden && chart.draw(chart.series))).observe(at("charts"));
+new ResizeObserver(() => {
+  if (!at("job").hidden) shown.charts.forEach((chart) => chart.draw(chart.series));
+}).observe(at("charts"));
 at("stop").addEventListener("click", () => (confirmStop(true), at("stop-yes").focus()));
 at("stop-no").addEventListener("click", back);
 at("stop-yes").addEventListener("click", stop);

@@ -1,0 +1,195 @@
+"""Jobs when things go wrong: servers and runners killed, workers wanted by others, time that is up, scripts that are told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import random
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import served_jobs as jobs
+from botocore.exceptions import BotoCoreError, ClientError
+from served_jobs import final, request, served, statuses, until
+
+pytestmark = pytest.mark.slow
+
+_LIFE = ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+
+
+def test_jobs_wait_for_each_other(tmp_path: Path) -> None:
+    with served(tmp_path, capacity=1) as client:
+        sagemaker = client("sagemaker")
+        for name in ("a", "b", "c"):
+            sagemaker.create_training_job(**request(name, "sleep 0.5"))
+        found = [final(sagemaker, name) for name in ("a", "b", "c")]
+    assert statuses(found[0]) == _LIFE
+    assert statuses(found[2]) == ["Starting", "Pending", *_LIFE]
+    spans = [(job["TrainingStartTime"], job["TrainingEndTime"]) for job in found]
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+def test_a_job_that_runs_is_adopted_by_the_next_server(tmp_path: Path) -> None:
+    process, url = jobs.serve(tmp_path)
+    jobs.client(tmp_path, url, "sagemaker").create_training_job(**request("long", "echo begin; sleep 4; echo end"))
+    until(jobs.client(tmp_path, url, "sagemaker"), "long", ("Training",))
+    jobs.kill(process)
+    with served(tmp_path) as client:
+        found = final(client("sagemaker"), "long")
+        events = _lines(client("logs"), "long")
+    assert statuses(found) == _LIFE
+    assert events == ["begin", "end"]
+
+
+def test_a_job_whose_runner_dies_is_begun_again(tmp_path: Path) -> None:
+    with served(tmp_path) as client:
+        sagemaker = client("sagemaker")
+        sagemaker.create_training_job(**request("again", "echo $$ >> /opt/ml/model/seen; sleep 2"))
+        until(sagemaker, "again", ("Training",))
+        time.sleep(0.5)
+        subprocess.run(["pkill", "-9", "-f", "syrtos.jobs.runner again"], check=True)
+        found = final(sagemaker, "again")
+    assert statuses(found) == [*_LIFE[:3], "Restarting", *_LIFE]
+
+
+def test_a_spot_job_gives_way_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    counts = "n=$(cat /opt/ml/checkpoints/n 2>/dev/null || echo 0); echo from $n; " + (
+        "while [ $n -lt 40 ]; do n=$((n+1)); echo $n > /opt/ml/checkpoints/n.new; mv /opt/ml/checkpoints/n.new /opt/ml/checkpoints/n; "
+        "sleep 0.1; done; echo to $n"
+    )
+    spot = request(
+        "spot", counts, EnableManagedSpotTraining=True, CheckpointConfig={"S3Uri": "s3://bucket/checkpoints"},
+        StoppingCondition={"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 600},
+    )  # fmt: skip
+    with served(tmp_path, capacity=1) as client:
+        sagemaker = client("sagemaker")
+        sagemaker.create_training_job(**spot)
+        until(sagemaker, "spot", ("Training",))
+        time.sleep(1.5)
+        sagemaker.create_training_job(**request("first", "sleep 0.5"))
+        found, other = final(sagemaker, "spot"), final(sagemaker, "first")
+        lines = [line for line in _lines(client("logs"), "spot") if line.startswith(("from", "to"))]
+    assert "Interrupted" in statuses(found)
+    assert statuses(found)[-1] == "Completed"
+    assert other["TrainingEndTime"] < found["TrainingEndTime"]
+    began = [int(line.split()[1]) for line in lines if line.startswith("from")]
+    assert began[0] == 0
+    assert began[1] > 5
+    assert lines[-1] == "to 40"
+
+
+@pytest.mark.parametrize(
+    ("limits", "spot", "secondary"),
+    [
+        ({"MaxRuntimeInSeconds": 1}, False, "MaxRuntimeExceeded"),
+        ({"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 2}, True, "MaxWaitTimeExceeded"),
+    ],
+)
+def test_a_job_ends_when_its_time_is_up(tmp_path: Path, limits: dict[str, int], spot: bool, secondary: str) -> None:
+    """What its script has written by then is uploaded."""
+    command = "trap 'echo told; exit 0' TERM; echo x > /opt/ml/model/x; while true; do sleep 0.1; done"
+    with served(tmp_path, capacity=1) as client:
+        sagemaker = client("sagemaker")
+        if spot:  # it can't even begin
+            sagemaker.create_training_job(**request("other", "sleep 5"))
+            until(sagemaker, "other", ("Training",))
+        sagemaker.create_training_job(
+            **{**request("timed", command), "StoppingCondition": limits, "EnableManagedSpotTraining": spot}
+        )
+        found = final(sagemaker, "timed")
+        keys = [o["Key"] for o in client("s3").list_objects_v2(Bucket="bucket").get("Contents", [])] if not spot else []
+    assert (found["TrainingJobStatus"], found["SecondaryStatus"]) == ("Stopped", secondary)
+    assert spot or keys == ["out/timed/output/model.tar.gz"]
+
+
+def test_a_stopped_job_hears_of_it_and_leaves_nothing(tmp_path: Path) -> None:
+    command = "trap 'echo told; exit 0' TERM; (trap '' TERM; sleep 300) & echo ready; while true; do sleep 0.1; done"
+    with served(tmp_path) as client:
+        sagemaker = client("sagemaker")
+        sagemaker.create_training_job(**request("stopped", command))
+        until(sagemaker, "stopped", ("Training",))
+        while _lines(client("logs"), "stopped") != ["ready"]:
+            time.sleep(0.1)
+        sagemaker.stop_training_job(TrainingJobName="stopped")
+        found = final(sagemaker, "stopped")
+        assert "told" in _lines(client("logs"), "stopped")
+        assert jobs.processes.of(jobs.runner.mark(jobs.Home(tmp_path), "stopped")) == []
+    assert statuses(found) == ["Starting", "Downloading", "Training", "Stopping", "Uploading", "Stopped"]
+
+
+def test_a_job_that_waits_can_be_stopped(tmp_path: Path) -> None:
+    with served(tmp_path, capacity=1) as client:
+        sagemaker = client("sagemaker")
+        sagemaker.create_training_job(**request("runs", "sleep 3"))
+        sagemaker.create_training_job(**request("waits", "echo never"))
+        sagemaker.stop_training_job(TrainingJobName="waits")
+        found = final(sagemaker, "waits", seconds=2)
+        assert final(sagemaker, "runs")["TrainingJobStatus"] == "Completed"
+    assert found["SecondaryStatus"] == "Stopped"
+    assert "Training" not in statuses(found)
+
+
+def test_one_failed_instance_fails_the_job_at_once(tmp_path: Path) -> None:
+    command = "if [ $(hostname) = algo-2 ]; then echo broken; exit 7; fi; sleep 60"
+    two = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 1}
+    with served(tmp_path, capacity=2) as client:
+        sagemaker = client("sagemaker")
+        sagemaker.create_training_job(**{**request("half", command), "ResourceConfig": two})
+        found = final(sagemaker, "half", seconds=20)
+    assert found["TrainingJobStatus"] == "Failed"
+    assert "ExitCode 7" in found["FailureReason"]
+    assert "broken" in found["FailureReason"]
+
+
+def test_nothing_is_lost_when_the_server_is_killed_fifty_times(tmp_path: Path) -> None:
+    """Objects and jobs that a client was told of are there afterwards, and every job ends."""
+    rng = random.Random(0)
+    written: dict[str, set[str]] = {}
+    created: list[str] = []
+    for number in range(50):
+        process, url = jobs.serve(tmp_path, capacity=2)
+        victim = threading.Timer(rng.uniform(0.02, 0.5), process.kill)
+        victim.start()
+        with contextlib.suppress(BotoCoreError, ClientError):
+            _write_until_killed(
+                jobs.client(tmp_path, url, "s3"), jobs.client(tmp_path, url, "sagemaker"), number, written, created
+            )
+        victim.join()
+        jobs.kill(process)
+    with served(tmp_path, capacity=2) as client:
+        s3, sagemaker = client("s3"), client("sagemaker")
+        for key, digests in written.items():
+            body = s3.get_object(Bucket="bucket", Key=key)["Body"].read()
+            assert hashlib.md5(body).hexdigest() in digests, key
+        ended = [final(sagemaker, name, 120)["TrainingJobStatus"] for name in created]
+    assert len(written) > 20
+    assert len(created) > 20
+    assert set(ended) == {"Completed"}
+
+
+def _write_until_killed(s3: Any, sagemaker: Any, number: int, written: dict[str, set[str]], created: list[str]) -> None:
+    """Fills in what was acknowledged; a key that was being written over may have either value."""
+    with contextlib.suppress(ClientError):
+        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    name = f"job-{number}"
+    sagemaker.create_training_job(**request(name, "true"))
+    created.append(name)
+    for count in range(1000):
+        key = f"k{count % 40}"
+        body = random.Random(number * 1000 + count).randbytes(100_000)
+        digest = hashlib.md5(body).hexdigest()
+        if key in written:
+            written[key].add(digest)
+        s3.put_object(Bucket="bucket", Key=key, Body=body)
+        written[key] = {digest}
+
+
+def _lines(logs: Any, job: str) -> list[str]:
+    group = "/aws/sagemaker/TrainingJobs"
+    found = logs.filter_log_events(logGroupName=group, logStreamNamePrefix=f"{job}/")
+    return [event["message"] for event in found["events"]]

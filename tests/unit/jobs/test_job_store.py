@@ -1,0 +1,246 @@
+"""Records that many threads and processes change at once, in SQLite and in Postgres."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs import states
+from syrtos.jobs.store import Record, Store, columns
+
+_BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+_WHY_NOT = (
+    "needs Debian's postgresql" if not _BINARIES else "needs root and runuser, to become postgres: it does not run as root"
+)
+_CAN = bool(_BINARIES) and os.geteuid() == 0 and shutil.which("runuser") is not None
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[str]:
+    """The URL of a database server of our own."""
+    binaries = _BINARIES[-1].parent
+    folder = Path(tempfile.mkdtemp(prefix="syrtos-postgres-"))
+    as_user = ["runuser", "-u", "postgres", "--"]
+    shutil.chown(folder, "postgres")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    data = folder / "data"
+    subprocess.run(
+        [*as_user, binaries / "initdb", "-D", data, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+    )
+    process = subprocess.Popen(
+        [*as_user, binaries / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", folder, "-F"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while subprocess.run([binaries / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)], check=False).returncode:
+            assert time.monotonic() < deadline, "Postgres did not start"
+            time.sleep(0.1)
+        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    finally:
+        server = int((data / "postmaster.pid").read_text().splitlines()[0]) if (data / "postmaster.pid").exists() else 0
+        if server:
+            os.kill(server, 3)  # SIGQUIT: at once
+        process.wait(timeout=30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.skipif(not _CAN, reason=_WHY_NOT))])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('store') / 'jobs.sqlite'}"
+        return
+    with postgres() as found:
+        yield found
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    found = Store(url)
+    yield found
+    for record in found.find([], [], 0, 10_000)[0]:
+        found.remove(record.name)
+
+
+def record(name: str, created: float = 1.5, **facts: Any) -> Record:
+    usual: dict[str, Any] = {
+        "request": {"TrainingJobName": name},
+        "tags": {},
+        "state": states.created(created),
+        "modified": created,
+        "slots": 1,
+        "spot": False,
+        "access_key": f"KEY{name}",
+    }
+    return Record(name=name, created=created, **(usual | facts))
+
+
+def test_what_was_added_is_found(store: Store) -> None:
+    wanted = record("one", tags={"ü": "é"}, metrics={"loss": [0.1, 2.0]}, progress={"CurrentStep": 3}, failure="ß\n")
+    assert store.add(wanted)
+    assert store.get("one") == wanted
+    assert store.by_key("KEYone") == wanted
+    assert store.get("two") is None
+    assert store.by_key("KEYtwo") is None
+
+
+def test_a_name_is_taken_once(store: Store) -> None:
+    assert store.add(record("one", slots=1))
+    assert not store.add(record("one", slots=2))
+    found = store.get("one")
+    assert found is not None
+    assert found.slots == 1
+
+
+def test_changes(store: Store) -> None:
+    store.add(record("one"))
+    after = store.change("one", lambda r: dataclasses.replace(r, attempts=r.attempts + 1))
+    assert after is not None
+    assert after.attempts == 1
+    assert store.get("one") == after
+    assert store.change("one", lambda _: None) == after
+    assert store.change("none", lambda r: r) is None
+    store.remove("one")
+    assert store.get("one") is None
+    store.remove("one")
+
+
+def test_a_change_that_fails_changes_nothing(store: Store) -> None:
+    store.add(record("one"))
+
+    def fails(found: Record) -> Record:
+        raise ConfigurationError("no")
+
+    with pytest.raises(ConfigurationError, match="no"):
+        store.change("one", fails)
+    assert store.get("one") == record("one")
+    assert store.change("one", lambda r: dataclasses.replace(r, slots=7)) == record("one", slots=7)
+
+
+def test_active_jobs_come_oldest_first(store: Store) -> None:
+    store.add(record("b", 2.0))
+    store.add(record("c", 1.0))
+    store.add(record("a", 2.0))
+    store.add(record("over", 0.5, state=states.created(0.5).moved("Failed", 0.6)))
+    store.add(record("leaving", 3.0, state=states.created(0.5).moved("Stopping", 0.6)))
+    assert [found.name for found in store.active()] == ["c", "a", "b", "leaving"]
+
+
+def test_pages_hold_each_job_once(store: Store) -> None:
+    for number in range(23):
+        store.add(record(f"job-{number:02}", float(number)))
+    names: list[str] = []
+    after: int | None = 0
+    while after is not None:
+        page, after = store.find([], [columns.created.desc()], after, 5)
+        assert len(page) <= 5
+        names += [found.name for found in page]
+    assert names == [f"job-{number:02}" for number in reversed(range(23))]
+    assert store.find([columns.status == "Failed"], [], 0, 5) == ([], None)
+    found, more = store.find([columns.name.contains("_", autoescape=True)], [], 0, 5)
+    assert (found, more) == ([], None)
+    exact, more = store.find([columns.created >= 20.0], [columns.created], 0, 3)
+    assert ([one.name for one in exact], more) == (["job-20", "job-21", "job-22"], None)
+
+
+def test_threads_lose_no_change(store: Store) -> None:
+    store.add(record("one"))
+
+    def add_one(_: int) -> None:
+        store.change("one", lambda r: dataclasses.replace(r, attempts=r.attempts + 1))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add_one, range(80)))
+    found = store.get("one")
+    assert found is not None
+    assert found.attempts == 80
+
+
+def test_threads_add_a_name_once(store: Store) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        added = list(pool.map(lambda k: store.add(record("one", slots=k)), range(16)))
+    assert added.count(True) == 1
+    found = store.get("one")
+    assert found is not None
+    assert found.slots == added.index(True)
+
+
+_COUNTS = """
+import dataclasses, sys
+from syrtos.jobs.store import Store
+store = Store(sys.argv[1])
+for _ in range(40):
+    store.change("one", lambda r: dataclasses.replace(r, attempts=r.attempts + 1))
+"""
+
+
+def test_processes_lose_no_change(store: Store, url: str) -> None:
+    store.add(record("one"))
+    counting = [subprocess.Popen([sys.executable, "-c", _COUNTS, url]) for _ in range(3)]
+    assert [process.wait(60) for process in counting] == [0, 0, 0]
+    found = store.get("one")
+    assert found is not None
+    assert found.attempts == 120
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\x01\x1b[0m", "\U0001f600", "\ufffd"], ids=["nul", "control", "astral", "replaced"])
+def test_any_text_that_a_script_may_leave_can_be_written_down(store: Store, text: str) -> None:
+    """A job whose last words can't be stored would never end."""
+    store.add(record("one"))
+    after = store.change("one", lambda r: r.moved("Failed", text, failure=text))
+    assert after is not None
+    found = store.get("one")
+    assert found is not None
+    assert found.state.final
+    assert found.failure.replace("\0", "").strip("ab") == text.replace("\0", "").strip("ab")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_any_number_that_a_script_may_print_can_be_written_down(store: Store, value: float) -> None:
+    """Training that diverges prints nan: that must not end the thread that watches over the job."""
+    store.add(record("one"))
+    after = store.change("one", lambda r: dataclasses.replace(r, metrics={"loss": [value, 1.0]}))
+    assert after is not None
+    assert store.get("one") is not None
+
+
+def test_a_database_that_is_not_there_is_named_without_its_password() -> None:
+    with pytest.raises(ConfigurationError, match="can't be used") as error:
+        Store("postgresql://someone:hunter22@127.0.0.1:9/nothing?connect_timeout=2")
+    assert "hunter22" not in str(error.value)
+    with pytest.raises(ConfigurationError, match="can't be used"):
+        Store("nonsense")
+    with pytest.raises(ConfigurationError, match="can't be used"):
+        Store("sqlite:////nowhere/at/all/jobs.sqlite")
+
+
+_OPENS = "import sys; from syrtos.jobs.store import Store; Store(sys.argv[1]).active()"
+
+
+def test_processes_may_make_the_same_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'new.sqlite'}"
+    opening = [subprocess.Popen([sys.executable, "-c", _OPENS, url], stderr=subprocess.PIPE) for _ in range(3)]
+    said = [process.communicate(timeout=60)[1] for process in opening]
+    assert [process.returncode for process in opening] == [0, 0, 0], said
