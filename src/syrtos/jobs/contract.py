@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from syrtos.jobs.request import Job, Program, of_script
+from syrtos.jobs.request import Job, Program, of_framework, of_script
 
 ML = "/opt/ml"
 INTERFACE = "lo"  # instances are of one machine
@@ -124,6 +124,7 @@ def _facts(job: Job, host: int, place: Place) -> dict[str, Any]:
     resources, root = _resources(job, host), place.root
     groups = {group["instance_group_name"]: group for group in resources["instance_groups"]}
     mine = groups[resources["current_group_name"]]
+    distributed = _distribution_groups(job, mine["instance_group_name"])
     found = {
         "current_host": job.hosts[host],
         "current_instance_type": mine["instance_type"],
@@ -131,8 +132,8 @@ def _facts(job: Job, host: int, place: Place) -> dict[str, Any]:
         "current_instance_group_hosts": mine["hosts"],
         "instance_groups": [*groups],
         "instance_groups_dict": groups,
-        "distribution_instance_groups": [],
-        "distribution_hosts": list(job.hosts),
+        "distribution_instance_groups": distributed,
+        "distribution_hosts": [host for name in distributed for host in groups[name]["hosts"]],
         "hosts": list(job.hosts),
         "is_hetero": len(groups) > 1,
         "is_master": host == 0,
@@ -148,8 +149,11 @@ def _facts(job: Job, host: int, place: Place) -> dict[str, Any]:
         "resource_config": resources,
         "channel_input_dirs": {channel.name: f"{root}/input/data/{channel.name}" for channel in job.channels},
         "framework_module": None,
-        "framework_params": {},
-        "additional_framework_parameters": {k: v for k, v in job.hyperparameters.items() if k.startswith("sagemaker_")},
+        "framework_params": of_framework(job.hyperparameters),
+        "additional_framework_parameters": of_framework(job.hyperparameters),
+        "topology": [],
+        "is_smddprun_installed": False,
+        "is_smddpmprun_installed": False,
         "input_dir": f"{root}/input",
         "input_config_dir": f"{root}/input/config",
         "model_dir": f"{root}/model",
@@ -158,6 +162,14 @@ def _facts(job: Job, host: int, place: Place) -> dict[str, Any]:
         "output_intermediate_dir": f"{root}/output/intermediate",
     }
     return found | (_of_program(job.program) if job.program else {})
+
+
+def _distribution_groups(job: Job, mine: str) -> list[str]:
+    """The groups of instances that train together, as the toolkit has it."""
+    asked = of_framework(job.hyperparameters)
+    if "sagemaker_distribution_instance_groups" in asked:
+        return asked["sagemaker_distribution_instance_groups"]
+    return [mine] if any(name.endswith("_enabled") and value for name, value in asked.items()) else []
 
 
 def _of_program(program: Program) -> dict[str, Any]:

@@ -165,4 +165,6 @@ def _from(path: Path, offset: int) -> bytes:
 def shown(line: str) -> str:
     """A line as a terminal would leave it: what was written over by a progress bar, colours and control characters are gone."""
     final = next((part for part in reversed(line.split("\r")) if part.strip()), "")
-    return _CONTROL.sub("", re.sub(r"[^\x08]*\x08+(?=[^\x08])", "", final))
+    if "\b" in final:
+        final = final.rstrip("\b").rpartition("\b")[2]
+    return _CONTROL.sub("", final[:_LONGEST])

@@ -17,6 +17,10 @@ Kind = Literal["none", "mpi", "smdataparallel", "parameter_server", "multi_worke
 
 # Of sagemaker-training 5.1 (params.py): hyperparameters of the toolkit, not of the script.
 _RESERVED = frozenset({"default_user_module_name", "_tuning_objective_metric"})
+_OF_TOOLKIT = _RESERVED | {
+    "sagemaker_program", "sagemaker_submit_directory", "sagemaker_enable_cloudwatch_metrics", "sagemaker_region",
+    "sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_s3_output",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +251,7 @@ def decoded(text: str) -> Any:
     """A hyperparameter's value: JSON where it is, the text itself otherwise (mapping.decode of sagemaker-training)."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -255,6 +259,12 @@ def of_script(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     """The script's own hyperparameters, decoded: those that are not for a toolkit."""
     own = {k: v for k, v in hyperparameters.items() if not k.startswith("sagemaker_") and k not in _RESERVED}
     return {name: decoded(value) for name, value in own.items()}
+
+
+def of_framework(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+    """The hyperparameters that are for a framework's container, decoded."""
+    found = {k: v for k, v in hyperparameters.items() if k.startswith("sagemaker_") and k not in _OF_TOOLKIT}
+    return {name: decoded(value) for name, value in found.items()}
 
 
 def _program_v2(hyperparameters: Mapping[str, str]) -> Program | None:

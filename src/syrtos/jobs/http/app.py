@@ -78,7 +78,8 @@ class App:
                 request, service, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size", 413
             )
         except Refused as error:
-            return _error(request, service, error.code, str(error), 400 if error.code in _MALFORMED else 403)
+            code = _NAMES.get(service, {}).get(error.code, error.code)
+            return _error(request, service, code, str(error), 400 if error.code in _MALFORMED else 403)
         except S3Error as error:
             return s3.error_response(error, request)
         except ApiError as error:
@@ -132,6 +133,21 @@ _MALFORMED = frozenset(
         "RequestTimeout",
     }
 )
+
+
+# What services call the refusals that STS names as `signing` does.
+_JSON_NAMES = {
+    "InvalidClientTokenId": "UnrecognizedClientException",
+    "SignatureDoesNotMatch": "InvalidSignatureException",
+    "RequestTimeTooSkewed": "InvalidSignatureException",
+    "MissingAuthenticationToken": "MissingAuthenticationTokenException",
+    "IncompleteSignature": "IncompleteSignatureException",
+}
+_NAMES = {
+    "sagemaker": _JSON_NAMES,
+    "logs": _JSON_NAMES,
+    "s3": {"InvalidClientTokenId": "InvalidAccessKeyId", "MissingAuthenticationToken": "AccessDenied"},
+}
 
 
 def _check_allowed(caller: Caller, name: str, request: dict[str, Any]) -> None:
