@@ -100,13 +100,16 @@ def environment(job: Job, host: int, place: Place) -> dict[str, str]:
         "CURRENT_HOST": job.hosts[host],
         "PYTHONUNBUFFERED": "1",
     }
+    if job.program:
+        names |= {"SM_SOURCE_DIR": place.inside(job.program.folder), "SM_ENTRY_SCRIPT": job.program.entry}
     if root != ML:
         names["SAGEMAKER_BASE_DIR"] = root
     names |= {f"SM_{name.upper()}": _text(facts[name]) for name in _OF_TOOLKIT if name in facts}
     for channel in job.channels:
         names |= _spelled("SM_CHANNEL_", channel.name, f"{root}/input/data/{channel.name}")
     for name, value in own.items():
-        names |= _spelled("SM_HP_", name, _text(value))
+        text = "null" if value is None and job.program and not job.program.source else _text(value)  # SDK v3's spelling
+        names |= _spelled("SM_HP_", name, text)
     names |= _tf_config(job, host, place)
     return names | dict(job.distribution.variables) | _asked(job)
 
@@ -154,6 +157,9 @@ def _facts(job: Job, host: int, place: Place) -> dict[str, Any]:
         "topology": [],
         "is_smddprun_installed": False,
         "is_smddpmprun_installed": False,
+        "master_addr": place.names[0],
+        "master_port": _MASTER_PORT,
+        "input_data_dir": f"{root}/input/data",
         "input_dir": f"{root}/input",
         "input_config_dir": f"{root}/input/config",
         "model_dir": f"{root}/model",

@@ -1,0 +1,164 @@
+"""`syrtos submit` as a person uses it: a script, a YAML file, Ctrl-C; with namespaces, without, and as a user who is not root."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from syrtos.jobs import enter
+
+TRAIN = """
+import argparse, os
+import keras, numpy as np
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=1)
+epochs = parser.parse_args().epochs
+keras.utils.set_random_seed(0)
+rows = np.loadtxt(os.path.join(os.environ["SM_CHANNEL_TRAIN"], "rows.csv"), delimiter=",", dtype="float32")
+model = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.01), "mse")
+model.fit(rows[:, :-1], rows[:, -1], batch_size=32, epochs=epochs, verbose=2)
+model.save(os.path.join(os.environ["SM_MODEL_DIR"], "model.keras"))
+"""
+FACTS = """
+import os, socket
+import syrtos
+syrtos.init()
+model = os.environ["SM_MODEL_DIR"]
+print("facts", socket.gethostname(), model, syrtos.rank(), syrtos.size(), syrtos.node_rank(), os.environ["SM_CURRENT_HOST"])
+open(f"{model}/{syrtos.rank()}", "w").close()
+"""
+
+
+def submit(folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "SYRTOS_HOME": str(folder / "home")}
+    command = [*before, sys.executable, "-m", "syrtos", "submit", *words]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def model_of(folder: Path) -> Path:
+    """The archive of the one job that has run here."""
+    (found,) = folder.glob("runs/*/output/model.tar.gz")
+    return found
+
+
+@pytest.mark.slow
+def test_two_instances_train_to_the_weights_of_two_workers(tmp_path: Path) -> None:
+    import keras
+    import numpy as np
+
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "data").mkdir()
+    rows = np.random.default_rng(0).random((200, 5))
+    np.savetxt(tmp_path / "data" / "rows.csv", rows, delimiter=",")
+    done = submit(tmp_path, "train.py", "--instances", "2", "--hp", "epochs=2", "--channel", "train=data")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "algo-1 | Epoch 2/2" in done.stdout
+    with tarfile.open(model_of(tmp_path)) as archive:
+        archive.extractall(tmp_path / "job", filter="data")
+    (tmp_path / "plain").mkdir()
+    env = {**os.environ, "SM_CHANNEL_TRAIN": str(tmp_path / "data"), "SM_MODEL_DIR": str(tmp_path / "plain")}
+    run = [sys.executable, "-m", "syrtos", "run", "-n", "2", "--oversubscribe", "train.py", "--epochs", "2"]
+    subprocess.run(run, cwd=tmp_path, env=env, check=True, capture_output=True)
+    weights = [keras.models.load_model(tmp_path / name / "model.keras").get_weights() for name in ("job", "plain")]
+    for ours, plain in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-6)
+
+
+def test_a_yaml_file_says_what_a_job_is(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "go.py").write_text("import helper, sys; print(helper.WORD, sys.argv[1:])")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "helper.py").write_text("WORD = 'helped'")
+    (tmp_path / "job.yaml").write_text(
+        textwrap.dedent("""
+            entry_point: go.py
+            source_dir: src
+            dependencies: [lib/helper.py]
+            hyperparameters: {text: "it's \\"quoted\\"", "batch-size": 3, flag: true, layers: [1, 2]}
+        """)
+    )
+    done = submit(tmp_path, "job.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = ["--batch-size", "3", "--flag", "True", "--layers", "[1, 2]", "--text", 'it\'s "quoted"']
+    assert f"algo-1 | helped {expected}" in done.stdout
+
+
+@pytest.mark.skipif(not enter.can_isolate(), reason="this kernel lets this user make no namespaces")
+def test_instances_are_hosts_with_paths_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "facts.py").write_text(FACTS)
+    done = submit(tmp_path, "facts.py", "--instances", "2")
+    assert "algo-1 | facts algo-1 /opt/ml/model 0 2 0 algo-1" in done.stdout, done.stdout + done.stderr
+    assert "algo-2 | facts algo-2 /opt/ml/model 1 2 1 algo-2" in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (("unshare", "--user", "--map-user=1000", "--map-group=1000"), "facts algo-2 /opt/ml/model 1 2 1 algo-2"),
+        (
+            ("unshare", "--user", "--map-root-user", "sh", "-c", 'echo 0 > /proc/sys/user/max_mnt_namespaces; exec "$@"', "sh"),
+            "/instances/algo-2/ml/model 1 2 0 algo-2",
+        ),
+    ],
+    ids=["as a user", "where the kernel refuses"],
+)  # fmt: skip
+def test_other_users_and_kernels(tmp_path: Path, before: tuple[str, ...], expected: str) -> None:
+    (tmp_path / "facts.py").write_text(FACTS)
+    done = submit(tmp_path, "facts.py", "--instances", "2", before=before)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert expected in done.stdout
+    with tarfile.open(model_of(tmp_path)) as archive:
+        assert sorted(archive.getnames()) == ["0", "1"]
+
+
+def test_ctrl_c_ends_the_job_and_all_its_processes(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text("import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.1)")
+    env = {**os.environ, "SYRTOS_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "syrtos", "submit", "loop.py", "--instances", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert b"ready" in process.stdout.readline()
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert time.monotonic() - began < 10
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+def test_a_failed_job_says_why(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise ValueError('no good')")
+    done = submit(tmp_path, "broken.py")
+    assert done.returncode == 2
+    assert "ValueError: no good" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nothing.py",), "no script nothing.py"),
+        (("bad.yaml",), "entry_point"),
+        (("ok.py", "--hp", "x"), "NAME=VALUE"),
+        (("ok.py", "--instances", "4000"), "1 to 64 instances"),
+        (("ok.py", "--channel", "a=ftp://x"), "ftp://x"),
+        (("ok.py", "--no-wait"), "syrtos serve"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    (tmp_path / "ok.py").write_text("")
+    (tmp_path / "bad.yaml").write_text("a: 1")
+    done = submit(tmp_path, *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
