@@ -25,11 +25,13 @@ def main() -> list[dict[str, Any]]:
     """One line of results for each measurement."""
     with tempfile.TemporaryDirectory() as home:
         os.environ["SYRTOS_HOME"] = home
-        server = subprocess.Popen([sys.executable, "-m", "syrtos", "serve", "--port", "0", "--capacity", "1"], stderr=subprocess.PIPE)
+        server = subprocess.Popen(
+            [sys.executable, "-m", "syrtos", "serve", "--port", "0", "--capacity", "1"], stderr=subprocess.PIPE
+        )
         assert server.stderr is not None
         server.stderr.readline()
         try:
-            return [_first_line(Path(home)), _create(500), _describe()]
+            return [_first_line(Path(home)), _create(500), *_describe()]
         finally:
             server.terminate()
             server.wait()
@@ -51,7 +53,11 @@ def _request(name: str, command: str) -> dict[str, Any]:
     return {
         "TrainingJobName": name,
         "RoleArn": "arn:aws:iam::000000000000:role/syrtos",
-        "AlgorithmSpecification": {"TrainingInputMode": "File", "TrainingImage": "x", "ContainerEntrypoint": ["/bin/sh", "-c", command]},
+        "AlgorithmSpecification": {
+            "TrainingInputMode": "File",
+            "TrainingImage": "x",
+            "ContainerEntrypoint": ["/bin/sh", "-c", command],
+        },
         "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
         "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
@@ -65,12 +71,16 @@ def _first_line(home: Path) -> dict[str, Any]:
         name = f"first-{number}"
         began = time.time()
         client.create_training_job(**_request(name, "echo hello"))
-        while not (lines := [line for path in (home / "jobs" / name / "logs").glob("*") for line in path.read_text().splitlines()]):
+        while not (
+            lines := [
+                line for path in (home / "jobs" / name / "logs").glob("*") for line in path.read_text().splitlines()
+            ]
+        ):
             time.sleep(0.01)
         seconds.append(json.loads(lines[0])["t"] / 1000 - began)
         while client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress":
             time.sleep(0.05)
-    return {"work": "create to first line", "seconds": round(sorted(seconds)[2], 3)}
+    return _line("create to first line", sorted(seconds)[2])
 
 
 def _create(count: int) -> dict[str, Any]:
@@ -79,11 +89,19 @@ def _create(count: int) -> dict[str, Any]:
     for number in range(count):
         client.create_training_job(**_request(f"queued-{number:04}", "sleep 600"))
     seconds = time.perf_counter() - began
-    listed = sum(len(page["TrainingJobSummaries"]) for page in client.get_paginator("list_training_jobs").paginate(NameContains="queued-", MaxResults=100))
-    return {"work": f"{count} jobs created and queued", "seconds": round(seconds, 2), "listed": listed}
+    listed = sum(
+        len(page["TrainingJobSummaries"])
+        for page in client.get_paginator("list_training_jobs").paginate(NameContains="queued-", MaxResults=100)
+    )
+    assert listed == count
+    return _line("create, one of 500 queued", seconds / count)
 
 
-def _describe() -> dict[str, Any]:
+def _line(work: str, seconds: float, **more: Any) -> dict[str, Any]:
+    return {"work": f"jobs {work}", "peer": "syrtos", "median_ms": round(seconds * 1e3, 2), **more}
+
+
+def _describe() -> list[dict[str, Any]]:
     from syrtos.jobs.home import Home
 
     url = Home().endpoint()
@@ -100,10 +118,8 @@ def _describe() -> dict[str, Any]:
     seconds = time.perf_counter() - began
     latencies.sort()
     count = len(latencies)
-    return {
-        "work": "DescribeTrainingJob", "rate": round(count / seconds), "p50_ms": round(latencies[count // 2] * 1e3, 1),
-        "p99_ms": round(latencies[int(count * 0.99)] * 1e3, 1),
-    }  # fmt: skip
+    rate = round(count / seconds)
+    return [_line(f"describe p{part}", latencies[count * part // 100], rate=rate) for part in (50, 99)]
 
 
 async def _load(host: str, port: int, raw: bytes) -> list[float]:
@@ -117,7 +133,9 @@ async def _load(host: str, port: int, raw: bytes) -> list[float]:
             writer.write(raw)
             head = await reader.readuntil(b"\r\n\r\n")
             assert b" 200 " in head.split(b"\r\n")[0], head
-            length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length"))
+            length = next(
+                int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+            )
             await reader.readexactly(length)
             latencies.append(time.perf_counter() - moment)
         writer.close()

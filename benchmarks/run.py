@@ -174,11 +174,17 @@ def ledger_cost(_rounds: int) -> list[Line]:
         return [{"peer": "syrtos", "work": "ledger", "median_ms": (time.perf_counter() - started) / steps * 1e3}]
 
 
+def job_rounds(rounds: int) -> list[Line]:
+    """The service of training jobs under load."""
+    return [line for _ in range(rounds) for line in call(sys.executable, str(HERE / "jobs.py"))]
+
+
 WORKS: dict[str, Callable[[int], list[Line]]] = {
     "reduce": reduce_rounds,
     "step": step_rounds,
     "dialects": dialect_rounds,
     "data": data_rounds,
+    "jobs": job_rounds,
     "growth": growth,
     "start": start_up,
     "ledger": ledger_cost,

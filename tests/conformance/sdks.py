@@ -172,7 +172,8 @@ def same_weights(path: Path, other: Path) -> None:
     import keras
     import numpy as np
 
-    one, two = (keras.saving.load_model(p).get_weights() for p in (path, other))
+    loaded: list[Any] = [keras.saving.load_model(p) for p in (path, other)]
+    one, two = (model.get_weights() for model in loaded)
     assert len(one) == len(two) > 0
     for mine, theirs in zip(one, two, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)

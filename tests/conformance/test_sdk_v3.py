@@ -71,7 +71,7 @@ def test_a_command_runs_under_the_sdks_own_driver(service: Service, digits: Path
         mine, its = (_told(one["variables"]) for one in (own, told))
         assert its["SM_ENTRY_SCRIPT"] is None  # of a command
         its["SM_ENTRY_SCRIPT"] = "witness.py"
-        assert {name: (mine.get(name), value) for name, value in its.items() if mine.get(name, "") != value} == {}
+        assert {name: (mine.get(name), value) for name, value in its.items() if mine.get(name) != value} == {}
 
 
 def _told(variables: dict[str, str]) -> dict[str, Any]:

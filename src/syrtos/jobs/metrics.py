@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -45,9 +46,10 @@ def _compiled(definition: Mapping[str, str]) -> re.Pattern[str]:
 
 def _number(text: str | None) -> float | None:
     try:
-        return float(text or "")
+        value = float(text or "")
     except ValueError:
         return None
+    return value if math.isfinite(value) else None  # neither JSON nor the API has others
 
 
 def epochs(run_dir: Path) -> list[dict[str, Any]]:

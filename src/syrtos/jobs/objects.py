@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import sqlalchemy as sql
 from sqlalchemy import event, exc
@@ -39,6 +39,7 @@ class Entry:
         etag: MD5 of its bytes in hex; with parts, of their MD5s, and their number.
         modified: seconds since 1970.
         headers: what its writer wants readers to get: ``content-type``, ``x-amz-meta-*``, ``x-amz-checksum-*``.
+        blob: the file that holds it, in a folder's store.
     """
 
     key: str
@@ -46,6 +47,7 @@ class Entry:
     etag: str
     modified: float
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    blob: str = dataclasses.field(default="", compare=False)
 
 
 class ObjectStore(abc.ABC):
@@ -81,7 +83,11 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes ``start`` to ``stop`` of an object that `head` or `list` has found, in pieces."""
+        """Bytes ``start`` to ``stop`` of an object that `head` or `list` has found, in pieces.
+
+        Raises:
+            DataError: at once, if it has been replaced or removed since.
+        """
 
     @abc.abstractmethod
     def put(self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str]) -> None:
@@ -162,10 +168,7 @@ class FolderStore(ObjectStore):
         Raises:
             ConfigurationError: S3 would not allow the name.
         """
-        if not _BUCKET.fullmatch(bucket) or ".." in bucket:
-            raise ConfigurationError(
-                f"{bucket!r} is no name for a bucket: 3 to 63 lower-case letters, digits, dots and hyphens."
-            )
+        check_bucket(bucket)
         try:
             self._write(sql.insert(_buckets).values(name=bucket, created=time.time()))
         except exc.IntegrityError:
@@ -187,14 +190,11 @@ class FolderStore(ObjectStore):
 
     def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
         """See `ObjectStore.read`."""
-        path = self.local_file(bucket, entry.key)
-        if path is None:
-            raise DataError(f"s3://{bucket}/{entry.key} was removed while it was read.")
-        with path.open("rb") as file:
-            file.seek(start)
-            while start < stop and (piece := file.read(min(_READ, stop - start))):
-                start += len(piece)
-                yield piece
+        try:
+            file = (self.folder / "blobs" / entry.blob).open("rb")
+        except FileNotFoundError as error:
+            raise DataError(f"s3://{bucket}/{entry.key} was replaced or removed while it was read.") from error
+        return _part(file, start, stop)
 
     def put(self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str]) -> None:
         """See `ObjectStore.put`."""
@@ -330,7 +330,8 @@ class RemoteStore(ObjectStore):
 
     def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
         """See `ObjectStore.list`."""
-        found = self._client.list_objects_v2(Bucket=bucket, Prefix=prefix, StartAfter=after, MaxKeys=limit)
+        asked = {"Bucket": bucket, "Prefix": prefix, "StartAfter": after, "MaxKeys": limit}
+        found = self._if_found(lambda: self._client.list_objects_v2(**asked)) or {}
         return [
             Entry(o["Key"], o["Size"], o["ETag"].strip('"'), o["LastModified"].timestamp())
             for o in found.get("Contents", ())
@@ -359,6 +360,18 @@ class RemoteStore(ObjectStore):
             raise
 
 
+def check_bucket(name: str) -> None:
+    """Refuses what S3 would not take.
+
+    Raises:
+        ConfigurationError: it is no name for a bucket.
+    """
+    if not _BUCKET.fullmatch(name) or ".." in name:
+        raise ConfigurationError(
+            f"{name!r} is no name for a bucket: 3 to 63 lower-case letters, digits, dots and hyphens."
+        )
+
+
 def store_of(home: Home) -> ObjectStore:
     """The object store of a service: SYRTOS_S3_ENDPOINT (an address, or ``aws``), or a folder of its own."""
     endpoint = settings.environment().get("SYRTOS_S3_ENDPOINT")
@@ -367,12 +380,20 @@ def store_of(home: Home) -> ObjectStore:
     return FolderStore(home.objects)
 
 
+def _part(file: IO[bytes], start: int, stop: int) -> Iterator[bytes]:
+    with file:
+        file.seek(start)
+        while start < stop and (piece := file.read(min(_READ, stop - start))):
+            start += len(piece)
+            yield piece
+
+
 def _is(bucket: str, key: str) -> Sequence[Any]:
     return (_objects.c.bucket == bucket, _objects.c.key == key)
 
 
 def _entry(row: Any) -> Entry:
-    return Entry(row["key"], row["size"], row["etag"], row["modified"], dict(row["headers"]))
+    return Entry(row["key"], row["size"], row["etag"], row["modified"], dict(row["headers"]), row["blob"])
 
 
 def _sync(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.jobs.objects import ObjectStore
+from syrtos.jobs.objects import ObjectStore, check_bucket
 
 _READ = 1 << 20
 
@@ -101,7 +101,7 @@ class Places:
             ConfigurationError: it is of another kind, or out of the folders that are allowed.
         """
         if uri.startswith("s3://"):
-            split(uri)
+            check_bucket(split(uri)[0])
         else:
             self._path(uri)
 
@@ -184,8 +184,8 @@ def manifest(text: str) -> tuple[str, list[str]]:
     """
     try:
         first, *names = json.loads(text)
-        return first["prefix"], [str(name) for name in names]
-    except (ValueError, TypeError, KeyError) as error:
+        return "" + first["prefix"], [str(name) for name in names]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(
             f'A manifest is a JSON list [{{"prefix": "s3://..."}}, "name", ...]. Received: {text[:100]!r}.'
         ) from error

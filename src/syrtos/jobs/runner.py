@@ -279,17 +279,19 @@ class Runner:
         """Stops the job when somebody asks for it or its time is up; writes down how far it is."""
         saved = time.monotonic()
         while not self._over.wait(_LOOK):
-            record = self._store.get(self._name)
-            if record is None:
-                self._end_by("Stopped")
-                continue
-            self._record = record
-            why = self._wanted(record)
-            if why and not self._why and not self._trained:
-                self._end_by(why)
-            if time.monotonic() - saved > 1.0:
-                self._save()
-                saved = time.monotonic()
+            try:
+                self._look()
+                if time.monotonic() - saved > 1.0:
+                    self._save()
+                    saved = time.monotonic()
+            except Exception:  # a database that is away for a moment must not make the job deaf
+                traceback.print_exc()
+
+    def _look(self) -> None:
+        record = self._store.get(self._name)
+        why = self._wanted(record) if record else "Stopped"
+        if why and not self._why and not self._trained:
+            self._end_by(why)
 
     def _wanted(self, record: Record) -> str:
         now, limits = time.time(), self._job.limits
@@ -316,7 +318,7 @@ class Runner:
         self._store.change(self._name, lambda record: record.moved(secondary, yields=False))
 
     def _fail(self, reason: str) -> None:
-        text = self._redact(reason)[:_LONGEST_REASON]
+        text = self._redact(reason).replace("\0", "")[:_LONGEST_REASON]  # no database takes a NUL in a text
         self._say(text)
         self._save()
         self._store.change(self._name, lambda record: record.moved("Failed", text, failure=text))

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from syrtos.errors import ConfigurationError
+from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.credentials import Caller
 from syrtos.jobs.home import REGION
 from syrtos.jobs.http import bodies
@@ -30,6 +30,7 @@ from syrtos.jobs.objects import Entry, ObjectStore
 _XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
 _KEPT = ("content-type", "content-encoding", "content-disposition", "cache-control", "content-language")
 _LONGEST_KEY = 1024
+_TRIES = 5
 
 
 class S3Error(Exception):
@@ -172,31 +173,18 @@ class S3:
         raise S3Error(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
 
     async def _get(self, request: Request, bucket: str, key: str) -> Response:
-        entry = await run_in_threadpool(self._store.head, bucket, key)
-        if entry is None:
-            raise S3Error(404, "NoSuchKey", "The specified key does not exist.")
-        _check_conditions(request, entry)
-        start, stop = _range(request.headers.get("range"), entry.size)
-        partial = "range" in request.headers
-        headers = {
-            **entry.headers,
-            "ETag": f'"{entry.etag}"',
-            "Last-Modified": formatdate(entry.modified, usegmt=True),
-            "Accept-Ranges": "bytes",
-            "Content-Length": str(stop - start),
-        }
-        if partial or request.headers.get("x-amz-checksum-mode", "").upper() != "ENABLED":
-            headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
-        headers.setdefault("content-type", "binary/octet-stream")
-        if partial:
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{entry.size}"
-        for name in ("content-type", "content-disposition"):
-            if f"response-{name}" in request.query_params:
-                headers[name] = request.query_params[f"response-{name}"]
-        code = 206 if partial else 200
-        if request.method == "HEAD":
-            return Response(status_code=code, headers=headers)
-        return StreamingResponse(self._store.read(bucket, entry, start, stop), code, headers)
+        for _ in range(_TRIES):
+            entry = await run_in_threadpool(self._store.head, bucket, key)
+            if entry is None:
+                raise S3Error(404, "NoSuchKey", "The specified key does not exist.")
+            _check_conditions(request, entry)
+            start, stop = _range(request.headers.get("range"), entry.size)
+            try:
+                body = iter(()) if request.method == "HEAD" else self._store.read(bucket, entry, start, stop)
+            except DataError:  # replaced in between
+                continue
+            return _answered(request, entry, start, stop, body)
+        raise S3Error(503, "SlowDown", "The object is being replaced faster than it can be read.")
 
     async def _put(self, request: Request, signed: Signed, bucket: str, key: str) -> Response:
         source = request.headers.get("x-amz-copy-source")
@@ -331,6 +319,29 @@ class S3:
         )
         where = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{folder.name}</UploadId>"
         return _xml("ListPartsResult", f"{where}<IsTruncated>false</IsTruncated>{parts}")
+
+
+def _answered(request: Request, entry: Entry, start: int, stop: int, body: Iterator[bytes]) -> Response:
+    partial = "range" in request.headers
+    headers = {
+        **entry.headers,
+        "ETag": f'"{entry.etag}"',
+        "Last-Modified": formatdate(entry.modified, usegmt=True),
+        "Accept-Ranges": "bytes",
+        "Content-Length": str(stop - start),
+    }
+    if partial or request.headers.get("x-amz-checksum-mode", "").upper() != "ENABLED":
+        headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
+    headers.setdefault("content-type", "binary/octet-stream")
+    if partial:
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{entry.size}"
+    for name in ("content-type", "content-disposition"):
+        if f"response-{name}" in request.query_params:
+            headers[name] = request.query_params[f"response-{name}"]
+    code = 206 if partial else 200
+    if request.method == "HEAD":
+        return Response(status_code=code, headers=headers)
+    return StreamingResponse(body, code, headers)
 
 
 _LISTING = frozenset(

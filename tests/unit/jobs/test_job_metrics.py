@@ -1,0 +1,80 @@
+"""Numbers in what jobs print."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs import metrics
+from syrtos.jobs.metrics import Metrics
+from syrtos.observe.ledger import ledger_path
+
+LOSS = {"Name": "loss", "Regex": r"loss: ([-+\w.]+)"}
+
+
+def values(found: Metrics) -> dict[str, float]:
+    return {name: value for name, (value, _) in found.values.items()}
+
+
+def test_the_last_value_counts() -> None:
+    found = Metrics([LOSS, {"Name": "acc:top-1", "Regex": r"acc=(\S+)"}])
+    found.take(["loss: 1.5 acc=0.25", "nothing", "loss: 0.5 - loss: 0.1"])
+    assert values(found) == {"loss": 0.5, "acc:top-1": 0.25}
+    assert abs(found.values["loss"][1] - time.time()) < 5
+    found.take(["loss: -3e-05"])
+    assert values(found) == {"loss": -3e-05, "acc:top-1": 0.25}
+
+
+@pytest.mark.parametrize("text", ["", "abc", "1.2.3", "--1", "1,5"])
+def test_what_is_no_number_is_none(text: str) -> None:
+    found = Metrics([{"Name": "loss", "Regex": "loss: (.*)"}])
+    found.take([f"loss: {text}"])
+    assert found.values == {}
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "NaN", "Infinity", "1e999"])
+def test_what_json_can_not_say_is_no_value(text: str) -> None:
+    """Describe is JSON, and so is what a database keeps."""
+    found = Metrics([LOSS])
+    found.take(["loss: 0.5", f"loss: {text}"])
+    assert all(math.isfinite(value) for value in values(found).values())
+
+
+def test_groups_that_are_not_there_or_did_not_match() -> None:
+    found = Metrics([{"Name": "none", "Regex": r"loss: \d"}, {"Name": "other", "Regex": r"loss: \d|acc: (\d)"}])
+    found.take(["loss: 1"])
+    assert found.values == {}
+    found.take(["acc: 2"])
+    assert values(found) == {"other": 2.0}
+
+
+def test_expressions_that_can_not_be_read() -> None:
+    with pytest.raises(ConfigurationError, match="The metric bad has the regular expression"):
+        Metrics([{"Name": "bad", "Regex": "(unclosed"}])
+
+
+def ledger(folder: Path, *lines: str) -> None:
+    path = ledger_path(folder, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines))
+
+
+def test_epochs_are_of_rank_0(tmp_path: Path) -> None:
+    assert metrics.epochs(tmp_path) == []
+    one: dict[str, Any] = {"phase": "epoch", "epoch": 1, "epochs": 3, "steps_per_epoch": 10, "step": 10, "logs": {}}
+    two = {**one, "epoch": 2, "step": 20}
+    ledger(tmp_path, json.dumps({"phase": "train"}), json.dumps(one), json.dumps(two), json.dumps(two)[:-5])
+    assert metrics.epochs(tmp_path) == [one, two]
+    wanted = {"TotalStepCountPerEpoch": 10, "CurrentStep": 20, "CurrentEpoch": 2, "MaxEpoch": 3}
+    assert metrics.progress(metrics.epochs(tmp_path)) == wanted
+
+
+def test_progress_without_all_of_it() -> None:
+    assert metrics.progress([]) == {}
+    assert metrics.progress([{"epoch": 1, "epochs": None, "step": 3.0}]) == {"CurrentStep": 3, "CurrentEpoch": 1}
