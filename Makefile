@@ -2,13 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check parity bench examples clean
+.PHONY: demo test conformance check parity bench examples clean
 
 demo: .venv/ready
 	$(BIN)/syrtos run -n 2 examples/digits.py
 
 test: .venv/ready
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore=tests/conformance
+
+# Amazon's own SDKs and toolkit, each in an environment of its own.
+conformance: .venv/ready
+	$(BIN)/python tests/conformance/environments.py
+	$(BIN)/pytest tests/conformance
 
 check: .venv/ready
 	$(BIN)/ruff format --check src tests benchmarks examples
@@ -33,4 +38,4 @@ bench: .venv/ready .venv/bench-ready
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-sagemaker runs

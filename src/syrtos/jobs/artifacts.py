@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import tempfile
 import threading
@@ -140,7 +141,11 @@ class Checkpoints:
             before, self._seen[path] = self._seen.get(path), version
             if self._sent.get(path) == version or (settled and before != version):
                 return
-            self._places.upload(path, f"{self._uri}/{path.relative_to(folder).as_posix()}")
+            with tempfile.TemporaryDirectory() as scratch:  # it may begin to change while it is sent
+                copy = shutil.copyfile(path, Path(scratch) / "copy")
+                if _version(path) != version:
+                    return
+                self._places.upload(copy, f"{self._uri}/{path.relative_to(folder).as_posix()}")
         except FileNotFoundError:
             return  # it was temporary
         self._sent[path] = version

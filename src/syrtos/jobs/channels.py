@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -45,8 +46,8 @@ def _listed(places: Places, channel: Channel) -> list[Source]:
     prefix, names = manifest(places.text(channel.uri))
     found = []
     for name in names:
-        (one, *_) = places.under(prefix + name)
-        found.append(Source(safe_name(name), one.fetch, one.read, one.local))
+        one = places.one(prefix + name)
+        found.append(Source(one.uri, safe_name(name), one.fetch, one.read, one.local))
     return found
 
 
@@ -59,11 +60,14 @@ def provide(places: Places, channel: Channel, host: int, hosts: int, folder: Pat
     found = sources(places, channel, host, hosts)
     for source in found:
         path = folder / source.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if channel.mode == "FastFile" and source.local is not None:
-            _link(source.local, path)
-        else:
-            source.fetch(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if channel.mode == "FastFile" and source.local is not None:
+                _link(source.local, path)
+            else:
+                source.fetch(path)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise DataError(f"Channel {channel.name} has a file {source.name} and a folder of that name.") from error
     return len(found)
 
 
@@ -71,6 +75,8 @@ def _link(file: Path, path: Path) -> None:
     """A hard link, which outlives what it is a link to; a soft one on another file system."""
     try:
         os.link(file, path)
+    except FileExistsError:
+        raise
     except OSError:
         path.symlink_to(file)
 
@@ -103,13 +109,13 @@ class Pipe:
                 if descriptor is None:
                     return
                 os.mkfifo(f"{self._base}_{epoch + 1}")  # there before the script can ask for it
-                with os.fdopen(descriptor, "wb", buffering=1 << 20) as pipe:
+                # a script need not read an epoch to its end
+                with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb", buffering=1 << 20) as pipe:
                     self._write(pipe, epoch)
                 epoch += 1
-        except BrokenPipeError:
-            return  # the script has closed it
         except Exception as error:
             self.error = error
+            Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)  # nobody shall wait for it
 
     def _opened(self, path: str) -> int | None:
         """A descriptor once somebody reads; None if the job has ended before."""
@@ -125,15 +131,12 @@ class Pipe:
         return None
 
     def _write(self, pipe: IO[bytes], epoch: int) -> None:
-        try:
-            for record in self._records(epoch):
-                pipe.write(framed(record) if self._channel.record_io else record)
-        except BrokenPipeError:
-            pass  # a script need not read an epoch to its end
+        for record in self._records(epoch):
+            pipe.write(framed(record) if self._channel.record_io else record)
 
     def _records(self, epoch: int) -> Iterator[bytes]:
         if self._channel.kind == "AugmentedManifestFile":
-            yield from _augmented(self._places, self._channel, epoch)
+            yield from _augmented(self._places, self._channel, self._host, self._hosts, epoch)
             return
         for source in sources(self._places, self._channel, self._host, self._hosts, epoch):
             if self._channel.record_io:  # an object is a record
@@ -150,32 +153,34 @@ def framed(record: bytes) -> bytes:
     return struct.pack("<II", _RECORD_IO, len(record)) + record + b"\0" * (-len(record) % 4)
 
 
-def _augmented(places: Places, channel: Channel, epoch: int) -> Iterator[bytes]:
+def _augmented(places: Places, channel: Channel, host: int, hosts: int, epoch: int) -> Iterator[bytes]:
     """Each line's attributes, one after the other: of ``*-ref``, what the URI holds."""
-    lines = places.text(channel.uri).splitlines()
+    lines = [line for line in places.text(channel.uri).splitlines() if line]
     if channel.seed is not None:
         random.Random(f"{channel.seed} {epoch}").shuffle(lines)
-    for line in filter(None, lines):
+    for line in lines[host::hosts] if channel.sharded else lines:
         facts = json.loads(line)
         for name in channel.attributes:
             value = facts[name]
             if name.endswith("-ref"):
-                (source, *_) = places.under(value)
-                yield b"".join(source.read())
+                yield b"".join(places.one(value).read())
             else:
                 yield (value if isinstance(value, str) else json.dumps(value)).encode()
 
 
 def _gunzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    unpack, fresh = zlib.decompressobj(16 + zlib.MAX_WBITS), True
     for piece in pieces:
         while piece:
+            fresh = False
             yield unpack.decompress(piece)
             piece = unpack.unused_data
             if unpack.eof:  # members may follow each other
-                unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
+                unpack, fresh = zlib.decompressobj(16 + zlib.MAX_WBITS), True
             else:
                 break
+    if not unpack.eof and not fresh:
+        raise DataError("A file ends in the middle of what gzip has packed: it is truncated.")
 
 
 def clean(folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from syrtos.jobs.home import Home
 from syrtos.jobs.places import split
+from syrtos.jobs.request import source_of
 from syrtos.jobs.store import Record, Store
 
 
@@ -62,13 +63,14 @@ def caller_of(home: Home, store: Store, access_key: str) -> Caller | None:
 
 def _read_prefixes(request: Mapping[str, Any]) -> list[str]:
     sources = [channel["DataSource"].get("S3DataSource") or {} for channel in request.get("InputDataConfig") or ()]
-    code = (request.get("HyperParameters") or {}).get("sagemaker_submit_directory", "").strip('"')
+    code = source_of(request.get("HyperParameters") or {})
     return [*(source.get("S3Uri", "") for source in sources), code]
 
 
 def _write_prefixes(request: Mapping[str, Any]) -> list[str]:
     output = f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/"
-    return [output, (request.get("CheckpointConfig") or {}).get("S3Uri", "")]
+    checkpoints = (request.get("CheckpointConfig") or {}).get("S3Uri", "")
+    return [output, checkpoints.rstrip("/") + "/" if checkpoints else ""]
 
 
 def _covers(prefixes: list[str], bucket: str, key: str) -> bool:

@@ -10,7 +10,7 @@ import os
 import secrets
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from syrtos import settings
 
@@ -30,6 +30,8 @@ class Home:
         given = settings.environment().get("SYRTOS_HOME")
         self.path = (path or Path(given or Path.home() / ".local" / "share" / "syrtos")).resolve()
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.path.stat().st_mode & 0o077:  # it was there
+            self.path.chmod(0o700)
 
     @property
     def jobs(self) -> Path:
@@ -58,15 +60,32 @@ class Home:
         """The address that a running service of this folder answers at."""
         if not is_locked(self.path / "serving"):
             return None
-        return json.loads((self.path / "endpoint.json").read_text())["url"]
+        return self._announced().get("url")
 
     def certificate(self) -> str | None:
         """The certificate that the running service shows, if it speaks TLS."""
-        return json.loads((self.path / "endpoint.json").read_text()).get("certificate")
+        return self._announced().get("certificate")
 
-    def announce(self, url: str, certificate: str | None) -> None:
-        """Lets processes of this user find the service."""
-        write(self.path / "endpoint.json", json.dumps({"url": url, "certificate": certificate}))
+    def files(self) -> list[Path] | None:
+        """Folders that the jobs of the last service may name by ``file://``; None: any."""
+        found = self._announced().get("files")
+        return None if found is None else [Path(folder) for folder in found]
+
+    def capacity(self) -> int:
+        """Workers of the running service."""
+        return self._announced()["capacity"]
+
+    def _announced(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "endpoint.json").read_text())
+        except FileNotFoundError:
+            return {}
+
+    def announce(self, url: str, certificate: str | None, files: list[Path] | None, capacity: int) -> None:
+        """Lets processes of this user find the service, and its runners know what it allows."""
+        folders = None if files is None else [str(path) for path in files]
+        facts = {"url": url, "certificate": certificate, "files": folders, "capacity": capacity}
+        write(self.path / "endpoint.json", json.dumps(facts))
 
 
 def write(path: Path, text: str) -> None:

@@ -27,7 +27,7 @@ def service_of(home: Home, capacity: int | None = None) -> Service:
 def running(home: Home) -> Iterator[tuple[Service, bool]]:
     """A service that runs jobs, and whether it is this process's own."""
     if home.endpoint() is not None:
-        yield service_of(home), False
+        yield service_of(home, home.capacity()), False
         return
     from syrtos.jobs.http.server import Server
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 _LONGEST = 32_000  # characters of one event
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROL = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _PAGE = 1 << 20
 
 
@@ -51,8 +52,14 @@ class Stream:
         """Adds events that happen now."""
         now = int(time.time() * 1000)
         data = "".join(json.dumps({"t": now, "m": line[:_LONGEST]}) + "\n" for line in lines)
-        with self._lock, self.path.open("a", encoding="utf-8") as file:
-            file.write(data)
+        with self._lock, self.path.open("ab") as file:
+            file.write((b"" if self._ends_whole() else b"\n") + data.encode())
+
+    def _ends_whole(self) -> bool:
+        """A process that was killed may have left half an event."""
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return not size or os.pread(file.fileno(), 1, size - 1) == b"\n"
 
     def read(self, offset: int = 0, limit: int = 10_000) -> list[Event]:
         """Up to ``limit`` events, and no more than a megabyte, from byte ``offset`` on."""
@@ -64,8 +71,9 @@ class Stream:
             if not line.endswith(b"\n"):
                 break
             end += len(line)
-            facts = json.loads(line)
-            events.append(Event(facts["t"], facts["m"], end))
+            with contextlib.suppress(ValueError):  # half an event of a process that was killed
+                facts = json.loads(line)
+                events.append(Event(facts["t"], facts["m"], end))
         return events
 
     def all(self, offset: int = 0) -> Iterator[Event]:
@@ -101,7 +109,8 @@ class Redactor:
     """Hides values that must not be seen, wherever a script prints them."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
-        wanted = sorted({text for text in secrets if len(text) >= 6}, key=len, reverse=True)
+        shown = {form for text in secrets for form in (*text.splitlines(), repr(text)[1:-1], json.dumps(text)[1:-1])}
+        wanted = sorted((text for text in shown if len(text) >= 6), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
 
     def __call__(self, line: str) -> str:
@@ -141,13 +150,13 @@ class Tail:
     def _new_lines(self, k: int, path: Path, last: bool) -> list[str]:
         lines: list[str] = []
         while data := _from(path, self._read[k]):
-            whole = len(data) if last else data.rfind(b"\n") + 1
-            if not whole and len(data) >= _PAGE:
+            whole = data.rfind(b"\n") + 1
+            if not whole and (last or len(data) >= _PAGE):
                 whole = len(data)  # a line without an end
             if not whole:
                 break
             self._read[k] += whole
-            lines += [shown(line) for line in data[:whole].decode(errors="replace").rstrip("\n").split("\n")]
+            lines += [shown(line) for line in data[:whole].decode(errors="replace").removesuffix("\n").split("\n")]
         return lines
 
 

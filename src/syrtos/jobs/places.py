@@ -21,12 +21,14 @@ class Source:
     """One file that a job reads.
 
     Attributes:
+        uri: where it is.
         name: its path in the channel's folder.
         fetch: copies it to a path.
         read: its bytes, in pieces.
         local: a file of this machine that holds the same, if there is one.
     """
 
+    uri: str
     name: str
     fetch: Callable[[Path], None]
     read: Callable[[], Iterator[bytes]]
@@ -62,10 +64,18 @@ class Places:
         Raises:
             DataError: it is not there.
         """
-        one = next((s for s in self.under(uri) if s.name == PurePosixPath(uri).name), None)
-        if one is None:
+        return b"".join(self.one(uri).read()).decode()
+
+    def one(self, uri: str) -> Source:
+        """The file of exactly this name.
+
+        Raises:
+            DataError: it is not there.
+        """
+        found = next((source for source in self.under(uri) if source.uri == uri), None)
+        if found is None:
             raise DataError(f"There is no {uri}.")
-        return b"".join(one.read()).decode()
+        return found
 
     def exists(self, uri: str) -> bool:
         """Whether there is anything at or under a URI."""
@@ -111,6 +121,7 @@ class Places:
 
         def source(entry: Any) -> Source:
             return Source(
+                uri=f"s3://{bucket}/{entry.key}",
                 name=safe_name(_relative(entry.key, prefix)),
                 fetch=lambda path: self.objects.fetch(bucket, entry, path),
                 read=lambda: self.objects.read(bucket, entry, 0, entry.size),
@@ -125,6 +136,7 @@ class Places:
 
         def source(path: Path) -> Source:
             return Source(
+                uri=uri if path == root else path.as_uri(),
                 name=path.name if path == root else path.relative_to(root).as_posix(),
                 fetch=lambda target: _copied(path, target),
                 read=lambda: _pieces(path),

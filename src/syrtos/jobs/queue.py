@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from syrtos import settings
-from syrtos.jobs import runner
+from syrtos.jobs import processes, runner
 from syrtos.jobs.home import is_locked
 from syrtos.jobs.service import Service
 from syrtos.jobs.store import Brief, Record
@@ -155,7 +155,7 @@ class Queue:
         current = self._service.store.get(name)
         if current is None or current.state.final or self._runs(record):
             return  # it has just ended, or begun
-        runner.leave_nothing(home, name, ())
+        processes.end(runner.mark(home, name))
         retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)
         if current.state.status == "Stopping":
             self._service.store.change(name, lambda r: _ended(r, "Stopped"))

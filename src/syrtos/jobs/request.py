@@ -172,6 +172,9 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
             "The request names no script: set the hyperparameters sagemaker_program and sagemaker_submit_directory (as `TensorFlow(entry_point=...)` "
             "does), or AlgorithmSpecification.ContainerEntrypoint. syrtos runs no container images."
         )
+    names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or ()]
+    if len(set(names)) < len(names) or {".", ".."} & set(names):
+        raise ConfigurationError(f"Each channel needs a name of its own. Received: {', '.join(names)}.")
     copies = (
         program is None
         or not program.is_python
@@ -261,6 +264,18 @@ def of_script(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     return {name: decoded(value) for name, value in own.items()}
 
 
+def source_of(hyperparameters: Mapping[str, str]) -> str:
+    """Where the source is: a URI, or a path of the instance.
+
+    Raises:
+        ConfigurationError: it is no text.
+    """
+    found = decoded(hyperparameters.get("sagemaker_submit_directory", ""))
+    if not isinstance(found, str):
+        raise ConfigurationError(f"sagemaker_submit_directory must be a URI or a path. Received: {found!r}.")
+    return found
+
+
 def of_framework(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     """The hyperparameters that are for a framework's container, decoded."""
     found = {k: v for k, v in hyperparameters.items() if k.startswith("sagemaker_") and k not in _OF_TOOLKIT}
@@ -270,7 +285,7 @@ def of_framework(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
 def _program_v2(hyperparameters: Mapping[str, str]) -> Program | None:
     if "sagemaker_program" not in hyperparameters:
         return None
-    source = decoded(hyperparameters.get("sagemaker_submit_directory", ""))
+    source = source_of(hyperparameters)
     values = of_script(hyperparameters)
     if str(values.get("model_dir", "")).startswith("s3://"):
         # No TensorFlow since 2.18 can write there; what is in the folder is uploaded.
@@ -302,8 +317,8 @@ def _distribution_v2(hyperparameters: Mapping[str, str], gpus: int) -> Distribut
     found = {name.removeprefix("sagemaker_"): decoded(text) for name, text in hyperparameters.items()}
     per_host = max(gpus, 1)
     if found.get("mpi_enabled"):
-        asked = int(found.get("mpi_num_of_processes_per_host") or per_host)
-        return Distribution("mpi", asked, _exported(found.get("mpi_custom_mpi_options")))
+        asked = found.get("mpi_num_of_processes_per_host") or per_host
+        return Distribution("mpi", _count(asked), _exported(found.get("mpi_custom_mpi_options")))
     if found.get("distributed_dataparallel_enabled"):
         options = found.get("distributed_dataparallel_custom_mpi_options")
         return Distribution("smdataparallel", per_host, _exported(options))
@@ -314,9 +329,20 @@ def _distribution_v2(hyperparameters: Mapping[str, str], gpus: int) -> Distribut
     return Distribution()
 
 
+def _count(asked: Any) -> int:
+    if isinstance(asked, str) and asked.isdecimal():
+        asked = int(asked)
+    if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= 1024:
+        raise ConfigurationError(f"Processes per host are a number from 1 to 1024. Received: {asked!r}.")
+    return asked
+
+
 def _exported(options: Any) -> dict[str, str]:
     """What ``-x NAME=VALUE`` of Open MPI's options sets; the rest tunes an engine that is not ours."""
-    words = shlex.split(str(options or ""))
+    try:
+        words = shlex.split(str(options or ""))
+    except ValueError as error:
+        raise ConfigurationError(f"The MPI options {options!r} can't be read: {error}.") from error
     pairs = [value for flag, value in itertools.pairwise(words) if flag == "-x" and "=" in value]
     return dict(pair.split("=", 1) for pair in pairs)
 
@@ -325,7 +351,7 @@ def _exported(options: Any) -> dict[str, str]:
 
 
 def _program_v3(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> Program | None:
-    code = drivers.get("sourcecode", {})
+    code = drivers["sourcecode"]
     entry = code.get("entry_script")
     if code.get("command") or not entry or not entry.endswith(".py"):
         return None  # a command, or a shell script: their own driver runs it
@@ -339,10 +365,11 @@ def _as_json(value: Any) -> str:
 
 
 def _distribution_v3(drivers: Mapping[str, Any], gpus: int) -> Distribution:
-    described = drivers.get("distributed") or {}
-    per_host = int(described.get("process_count_per_node") or max(gpus, 1))
+    described = drivers["distributed"]
+    per_host = _count(described.get("process_count_per_node") or max(gpus, 1))
     if "mpi_additional_options" in described:
-        return Distribution("mpi", per_host, _exported(shlex.join(described["mpi_additional_options"] or [])))
+        options = [str(word) for word in described["mpi_additional_options"] or ()]
+        return Distribution("mpi", per_host, _exported(shlex.join(options)))
     return Distribution("none", per_host if described else 1)
 
 

@@ -17,11 +17,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from syrtos import settings
-from syrtos.errors import SyrtosError
+from syrtos.errors import DataError, SyrtosError
 from syrtos.jobs import artifacts, channels, contract, enter, logs, metrics, processes, programs, states, training
 from syrtos.jobs.artifacts import Checkpoints
 from syrtos.jobs.credentials import job_secret
@@ -50,10 +50,15 @@ def main() -> None:
     lock = try_lock(home.job(name) / LOCK)
     if lock is None:
         return  # somebody has been faster
+    signal.signal(signal.SIGTERM, _too_early)
     runner = Runner(home, Store(home.database), name)
     settings.forget_secret()
     runner.run()
     lock.close()
+
+
+def _too_early(*_: object) -> None:
+    """Until there are scripts to pass it on to, a signal must not end the runner itself."""
 
 
 class Runner:
@@ -61,11 +66,10 @@ class Runner:
 
     def __init__(self, home: Home, store: Store, name: str) -> None:
         self._home, self._store, self._name = home, store, name
-        self._places = Places(store_of(home))
+        self._places = Places(store_of(home), home.files())
         self._folders = training.Folders(home.job(name), enter.can_isolate())
         record = store.get(name)
         assert record is not None
-        self._record = record
         self._job = read(record.request, drivers_of(record.request, self._places), training.gpus())
         self._attempt = record.attempts
         self._streams = logs.of(home.job(name) / "logs")
@@ -76,8 +80,7 @@ class Runner:
         self._metrics.values.update(record.metrics)
         self._over = threading.Event()
         self._why = ""  # the secondary status that a signal is to lead to
-        self._training = False
-        self._trained = False
+        self._training = self._trained = self._told = False
 
     def run(self) -> None:
         """Downloads, trains, uploads; every way out is written down."""
@@ -87,11 +90,14 @@ class Runner:
             self._attempted()
         except _Ended:
             self._finish(self._why)
+            leave_nothing(self._home, self._name)
         except SyrtosError as error:
             self._fail(f"ClientError: {error}")
         except Exception as error:
             traceback.print_exc()
             self._fail(f"InternalServerError: {type(error).__name__}: {error}")
+        else:
+            leave_nothing(self._home, self._name)
         finally:
             self._over.set()
             processes.end(mark(self._home, self._name))
@@ -100,6 +106,7 @@ class Runner:
 
     def _attempted(self) -> None:
         self._move("Downloading")
+        leave_nothing(self._home, self._name)  # of an attempt whose process died
         self._folders.make(self._job)
         self._write_contract()
         self._fill_channels()
@@ -192,9 +199,9 @@ class Runner:
             for pipe in pipes:
                 pipe.close()
             tail.close()
-        for pipe in pipes:
-            if pipe.error:
-                self._say(f"the pipe broke: {pipe.error}")
+        broken = next((pipe.error for pipe in pipes if pipe.error), None)
+        if broken and not self._why:
+            raise DataError(f"A channel could not be streamed to its end: {broken}") from broken
         return outcome
 
     def _open_pipes(self) -> list[channels.Pipe]:
@@ -203,8 +210,6 @@ class Runner:
         for host in range(hosts):
             folder = self._folders.ml(host) / "input" / "data"
             for channel in (c for c in self._job.channels if c.mode == "Pipe"):
-                for old in folder.glob(f"{channel.name}_*"):
-                    old.unlink()
                 found.append(channels.Pipe(self._places, channel, host, hosts, folder))
         return found
 
@@ -290,8 +295,11 @@ class Runner:
     def _look(self) -> None:
         record = self._store.get(self._name)
         why = self._wanted(record) if record else "Stopped"
-        if why and not self._why and not self._trained:
-            self._end_by(why)
+        if why and not self._trained:
+            self._why = self._why or why
+        if self._why and self._training and not self._told and signal.getsignal(signal.SIGTERM) is not _too_early:
+            self._told = True
+            os.kill(os.getpid(), signal.SIGTERM)  # `supervise` passes it on
 
     def _wanted(self, record: Record) -> str:
         now, limits = time.time(), self._job.limits
@@ -303,19 +311,26 @@ class Runner:
             return "MaxWaitTimeExceeded"
         return "Interrupted" if record.yields else ""
 
-    def _end_by(self, why: str) -> None:
-        self._why = self._why or why
-        if self._training:
-            os.kill(os.getpid(), signal.SIGTERM)  # `supervise` passes it on
-
     # -- the record ----------------------------------------------------------------------------
 
     def _move(self, secondary: str) -> None:
-        self._store.change(self._name, lambda record: record.moved(secondary))
+        """Goes on, unless somebody has just asked for the job's end: then there is nothing left to do but to upload."""
+        after = self._store.change(
+            self._name,
+            lambda record: record.moved(secondary) if secondary in states.NEXT[record.state.secondary] else None,
+        )
+        if after is None or after.state.secondary != secondary:
+            self._why = self._why or "Stopped"
+            raise _Ended
 
     def _finish(self, secondary: str) -> None:
         self._save()
-        self._store.change(self._name, lambda record: record.moved(secondary, yields=False))
+
+        def finished(record: Record) -> Record:
+            stopped = record.state.status == "Stopping" and secondary == "Interrupted"
+            return record.moved("Stopped" if stopped else secondary, yields=False)
+
+        self._store.change(self._name, finished)
 
     def _fail(self, reason: str) -> None:
         text = self._redact(reason).replace("\0", "")[:_LONGEST_REASON]  # no database takes a NUL in a text
@@ -362,10 +377,9 @@ def _credentials(home: Home, access_key: str, secret: str) -> dict[str, str]:
     return found
 
 
-def leave_nothing(home: Home, name: str, paths: Sequence[str] = ("instances", "python")) -> None:
-    """Removes the inputs of a job that has ended."""
-    processes.end(mark(home, name))
-    for path in paths:
+def leave_nothing(home: Home, name: str) -> None:
+    """Removes what an attempt has worked with: its inputs, and outputs that are uploaded. Logs and ledgers stay."""
+    for path in ("instances", "shared", "python"):
         shutil.rmtree(home.job(name) / path, ignore_errors=True)
 
 

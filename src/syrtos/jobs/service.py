@@ -19,10 +19,10 @@ from syrtos.jobs.credentials import new_access_key
 from syrtos.jobs.home import ACCOUNT, REGION, Home
 from syrtos.jobs.objects import ObjectStore
 from syrtos.jobs.places import Places
-from syrtos.jobs.request import read
+from syrtos.jobs.request import decoded, read, source_of
 from syrtos.jobs.store import Record, Store, columns
 
-_SECRET = re.compile(r"secret|token|passw|credential|api_?key|access_?key|private_?key", re.IGNORECASE)
+_SECRET = re.compile(r"secret|passw|credential|(api|access|private)[_-]?key|(^|[_-])token$", re.IGNORECASE)
 _HIDDEN = "******"
 
 
@@ -181,7 +181,7 @@ class Service:
         uris = [source["S3DataSource"]["S3Uri"] for source in sources if "S3DataSource" in source]
         uris += ["file://" + s["FileSystemDataSource"]["DirectoryPath"] for s in sources if "FileSystemDataSource" in s]
         uris += [request["OutputDataConfig"]["S3OutputPath"], (request.get("CheckpointConfig") or {}).get("S3Uri")]
-        code = (request.get("HyperParameters") or {}).get("sagemaker_submit_directory", "").strip('"')
+        code = source_of(request.get("HyperParameters") or {})
         for uri in filter(None, [*uris, code if "://" in code else ""]):  # a path is one of the instance
             self.places.allow(uri)
 
@@ -198,15 +198,18 @@ def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
         return {}
     base = uri.rstrip("/")
     try:
-        return {name: json.loads(places.text(f"{base}/{name}.json")) for name in ("sourcecode", "distributed")}
-    except ValueError as error:
+        found = {name: json.loads(places.text(f"{base}/{name}.json")) for name in ("sourcecode", "distributed")}
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{base} does not hold the drivers of SageMaker's SDK: {error}") from error
+    if not all(isinstance(part, dict) for part in found.values()):
+        raise DataError(f"{base} does not hold the drivers of SageMaker's SDK: each file is a JSON object.")
+    return found
 
 
 def secrets_of(request: Mapping[str, Any]) -> list[str]:
     """Values in a request whose names say that they are secret."""
     pairs = [*(request.get("Environment") or {}).items(), *(request.get("HyperParameters") or {}).items()]
-    return [value.strip('"') for name, value in pairs if _SECRET.search(name)]
+    return [str(form) for name, value in pairs if _SECRET.search(name) for form in (value, decoded(value))]
 
 
 def redacted(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ FINAL = {
 
 _ENDS = frozenset({"Failed", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded"})
 _AGAIN = frozenset({"Interrupted", "Restarting"})
-_NEXT: dict[str, frozenset[str]] = {
+NEXT: dict[str, frozenset[str]] = {
     "Starting": frozenset({"Pending", "Downloading", "Stopping"}) | _AGAIN | _ENDS,
     "Pending": frozenset({"Starting", "Stopping"}) | _ENDS,
     "Downloading": frozenset({"Training", "Stopping"}) | _AGAIN | _ENDS,
@@ -81,7 +81,7 @@ class State:
         Raises:
             ConfigurationError: a job in this state can't get there.
         """
-        if secondary not in _NEXT.get(self.secondary, frozenset()):
+        if secondary not in NEXT.get(self.secondary, frozenset()):
             raise ConfigurationError(f"A training job that is {self.secondary} can't become {secondary}.")
         *before, last = self.transitions
         entry = {"Status": secondary, "StartTime": now, "StatusMessage": message or MESSAGES[secondary]}

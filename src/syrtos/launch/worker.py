@@ -155,7 +155,9 @@ class _Worker:
         if self._log_path is None or not self._launched:
             print(text, file=sys.stderr, flush=True)
             return
+        sys.stdout.flush()
         sys.stderr.flush()
+        self._close_tees()  # they may still hold what the script has printed before
         with self._log_path.open("a", encoding="utf-8") as log:
             log.write(text)
 
@@ -219,6 +221,7 @@ class _Worker:
                 tee.wait(timeout=2)
             except subprocess.TimeoutExpired:  # a child of the script still holds our output, and may for long
                 tee.terminate()
+        self._tees.clear()
 
 
 def _activate(name: str) -> Callable[[], None]:

@@ -197,7 +197,9 @@ def test_sizes_that_are_negative_are_refused(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(where=st.floats(0, 1), value=st.integers(1, 255), cut=st.booleans(), kind=st.sampled_from(["gz", "xz", "bz2", ""]))
+@given(
+    where=st.floats(0, 1), value=st.integers(1, 255), cut=st.booleans(), kind=st.sampled_from(["gz", "xz", "bz2", ""])
+)
 def test_damaged_archives_are_the_users_error(tmp_path: Path, where: float, value: int, cut: bool, kind: str) -> None:
     path = tmp_path / "damaged.tar"
     buffer = io.BytesIO()

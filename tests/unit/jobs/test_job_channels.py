@@ -70,9 +70,7 @@ def test_keys_that_no_folder_can_hold_are_the_users_error(places: Places, tmp_pa
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    count=st.integers(1, 12), hosts=st.integers(1, 4), seed=st.none() | st.integers(-5, 5), epoch=st.integers(0, 3)
-)
+@given(count=st.integers(1, 12), hosts=st.integers(1, 4), seed=st.none() | st.integers(-5, 5), epoch=st.integers(0, 3))
 def test_shards_are_a_partition(tmp_path: Path, count: int, hosts: int, seed: int | None, epoch: int) -> None:
     folder = tmp_path / f"{count}"
     folder.mkdir(exist_ok=True)
@@ -285,7 +283,11 @@ def test_each_object_is_a_record(places: Places, tmp_path: Path, reader: Reader)
 
 def test_gzip_with_several_members(places: Places, tmp_path: Path, reader: Reader) -> None:
     large = os.urandom(2_500_000)  # more than one piece
-    put(places, tmp_path, **{"data/a": gzip.compress(large) + gzip.compress(b"second"), "data/b": gzip.compress(b"third")})
+    put(
+        places,
+        tmp_path,
+        **{"data/a": gzip.compress(large) + gzip.compress(b"second"), "data/b": gzip.compress(b"third")},
+    )
     assert streamed(places, tmp_path, reader, gzip=True) == [large + b"secondthird"]
     for old in (tmp_path / "ml").iterdir():
         old.unlink()
@@ -293,7 +295,9 @@ def test_gzip_with_several_members(places: Places, tmp_path: Path, reader: Reade
     assert records == channels.framed(large + b"second") + channels.framed(b"third")
 
 
-@pytest.mark.parametrize("damaged", [gzip.compress(b"x" * 1000)[:-12], b"no gzip", gzip.compress(b"x")[:-4] + b"\0\0\0\0"])
+@pytest.mark.parametrize(
+    "damaged", [gzip.compress(b"x" * 1000)[:-12], b"no gzip", gzip.compress(b"x")[:-4] + b"\0\0\0\0"]
+)
 def test_damaged_gzip_is_noticed(places: Places, tmp_path: Path, reader: Reader, damaged: bytes) -> None:
     """A stream that just ends early looks like less data."""
     put(places, tmp_path, **{"data/a": damaged})

@@ -33,7 +33,11 @@ def moto() -> Iterator[str]:
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     if request.param == "folder":
         return FolderStore(tmp_path / "objects")
-    for name, value in (("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "y"), ("AWS_DEFAULT_REGION", "eu-west-1")):
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "y"),
+        ("AWS_DEFAULT_REGION", "eu-west-1"),
+    ):
         monkeypatch.setenv(name, value)
     return RemoteStore(tmp_path / "objects", request.getfixturevalue("moto"))
 

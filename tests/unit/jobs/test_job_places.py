@@ -46,7 +46,15 @@ def names(places: Places, uri: str) -> list[str]:
 )
 def test_prefixes_mean_what_they_mean_to_s3(places: Places, tmp_path: Path, uri: str, wanted: list[str]) -> None:
     """A prefix is no folder: it may end in the middle of a name. Folders' own markers are no files."""
-    put(places, tmp_path, "data/train/a.txt", "data/train/deep/b.txt", "data/train2/c.txt", "data/train/empty/", "top.txt")
+    put(
+        places,
+        tmp_path,
+        "data/train/a.txt",
+        "data/train/deep/b.txt",
+        "data/train2/c.txt",
+        "data/train/empty/",
+        "top.txt",
+    )
     found = places.under(uri)
     assert [source.name for source in found] == wanted
     first = b"".join(found[0].read()).decode()
@@ -133,7 +141,14 @@ def test_folders_that_are_allowed(places: Places, tmp_path: Path) -> None:
     restricted.allow(allowed.as_uri())
     restricted.allow((allowed / "new" / "file").as_uri())
     assert names(restricted, allowed.as_uri()) == ["file"]
-    for path in (other, tmp_path, Path("/"), allowed / ".." / "allowed-not", allowed / "link", allowed / "link" / "file"):
+    for path in (
+        other,
+        tmp_path,
+        Path("/"),
+        allowed / ".." / "allowed-not",
+        allowed / "link",
+        allowed / "link" / "file",
+    ):
         uri = f"file://{path}"
         with pytest.raises(ConfigurationError, match="not in a folder"):
             restricted.allow(uri)

@@ -25,7 +25,9 @@ from syrtos.jobs.store import Record, Store, columns
 
 _BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 _WHY_NOT = (
-    "needs Debian's postgresql" if not _BINARIES else "needs root and runuser, to become postgres: it does not run as root"
+    "needs Debian's postgresql"
+    if not _BINARIES
+    else "needs root and runuser, to become postgres: it does not run as root"
 )
 _CAN = bool(_BINARIES) and os.geteuid() == 0 and shutil.which("runuser") is not None
 
@@ -55,7 +57,9 @@ def postgres() -> Iterator[str]:
     )
     try:
         deadline = time.monotonic() + 30
-        while subprocess.run([binaries / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)], check=False).returncode:
+        while subprocess.run(
+            [binaries / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)], check=False
+        ).returncode:
             assert time.monotonic() < deadline, "Postgres did not start"
             time.sleep(0.1)
         yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
@@ -67,7 +71,9 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.skipif(not _CAN, reason=_WHY_NOT))])
+@pytest.fixture(
+    scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.skipif(not _CAN, reason=_WHY_NOT))]
+)
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path_factory.mktemp('store') / 'jobs.sqlite'}"
@@ -205,7 +211,9 @@ def test_processes_lose_no_change(store: Store, url: str) -> None:
     assert found.attempts == 120
 
 
-@pytest.mark.parametrize("text", ["a\0b", "\x01\x1b[0m", "\U0001f600", "\ufffd"], ids=["nul", "control", "astral", "replaced"])
+@pytest.mark.parametrize(
+    "text", ["a\0b", "\x01\x1b[0m", "\U0001f600", "\ufffd"], ids=["nul", "control", "astral", "replaced"]
+)
 def test_any_text_that_a_script_may_leave_can_be_written_down(store: Store, text: str) -> None:
     """A job whose last words can't be stored would never end."""
     store.add(record("one"))

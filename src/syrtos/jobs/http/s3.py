@@ -348,7 +348,7 @@ _LISTING = frozenset(
     {"list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker", "encoding-type",
      "fetch-owner"}
 )  # fmt: skip
-_HARMLESS = frozenset({"x-id", "partNumber"})
+_HARMLESS = frozenset({"x-id", "partNumber", "AWSAccessKeyId", "Signature", "Expires"})
 
 
 def _grouped(

@@ -83,6 +83,7 @@ class Server:
             raise ConfigurationError(
                 f"A service already runs in {home.path}, at {home.endpoint()}. Stop it, or set SYRTOS_HOME."
             )
+        (home.path / "endpoint.json").unlink(missing_ok=True)
         objects = store_of(home)
         if isinstance(objects, FolderStore):
             objects.sweep()
@@ -92,7 +93,7 @@ class Server:
         self._socket = _listening(host, port)
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
-        home.announce(self.url, str(tls[0].resolve()) if tls else None)
+        home.announce(self.url, str(tls[0].resolve()) if tls else None, allowed, capacity)
         config = uvicorn.Config(
             App(self.service, self.queue.wake),
             http=_Patient,

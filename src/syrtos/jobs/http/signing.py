@@ -14,11 +14,12 @@ import re
 import urllib.parse
 from collections.abc import Callable, Mapping
 
-from botocore.auth import S3SigV4Auth, SigV4Auth
+from botocore.auth import HmacV1Auth, S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from syrtos.jobs.credentials import Caller
+from syrtos.jobs.home import REGION
 
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=(?P<credential>[^,\s]+),\s*SignedHeaders=(?P<headers>[^,\s]+),\s*Signature=(?P<signature>[0-9a-f]{64})"
@@ -26,6 +27,7 @@ _AUTHORIZATION = re.compile(
 _SKEW = 15 * 60
 _LONGEST_LIFE = 7 * 24 * 3600
 UNSIGNED = "UNSIGNED-PAYLOAD"
+_VERSION_2 = frozenset({"AWSAccessKeyId", "Signature", "Expires"})
 STREAMED = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
 STREAMED_WITH_TRAILER = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"
 UNSIGNED_WITH_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
@@ -89,6 +91,8 @@ def service_of(url: str, headers: Mapping[str, str]) -> str:
     """The service that a request claims to be for; empty if it has no signature."""
     query = dict(urllib.parse.parse_qsl(url.partition("?")[2]))
     found = re.search(r"Credential=([^,\s]+)", headers.get("authorization", ""))
+    if set(query) >= _VERSION_2:
+        return "s3"
     parts = (found[1] if found else query.get("X-Amz-Credential", "")).split("/")
     return parts[3] if len(parts) == 5 else ""
 
@@ -114,6 +118,8 @@ def check(
     """
     path, _, query = url.partition("?")
     asked = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    if set(asked) >= _VERSION_2:
+        return _check_version_2(method, path, asked, who, now)
     if "X-Amz-Signature" in asked:
         return _check_query(method, path, query, asked, headers, who, now)
     given = headers.get("authorization", "")
@@ -132,6 +138,26 @@ def check(
     return _verified(
         method, url, headers, who, found["credential"], found["headers"], found["signature"], timestamp, payload
     )
+
+
+def _check_version_2(
+    method: str, path: str, asked: Mapping[str, str], who: Callable[[str], Caller | None], now: datetime.datetime
+) -> Signed:
+    """A link to read an object, which boto3 signs by version 2 unless it is told otherwise (HMAC over verb, time and path)."""
+    life = asked["Expires"]
+    left = int(life) - now.timestamp() if life.isdecimal() and len(life) < 12 else -1
+    if method not in ("GET", "HEAD") or not 0 < left <= _LONGEST_LIFE or set(asked) != _VERSION_2:
+        raise Refused("AccessDenied", "Request has expired, or is not one that a link may make.")
+    caller = who(asked["AWSAccessKeyId"])
+    if caller is None:
+        raise Refused("InvalidClientTokenId", "The AWS Access Key Id you provided does not exist in our records.")
+    credentials = Credentials(asked["AWSAccessKeyId"], caller.secret)
+    expected = HmacV1Auth(credentials).sign_string(f"{method}\n\n\n{life}\n{path}")
+    if not hmac.compare_digest(expected.encode(), asked["Signature"].encode()):
+        raise Refused(
+            "SignatureDoesNotMatch", "The request signature we calculated does not match the signature you provided."
+        )
+    return Signed(caller, "s3", UNSIGNED, Chunks(S3SigV4Auth(credentials, "s3", REGION), "", ""))
 
 
 def _check_query(
