@@ -82,7 +82,9 @@ def signed(
     keys: Credentials | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Headers of a request as an SDK would send it."""
-    request = AWSRequest(method=method, url=server.url + path, data=body, headers={"host": host(server), **(headers or {})})
+    request = AWSRequest(
+        method=method, url=server.url + path, data=body, headers={"host": host(server), **(headers or {})}
+    )
     kind = S3SigV4Auth if service == "s3" else SigV4Auth
     kind(keys or owner(server), service, "us-west-2").add_auth(request)
     return dict(request.headers.items())
@@ -118,6 +120,12 @@ def s3(
     keys: Credentials | None = None,
 ) -> Answer:  # fmt: skip
     return send(server, method, path, signed(server, "s3", method, path, body, headers, keys), body)
+
+
+def cookie_of(server: Server) -> dict[str, str]:
+    """What a browser sends that has been let in."""
+    text = send(server, "GET", f"/?token={token(server.service.home)}", {})[1]["set-cookie"]
+    return {"cookie": text.partition(";")[0]}
 
 
 def works(server: Server) -> bool:
@@ -185,13 +193,22 @@ def end(server: Server, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/bucket"), ("GET", "/bucket/key"), ("PUT", "/bucket/key"), ("POST", "/x"), ("DELETE", "/bucket"), ("PUT", "/")],
+    [
+        ("GET", "/bucket"),
+        ("GET", "/bucket/key"),
+        ("PUT", "/bucket/key"),
+        ("POST", "/x"),
+        ("DELETE", "/bucket"),
+        ("PUT", "/"),
+    ],
 )
 def test_without_a_signature(server: Server, method: str, path: str) -> None:
     target = {"x-amz-target": "SageMaker.ListTrainingJobs"}
     assert send(server, method, path, {}, b"{}")[0] == 403
     assert send(server, method, path, target, b"{}")[0] == 403
-    assert send(server, method, path, {"authorization": "AWS4-HMAC-SHA256 Credential=a/b/c/sagemaker/aws4_request"})[0] in (400, 403)
+    assert send(server, method, path, {"authorization": "AWS4-HMAC-SHA256 Credential=a/b/c/sagemaker/aws4_request"})[
+        0
+    ] in (400, 403)
 
 
 def test_a_wrong_secret(server: Server) -> None:
@@ -227,9 +244,7 @@ def test_a_list_of_deletions_that_was_changed(server: Server) -> None:
 def test_parts_that_were_changed(server: Server) -> None:
     answer = s3(server, "POST", "/bucket/parts?uploads=")[2].decode()
     upload = answer.partition("<UploadId>")[2].partition("<")[0]
-    etags = [
-        s3(server, "PUT", f"/bucket/parts?partNumber={k}&uploadId={upload}", b"%d" % k)[1]["etag"] for k in (1, 2)
-    ]
+    etags = [s3(server, "PUT", f"/bucket/parts?partNumber={k}&uploadId={upload}", b"%d" % k)[1]["etag"] for k in (1, 2)]
     body = "".join(f"<Part><PartNumber>{k}</PartNumber><ETag>{etag}</ETag></Part>" for k, etag in enumerate(etags, 1))
     whole = f"<CompleteMultipartUpload>{body}</CompleteMultipartUpload>".encode()
     path = f"/bucket/parts?uploadId={upload}"
@@ -333,7 +348,17 @@ def test_keys_of_a_job_open_its_own_places_while_it_lasts(server: Server) -> Non
 
 # -- paths -------------------------------------------------------------------------------------------------
 
-_UP = ["..%2f..%2fup", "%2e%2e/%2e%2e/up", "../../up", "a/../../../../../up", "/etc/passwd", "..%5cup", "a%00b", "%ff", "%c0%ae"]
+_UP = [
+    "..%2f..%2fup",
+    "%2e%2e/%2e%2e/up",
+    "../../up",
+    "a/../../../../../up",
+    "/etc/passwd",
+    "..%5cup",
+    "a%00b",
+    "%ff",
+    "%c0%ae",
+]
 
 
 @pytest.mark.parametrize("key", _UP)
@@ -354,7 +379,9 @@ def test_numbers_of_uploads_that_lead_out(server: Server) -> None:
     assert works(server)
 
 
-@pytest.mark.parametrize("name", ["../../x", "../jobs/job", "job/../../credentials", "/etc/passwd", "*", "?", "job/*", "[a-z]*", ""])
+@pytest.mark.parametrize(
+    "name", ["../../x", "../jobs/job", "job/../../credentials", "/etc/passwd", "*", "?", "job/*", "[a-z]*", ""]
+)
 def test_streams_that_lead_out(server: Server, name: str) -> None:
     request = {"logGroupName": "/aws/sagemaker/TrainingJobs", "logStreamName": name}
     assert operate(server, "GetLogEvents", request, service="logs")[0] == 400
@@ -380,7 +407,7 @@ def test_names_of_jobs_that_lead_out(server: Server, name: str) -> None:
      "/ui/jobs/a/logs/-1", "/ui/jobs/..%2f..", "/ui/static/page.html", "/ui//etc/passwd"],
 )  # fmt: skip
 def test_pages_that_lead_out(server: Server, path: str) -> None:
-    cookie = {"cookie": f"syrtos={token(server.service.home)}"}
+    cookie = cookie_of(server)
     status, _, text = send(server, "GET", path, cookie)
     assert status in (400, 404), (status, text)
     assert b"secret_key" not in text
@@ -453,7 +480,11 @@ def status_of(sock: socket.socket) -> int:
 
 
 def head(headers: Mapping[str, str], method: str = "POST", path: str = "/") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\n".encode() + b"".join(f"{k}: {v}\r\n".encode() for k, v in headers.items()) + b"\r\n"
+    return (
+        f"{method} {path} HTTP/1.1\r\n".encode()
+        + b"".join(f"{k}: {v}\r\n".encode() for k, v in headers.items())
+        + b"\r\n"
+    )
 
 
 def test_bodies_that_say_they_are_huge(server: Server) -> None:
@@ -570,8 +601,14 @@ def test_numbers_that_are_none(server: Server, number: str) -> None:
     """Never an error inside."""
     group = "/aws/sagemaker/TrainingJobs"
     assert operate(server, "ListTrainingJobs", {"NextToken": number})[0] in (200, 400)
-    assert operate(server, "FilterLogEvents", {"logGroupName": group, "nextToken": number}, service="logs")[0] in (200, 400)
-    assert operate(server, "DescribeLogStreams", {"logGroupName": group, "nextToken": number}, service="logs")[0] in (200, 400)
+    assert operate(server, "FilterLogEvents", {"logGroupName": group, "nextToken": number}, service="logs")[0] in (
+        200,
+        400,
+    )
+    assert operate(server, "DescribeLogStreams", {"logGroupName": group, "nextToken": number}, service="logs")[0] in (
+        200,
+        400,
+    )
     text = urllib.parse.quote(number)
     assert s3(server, "GET", f"/bucket?list-type=2&max-keys={text}")[0] in (200, 400)
     assert s3(server, "PUT", f"/bucket/k?partNumber={text}&uploadId={'0' * 32}", b"x")[0] in (400, 404)
@@ -579,7 +616,7 @@ def test_numbers_that_are_none(server: Server, number: str) -> None:
     if number.isascii():
         assert s3(server, "GET", "/bucket/numbered", headers={"range": f"bytes=0-{number}"})[0] in (200, 206, 400, 416)
         assert s3(server, "GET", "/bucket/numbered", headers={"if-modified-since": number or "x"})[0] in (200, 304, 400)
-    cookie = {"cookie": f"syrtos={token(server.service.home)}"}
+    cookie = cookie_of(server)
     assert send(server, "GET", f"/ui/jobs/none/logs/0?offset={text}", cookie)[0] in (200, 400, 404)
     expires = f"/bucket/numbered?X-Amz-Credential=a/20260101/r/s3/aws4_request&X-Amz-Signature=0&X-Amz-Expires={text}"
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -597,17 +634,21 @@ def test_places_in_a_log_that_are_none(server: Server) -> None:
     """A token that this service has not given."""
     assert run(server, job("printing", "echo one; echo two")).state.status == "Completed"
     group = "/aws/sagemaker/TrainingJobs"
-    _, _, text = operate(server, "DescribeLogStreams", {"logGroupName": group, "logStreamNamePrefix": "printing/"}, service="logs")
+    _, _, text = operate(
+        server, "DescribeLogStreams", {"logGroupName": group, "logStreamNamePrefix": "printing/"}, service="logs"
+    )
     request = {"logGroupName": group, "logStreamName": json.loads(text)["logStreams"][0]["logStreamName"]}
     for name in ("f/3", "b/3", "f/1", "f/999999999", "f/" + "9" * 5000, "x/0", "f/-1", "f/", "f"):
         status, _, text = operate(server, "GetLogEvents", {**request, "nextToken": name}, service="logs")
         assert status in (200, 400), (name, text)
-    cookie = {"cookie": f"syrtos={token(server.service.home)}"}
+    cookie = cookie_of(server)
     assert send(server, "GET", "/ui/jobs/printing/logs/0?offset=3", cookie)[0] in (200, 400)
 
 
 def test_xml_with_entities(server: Server) -> None:
-    laughs = '<!ENTITY a "ha">' + "".join(f'<!ENTITY {b} "{f"&{a};" * 10}">' for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+    laughs = '<!ENTITY a "ha">' + "".join(
+        f'<!ENTITY {b} "{f"&{a};" * 10}">' for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    )
     for inside in (laughs, '<!ENTITY i SYSTEM "file:///etc/passwd">'):
         body = f"<!DOCTYPE x [{inside}]><Delete><Object><Key>&i;</Key></Object></Delete>".encode()
         for encoded in (body, body.decode().encode("utf-16")):
@@ -634,7 +675,9 @@ def test_chunks_that_are_none(server: Server, size: str) -> None:
     assert s3(server, "HEAD", "/bucket/chunked")[0] == 404
 
 
-@pytest.mark.parametrize("name", ["x-amz-checksum-crc32", "x-amz-checksum-sha256", "x-amz-checksum-crc32c", "content-md5"])
+@pytest.mark.parametrize(
+    "name", ["x-amz-checksum-crc32", "x-amz-checksum-sha256", "x-amz-checksum-crc32c", "content-md5"]
+)
 def test_checksums_that_are_wrong(server: Server, name: str) -> None:
     wrong = {"content-md5": hashlib.md5(b"x").digest(), "x-amz-checksum-sha256": hashlib.sha256(b"x").digest()}
     value = base64.b64encode(wrong.get(name, zlib.crc32(b"x").to_bytes(4, "big"))).decode()
@@ -710,29 +753,55 @@ def test_files_beyond_the_folders_that_are_allowed(tmp_path: Path) -> None:
         (folder / "file").write_text("what is secret")
     with serving(tmp_path / "home", files=[allowed]) as server:
         server.service.objects.make_bucket("bucket")
-        uris = [other.as_uri(), f"{allowed.as_uri()}/../other/file", "file:///etc/passwd", f"{allowed.as_uri()}/%2e%2e/other"]
+        uris = [
+            other.as_uri(),
+            f"{allowed.as_uri()}/../other/file",
+            "file:///etc/passwd",
+            f"{allowed.as_uri()}/%2e%2e/other",
+        ]
         for uri in uris:
             assert operate(server, "CreateTrainingJob", job("a", InputDataConfig=[channel(uri)]))[0] == 400
         (other / "source.tar.gz").write_bytes(source(("train.sh", tarfile.REGTYPE, "", b"echo ran what is secret")))
         program = other.as_uri() + "/source.tar.gz"
-        for text in (json.dumps(program), program, json.dumps(program).replace("/", "\\/"), json.dumps(program).replace("f", "\\u0066", 1)):
+        for text in (
+            json.dumps(program),
+            program,
+            json.dumps(program).replace("/", "\\/"),
+            json.dumps(program).replace("f", "\\u0066", 1),
+        ):
             values = {"sagemaker_program": '"train.sh"', "sagemaker_submit_directory": text}
             request = job("b", HyperParameters=values)
             del request["AlgorithmSpecification"]["ContainerEntrypoint"]
             assert operate(server, "CreateTrainingJob", request)[0] == 400, text
         listed = json.dumps([{"prefix": f"{other.as_uri()}/"}, "file"]).encode()
         assert s3(server, "PUT", "/bucket/list", listed)[0] == 200
-        request = job("c", "cat /opt/ml/input/data/data/* ./input/data/data/*", InputDataConfig=[channel("s3://bucket/list", kind="ManifestFile")])
+        request = job(
+            "c",
+            "cat /opt/ml/input/data/data/* ./input/data/data/*",
+            InputDataConfig=[channel("s3://bucket/list", kind="ManifestFile")],
+        )
         record = run(server, request)
         assert record.state.status == "Failed"
         assert "what is secret" not in printed(server, "c")
-        record = run(server, job("d", "cat /opt/ml/input/data/data/* ./input/data/data/*; true", InputDataConfig=[channel(allowed.as_uri())]))
+        record = run(
+            server,
+            job(
+                "d",
+                "cat /opt/ml/input/data/data/* ./input/data/data/*; true",
+                InputDataConfig=[channel(allowed.as_uri())],
+            ),
+        )
         assert record.state.status == "Completed", record.failure
 
 
 # -- secrets -----------------------------------------------------------------------------------------------
 
-_SECRETS = {"DB_PASSWORD": "pass-word-123", "HF_TOKEN": "hf_abcdefghijkl", "API_KEY": "key'with\"quotes\\1", "WANDB_API_KEY": "wandb-secret"}
+_SECRETS = {
+    "DB_PASSWORD": "pass-word-123",
+    "HF_TOKEN": "hf_abcdefghijkl",
+    "API_KEY": "key'with\"quotes\\1",
+    "WANDB_API_KEY": "wandb-secret",
+}
 
 
 def readable_by_others(folder: Path) -> list[Path]:
@@ -759,19 +828,26 @@ def test_secrets_stay_secret(tmp_path: Path) -> None:
     with serving(home) as server:
         server.service.objects.make_bucket("bucket")
         script = f"{sys.executable} -c 'import os; print(os.environ)'; env; echo $DB_PASSWORD >&2; exit 3"
-        request = job("secretive", script, Environment=secrets, HyperParameters={"auth_token": "hyper-token-1", "x": "1"})
+        request = job(
+            "secretive", script, Environment=secrets, HyperParameters={"auth_token": "hyper-token-1", "x": "1"}
+        )
         record = run(server, request)
         assert record.state.status == "Failed"
         text = printed(server, "secretive")
         assert "plain-value-1" in text
         described = operate(server, "DescribeTrainingJob", {"TrainingJobName": "secretive"})[2].decode()
         assert "plain-value-1" in described
-        cookie = {"cookie": f"syrtos={token(server.service.home)}"}
+        cookie = cookie_of(server)
         page = send(server, "GET", "/ui/jobs/secretive", cookie)[2].decode()
         assert "secretive" in page
         own = job_secret(server.service.home, record.access_key)
         for secret in (*_SECRETS.values(), "hyper-token-1", own, server.service.home.keys()[1]):
-            forms = (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], secret.replace("\\", "\\\\").replace("'", "\\'"))
+            forms = (
+                secret,
+                repr(secret)[1:-1],
+                json.dumps(secret)[1:-1],
+                secret.replace("\\", "\\\\").replace("'", "\\'"),
+            )
             for where, seen in (("logs", text), ("Describe", described), ("page", page), ("failure", record.failure)):
                 assert not [form for form in forms if form in seen], where
             for path in readable_by_others(home):
@@ -824,7 +900,12 @@ def test_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path / "home", tls=(certificate, key)) as server:
         assert server.url.startswith("https://127.0.0.1:")
         access, secret = server.service.home.keys()
-        facts = {"aws_access_key_id": access, "aws_secret_access_key": secret, "region_name": "us-west-2", "endpoint_url": server.url}
+        facts = {
+            "aws_access_key_id": access,
+            "aws_secret_access_key": secret,
+            "region_name": "us-west-2",
+            "endpoint_url": server.url,
+        }
         monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
         client: Any = boto3.client("s3", **facts)
         client.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
@@ -848,16 +929,32 @@ def test_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page_is_for_who_has_its_key(server: Server) -> None:
     home = server.service.home
-    paths = ["/", "/ui", "/ui/jobs", "/ui/jobs/x", "/ui/page.js", "/?token=", "/?token=x", "/ui/jobs?token=%ff", "/ui/nothing"]
+    name = cookie_of(server)["cookie"].partition("=")[0]
+    paths = [
+        "/",
+        "/ui",
+        "/ui/jobs",
+        "/ui/jobs/x",
+        "/ui/page.js",
+        "/?token=",
+        "/?token=x",
+        "/ui/jobs?token=%ff",
+        "/ui/nothing",
+    ]
     for path in paths:
-        for cookie in ({}, {"cookie": "syrtos="}, {"cookie": "syrtos=" + "0" * 64}, {"cookie": f"other={token(home)}"}):
+        for cookie in (
+            {},
+            {"cookie": f"{name}="},
+            {"cookie": f"{name}={'0' * 64}"},
+            {"cookie": f"other={token(home)}"},
+        ):
             status, headers, _ = send(server, "GET", path, cookie)
             assert status == 403, (path, cookie)
             assert "set-cookie" not in headers
     status, headers, _ = send(server, "GET", f"/?token={token(home)}", {})
     assert (status, headers["location"]) == (303, "/")
     assert {"httponly", "samesite=strict"} <= {part.strip().lower() for part in headers["set-cookie"].split(";")}
-    status, headers, _ = send(server, "GET", "/", {"cookie": f"syrtos={token(home)}"})
+    status, headers, _ = send(server, "GET", "/", cookie_of(server))
     assert status == 200
     assert "default-src 'self'" in headers["content-security-policy"]
     assert "access-control-allow-origin" not in headers
@@ -866,9 +963,13 @@ def test_the_page_is_for_who_has_its_key(server: Server) -> None:
 
 def test_another_site_stops_no_job(server: Server) -> None:
     waiting(server, "standing")
-    cookie = {"cookie": f"syrtos={token(server.service.home)}", "origin": "https://evil.example"}
+    cookie = {**cookie_of(server), "origin": "https://evil.example"}
     try:
-        for headers in (cookie, {**cookie, "content-type": "application/x-www-form-urlencoded"}, {**cookie, "x-syrtos": "x"}):
+        for headers in (
+            cookie,
+            {**cookie, "content-type": "application/x-www-form-urlencoded"},
+            {**cookie, "x-syrtos": "x"},
+        ):
             assert send(server, "POST", "/ui/jobs/standing/stop", headers)[0] in (403, 404)
         for method in ("PUT", "DELETE", "OPTIONS", "PATCH"):
             assert send(server, method, "/ui/jobs/standing/stop", cookie)[0] in (403, 404, 405)
@@ -892,7 +993,7 @@ def test_the_page_is_json_whatever_was_printed(server: Server) -> None:
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} is no JSON")
 
-    cookie = {"cookie": f"syrtos={token(server.service.home)}"}
+    cookie = cookie_of(server)
     for path in ("/ui/jobs", "/ui/jobs/printing-nan", "/ui/jobs/printing-nan/logs/0"):
         status, headers, text = send(server, "GET", path, cookie)
         assert (status, headers["content-type"]) == (200, "application/json")
@@ -905,7 +1006,10 @@ def test_many_at_once(server: Server) -> None:
     """A crowd that is refused does not keep the owner out."""
     wrong = Credentials("SYRTWRONG", "x")
     answers: list[int] = []
-    threads = [threading.Thread(target=lambda: answers.append(operate(server, "ListTrainingJobs", {}, wrong)[0])) for _ in range(40)]
+    threads = [
+        threading.Thread(target=lambda: answers.append(operate(server, "ListTrainingJobs", {}, wrong)[0]))
+        for _ in range(40)
+    ]
     for thread in threads:
         thread.start()
     assert works(server)
@@ -926,6 +1030,10 @@ def _sleeping() -> set[int]:
     found = set()
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            if folder.name.isdigit() and b"time.sleep(300)" in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
+            if (
+                folder.name.isdigit()
+                and b"time.sleep(300)" in (folder / "cmdline").read_bytes()
+                and int(folder.name) != os.getpid()
+            ):
                 found.add(int(folder.name))
     return found

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from syrtos.errors import ConfigurationError
-
 if TYPE_CHECKING:
     from syrtos.jobs.service import Service
     from syrtos.jobs.store import Record
@@ -108,12 +106,6 @@ def _instances(service: Service, name: str) -> int:
 
 def _stop(chosen: argparse.Namespace) -> int:
     from syrtos.jobs import local
-    from syrtos.jobs.service import ApiError
 
-    service = _service()
-    local.found(service, chosen.name)
-    try:
-        service.stop_training_job({"TrainingJobName": chosen.name})
-    except ApiError as error:
-        raise ConfigurationError(str(error)) from error
+    local.ask_to_stop(_service(), chosen.name)
     return 0

@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
+from syrtos.errors import ConfigurationError
+
 PORT = 9470
 
 
@@ -40,6 +42,8 @@ def main(chosen: argparse.Namespace) -> int:
     from syrtos.jobs.http.server import Server
     from syrtos.jobs.queue import cores
 
+    if bool(chosen.tls_cert) != bool(chosen.tls_key) or (chosen.capacity is not None and chosen.capacity < 1):
+        raise ConfigurationError("`--tls-cert` and `--tls-key` go together, and `--capacity` is 1 or more.")
     home = Home()
     tls = (chosen.tls_cert, chosen.tls_key) if chosen.tls_cert and chosen.tls_key else None
     files = [path.resolve() for path in chosen.files] if chosen.files else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def main(chosen: argparse.Namespace) -> int:
 
     facts, inputs = _asked(chosen)
     estimator = Estimator(**facts)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # whoever ends this ends the job
     try:
         estimator.fit(inputs, wait=not chosen.no_wait, job_name=chosen.name)
     except KeyboardInterrupt:
@@ -71,8 +74,8 @@ def _asked(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     named = {"training": inputs} if isinstance(inputs, str) else dict(inputs or {})
     named |= _pairs(chosen.channel, "--channel")
     hyperparameters = {name: _value(text) for name, text in _pairs(chosen.hp, "--hp").items()}
-    facts["hyperparameters"] = {**facts.get("hyperparameters", {}), **hyperparameters}
-    facts["environment"] = {**facts.get("environment", {}), **_pairs(chosen.env, "--env")}
+    facts["hyperparameters"] = {**(facts.get("hyperparameters") or {}), **hyperparameters}
+    facts["environment"] = {**(facts.get("environment") or {}), **_pairs(chosen.env, "--env")}
     if chosen.instances:
         facts["instance_count"] = chosen.instances
     if chosen.processes_per_host:
@@ -97,6 +100,7 @@ def _described(path: Path) -> dict[str, Any]:
             f"{path} must be a mapping with `entry_point`, and may have {', '.join(sorted(known))}."
             + (f" Unknown: {unknown}." if unknown else "")
         )
+    facts = {name: value for name, value in facts.items() if value is not None}
     for name in ("source_dir", "entry_point"):  # relative to the file that names them
         if name in facts and (name == "source_dir" or not {"source_dir", "git_config"} & set(facts)):
             facts[name] = str(path.parent / facts[name])

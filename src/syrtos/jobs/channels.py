@@ -74,11 +74,11 @@ def provide(places: Places, channel: Channel, host: int, hosts: int, folder: Pat
 def _link(file: Path, path: Path) -> None:
     """A hard link, which outlives what it is a link to; a soft one on another file system."""
     try:
-        os.link(file, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        path.symlink_to(file)
+        os.link(file.resolve(), path)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM):
+            raise
+        path.symlink_to(file.resolve())
 
 
 # -- pipes -------------------------------------------------------------------------------------------------

@@ -222,4 +222,8 @@ def _tf_config(job: Job, host: int, place: Place) -> dict[str, str]:
 def _asked(job: Job) -> dict[str, str]:
     """The request's own variables, but for those by which workers find each other."""
     wanted = job.request.get("Environment") or {}
-    return {name: value for name, value in wanted.items() if not name.startswith(("PMI_", "HYDRA_", "SYRTOS_OPTIONS"))}
+    return {
+        name: value
+        for name, value in wanted.items()
+        if not name.startswith(("PMI_", "HYDRA_", "SYRTOS_OPTIONS", "SYRTOS_JOB"))
+    }

@@ -27,6 +27,7 @@ from syrtos.settings import environment
 
 _NEW_MOUNTS, _NEW_NAMES, _NEW_USER = 0x00020000, 0x04000000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER
 _READ_ONLY, _REMOUNT, _BIND, _MOVE, _RECURSIVE, _PRIVATE = 1, 32, 4096, 8192, 16384, 1 << 18  # MS_* of mount(2)
+_RELATIVE_TIMES = 1 << 21
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,14 @@ def _isolate(spec: Spec) -> None:
         mount(folder, path, _BIND)
     for path in spec.fixed:
         mount(path, path, _BIND)
-        mount("none", path, _BIND | _REMOUNT | _READ_ONLY)
+        mount("none", path, _BIND | _REMOUNT | _READ_ONLY | _kept(path))
+
+
+def _kept(path: str) -> int:
+    """Flags that a user's own namespace may not take off (mount_namespaces(7))."""
+    found = os.statvfs(path).f_flag
+    alike = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
+    return (found & alike) | (_RELATIVE_TIMES if found & os.ST_RELATIME else 0)
 
 
 def _mount_ml(root: str) -> None:
@@ -157,7 +165,7 @@ def can_isolate() -> bool:
         return False
     with tempfile.TemporaryDirectory() as folder:
         spec = Spec(
-            name="algo-1", root=folder, isolated=True, folder="/", hosts="/etc/hosts", mounts={}, fixed=(), variables={}
+            name="algo-1", root=folder, isolated=True, folder="/", hosts="/etc/hosts", mounts={}, fixed=("/opt/ml",), variables={}
         )  # fmt: skip
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(dataclasses.asdict(spec)))

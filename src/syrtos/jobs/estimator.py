@@ -136,7 +136,7 @@ class Estimator:
 
     def stop(self) -> None:
         """Asks the latest job to end."""
-        local.service_of(self._home).stop_training_job({"TrainingJobName": self._latest()})
+        local.ask_to_stop(local.service_of(self._home), self._latest())
 
     def _latest(self) -> str:
         if self.latest_training_job is None:
@@ -148,7 +148,7 @@ class Estimator:
             for instance, line in local.follow(service, name):
                 if logs:
                     print(f"algo-{instance + 1} | {line}", flush=True)
-        except KeyboardInterrupt:
+        except BaseException:
             if own:
                 print(f"syrtos: stopping {name}", file=sys.stderr)
                 local.stop(service, name)

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import secrets
+import socket
 import tempfile
 from pathlib import Path
 from typing import IO, Any
@@ -47,6 +48,11 @@ class Home:
     def database(self) -> str:
         """Where jobs are written down: SYRTOS_DATABASE_URL (Postgres), or SQLite in this folder."""
         return settings.environment().get(settings.DATABASE_VARIABLE) or f"sqlite:///{self.path / 'jobs.sqlite'}"
+
+    @property
+    def place(self) -> str:
+        """This folder, among those of all machines."""
+        return f"{socket.gethostname()}:{self.path}"
 
     def job(self, name: str) -> Path:
         """The folder of one job. Names have been checked: letters, digits and hyphens."""

@@ -12,7 +12,7 @@ from syrtos.jobs.home import Home
 from syrtos.jobs.objects import store_of
 from syrtos.jobs.places import Places
 from syrtos.jobs.queue import cores
-from syrtos.jobs.service import Service
+from syrtos.jobs.service import ApiError, Service
 from syrtos.jobs.store import Record, Store
 
 _PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
@@ -20,7 +20,7 @@ _PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
 
 def service_of(home: Home, capacity: int | None = None) -> Service:
     """The jobs of a folder, whether or not a service runs in it."""
-    return Service(home, Store(home.database), Places(store_of(home)), capacity or cores())
+    return Service(home, Store(home.database, home.place), Places(store_of(home)), capacity or cores())
 
 
 @contextlib.contextmanager
@@ -66,10 +66,23 @@ def follow(service: Service, name: str, wait: bool = True) -> Iterator[tuple[int
         time.sleep(0.2)
 
 
+def ask_to_stop(service: Service, name: str) -> None:
+    """Asks a job to end.
+
+    Raises:
+        ConfigurationError: there is none of this name, or it has ended.
+    """
+    found(service, name)
+    try:
+        service.stop_training_job({"TrainingJobName": name})
+    except ApiError as error:
+        raise ConfigurationError(str(error)) from error
+
+
 def stop(service: Service, name: str) -> None:
     """Ends a job within seconds: its scripts get SIGTERM, and what is left is killed."""
-    if not found(service, name).state.final:
-        service.stop_training_job({"TrainingJobName": name})
+    with contextlib.suppress(ConfigurationError):
+        ask_to_stop(service, name)
     deadline = time.monotonic() + _PATIENCE
     while not found(service, name).state.final and time.monotonic() < deadline:
         time.sleep(0.1)

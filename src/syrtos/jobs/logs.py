@@ -76,6 +76,14 @@ class Stream:
                 events.append(Event(facts["t"], facts["m"], end))
         return events
 
+    def before(self, end: int, limit: int) -> list[Event]:
+        """Up to ``limit`` events that end at byte ``end`` or before, and no more than a megabyte."""
+        start = max(end - _PAGE, 0)
+        with self.path.open("rb") as file:
+            file.seek(start)
+            skipped = len(file.readline()) if start else 0
+        return [event for event in self.read(start + skipped) if event.end <= end][-limit:] if limit else []
+
     def all(self, offset: int = 0) -> Iterator[Event]:
         """All events from ``offset`` on."""
         while page := self.read(offset):

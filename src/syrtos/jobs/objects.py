@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from syrtos.jobs.home import Home
 from syrtos.jobs.store import prepare_sqlite
 
 _READ = 1 << 20
+_LONGEST_UPLOAD = 7 * 86400.0
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -48,6 +50,10 @@ class Entry:
     modified: float
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
     blob: str = dataclasses.field(default="", compare=False)
+
+
+class Changed(Exception):
+    """An object is not the one that was to be replaced."""
 
 
 class ObjectStore(abc.ABC):
@@ -90,8 +96,17 @@ class ObjectStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def put(self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str]) -> None:
-        """Makes ``file``, a path of `incoming`, an object; the path is gone afterwards."""
+    def put(
+        self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
+    ) -> None:
+        """Makes ``file``, a path of `incoming`, an object; the path is gone afterwards.
+
+        Args:
+            replaces: the ETag of the object that must be there before; empty: there must be none; None: whatever there is.
+
+        Raises:
+            Changed: it is not so.
+        """
 
     @abc.abstractmethod
     def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
@@ -101,7 +116,7 @@ class ObjectStore(abc.ABC):
     def delete(self, bucket: str, key: str) -> None:
         """Removes an object if it is there."""
 
-    def local_file(self, bucket: str, key: str) -> Path | None:
+    def local_file(self, entry: Entry) -> Path | None:
         """A file of this machine that is the object and never changes, if there is one."""
         return None
 
@@ -196,7 +211,9 @@ class FolderStore(ObjectStore):
             raise DataError(f"s3://{bucket}/{entry.key} was replaced or removed while it was read.") from error
         return _part(file, start, stop)
 
-    def put(self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str]) -> None:
+    def put(
+        self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
+    ) -> None:
         """See `ObjectStore.put`."""
         blob = f"{file.name[:2]}/{file.name}"
         path = self.folder / "blobs" / blob
@@ -207,10 +224,15 @@ class FolderStore(ObjectStore):
         file.chmod(0o444)
         file.rename(path)
         _sync(path.parent)
+        _sync(path.parent.parent)
         row = {"blob": blob, "size": size, "etag": etag, "modified": time.time(), "headers": headers}
         with self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
-            old = connection.execute(sql.select(_objects.c.blob).where(*_is(bucket, key))).scalar()
+            found = connection.execute(sql.select(_objects.c.blob, _objects.c.etag).where(*_is(bucket, key))).first()
+            old, before = found or (None, "")
+            if replaces is not None and replaces != before:
+                path.unlink()
+                raise Changed
             if old is None:
                 connection.execute(sql.insert(_objects).values(bucket=bucket, key=key, **row))
             else:
@@ -233,13 +255,15 @@ class FolderStore(ObjectStore):
         self._write(sql.delete(_objects).where(*_is(bucket, key)))
         self._drop(row["blob"] if row else None)
 
-    def local_file(self, bucket: str, key: str) -> Path | None:
+    def local_file(self, entry: Entry) -> Path | None:
         """See `ObjectStore.local_file`."""
-        row = self._row(bucket, key)
-        return self.folder / "blobs" / row["blob"] if row else None
+        return self.folder / "blobs" / entry.blob
 
     def sweep(self, older: float = 3600.0) -> None:
-        """Removes files that killed processes left: never named by a row, or not any more."""
+        """Removes files that killed processes left, never named by a row or not any more, and uploads that nobody has finished in a week."""
+        for folder in (self.folder / "uploads").glob("*"):
+            if time.time() - folder.stat().st_mtime > _LONGEST_UPLOAD:
+                shutil.rmtree(folder, ignore_errors=True)
         with self._engine.connect() as connection:
             named = set(connection.execute(sql.select(_objects.c.blob)).scalars())
         for path in [*self.folder.glob("blobs/??/*"), *self.folder.glob("incoming/*")]:
@@ -312,8 +336,14 @@ class RemoteStore(ObjectStore):
             found = self._client.get_object(Bucket=bucket, Key=entry.key, Range=f"bytes={start}-{stop - 1}")
             yield from found["Body"].iter_chunks(_READ)
 
-    def put(self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str]) -> None:
-        """See `ObjectStore.put`."""
+    def put(
+        self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
+    ) -> None:
+        """See `ObjectStore.put`. Whether an object is replaced is asked before, so that two may do it at once."""
+        found = self.head(bucket, key) if replaces is not None else None
+        if replaces is not None and replaces != (found.etag if found else ""):
+            file.unlink()
+            raise Changed
         extra: dict[str, Any] = {
             "Metadata": {
                 name.removeprefix("x-amz-meta-"): value

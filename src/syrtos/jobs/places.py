@@ -125,7 +125,7 @@ class Places:
                 name=safe_name(_relative(entry.key, prefix)),
                 fetch=lambda path: self.objects.fetch(bucket, entry, path),
                 read=lambda: self.objects.read(bucket, entry, 0, entry.size),
-                local=self.objects.local_file(bucket, entry.key),
+                local=self.objects.local_file(entry),
             )
 
         return [source(entry) for entry in entries]

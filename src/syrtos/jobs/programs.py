@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from syrtos.errors import LaunchError
@@ -34,13 +34,16 @@ def fetch(places: Places, program: Program, folder: Path) -> None:
         )
 
 
-def python_for(program: Program | None, code: Path, folder: Path, say: Callable[[list[str]], None]) -> Path:
+def python_for(
+    program: Program | None, code: Path, folder: Path, say: Callable[[list[str]], None], env: Mapping[str, str]
+) -> Path:
     """The interpreter for a job: ours, or one of an environment above ours that has what the job's requirements ask for.
 
     Args:
         code: the source folder.
         folder: where an environment may be made.
         say: gets what pip prints.
+        env: for pip, which may run a job's ``setup.py``.
 
     Raises:
         LaunchError: pip failed.
@@ -55,7 +58,7 @@ def python_for(program: Program | None, code: Path, folder: Path, say: Callable[
     say(["Installing " + " ".join(Path(word).name for word in wanted if word != "-r")])
     python = _environment(folder)
     command = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *wanted]
-    done = subprocess.run(command, cwd=code, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=code, env=env, capture_output=True, text=True, check=False)
     installed = [line for line in done.stdout.splitlines() if line.startswith("Successfully installed")]
     say(installed or ["All of it is there already."] if not done.returncode else done.stderr.splitlines())
     if done.returncode:

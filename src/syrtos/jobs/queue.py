@@ -65,11 +65,12 @@ class Queue:
                 del self._children[name]
         waiting, used, spots = [], 0, []
         for record in self._service.store.active():
+            died_at_once = record.secondary == "Starting" and record.attempts
             if self._runs(record):
                 used += record.slots
                 if record.spot:
                     spots.append(record)
-            elif record.secondary in _WAITING and record.status != "Stopping":
+            elif record.secondary in _WAITING and record.status != "Stopping" and not died_at_once:
                 waiting.append(record)
             else:
                 self._abandoned(record)
@@ -91,6 +92,8 @@ class Queue:
                 self._start(record)
                 continue
             self._wait(record)
+            if record.slots > self._service.capacity:  # the service has come back smaller: nobody shall wait for that
+                continue
             if not record.spot:
                 self._make_way(record.slots - free, spots)
             free = 0  # nobody overtakes: a big job would never run
@@ -157,10 +160,11 @@ class Queue:
             return  # it has just ended, or begun
         processes.end(runner.mark(home, name))
         retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)
+        gone = 1 + sum(transition["Status"] == "Restarting" for transition in current.state.transitions)
         if current.state.status == "Stopping":
             self._service.store.change(name, lambda r: _ended(r, "Stopped"))
-        elif current.attempts > retries:
-            text = f"InternalServerError: the process that ran the job was gone {current.attempts} times; {home.job(name) / 'runner.log'} may say why."
+        elif gone > retries:
+            text = f"InternalServerError: the process that ran the job was gone {gone} times; {home.job(name) / 'runner.log'} may say why."
             self._service.store.change(name, lambda r: _failed(r, text))
         else:
             self._service.store.change(name, lambda r: _ended(r, "Restarting"))

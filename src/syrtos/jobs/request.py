@@ -172,6 +172,10 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
             "The request names no script: set the hyperparameters sagemaker_program and sagemaker_submit_directory (as `TensorFlow(entry_point=...)` "
             "does), or AlgorithmSpecification.ContainerEntrypoint. syrtos runs no container images."
         )
+    if not all(isinstance(part, Mapping) for part in drivers.values()):
+        raise ConfigurationError(
+            "The files of the channel sm_drivers must be JSON objects, as SageMaker's SDK writes them."
+        )
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or ()]
     if len(set(names)) < len(names) or {".", ".."} & set(names):
         raise ConfigurationError(f"Each channel needs a name of its own. Received: {', '.join(names)}.")
@@ -351,9 +355,9 @@ def _exported(options: Any) -> dict[str, str]:
 
 
 def _program_v3(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> Program | None:
-    code = drivers["sourcecode"]
+    code = drivers.get("sourcecode") or {}
     entry = code.get("entry_script")
-    if code.get("command") or not entry or not entry.endswith(".py"):
+    if code.get("command") or not str(entry or "").endswith(".py"):
         return None  # a command, or a shell script: their own driver runs it
     values = of_script(request.get("HyperParameters") or {})
     arguments = tuple(word for name, value in values.items() for word in ("--" + name, _as_json(value)))
@@ -365,7 +369,7 @@ def _as_json(value: Any) -> str:
 
 
 def _distribution_v3(drivers: Mapping[str, Any], gpus: int) -> Distribution:
-    described = drivers["distributed"]
+    described = drivers.get("distributed") or {}
     per_host = _count(described.get("process_count_per_node") or max(gpus, 1))
     if "mpi_additional_options" in described:
         options = [str(word) for word in described["mpi_additional_options"] or ()]

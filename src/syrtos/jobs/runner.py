@@ -51,7 +51,13 @@ def main() -> None:
     if lock is None:
         return  # somebody has been faster
     signal.signal(signal.SIGTERM, _too_early)
-    runner = Runner(home, Store(home.database), name)
+    store = Store(home.database, home.place)
+    try:
+        runner = Runner(home, store, name)
+    except Exception as error:
+        traceback.print_exc()
+        _fail(store, name, f"{'ClientError' if isinstance(error, SyrtosError) else 'InternalServerError'}: {error}")
+        return
     settings.forget_secret()
     runner.run()
     lock.close()
@@ -80,7 +86,8 @@ class Runner:
         self._metrics.values.update(record.metrics)
         self._over = threading.Event()
         self._why = ""  # the secondary status that a signal is to lead to
-        self._training = self._trained = self._told = False
+        self._training = self._trained = self._told = self._failed_inside = False
+        self._pipes: list[channels.Pipe] = []
 
     def run(self) -> None:
         """Downloads, trains, uploads; every way out is written down."""
@@ -90,19 +97,19 @@ class Runner:
             self._attempted()
         except _Ended:
             self._finish(self._why)
-            leave_nothing(self._home, self._name)
         except SyrtosError as error:
             self._fail(f"ClientError: {error}")
-        except Exception as error:
+        except Exception as error:  # what it has made may still be of use: it stays
             traceback.print_exc()
             self._fail(f"InternalServerError: {type(error).__name__}: {error}")
-        else:
-            leave_nothing(self._home, self._name)
+            self._failed_inside = True
         finally:
             self._over.set()
             processes.end(mark(self._home, self._name))
             watch.join(timeout=5)
             self._save()
+            if not self._failed_inside:
+                leave_nothing(self._home, self._name)
 
     def _attempted(self) -> None:
         self._move("Downloading")
@@ -136,9 +143,12 @@ class Runner:
     def _fill_channels(self) -> None:
         hosts = len(self._job.hosts)
         for host in range(hosts):
-            for channel in (c for c in self._job.channels if c.mode != "Pipe"):
+            for channel in self._job.channels:
                 if self._why:
                     raise _Ended
+                if channel.mode == "Pipe":
+                    channels.sources(self._places, channel, host, hosts)  # better now than in the middle of an epoch
+                    continue
                 folder = self._folders.ml(host) / "input" / "data" / channel.name
                 channels.clean(folder)
                 channels.provide(self._places, channel, host, hosts, folder)
@@ -154,7 +164,12 @@ class Runner:
                 if program.source:
                     channels.clean(folder)
                 programs.fetch(self._places, program, folder)
-        return programs.python_for(program, code[0], self._folders.job / "python", self._streams[0].write)
+        env = training.base_environment(settings.environment(), mark(self._home, self._name))
+        env["PATH"] = settings.environment().get("PATH", os.defpath)
+        python = programs.python_for(program, code[0], self._folders.job / "python", self._streams[0].write, env)
+        if self._why:
+            raise _Ended
+        return python
 
     def _say_versions(self) -> None:
         """An image of another time or maker means this environment: nobody should have to guess that."""
@@ -186,7 +201,7 @@ class Runner:
         plan = training.make_plan(
             self._job, self._folders, self._attempt, python, settings.environment(), self._credentials
         )
-        pipes = self._open_pipes()
+        self._pipes = self._open_pipes()
         tail = logs.Tail(self._sources(run_dir))
         if checkpoints:
             checkpoints.start()
@@ -196,13 +211,16 @@ class Runner:
         finally:
             self._training, self._trained = False, True
             processes.end(mark(self._home, self._name))
-            for pipe in pipes:
+            for pipe in self._pipes:
                 pipe.close()
             tail.close()
-        broken = next((pipe.error for pipe in pipes if pipe.error), None)
+        broken = self._broken()
         if broken and not self._why:
             raise DataError(f"A channel could not be streamed to its end: {broken}") from broken
         return outcome
+
+    def _broken(self) -> Exception | None:
+        return next((pipe.error for pipe in self._pipes if pipe.error), None)
 
     def _open_pipes(self) -> list[channels.Pipe]:
         hosts = len(self._job.hosts)
@@ -275,7 +293,8 @@ class Runner:
         )
 
     def _last_words(self) -> str:
-        events = [event.text for event in self._streams[0].all() if event.text.strip()]
+        stream = self._streams[0]
+        events = [event.text for event in stream.before(stream.size, 100) if event.text.strip()]
         return events[-1] if events else ""
 
     # -- what others want of it ----------------------------------------------------------------
@@ -297,7 +316,12 @@ class Runner:
         why = self._wanted(record) if record else "Stopped"
         if why and not self._trained:
             self._why = self._why or why
-        if self._why and self._training and not self._told and signal.getsignal(signal.SIGTERM) is not _too_early:
+        if (
+            (self._why or self._broken())
+            and self._training
+            and not self._told
+            and signal.getsignal(signal.SIGTERM) is not _too_early
+        ):
             self._told = True
             os.kill(os.getpid(), signal.SIGTERM)  # `supervise` passes it on
 
@@ -317,7 +341,9 @@ class Runner:
         """Goes on, unless somebody has just asked for the job's end: then there is nothing left to do but to upload."""
         after = self._store.change(
             self._name,
-            lambda record: record.moved(secondary) if secondary in states.NEXT[record.state.secondary] else None,
+            lambda record: (
+                record.moved(secondary) if secondary in states.NEXT.get(record.state.secondary, ()) else None
+            ),
         )
         if after is None or after.state.secondary != secondary:
             self._why = self._why or "Stopped"
@@ -326,17 +352,19 @@ class Runner:
     def _finish(self, secondary: str) -> None:
         self._save()
 
-        def finished(record: Record) -> Record:
+        def finished(record: Record) -> Record | None:
+            if record.state.final:
+                return None
             stopped = record.state.status == "Stopping" and secondary == "Interrupted"
             return record.moved("Stopped" if stopped else secondary, yields=False)
 
         self._store.change(self._name, finished)
 
     def _fail(self, reason: str) -> None:
-        text = self._redact(reason).replace("\0", "")[:_LONGEST_REASON]  # no database takes a NUL in a text
-        self._say(text)
+        text = self._redact(reason)
+        self._say(text[:_LONGEST_REASON])
         self._save()
-        self._store.change(self._name, lambda record: record.moved("Failed", text, failure=text))
+        _fail(self._store, self._name, text)
 
     def _save(self) -> None:
         found = metrics.progress(metrics.epochs(self._folders.run_dir(self._attempt)))
@@ -352,6 +380,11 @@ class Runner:
 
     def _say(self, text: str) -> None:
         self._streams[0].write([self._redact(line) for line in text.splitlines()])
+
+
+def _fail(store: Store, name: str, reason: str) -> None:
+    text = reason.replace("\0", "")[:_LONGEST_REASON]  # no database takes a NUL in a text
+    store.change(name, lambda record: None if record.state.final else record.moved("Failed", text, failure=text))
 
 
 def mark(home: Home, name: str) -> str:

@@ -5,9 +5,11 @@ Requests have been validated by SageMaker's service model; times are seconds sin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Mapping
@@ -59,6 +61,10 @@ class Service:
     def create_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Writes down a job; it runs as soon as there are workers for it."""
         name, now = request["TrainingJobName"], time.time()
+        if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):  # it will be a folder's
+            raise ApiError(
+                "ValidationException", f"A job's name has letters, digits and hyphens, up to 63. Received: {name!r}."
+            )
         try:
             self._check_uris(request)
             job = read(request, drivers_of(request, self.places), training.gpus())
@@ -99,7 +105,7 @@ class Service:
     def list_training_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
         """Jobs, page by page."""
         order = {"Name": columns.name, "Status": columns.status}.get(request.get("SortBy", ""), columns.created)
-        descending = request.get("SortOrder", "Descending") == "Descending"
+        descending = request.get("SortOrder") == "Descending"
         sorting = [order.desc() if descending else order, columns.name.desc() if descending else columns.name]
         limit, after = request.get("MaxResults") or 10, _page(request.get("NextToken"))
         found, following = self.store.find(_conditions(request), sorting, after, limit)
@@ -132,8 +138,11 @@ class Service:
         record = self._found(request["TrainingJobName"])
         if not record.state.final:
             raise ApiError("ResourceInUse", f"Training job {record.name} is {record.state.status}: stop it first.")
+        gone = self.home.jobs / f".{record.name}-{secrets.token_hex(4)}"  # a new job may have the name at once
+        with contextlib.suppress(FileNotFoundError):
+            self.home.job(record.name).rename(gone)
         self.store.remove(record.name)
-        shutil.rmtree(self.home.job(record.name), ignore_errors=True)
+        shutil.rmtree(gone, ignore_errors=True)
         return {}
 
     def add_tags(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -201,8 +210,6 @@ def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
         found = {name: json.loads(places.text(f"{base}/{name}.json")) for name in ("sourcecode", "distributed")}
     except (ValueError, RecursionError) as error:
         raise DataError(f"{base} does not hold the drivers of SageMaker's SDK: {error}") from error
-    if not all(isinstance(part, dict) for part in found.values()):
-        raise DataError(f"{base} does not hold the drivers of SageMaker's SDK: each file is a JSON object.")
     return found
 
 
@@ -215,11 +222,16 @@ def secrets_of(request: Mapping[str, Any]) -> list[str]:
 def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
     """A request without values that are secret."""
     hidden = {
-        part: {name: _HIDDEN if _SECRET.search(name) else value for name, value in request[part].items()}
+        part: {name: _hidden(value) if _SECRET.search(name) else value for name, value in request[part].items()}
         for part in ("Environment", "HyperParameters")
         if request.get(part)
     }
     return {**request, **hidden}
+
+
+def _hidden(value: str) -> str:
+    """Of a JSON text another one: SDKs decode what Describe says."""
+    return json.dumps(_HIDDEN) if value.startswith('"') else _HIDDEN
 
 
 def arn(name: str) -> str:
@@ -326,7 +338,7 @@ def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
 def _page(token: str | None) -> int:
     if token is None:
         return 0
-    if not token.isdecimal():
+    if not token.isdecimal() or len(token) > 15:
         raise ApiError("ValidationException", "The NextToken is not one that this service has given.")
     return int(token)
 

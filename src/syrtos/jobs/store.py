@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ _jobs = sql.Table(
     "jobs",
     _metadata,
     sql.Column("name", sql.String(63), primary_key=True),
+    sql.Column("place", sql.Text, nullable=False, index=True),
     sql.Column("request", sql.JSON, nullable=False),
     sql.Column("tags", sql.JSON, nullable=False),
     sql.Column("status", sql.String(16), nullable=False, index=True),
@@ -111,12 +113,14 @@ class Store:
 
     Args:
         url: of a database, as SQLAlchemy writes it.
+        place: of the service; services that share a database run their own jobs only.
 
     Raises:
         ConfigurationError: there is no such database, or its driver is missing.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, place: str = "") -> None:
+        self._place = place
         self._engine = _engine(url)
         self._sqlite = self._engine.dialect.name == "sqlite"
         try:
@@ -132,7 +136,7 @@ class Store:
         """Writes down a new job; False if its name is taken."""
         try:
             with self._writing() as connection:
-                connection.execute(sql.insert(_jobs).values(_row(record)))
+                connection.execute(sql.insert(_jobs).values(place=self._place, **_row(record)))
         except exc.IntegrityError:
             return False
         return True
@@ -152,7 +156,7 @@ class Store:
     def active(self) -> list[Brief]:
         """All jobs that have not ended, oldest first."""
         with self._engine.connect() as connection:
-            return [Brief(**row._mapping) for row in connection.execute(_ACTIVE)]
+            return [Brief(**row._mapping) for row in connection.execute(_ACTIVE, {"here": self._place})]
 
     def change(self, name: str, how: Callable[[Record], Record | None]) -> Record | None:
         """Replaces a job by what ``how`` makes of it, while nobody else can; None leaves it as it is.
@@ -204,7 +208,7 @@ class Store:
 columns = _jobs.c
 _ACTIVE = (
     sql.select(*(_jobs.c[field.name] for field in dataclasses.fields(Brief)))
-    .where(_jobs.c.status.in_(("InProgress", "Stopping")))
+    .where(_jobs.c.status.in_(("InProgress", "Stopping")), _jobs.c.place == sql.bindparam("here"))
     .order_by(_jobs.c.created, _jobs.c.name)
 )
 _BY_NAME = sql.select(_jobs).where(_jobs.c.name == sql.bindparam("wanted"))
@@ -242,10 +246,12 @@ def _unreachable(url: str, error: Exception) -> ConfigurationError:
 def _row(record: Record) -> dict[str, Any]:
     facts = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "state"}
     state = record.state
+    facts["failure"] = record.failure.replace("\0", "")  # Postgres takes no NUL, and JSON no NaN
+    facts["metrics"] = {name: pair for name, pair in record.metrics.items() if all(map(math.isfinite, pair))}
     return {**facts, "status": state.status, "secondary": state.secondary, "transitions": list(state.transitions)}
 
 
 def _record(row: RowMapping) -> Record:
-    facts: dict[str, Any] = {str(name): value for name, value in row.items()}
+    facts: dict[str, Any] = {str(name): value for name, value in row.items() if name != "place"}
     state = State(facts.pop("status"), facts.pop("secondary"), tuple(facts.pop("transitions")))
     return Record(state=state, **facts)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from syrtos import settings
+from syrtos.errors import ConfigurationError
 from syrtos.jobs import contract, processes
 from syrtos.jobs.contract import ML, Place
 from syrtos.jobs.enter import Spec
@@ -62,8 +63,9 @@ class Folders:
             if job.distribution.kind != "copies" and not self.isolated:
                 for name in _SHARED:
                     self.shared(name).mkdir(parents=True, exist_ok=True)
-                    (ml / name).rmdir()
-                    (ml / name).symlink_to(self.shared(name))
+                    if not (ml / name).is_symlink():
+                        (ml / name).rmdir()
+                        (ml / name).symlink_to(self.shared(name))
         for name in _SHARED:
             self.shared(name).mkdir(parents=True, exist_ok=True)
 
@@ -106,6 +108,10 @@ def make_plan(
         env: this process's environment.
         credentials: variables that a script reaches the service with.
     """
+    if job.checkpoints and not folders.isolated and job.checkpoints[1].rstrip("/") != f"{ML}/checkpoints":
+        raise ConfigurationError(
+            f"This machine lets nobody make namespaces: checkpoints can't be at {job.checkpoints[1]}. Leave CheckpointConfig.LocalPath out."
+        )
     run_dir, copies = folders.run_dir(attempt), job.distribution.kind == "copies"
     servers = len(job.hosts) if _wants_servers(job, folders) else 0
     options = Options(batch=job.batch, run_dir=str(run_dir), servers=servers)

@@ -227,6 +227,7 @@ class _Supervisor:
 
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # not loaded after a fork: another thread may have held the loader's lock
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # What hydra, the launcher of our MPI, prints of its own accord. A rule is a line of this many signs; a script may print one too, so it
@@ -276,7 +277,7 @@ def _emit(data: bytes, target: IO[str]) -> None:
 
 def die_with_parent() -> None:
     """Even a launcher that is killed leaves no workers: Linux kills hydra with it, and hydra's proxies end theirs (prctl(2))."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _lives(worker: Mapping[str, Any]) -> bool:
@@ -284,11 +285,9 @@ def _lives(worker: Mapping[str, Any]) -> bool:
 
 
 def _signal_worker(worker: Mapping[str, Any], number: int) -> None:
-    """With its children, if it has a process group of its own, which may outlive it."""
-    if worker.get("group"):
-        _signal_group(worker["pid"], number)
-    elif _lives(worker):
-        _signal_process(worker["pid"], number)
+    """With its children, if it leads a process group of its own."""
+    if _lives(worker):
+        (_signal_group if worker.get("group") else _signal_process)(worker["pid"], number)
 
 
 def _signal_process(pid: int, number: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
@@ -122,7 +123,7 @@ def archive(tmp_path: Path, *members: Build) -> Path:
 )  # fmt: skip
 def test_members_that_leave_the_folder_or_are_no_files(tmp_path: Path, members: list[Build]) -> None:
     (tmp_path / "flag").write_text("kept")
-    with pytest.raises(DataError, match="bad.tar.gz"):
+    with pytest.raises(DataError, match=r"bad\.tar\.gz"):
         artifacts.unpack(archive(tmp_path, *members), tmp_path / "out")
     assert (tmp_path / "flag").read_text() == "kept"
     assert not Path("/etc/syrtos-flag").exists()
@@ -157,10 +158,8 @@ def test_links_too_long_to_be_resolved_lead_nowhere(tmp_path: Path) -> None:
         member("hard", tarfile.LNKTYPE, "escape/flag"),
         member("hard", content=b"bad"),
     ]
-    try:
+    with contextlib.suppress(DataError):
         artifacts.unpack(archive(tmp_path, *members), tmp_path / "out")
-    except DataError:
-        pass
     assert (tmp_path / "other" / "flag").read_text() == "kept"
 
 
@@ -192,7 +191,7 @@ def test_sizes_that_are_negative_are_refused(tmp_path: Path) -> None:
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     (tmp_path / "bad.tar").write_bytes(bytes(header) * 3 + bytes(1024))
-    with pytest.raises(DataError, match="bad.tar"):
+    with pytest.raises(DataError, match=r"bad\.tar"):
         artifacts.unpack(tmp_path / "bad.tar", tmp_path / "out")
 
 
@@ -308,10 +307,8 @@ def test_a_key_that_leads_out_is_not_restored(places: Places, tmp_path: Path) ->
     (tmp_path / "file").write_text("bad")
     places.upload(tmp_path / "file", f"{URI}/../../flag")
     (tmp_path / "deep" / "er").mkdir(parents=True)
-    try:
+    with contextlib.suppress(SyrtosError):
         Checkpoints(places, URI, [tmp_path / "deep" / "er"]).restore()
-    except SyrtosError:
-        pass
     assert not (tmp_path / "flag").exists()
 
 

@@ -130,9 +130,9 @@ def test_a_manifest_can_not_lead_out(places: Places, tmp_path: Path, name: str) 
 def test_links_outlive_the_object(places: Places, tmp_path: Path) -> None:
     put(places, tmp_path, **{"data/a": "A", "data/deep/b": "B"})
     assert channels.provide(places, channel(mode="FastFile"), 0, 1, tmp_path / "ml") == 2
-    local = places.objects.local_file("bucket", "data/a")
-    assert local is not None
-    assert (tmp_path / "ml" / "a").samefile(local)
+    (source,) = places.under("s3://bucket/data/a")
+    assert source.local is not None
+    assert (tmp_path / "ml" / "a").samefile(source.local)
     places.remove("s3://bucket/data/a")
     put(places, tmp_path, **{"data/deep/b": "another"})
     assert files(tmp_path / "ml") == {"a": "A", "deep/b": "B"}

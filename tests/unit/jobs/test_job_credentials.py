@@ -84,6 +84,7 @@ def test_keys_of_a_job_end_with_it(tmp_path: Path) -> None:
     store.add(found)
     caller = caller_of(home, store, found.access_key)
     assert caller == Caller(job_secret(home, found.access_key), found)
+    assert caller is not None
     assert caller.arn.endswith("assumed-role/syrtos/job")
     for step in ("Downloading", "Training", "Uploading"):
         store.change("job", lambda r, step=step: r.moved(step))

@@ -354,3 +354,10 @@ def test_limits_and_the_rest() -> None:
     assert (job.limits.running, job.limits.waiting, job.limits.pending, job.spot) == (5, 9, 7200, True)
     assert job.checkpoints == ("s3://bucket/kept", "/opt/ml/kept")
     assert job.artifacts == "s3://bucket/out/job/output"
+
+
+@pytest.mark.parametrize("part", ["AlgorithmSpecification", "ResourceConfig"])
+def test_parts_that_only_other_jobs_can_do_without(part: str) -> None:
+    """SageMaker's model does not ask for them."""
+    with pytest.raises(ConfigurationError):
+        read({name: value for name, value in request().items() if name != part}, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import re
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ PATIENCE = 30.0  # seconds between two pieces of a body
 _LARGEST_JSON = 2 << 20
 _LARGEST_OBJECT = 5 << 30
 _LONGEST_LINE = 1 << 12
+_SHA256, _SIZE = re.compile("[0-9a-f]{64}"), re.compile(rb"[0-9a-fA-F]{1,16}")
 
 
 class TooLarge(Exception):
@@ -53,7 +55,26 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 async def whole(request: Request, limit: int = _LARGEST_JSON) -> bytes:
     """A short body."""
-    return b"".join([piece async for piece in pieces(request, limit)])
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return b"".join([piece async for piece in pieces(request, limit)])
+    except TimeoutError as error:
+        raise Refused("RequestTimeout", "The body did not come in 30 seconds.") from error
+
+
+async def checked(request: Request, signed: Signed) -> bytes:
+    """A short body of a request to S3, which is what was signed.
+
+    Raises:
+        Refused: it is not.
+    """
+    body = await whole(request)
+    if signed.payload not in (signing.UNSIGNED, hashlib.sha256(body).hexdigest()):
+        raise Refused(
+            "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed."
+        )
+    _compare(dict(request.headers), "content-md5", hashlib.md5(body, usedforsecurity=False))
+    return body
 
 
 class _Digest(Protocol):
@@ -93,7 +114,9 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
     headers = dict(request.headers)
     trailers: dict[str, str] = {}
     plain = pieces(request, _LARGEST_OBJECT)
-    streamed = signed.payload.startswith("STREAMING-")
+    streamed = signed.payload in signing.STREAMS
+    if not streamed and signed.payload != signing.UNSIGNED and not _SHA256.fullmatch(signed.payload):
+        raise Refused("InvalidRequest", "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, a stream's name or a SHA-256.")
     names = headers.get("x-amz-trailer", "").lower().split(",") if streamed else [n for n in _CHECKSUMS if n in headers]
     name = next((n.strip() for n in names if n.strip() in _CHECKSUMS), "")
     md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
@@ -113,6 +136,8 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
     sent = {**headers, **trailers}
     _compare(sent, "content-md5", md5)
     if checksum:
+        if name not in sent:
+            raise Refused("MalformedTrailerError", f"The trailer {name} was announced, and did not come.")
         _compare(sent, name, checksum)
     return md5.hexdigest(), {name: sent[name]} if checksum else {}
 
@@ -128,10 +153,9 @@ async def _unchunked(source: AsyncIterator[bytes], signed: Signed, trailers: dic
     checked = signed.payload in (signing.STREAMED, signing.STREAMED_WITH_TRAILER)
     while True:
         size, _, rest = (await reader.line()).partition(b";")
-        try:
-            length = int(size, 16)
-        except ValueError as error:
-            raise Refused("InvalidRequest", "The body is not in aws-chunked encoding.") from error
+        if not _SIZE.fullmatch(size):
+            raise Refused("InvalidRequest", "The body is not in aws-chunked encoding.")
+        length = int(size, 16)
         data = await reader.exactly(length)
         if checked:
             signed.chunks.check(rest.removeprefix(b"chunk-signature=").decode("latin1"), data)
@@ -140,6 +164,8 @@ async def _unchunked(source: AsyncIterator[bytes], signed: Signed, trailers: dic
         yield data
         await reader.line()
     while line := await reader.line(last=True):
+        if len(trailers) >= 4:
+            raise TooLarge
         name, _, value = line.decode("latin1").partition(":")
         trailers[name.strip().lower()] = value.strip()
 
@@ -160,7 +186,7 @@ class _Reader:
         return line
 
     async def exactly(self, count: int) -> bytes:
-        if count > 64 << 20:
+        if count > 8 << 20:
             raise TooLarge
         while len(self._held) < count:
             if not await self._more():

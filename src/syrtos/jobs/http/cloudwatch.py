@@ -48,7 +48,7 @@ class Logs:
         if direction == "f/":
             events, begin = stream.read(offset, limit), offset
         else:
-            events = [event for event in stream.all() if event.end <= offset][-limit:]
+            events = stream.before(offset, limit)
             begin = _begin_of(stream, events) if events else 0
         end = events[-1].end if events else offset
         return {
@@ -124,8 +124,9 @@ def _in_time(event: Event, request: dict[str, Any]) -> bool:
 
 
 def _begin_of(stream: Stream, events: list[Event]) -> int:
-    before = [event.end for event in stream.all() if event.end < events[0].end]
-    return before[-1] if before else 0
+    """Where the first of some events begins: where the one before it ends."""
+    before = stream.before(events[0].end - 1, 1)
+    return before[-1].end if before else 0
 
 
 def _terms(pattern: str) -> list[str]:
@@ -140,6 +141,6 @@ def _terms(pattern: str) -> list[str]:
 def _number(token: str | None) -> int:
     if not token:
         return 0
-    if not token.isdecimal():
+    if not token.isdecimal() or len(token) > 15:
         raise ApiError("InvalidParameterException", "The specified nextToken is invalid.")
     return int(token)

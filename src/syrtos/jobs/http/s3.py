@@ -11,7 +11,7 @@ import time
 import urllib.parse
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from email.utils import formatdate, parsedate_to_datetime
+from email.utils import formatdate, mktime_tz, parsedate_tz
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.jobs.credentials import Caller
 from syrtos.jobs.home import REGION
 from syrtos.jobs.http import bodies
 from syrtos.jobs.http.model import iso
@@ -64,6 +63,7 @@ class S3:
         if len(key.encode()) > _LONGEST_KEY or "\0" in path:
             raise S3Error(400, "KeyTooLongError", "Your key is too long.")
         if not bucket:
+            _allow(signed.caller.job is None)
             return await self._buckets(request)
         if not key:
             return await self._on_bucket(request, signed, bucket)
@@ -85,22 +85,22 @@ class S3:
 
     async def _on_bucket(self, request: Request, signed: Signed, bucket: str) -> Response:
         query, method, caller = request.query_params, request.method, signed.caller
-        if method == "PUT" and not query:
+        if method == "PUT" and not _asked(request):
             _allow(caller.job is None)
-            await bodies.whole(request)
+            await bodies.checked(request, signed)
             return await self._make_bucket(bucket)
         if not await run_in_threadpool(self._store.has_bucket, bucket):
             raise _no_bucket()
         if method == "HEAD":
             return Response(headers={"x-amz-bucket-region": REGION})
         if method == "POST" and "delete" in query:
-            return await self._delete_many(request, caller, bucket)
-        if method == "DELETE" and not query:
+            return await self._delete_many(request, signed, bucket)
+        if method == "DELETE" and not _asked(request):
             _allow(caller.job is None)
             return await self._remove_bucket(bucket)
         if method == "GET" and "location" in query:
             return _xml("LocationConstraint", REGION)
-        if method == "GET" and not set(query) - _LISTING:
+        if method == "GET" and not _asked(request) - _LISTING:
             _allow(caller.may_read(bucket, query.get("prefix", "")))
             return await run_in_threadpool(self._list, bucket, dict(query))
         raise S3Error(501, "NotImplemented", f"A bucket's {', '.join(query) or method} is not implemented.")
@@ -127,8 +127,10 @@ class S3:
         limit = min(int(most) if most.isdecimal() else 1000, 1000)
         token = query.get("continuation-token")
         after = urllib.parse.unquote(token) if token else query.get("start-after" if second else "marker", "")
-        quote: Callable[[str], str] = urllib.parse.quote if query.get("encoding-type") == "url" else escape
-        found = list(_grouped(self._store, bucket, prefix, delimiter, after, limit + 1))
+        quote: Callable[[str], str] = urllib.parse.quote if query.get("encoding-type") == "url" else _text
+        if delimiter and after.endswith(delimiter) and (token or not second):
+            after += chr(0x10FFFF)  # a page ended with this group
+        found = list(_grouped(self._store, bucket, prefix, delimiter, after, limit + 1)) if limit else []
         page, more = found[:limit], len(found) > limit
         contents = "".join(_contents(entry, quote) for entry in page if isinstance(entry, Entry))
         groups = "".join(
@@ -145,23 +147,25 @@ class S3:
             parts += f"<{tag}>{escape(urllib.parse.quote(last)) if second else quote(last)}</{tag}>"
         return _xml("ListBucketResult", parts + contents + groups)
 
-    async def _delete_many(self, request: Request, caller: Caller, bucket: str) -> Response:
-        asked = _parsed(await bodies.whole(request))
+    async def _delete_many(self, request: Request, signed: Signed, bucket: str) -> Response:
+        asked = _parsed(await bodies.checked(request, signed))
         keys = [key.text or "" for key in asked.iterfind("{*}Object/{*}Key")]
         for key in keys:
-            _allow(caller.may_write(bucket, key))
+            _allow(signed.caller.may_write(bucket, key))
         for key in keys:
             await run_in_threadpool(self._store.delete, bucket, key)
-        return _xml("DeleteResult", "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys))
+        quiet = (asked.findtext("{*}Quiet") or "").lower() == "true"
+        return _xml("DeleteResult", "".join(f"<Deleted><Key>{_text(key)}</Key></Deleted>" for key in keys if not quiet))
 
     # -- objects -------------------------------------------------------------------------------
 
     async def _on_object(self, request: Request, signed: Signed, bucket: str, key: str) -> Response:
         query, method, caller = request.query_params, request.method, signed.caller
         _allow(caller.may_read(bucket, key) if method in ("GET", "HEAD") else caller.may_write(bucket, key))
-        if "uploadId" in query or (method == "POST" and "uploads" in query):
+        if "uploadId" in query or "uploads" in query:
             return await self._multipart(request, signed, bucket, key)
-        if set(query) - _HARMLESS and not all(name.startswith(("X-Amz-", "response-")) for name in query):
+        unknown = _asked(request) - _HARMLESS
+        if unknown or ("partNumber" in query and method not in ("GET", "HEAD")):
             raise S3Error(501, "NotImplemented", f"An object's {', '.join(query)} is not implemented.")
         if method in ("GET", "HEAD"):
             return await self._get(request, bucket, key)
@@ -190,19 +194,14 @@ class S3:
         source = request.headers.get("x-amz-copy-source")
         if source is not None:
             return await self._copy(request, signed, source, bucket, key)
-        await self._check_absent(request, bucket, key)
-        path = self._store.incoming()
+        path, replaces = self._store.incoming(), _replaces(request)
         try:
             etag, checksum = await bodies.save(request, signed, path)
             headers = {**_kept(request), **checksum}
-            await run_in_threadpool(self._store.put, bucket, key, path, etag, headers)
+            await run_in_threadpool(self._store.put, bucket, key, path, etag, headers, replaces)
         finally:
             path.unlink(missing_ok=True)
         return Response(headers={"ETag": f'"{etag}"', **checksum})
-
-    async def _check_absent(self, request: Request, bucket: str, key: str) -> None:
-        if request.headers.get("if-none-match") == "*" and await run_in_threadpool(self._store.head, bucket, key):
-            raise S3Error(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
 
     async def _copy(self, request: Request, signed: Signed, source: str, bucket: str, key: str) -> Response:
         path, entry, _ = await self._source(request, signed, source)
@@ -236,14 +235,15 @@ class S3:
 
     async def _multipart(self, request: Request, signed: Signed, bucket: str, key: str) -> Response:
         if "uploads" in request.query_params:
+            if request.method != "POST":
+                raise S3Error(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
             return self._begin_upload(request, bucket, key)
         folder = self._upload(request.query_params["uploadId"], bucket, key)
         if request.method == "PUT":
             return await self._put_part(request, signed, folder)
         if request.method == "POST":
-            asked = _parsed(await bodies.whole(request))
-            await self._check_absent(request, bucket, key)
-            return await run_in_threadpool(self._complete, folder, asked, bucket, key)
+            asked = _parsed(await bodies.checked(request, signed))
+            return await run_in_threadpool(self._complete, folder, asked, bucket, key, _replaces(request))
         if request.method == "DELETE":
             await run_in_threadpool(shutil.rmtree, folder, True)
             return Response(status_code=204)
@@ -254,7 +254,7 @@ class S3:
         folder = self._uploads / number
         folder.mkdir(parents=True, mode=0o700)
         (folder / "upload.json").write_text(json.dumps({"bucket": bucket, "key": key, "headers": _kept(request)}))
-        where = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key>"
+        where = f"<Bucket>{bucket}</Bucket><Key>{_text(key)}</Key>"
         return _xml("InitiateMultipartUploadResult", f"{where}<UploadId>{number}</UploadId>")
 
     def _upload(self, number: str, bucket: str, key: str) -> Path:
@@ -289,7 +289,7 @@ class S3:
             return _xml("CopyPartResult", f"{when}<ETag>&quot;{etag}&quot;</ETag>")
         return Response(headers={"ETag": f'"{etag}"'})
 
-    def _complete(self, folder: Path, asked: ET.Element, bucket: str, key: str) -> Response:
+    def _complete(self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None) -> Response:
         wanted = []
         for part in asked.iterfind("{*}Part"):
             number, etag = part.findtext("{*}PartNumber") or "", (part.findtext("{*}ETag") or "").strip('"')
@@ -307,9 +307,9 @@ class S3:
         digests = b"".join(bytes.fromhex(path.name[6:]) for path in wanted)
         etag = f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(wanted)}"
         headers = json.loads((folder / "upload.json").read_text())["headers"]
-        self._store.put(bucket, key, joined, etag, headers)
+        self._store.put(bucket, key, joined, etag, headers, replaces)
         shutil.rmtree(folder, ignore_errors=True)
-        where = f"<Location>/{bucket}/{escape(key)}</Location><Bucket>{bucket}</Bucket><Key>{escape(key)}</Key>"
+        where = f"<Location>/{bucket}/{_text(key)}</Location><Bucket>{bucket}</Bucket><Key>{_text(key)}</Key>"
         return _xml("CompleteMultipartUploadResult", f"{where}<ETag>&quot;{etag}&quot;</ETag>")
 
     def _list_parts(self, folder: Path, bucket: str, key: str) -> Response:
@@ -317,12 +317,14 @@ class S3:
             f"<Part><PartNumber>{int(path.name[:5])}</PartNumber><ETag>&quot;{path.name[6:]}&quot;</ETag><Size>{path.stat().st_size}</Size></Part>"
             for path in sorted(folder.glob("?????-*"))
         )
-        where = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>{folder.name}</UploadId>"
+        where = f"<Bucket>{bucket}</Bucket><Key>{_text(key)}</Key><UploadId>{folder.name}</UploadId>"
         return _xml("ListPartsResult", f"{where}<IsTruncated>false</IsTruncated>{parts}")
 
 
 def _answered(request: Request, entry: Entry, start: int, stop: int, body: Iterator[bytes]) -> Response:
-    partial = "range" in request.headers
+    partial = (start, stop) != (0, entry.size) or request.headers.get("range", "").startswith(
+        f"bytes=0-{entry.size - 1}"
+    )
     headers = {
         **entry.headers,
         "ETag": f'"{entry.etag}"',
@@ -333,11 +335,16 @@ def _answered(request: Request, entry: Entry, start: int, stop: int, body: Itera
     if partial or request.headers.get("x-amz-checksum-mode", "").upper() != "ENABLED":
         headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
     headers.setdefault("content-type", "binary/octet-stream")
+    # the page has the same origin: what a script has stored must not be able to act as the page
+    headers |= {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
     if partial:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{entry.size}"
     for name in ("content-type", "content-disposition"):
         if f"response-{name}" in request.query_params:
-            headers[name] = request.query_params[f"response-{name}"]
+            value = request.query_params[f"response-{name}"]
+            if not value.isascii() or not value.isprintable():
+                raise S3Error(400, "InvalidArgument", f"response-{name} has letters that a header can't have.")
+            headers[name] = value
     code = 206 if partial else 200
     if request.method == "HEAD":
         return Response(status_code=code, headers=headers)
@@ -355,28 +362,20 @@ def _grouped(
     store: ObjectStore, bucket: str, prefix: str, delimiter: str, after: str, limit: int
 ) -> Iterator[Entry | str]:
     """Objects, and where a delimiter follows the prefix, what is before it once for all of them."""
-    count = 0
-    while count < limit:
-        page = store.list(bucket, prefix, after, min(limit - count, 1000))
-        if not page:
-            return
+    count, group = 0, ""
+    while page := store.list(bucket, prefix, after, 1000):
         for entry in page:
+            after = entry.key
+            if group and entry.key.startswith(group):
+                continue
             cut = entry.key.find(delimiter, len(prefix)) if delimiter else -1
-            if cut < 0:
-                yield entry
-                after = entry.key
-            elif after.startswith(entry.key[: cut + len(delimiter)]):
-                after = entry.key[: cut + len(delimiter)] + chr(0x10FFFF)
-                break  # all of this group have been told
-            else:
-                group = entry.key[: cut + len(delimiter)]
-                yield group
-                after = group + chr(0x10FFFF)  # over all of it at once
-                count += 1
-                break
+            group = entry.key[: cut + len(delimiter)] if cut >= 0 else ""
+            yield group or entry
             count += 1
             if count >= limit:
                 return
+        if group:
+            after = group + chr(0x10FFFF)  # over all of it at once
 
 
 def _contents(entry: Entry, quote: Callable[[str], str]) -> str:
@@ -384,6 +383,24 @@ def _contents(entry: Entry, quote: Callable[[str], str]) -> str:
         f"<Contents><Key>{quote(entry.key)}</Key><LastModified>{iso(entry.modified)}</LastModified><ETag>&quot;{entry.etag}&quot;</ETag>"
         f"<Size>{entry.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
     )
+
+
+def _asked(request: Request) -> set[str]:
+    """What a query asks for; how it is signed, and how the answer is to be labelled, set aside."""
+    return {name for name in request.query_params if not name.startswith(("X-Amz-", "response-"))}
+
+
+def _replaces(request: Request) -> str | None:
+    """The ETag that a write wants to replace; empty: none; None: it does not care."""
+    if request.headers.get("if-none-match") == "*":
+        return ""
+    wanted = request.headers.get("if-match")
+    return wanted.strip('"') if wanted is not None else None
+
+
+def _text(value: str) -> str:
+    """A text in XML; of what XML can't hold, the place."""
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "\ufffd", escape(value, {"\r": "&#13;"}))
 
 
 def _kept(request: Request) -> dict[str, str]:
@@ -396,7 +413,7 @@ def _kept(request: Request) -> dict[str, str]:
 
 
 def _range(header: str | None, size: int) -> tuple[int, int]:
-    found = re.fullmatch(r"bytes=(\d*)-(\d*)", header or "")
+    found = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header or "")
     if not found or found[0] == "bytes=-":
         return 0, size
     first, last = found[1], found[2]
@@ -413,8 +430,8 @@ def _check_conditions(request: Request, entry: Entry) -> None:
         raise S3Error(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
     if headers.get("if-none-match") in (etag, entry.etag, "*"):
         raise S3Error(304, "NotModified")
-    since = headers.get("if-modified-since")
-    if since and "if-none-match" not in headers and int(entry.modified) <= parsedate_to_datetime(since).timestamp():
+    since = parsedate_tz(headers.get("if-modified-since", ""))
+    if since and "if-none-match" not in headers and int(entry.modified) <= mktime_tz(since):
         raise S3Error(304, "NotModified")
 
 
@@ -450,7 +467,7 @@ def error_response(error: S3Error, request: Request) -> Response:
     """An error as S3 tells it; answers to HEAD have no body."""
     if request.method == "HEAD" or error.status == 304:
         return Response(status_code=error.status)
-    path = escape(request.url.path)
-    inside = f"<Code>{error.code}</Code><Message>{escape(str(error))}</Message><Resource>{path}</Resource>"
+    path = _text(request.url.path)
+    inside = f"<Code>{error.code}</Code><Message>{_text(str(error))}</Message><Resource>{path}</Resource>"
     text = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{inside}</Error>'
     return Response(text, error.status, media_type="application/xml")

@@ -22,13 +22,22 @@ from syrtos.jobs.service import Service
 from syrtos.jobs.store import Store
 
 _HEADERS_IN = 20.0
+_LARGEST_HEAD = 1 << 17
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class _Patient(HttpToolsProtocol):
-    """Closes connections whose headers don't come: a thousand of them would hold the service up."""
+    """Closes connections whose headers don't come, or don't end: a thousand of them would hold the service up."""
 
     _late: Any = None
+    _head: int | None = 0  # bytes of headers so far; None: they are complete
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head is not None:
+            self._head += len(data)
+            if self._head > _LARGEST_HEAD:
+                self.transport.close()
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -40,6 +49,7 @@ class _Patient(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._late.cancel()
+        self._head = None
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -47,6 +57,7 @@ class _Patient(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _expect(self) -> None:
+        self._head = 0
         if self._late is not None:
             self._late.cancel()
         self._late = self.loop.call_later(_HEADERS_IN, self.transport.close)
@@ -88,7 +99,7 @@ class Server:
         if isinstance(objects, FolderStore):
             objects.sweep()
         allowed = files if files is not None else (None if host in _LOOPBACK else [])
-        self.service = Service(home, Store(home.database), Places(objects, allowed), capacity)
+        self.service = Service(home, Store(home.database, home.place), Places(objects, allowed), capacity)
         self.queue = Queue(self.service)
         self._socket = _listening(host, port)
         scheme = "https" if tls else "http"
@@ -104,7 +115,7 @@ class Server:
             server_header=False,
             timeout_keep_alive=60,
             timeout_graceful_shutdown=3,
-            h11_max_incomplete_event_size=1 << 16,
+            limit_concurrency=500,
             ssl_certfile=str(tls[0]) if tls else None,
             ssl_keyfile=str(tls[1]) if tls else None,
             ssl_version=ssl.PROTOCOL_TLS_SERVER,

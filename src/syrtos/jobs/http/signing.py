@@ -30,7 +30,7 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 _VERSION_2 = frozenset({"AWSAccessKeyId", "Signature", "Expires"})
 STREAMED = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
 STREAMED_WITH_TRAILER = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"
-UNSIGNED_WITH_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
+STREAMS = (STREAMED, STREAMED_WITH_TRAILER, "STREAMING-UNSIGNED-PAYLOAD-TRAILER")
 
 
 class Refused(Exception):
@@ -82,7 +82,7 @@ class Chunks:
              hashlib.sha256(b"").hexdigest(), hashlib.sha256(data).hexdigest()]
         )  # fmt: skip
         expected = str(self.signer.signature(text, request))
-        if not hmac.compare_digest(expected, signature):
+        if not hmac.compare_digest(expected.encode(), signature.encode()):
             raise Refused("SignatureDoesNotMatch", "The signature of a part of the body does not match.")
         self.previous = signature
 
@@ -95,6 +95,12 @@ def service_of(url: str, headers: Mapping[str, str]) -> str:
         return "s3"
     parts = (found[1] if found else query.get("X-Amz-Credential", "")).split("/")
     return parts[3] if len(parts) == 5 else ""
+
+
+def claimed_key(headers: Mapping[str, str]) -> str:
+    """The access key that a header names."""
+    found = _AUTHORIZATION.fullmatch(headers.get("authorization", "").strip())
+    return found["credential"].partition("/")[0] if found else ""
 
 
 def check(
@@ -118,6 +124,8 @@ def check(
     """
     path, _, query = url.partition("?")
     asked = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    if headers.get("authorization") and ("X-Amz-Signature" in asked or set(asked) >= _VERSION_2):
+        raise Refused("InvalidRequest", "Only one way of signing is allowed: by a header, or in the query.")
     if set(asked) >= _VERSION_2:
         return _check_version_2(method, path, asked, who, now)
     if "X-Amz-Signature" in asked:
@@ -171,7 +179,9 @@ def _check_query(
 ) -> Signed:
     timestamp, life = asked.get("X-Amz-Date", ""), asked.get("X-Amz-Expires", "")
     age = (now - _moment(timestamp)).total_seconds()
-    if not life.isdecimal() or int(life) > _LONGEST_LIFE or not -_SKEW < age <= int(life):
+    of_s3 = asked.get("X-Amz-Credential", "").split("/")[3:4] == ["s3"]
+    lasts = int(life) if life.isdecimal() and len(life) < 8 else 0
+    if not of_s3 or not 0 < lasts <= _LONGEST_LIFE or not -_SKEW < age <= lasts:
         raise Refused("AccessDenied", "Request has expired.")
     rest = "&".join(part for part in query.split("&") if not part.startswith("X-Amz-Signature="))
     needed = (asked.get("X-Amz-Credential", ""), asked.get("X-Amz-SignedHeaders", ""), asked["X-Amz-Signature"])
@@ -189,6 +199,11 @@ def _verified(
     timestamp: str,
     payload: str,
 ) -> Signed:
+    loose = [n for n in headers if n.startswith("x-amz-") and n not in names.split(";") and n != "x-amz-content-sha256"]
+    if loose:  # somebody who was given a link could else ask for other things with it
+        raise Refused(
+            "AccessDenied", f"There were headers present in the request which were not signed: {', '.join(loose)}."
+        )
     access_key, _, scope = credential.partition("/")
     parts = scope.split("/")
     if len(parts) != 4 or parts[3] != "aws4_request" or parts[0] != timestamp[:8]:
@@ -208,7 +223,7 @@ def _verified(
     request.context["timestamp"] = timestamp
     canonical = _canonical(signer, request, signed, payload)
     expected = str(signer.signature(signer.string_to_sign(request, canonical), request))
-    if not hmac.compare_digest(expected, signature):
+    if not hmac.compare_digest(expected.encode(), signature.encode()):
         raise Refused(
             "SignatureDoesNotMatch",
             "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access Key and signing method.",
