@@ -278,6 +278,21 @@ def test_a_request_sent_again_to_another_service(server: Server) -> None:
     assert status == 400
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("with_header", [True, False])
+def test_a_link_to_an_object_is_no_key_to_anything_else(server: Server, method: str, with_header: bool) -> None:
+    """What is signed for one service, in the query, can't be sent to another by a header that nobody has checked."""
+    request = AWSRequest("GET", f"{server.url}/bucket/public")
+    S3SigV4QueryAuth(owner(server), "s3", "us-west-2", expires=600).add_auth(request)
+    path = str(request.url).removeprefix(server.url)
+    headers = {"x-amz-target": "SageMaker.ListTrainingJobs", "content-type": "application/x-amz-json-1.1"}
+    if with_header:
+        headers["authorization"] = "x Credential=a/b/c/sagemaker/d"
+    status, _, body = send(server, method, path, headers, b"{}")
+    assert status in (400, 403)
+    assert b"TrainingJobSummaries" not in body
+
+
 def test_headers_that_nobody_has_signed(server: Server) -> None:
     """A link to write one object must not be one to read all others."""
     assert s3(server, "PUT", "/bucket/private", b"the owner's")[0] == 200

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from syrtos.jobs.request import Job, Program, of_framework, of_script
@@ -105,13 +106,16 @@ def environment(job: Job, host: int, place: Place) -> dict[str, str]:
     if root != ML:
         names["SAGEMAKER_BASE_DIR"] = root
     names |= {f"SM_{name.upper()}": _text(facts[name]) for name in _OF_TOOLKIT if name in facts}
-    for channel in job.channels:
-        names |= _spelled("SM_CHANNEL_", channel.name, f"{root}/input/data/{channel.name}")
+    spelled = [("SM_CHANNEL_" + channel.name, f"{root}/input/data/{channel.name}") for channel in job.channels]
     for name, value in own.items():
-        text = "null" if value is None and job.program and not job.program.source else _text(value)  # SDK v3's spelling
-        names |= _spelled("SM_HP_", name, text)
+        null = value is None and job.program and not job.program.source  # SDK v3's spelling
+        spelled.append(("SM_HP_" + name, "null" if null else _text(value)))
+    names |= {re.sub(r"\W", "_", name.upper()): value for name, value in spelled}  # as a shell can read it
+    names |= {
+        name.upper(): value for name, value in spelled if "=" not in name and "\0" not in name
+    }  # as the toolkit has it
     names |= _tf_config(job, host, place)
-    return names | dict(job.distribution.variables) | _asked(job)
+    return names | _asked({**job.distribution.variables, **(job.request.get("Environment") or {})})
 
 
 _OF_TOOLKIT = (
@@ -187,12 +191,6 @@ def _of_program(program: Program) -> dict[str, Any]:
     }
 
 
-def _spelled(prefix: str, name: str, value: str) -> dict[str, str]:
-    """As the toolkit spells it, which keeps hyphens, and as a shell can read it."""
-    found = {prefix + name.upper(): value, prefix + re.sub(r"\W", "_", name.upper()): value}
-    return {name: value for name, value in found.items() if "=" not in name and "\0" not in name}
-
-
 def _text(value: Any) -> str:
     """A value as the toolkit writes it into a variable (mapping.to_env_vars)."""
     if value is None:
@@ -219,11 +217,7 @@ def _tf_config(job: Job, host: int, place: Place) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "environment": "cloud", "task": task})}
 
 
-def _asked(job: Job) -> dict[str, str]:
-    """The request's own variables, but for those by which workers find each other."""
-    wanted = job.request.get("Environment") or {}
-    return {
-        name: value
-        for name, value in wanted.items()
-        if not name.startswith(("PMI_", "HYDRA_", "SYRTOS_OPTIONS", "SYRTOS_JOB"))
-    }
+def _asked(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables that somebody wants, but for those that hold a job together."""
+    kept = ("PMI_", "HYDRA_", "SYRTOS_OPTIONS", "SYRTOS_JOB")
+    return {name: value for name, value in variables.items() if not name.startswith(kept)}

@@ -76,7 +76,7 @@ class Estimator:
             git_config,
         )
         self._facts = {name: value for name, value in locals().items() if name in creation.FACTS}
-        self._base = base_job_name or re.sub(r"[^A-Za-z0-9]+", "-", Path(entry_point).stem).strip("-")
+        self._base = base_job_name or re.sub(r"[^A-Za-z0-9]+", "-", Path(entry_point).stem).strip("-") or "job"
         self._output = output_path or f"s3://{BUCKET}/"
         self._home = Home(home)
         self.latest_training_job: str | None = None

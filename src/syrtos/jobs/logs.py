@@ -157,6 +157,8 @@ class Tail:
 
     def _new_lines(self, k: int, path: Path, last: bool) -> list[str]:
         lines: list[str] = []
+        if path.exists() and path.stat().st_size < self._read[k]:
+            self._read[k] = 0  # a script has begun its output anew: `> /dev/stderr`
         while data := _from(path, self._read[k]):
             whole = data.rfind(b"\n") + 1
             if not whole and (last or len(data) >= _PAGE):

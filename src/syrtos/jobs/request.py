@@ -162,6 +162,9 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
     Raises:
         ConfigurationError: it asks for what can't be done here.
     """
+    missing = [name for name in ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig") if name not in request]
+    if missing:
+        raise ConfigurationError(f"A training job needs {', '.join(missing)}.")
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
     hyperparameters = dict(request.get("HyperParameters") or {})
     command = (*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ()))

@@ -68,7 +68,7 @@ class Service:
         try:
             self._check_uris(request)
             job = read(request, drivers_of(request, self.places), training.gpus())
-            metrics.Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or ())
+            metrics.Metrics((request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ())
         except (ConfigurationError, DataError) as error:
             raise ApiError("ValidationException", str(error)) from error
         if job.slots > self.capacity:
@@ -189,7 +189,10 @@ class Service:
         sources = [channel["DataSource"] for channel in request.get("InputDataConfig") or ()]
         uris = [source["S3DataSource"]["S3Uri"] for source in sources if "S3DataSource" in source]
         uris += ["file://" + s["FileSystemDataSource"]["DirectoryPath"] for s in sources if "FileSystemDataSource" in s]
-        uris += [request["OutputDataConfig"]["S3OutputPath"], (request.get("CheckpointConfig") or {}).get("S3Uri")]
+        uris += [
+            (request.get("OutputDataConfig") or {}).get("S3OutputPath"),
+            (request.get("CheckpointConfig") or {}).get("S3Uri"),
+        ]
         code = source_of(request.get("HyperParameters") or {})
         for uri in filter(None, [*uris, code if "://" in code else ""]):  # a path is one of the instance
             self.places.allow(uri)
@@ -202,9 +205,12 @@ def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
         DataError: they can't be read.
     """
     channels = request.get("InputDataConfig") or ()
-    uri = next((c["DataSource"]["S3DataSource"]["S3Uri"] for c in channels if c["ChannelName"] == "sm_drivers"), None)
-    if uri is None:
+    source = next((c["DataSource"] for c in channels if c["ChannelName"] == "sm_drivers"), None)
+    if source is None:
         return {}
+    if "S3DataSource" not in source:
+        raise DataError("The channel sm_drivers must be an S3DataSource, as SageMaker's SDK sends it.")
+    uri = source["S3DataSource"]["S3Uri"]
     base = uri.rstrip("/")
     try:
         found = {name: json.loads(places.text(f"{base}/{name}.json")) for name in ("sourcecode", "distributed")}

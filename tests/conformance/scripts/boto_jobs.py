@@ -83,7 +83,7 @@ pages = paginator.paginate(
     NameContains="counts", SortBy="Name", SortOrder="Ascending", PaginationConfig={"PageSize": 3}
 )
 found["pages"] = [[job["TrainingJobName"] for job in page["TrainingJobSummaries"]] for page in pages]
-newest = sagemaker.list_training_jobs(MaxResults=2)["TrainingJobSummaries"]
+newest = sagemaker.list_training_jobs(MaxResults=2, SortOrder="Descending")["TrainingJobSummaries"]
 found["newest"] = [job["TrainingJobName"] for job in newest]
 later = sagemaker.list_training_jobs(CreationTimeAfter=begun + 3600)
 found["later"] = later["TrainingJobSummaries"]

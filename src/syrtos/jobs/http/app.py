@@ -78,14 +78,13 @@ class App:
                 return await self._page.answer(request)
             return await self._signed(request, url, headers, service)
         except TooLarge:
-            return _error(
-                request, service, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size", 413
-            )
+            text = "Your proposed upload exceeds the maximum allowed size"
+            return _last(_error(request, service, "EntityTooLarge", text, 413))
         except UnicodeDecodeError:
             return _error(request, service, "InvalidURI", "Couldn't parse the specified URI.", 400)
         except Refused as error:
             code = _NAMES.get(service, {}).get(error.code, error.code)
-            return _error(request, service, code, str(error), 400 if error.code in _MALFORMED else 403)
+            return _last(_error(request, service, code, str(error), 400 if error.code in _MALFORMED else 403))
         except Changed:
             text = "At least one of the pre-conditions you specified did not hold."
             return _error(request, service, "PreconditionFailed", text, 412)
@@ -177,6 +176,12 @@ def _error(request: Request, service: str, code: str, message: str, status: int)
         return identity.error(code, message, status)
     text = json.dumps({"__type": code, "message": message})
     return Response(text, status, {"x-amzn-errortype": code}, media_type="application/x-amz-json-1.1")
+
+
+def _last(response: Response) -> Response:
+    """Nothing more is read of a request that was refused."""
+    response.headers["Connection"] = "close"
+    return response
 
 
 def _snake(name: str) -> str:

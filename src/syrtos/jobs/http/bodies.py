@@ -105,7 +105,7 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
     """Writes an object's bytes to a file.
 
     Returns:
-        Their MD5 in hex, and the checksum header that they were sent with.
+        Their MD5 in hex, and the checksum headers that they were sent with.
 
     Raises:
         Refused: they are not what the signature, a checksum or ``Content-MD5`` says.
@@ -117,16 +117,17 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
     streamed = signed.payload in signing.STREAMS
     if not streamed and signed.payload != signing.UNSIGNED and not _SHA256.fullmatch(signed.payload):
         raise Refused("InvalidRequest", "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, a stream's name or a SHA-256.")
-    names = headers.get("x-amz-trailer", "").lower().split(",") if streamed else [n for n in _CHECKSUMS if n in headers]
-    name = next((n.strip() for n in names if n.strip() in _CHECKSUMS), "")
+    announced = [name.strip() for name in headers.get("x-amz-trailer", "").lower().split(",")] if streamed else []
+    checksums: dict[str, _Digest] = {
+        name: _CHECKSUMS[name]() for name in _CHECKSUMS if name in announced or name in headers
+    }
     md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
-    checksum: _Digest | None = _CHECKSUMS[name]() if name else None
     with path.open("wb") as file:
         async for piece in _unchunked(plain, signed, trailers) if streamed else plain:
             md5.update(piece)
             if not streamed and signed.payload != signing.UNSIGNED:
                 sha256.update(piece)
-            if checksum:
+            for checksum in checksums.values():
                 checksum.update(piece)
             file.write(piece)
     if not streamed and signed.payload not in (signing.UNSIGNED, sha256.hexdigest()):
@@ -135,11 +136,11 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
         )
     sent = {**headers, **trailers}
     _compare(sent, "content-md5", md5)
-    if checksum:
+    for name, checksum in checksums.items():
         if name not in sent:
             raise Refused("MalformedTrailerError", f"The trailer {name} was announced, and did not come.")
         _compare(sent, name, checksum)
-    return md5.hexdigest(), {name: sent[name]} if checksum else {}
+    return md5.hexdigest(), {name: sent[name] for name in checksums}
 
 
 def _compare(headers: Mapping[str, str], name: str, computed: _Digest) -> None:

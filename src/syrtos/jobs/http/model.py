@@ -46,7 +46,7 @@ def parsed(shape: Shape | None, body: bytes) -> dict[str, Any]:
         ApiError: it is no JSON object, or not what the service's model allows.
     """
     try:
-        params = json.loads(body or b"{}")
+        params = json.loads(body or b"{}", parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise ApiError("SerializationException", f"The body is no JSON: {error}.") from error
     if not isinstance(params, dict):
@@ -58,6 +58,10 @@ def parsed(shape: Shape | None, body: bytes) -> dict[str, Any]:
     if report.has_errors():
         raise ApiError("ValidationException", report.generate_report())
     return params
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def answer(operation: OperationModel, result: dict[str, Any]) -> bytes:
@@ -99,6 +103,9 @@ class _Strict(_Answers):
         return errors
 
     def _validate(self, params: Any, shape: Shape, errors: Any, name: str) -> None:
+        if isinstance(params, bool) and shape.type_name != "boolean":
+            errors.report(name, "invalid type", param=params, valid_types=[shape.type_name])
+            return
         super()._validate(params, shape, errors, name)
         if isinstance(params, str) and shape.type_name == "string":
             self._check_string(params, shape, errors, name)

@@ -132,7 +132,7 @@ class Page:
         if int(number) >= len(streams):
             return _json({"error": "There is no such stream."}, 404)
         offset = request.query_params.get("offset", "0")
-        start = int(offset) if offset.isdecimal() else 0
+        start = int(offset) if offset.isdecimal() and len(offset) < 16 else 0
         events = streams[int(number)].read(start, 5000)
         lines = [{"time": event.time, "text": event.text} for event in events]
         return _json({"lines": lines, "offset": events[-1].end if events else start})

@@ -124,7 +124,7 @@ class S3:
         second = query.get("list-type") == "2"
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         most = query.get("max-keys", "1000")
-        limit = min(int(most) if most.isdecimal() else 1000, 1000)
+        limit = min(int(most) if most.isdecimal() and len(most) < 10 else 1000, 1000)
         token = query.get("continuation-token")
         after = urllib.parse.unquote(token) if token else query.get("start-after" if second else "marker", "")
         quote: Callable[[str], str] = urllib.parse.quote if query.get("encoding-type") == "url" else _text
@@ -268,7 +268,7 @@ class S3:
 
     async def _put_part(self, request: Request, signed: Signed, folder: Path) -> Response:
         number = request.query_params.get("partNumber", "")
-        if not number.isdecimal() or not 1 <= int(number) <= 10_000:
+        if not number.isdecimal() or len(number) > 5 or not 1 <= int(number) <= 10_000:
             raise S3Error(400, "InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive")
         source = request.headers.get("x-amz-copy-source")
         if source is not None:

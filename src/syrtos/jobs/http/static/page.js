@@ -378,14 +378,12 @@ class Log {
 
   /** Whether there is more to read now. */
   async read(name) {
-    const lines = [];
     let page = { lines: null };
     for (let k = 0; k < PAGES && page.lines?.length !== 0; k++) {
       page = await ask(`${address(name)}/logs/${this.number}?offset=${this.offset}`);
       this.offset = page.offset;
-      for (const line of page.lines) lines.push(line);
+      if (page.lines.length) this.take(page.lines); // at once: whoever looks elsewhere ends this loop
     }
-    if (lines.length) this.take(lines);
     return page.lines.length > 0;
   }
 
