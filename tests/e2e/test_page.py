@@ -19,7 +19,7 @@ from syrtos.jobs.estimator import Estimator
 from syrtos.jobs.home import Home
 from syrtos.jobs.http.page import token
 from syrtos.jobs.http.server import Server
-from syrtos.observe.ledger import ledger_path
+from syrtos.observe.ledger import epochs_path
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -267,9 +267,9 @@ def test_long_log(server: Server, page: Page, submit: Submit) -> None:
 def test_odd_numbers(server: Server, page: Page, submit: Submit) -> None:
     name = submit("odd", "print('nothing')\n")
     wait_for(server, name, "Completed")
-    path = ledger_path(server.service.home.job(name) / "attempt-1", 0)
+    path = epochs_path(server.service.home.job(name) / "attempt-1")
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = '{{"phase": "epoch", "epoch": {}, "epochs": 3, "logs": {{"loss": {}}}}}\n'
+    line = '{{"epoch": {}, "epochs": 3, "logs": {{"loss": {}}}}}\n'
     path.write_text(line.format(1, 2.5))
     go(page, server, name)
     expect(page.locator("[data-metric=loss] circle")).to_have_count(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.errors import ConfigurationError
-from syrtos.observe.ledger import ledger_path
+from syrtos.observe.ledger import epochs_path
 
 
 class Metrics:
@@ -53,11 +53,9 @@ def _number(text: str | None) -> float | None:
 
 
 def epochs(run_dir: Path) -> list[dict[str, Any]]:
-    """What rank 0 has written down about each epoch: ``epoch``, ``epochs``, ``steps_per_epoch``, ``step``, ``logs``, ``time``."""
-    path = ledger_path(run_dir, 0)
-    if not path.exists():
-        return []
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if '"phase": "epoch"' in line]
+    """What rank 0 has written down about each epoch, see `epochs_path`."""
+    path = epochs_path(run_dir)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 

@@ -23,8 +23,9 @@ _BATCH = 256
 class Ledger:
     """The step ledger of one worker. A ledger without a file counts, but writes nothing."""
 
-    def __init__(self, file: IO[str] | None = None) -> None:
+    def __init__(self, file: IO[str] | None = None, epochs: Path | None = None) -> None:
         self._file = file
+        self._epochs = epochs
         self._lines: list[str] = []
         self._spent: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
         self._step_started = 0.0
@@ -36,7 +37,7 @@ class Ledger:
         """The ledger of ``rank`` under ``run_dir/ledger``."""
         path = ledger_path(Path(run_dir), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return cls(path.open("w", encoding="utf-8"))
+        return cls(path.open("w", encoding="utf-8"), epochs_path(Path(run_dir)) if rank == 0 else None)
 
     def begin_step(self) -> None:
         """A step, or several executed as one, begins now. Time since the last one belongs to no step."""
@@ -82,8 +83,10 @@ class Ledger:
         self._write({"phase": "facts", "steps": 0, **facts})
 
     def epoch(self, **facts: object) -> None:
-        """Writes down the end of an epoch: which one, of how many, and its logs."""
-        self._write({"phase": "epoch", "steps": 0, "time": round(time.time(), 3), **facts})
+        """Rank 0 writes down the end of an epoch, in a file that is short enough to be read again and again."""
+        if self._epochs is not None:
+            with self._epochs.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"time": round(time.time(), 3), **facts}) + "\n")
 
     def note(self, kind: Kind, seconds: float, phase: str = "between") -> None:
         """Writes down time outside of steps, e.g. a checkpoint at the end of an epoch."""
@@ -113,8 +116,13 @@ class Ledger:
 
 def forget(run_dir: Path) -> None:
     """Removes what an earlier run left in the same folder: it may have had more workers, or failed."""
-    for path in [*run_dir.glob("ledger/rank-*.jsonl"), *run_dir.glob("logs/rank-*.*")]:
+    for path in [*run_dir.glob("ledger/*.jsonl"), *run_dir.glob("logs/rank-*.*")]:
         path.unlink()
+
+
+def epochs_path(run_dir: Path) -> Path:
+    """Where rank 0 writes down the ends of epochs: ``epoch``, ``epochs``, ``step``, ``steps_per_epoch``, ``logs``, ``time``."""
+    return run_dir / "ledger" / "epochs.jsonl"
 
 
 def ledger_path(run_dir: Path, rank: int) -> Path:

@@ -54,11 +54,32 @@ def summarize(run_dir: Path) -> Summary:
     )
 
 
-def seconds_by_rank(run_dir: Path) -> list[dict[str, float]]:
-    """Seconds of training by kind, for each rank."""
-    paths = sorted((run_dir / "ledger").glob("rank-*.jsonl"), key=_rank)
-    ranks = [[r for r in _records(path) if r["phase"] in ("train", "between")] for path in paths]
-    return [{kind: sum(r.get(kind, 0.0) for r in rank) for kind in SHARES} for rank in ranks]
+class SecondsByRank:
+    """Seconds of training by kind, for each rank of a run that goes on: only what is new is read."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._read: dict[Path, int] = {}
+        self._seconds: dict[Path, dict[str, float]] = {}
+
+    def now(self) -> list[dict[str, float]]:
+        """The sums so far, by rank."""
+        for path in (self._run_dir / "ledger").glob("rank-*.jsonl"):
+            self._add(path)
+        return [self._seconds[path] for path in sorted(self._seconds, key=_rank)]
+
+    def _add(self, path: Path) -> None:
+        sums = self._seconds.setdefault(path, dict.fromkeys(SHARES, 0.0))
+        with path.open("rb") as file:
+            file.seek(self._read.get(path, 0))
+            new = file.read()
+        whole = new.rfind(b"\n") + 1
+        self._read[path] = self._read.get(path, 0) + whole
+        for line in new[:whole].splitlines():
+            record = json.loads(line)
+            if record["phase"] in ("train", "between"):
+                for kind in SHARES:
+                    sums[kind] += record.get(kind, 0.0)
 
 
 def _facts(path: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 from syrtos.errors import ConfigurationError
 from syrtos.jobs import metrics
 from syrtos.jobs.metrics import Metrics
-from syrtos.observe.ledger import ledger_path
+from syrtos.observe.ledger import epochs_path
 
 LOSS = {"Name": "loss", "Regex": r"loss: ([-+\w.]+)"}
 
@@ -60,16 +60,16 @@ def test_expressions_that_can_not_be_read() -> None:
 
 
 def ledger(folder: Path, *lines: str) -> None:
-    path = ledger_path(folder, 0)
+    path = epochs_path(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines))
 
 
 def test_epochs_are_of_rank_0(tmp_path: Path) -> None:
     assert metrics.epochs(tmp_path) == []
-    one: dict[str, Any] = {"phase": "epoch", "epoch": 1, "epochs": 3, "steps_per_epoch": 10, "step": 10, "logs": {}}
+    one: dict[str, Any] = {"epoch": 1, "epochs": 3, "steps_per_epoch": 10, "step": 10, "logs": {}}
     two = {**one, "epoch": 2, "step": 20}
-    ledger(tmp_path, json.dumps({"phase": "train"}), json.dumps(one), json.dumps(two), json.dumps(two)[:-5])
+    ledger(tmp_path, json.dumps(one), json.dumps(two), json.dumps(two)[:-5])
     assert metrics.epochs(tmp_path) == [one, two]
     wanted = {"TotalStepCountPerEpoch": 10, "CurrentStep": 20, "CurrentEpoch": 2, "MaxEpoch": 3}
     assert metrics.progress(metrics.epochs(tmp_path)) == wanted

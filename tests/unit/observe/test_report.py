@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syrtos.observe.ledger import KINDS, Ledger, ledger_path
-from syrtos.observe.report import SHARES, summarize
+from syrtos.observe.ledger import KINDS, Ledger, epochs_path, ledger_path
+from syrtos.observe.report import SHARES, SecondsByRank, summarize
 
 seconds = st.floats(0, 100)
 
@@ -115,3 +115,27 @@ def test_notes_between_steps_do_not_count_as_steps(tmp_path: Path) -> None:
 
 def test_a_rank_without_steps_is_not_the_slowest(tmp_path: Path) -> None:
     assert summarize(write(tmp_path, [step(wait=0.5)], [])).skew is None
+
+
+def test_seconds_by_rank_are_read_as_they_come(tmp_path: Path) -> None:
+    run = SecondsByRank(tmp_path)
+    assert run.now() == []
+    ledgers = [Ledger.open(str(tmp_path), rank) for rank in (0, 1)]
+    for rank, ledger in enumerate(ledgers):
+        ledger.note("exchange", 0.25 * (rank + 1), "between")
+        ledger.flush()
+    assert [rank["exchange"] for rank in run.now()] == [0.25, 0.5]
+    ledgers[1].note("exchange", 1.0, "between")
+    ledgers[1].flush()
+    assert [rank["exchange"] for rank in run.now()] == [0.25, 1.5]
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_epochs_are_written_by_rank_0_alone(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        ledger = Ledger.open(str(tmp_path), rank)
+        ledger.epoch(epoch=1, logs={"loss": 0.5})
+        ledger.close()
+    (line,) = epochs_path(tmp_path).read_text().splitlines()
+    assert json.loads(line)["logs"] == {"loss": 0.5}

@@ -8,8 +8,10 @@ import hmac
 import json
 import math
 import re
+import threading
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -22,7 +24,7 @@ from syrtos.jobs.home import Home
 from syrtos.jobs.places import Source
 from syrtos.jobs.service import ApiError, Service, described
 from syrtos.jobs.store import columns
-from syrtos.observe.report import seconds_by_rank
+from syrtos.observe.report import SecondsByRank
 
 _FILES = {"/": "page.html", "/ui/page.css": "page.css", "/ui/page.js": "page.js", "/ui/icon.svg": "icon.svg"}
 _TYPES = {
@@ -52,6 +54,8 @@ class Page:
         self._service = service
         self._changed = changed
         self._token = token(service.home)
+        self._sums: dict[Path, SecondsByRank] = {}
+        self._summing = threading.Lock()
 
     def serves(self, request: Request) -> bool:
         """Whether a request without a signature is for the page."""
@@ -122,10 +126,14 @@ class Page:
                 "job": described(record),
                 "streams": [stream.name for stream in logs.of(folder / "logs")],
                 "epochs": [epoch for run in runs for epoch in metrics.epochs(run)],
-                "ranks": seconds_by_rank(runs[-1]) if runs else [],
+                "ranks": self._seconds(runs[-1]) if runs else [],
                 "artifacts": artifacts,
             }
         )
+
+    def _seconds(self, run_dir: Path) -> list[dict[str, float]]:
+        with self._summing:
+            return self._sums.setdefault(run_dir, SecondsByRank(run_dir)).now()
 
     def _logs(self, request: Request, name: str, number: str) -> Response:
         streams = logs.of(self._service.home.job(name) / "logs")

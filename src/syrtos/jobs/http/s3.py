@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -13,6 +14,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from email.utils import formatdate, mktime_tz, parsedate_tz
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 from starlette.concurrency import run_in_threadpool
@@ -20,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.jobs.home import REGION
+from syrtos.jobs.home import REGION, try_lock
 from syrtos.jobs.http import bodies
 from syrtos.jobs.http.model import iso
 from syrtos.jobs.http.signing import Signed
@@ -290,6 +292,19 @@ class S3:
         return Response(headers={"ETag": f'"{etag}"'})
 
     def _complete(self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None) -> Response:
+        """Joins the parts. A client that has lost the answer may ask again, and gets the same."""
+        with contextlib.closing(try_lock(folder / "joining") or _busy()):
+            done = folder / "done.json"
+            if not done.exists():
+                etag = self._join(folder, asked, bucket, key, replaces)
+                done.write_text(json.dumps(etag))
+                for part in folder.glob("?????-*"):
+                    part.unlink()
+            etag = json.loads(done.read_text())
+        where = f"<Location>/{bucket}/{_text(key)}</Location><Bucket>{bucket}</Bucket><Key>{_text(key)}</Key>"
+        return _xml("CompleteMultipartUploadResult", f"{where}<ETag>&quot;{etag}&quot;</ETag>")
+
+    def _join(self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None) -> str:
         wanted = []
         for part in asked.iterfind("{*}Part"):
             number, etag = part.findtext("{*}PartNumber") or "", (part.findtext("{*}ETag") or "").strip('"')
@@ -308,9 +323,7 @@ class S3:
         etag = f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(wanted)}"
         headers = json.loads((folder / "upload.json").read_text())["headers"]
         self._store.put(bucket, key, joined, etag, headers, replaces)
-        shutil.rmtree(folder, ignore_errors=True)
-        where = f"<Location>/{bucket}/{_text(key)}</Location><Bucket>{bucket}</Bucket><Key>{_text(key)}</Key>"
-        return _xml("CompleteMultipartUploadResult", f"{where}<ETag>&quot;{etag}&quot;</ETag>")
+        return etag
 
     def _list_parts(self, folder: Path, bucket: str, key: str) -> Response:
         parts = "".join(
@@ -452,6 +465,10 @@ def _md5(path: Path) -> str:
 def _allow(allowed: bool) -> None:
     if not allowed:
         raise S3Error(403, "AccessDenied", "Access Denied")
+
+
+def _busy() -> Any:
+    raise S3Error(503, "SlowDown", "The parts are being joined.")
 
 
 def _no_bucket() -> S3Error:
