@@ -78,7 +78,9 @@ def _logs(chosen: argparse.Namespace) -> int:
     from syrtos.jobs import local
 
     service = _service()
-    local.found(service, chosen.name)
+    over = local.found(service, chosen.name).state.final
+    if chosen.follow and not over and not local.attended(service, chosen.name):
+        print("syrtos: no service runs: the job goes on when one is started (`syrtos serve`).", file=sys.stderr)
     several = _instances(service, chosen.name) > 1
     out = Console(highlight=False, markup=False, soft_wrap=True)
     try:

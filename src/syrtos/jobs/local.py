@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs import logs, processes, runner
-from syrtos.jobs.home import Home
+from syrtos.jobs.home import Home, is_locked
 from syrtos.jobs.objects import store_of
 from syrtos.jobs.places import Places
 from syrtos.jobs.queue import cores
@@ -77,6 +77,13 @@ def ask_to_stop(service: Service, name: str) -> None:
         service.stop_training_job({"TrainingJobName": name})
     except ApiError as error:
         raise ConfigurationError(str(error)) from error
+    if not attended(service, name):
+        service.store.change(name, lambda record: None if record.state.final else record.moved("Stopped"))
+
+
+def attended(service: Service, name: str) -> bool:
+    """Whether anything looks after a job: a running service, or its own runner."""
+    return service.home.endpoint() is not None or is_locked(service.home.job(name) / runner.LOCK)
 
 
 def stop(service: Service, name: str) -> None:

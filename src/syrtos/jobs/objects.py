@@ -332,9 +332,13 @@ class RemoteStore(ObjectStore):
 
     def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
         """See `ObjectStore.read`."""
-        if start < stop:
-            found = self._client.get_object(Bucket=bucket, Key=entry.key, Range=f"bytes={start}-{stop - 1}")
-            yield from found["Body"].iter_chunks(_READ)
+        if start >= stop:
+            return iter(())
+        asked = {"Bucket": bucket, "Key": entry.key, "Range": f"bytes={start}-{stop - 1}", "IfMatch": f'"{entry.etag}"'}
+        found = self._if_found(lambda: self._client.get_object(**asked))
+        if found is None:
+            raise DataError(f"s3://{bucket}/{entry.key} was replaced or removed while it was read.")
+        return found["Body"].iter_chunks(_READ)
 
     def put(
         self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
@@ -385,7 +389,7 @@ class RemoteStore(ObjectStore):
         try:
             return ask()
         except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] in (404, 412):
                 return None
             raise
 

@@ -88,7 +88,8 @@ class Places:
         """Copies a file to a URI; its bucket is made if it is missing."""
         if uri.startswith("s3://"):
             bucket, key = split(uri)
-            self.objects.make_bucket(bucket)
+            if not self.objects.has_bucket(bucket):
+                self.objects.make_bucket(bucket)
             self.objects.upload(bucket, key, path)
         else:
             target = self._path(uri)
