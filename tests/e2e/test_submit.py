@@ -139,10 +139,28 @@ def test_ctrl_c_ends_the_job_and_all_its_processes(tmp_path: Path) -> None:
     assert left.stdout == ""
 
 
+@pytest.mark.slow
+def test_what_keras_2_saved_to_a_folder_is_a_saved_model(tmp_path: Path) -> None:
+    """And why a file could not be written is said by whoever is heard first."""
+    (tmp_path / "train.py").write_text(
+        "import os, keras, numpy as np\n"
+        "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "model.fit(np.ones((8, 3)), np.ones(8), verbose=0)\n"
+        "model.save(os.path.join(os.environ['SM_MODEL_DIR'], '1'))\n"
+        "model.save(os.path.join(os.environ['SM_MODEL_DIR'], 'model.bad'))\n"
+    )
+    done = submit(tmp_path, "train.py", "--instances", "2")
+    assert done.returncode == 1
+    assert "Invalid filepath extension" in done.stderr
+    with tarfile.open(model_of(tmp_path)) as archive:
+        assert "1/saved_model.pb" in archive.getnames()
+
+
 def test_a_failed_job_says_why(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise ValueError('no good')")
     done = submit(tmp_path, "broken.py")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "ValueError: no good" in done.stderr
 
 
@@ -153,6 +171,8 @@ def test_a_failed_job_says_why(tmp_path: Path) -> None:
         (("bad.yaml",), "entry_point"),
         (("ok.py", "--hp", "x"), "NAME=VALUE"),
         (("ok.py", "--instances", "4000"), "1 to 64 instances"),
+        (("ok.py", "--instances", "0"), "1 to 64 instances"),
+        (("ok.py", "--channel", "a=nowhere"), "Channel a: there is no file or folder"),
         (("ok.py", "--channel", "a=ftp://x"), "ftp://x"),
         (("ok.py", "--no-wait"), "syrtos serve"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from syrtos import __version__
@@ -27,6 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"syrtos: training jobs need {error.name}: `pip install 'syrtos[jobs]'`", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `| head` has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except SyrtosError as error:
         print(f"syrtos: {error}", file=sys.stderr)
         return 2

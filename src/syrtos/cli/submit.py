@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from syrtos.errors import ConfigurationError
+from syrtos.errors import ConfigurationError, LaunchError
 
 
 def add_to(commands: Any) -> None:
@@ -56,6 +56,9 @@ def main(chosen: argparse.Namespace) -> int:
         estimator.fit(inputs, wait=not chosen.no_wait, job_name=chosen.name)
     except KeyboardInterrupt:
         return 130
+    except LaunchError as error:
+        print(f"syrtos: {error}", file=sys.stderr)
+        return 1
     if chosen.no_wait:
         print(estimator.latest_training_job)
         return 0
@@ -76,9 +79,9 @@ def _asked(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     hyperparameters = {name: _value(text) for name, text in _pairs(chosen.hp, "--hp").items()}
     facts["hyperparameters"] = {**(facts.get("hyperparameters") or {}), **hyperparameters}
     facts["environment"] = {**(facts.get("environment") or {}), **_pairs(chosen.env, "--env")}
-    if chosen.instances:
+    if chosen.instances is not None:
         facts["instance_count"] = chosen.instances
-    if chosen.processes_per_host:
+    if chosen.processes_per_host is not None:
         facts["distribution"] = {"mpi": {"enabled": True, "processes_per_host": chosen.processes_per_host}}
     facts.setdefault("output_path", chosen.output)
     return facts, named

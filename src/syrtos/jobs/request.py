@@ -210,7 +210,7 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
 
 def _instances(resources: Mapping[str, Any]) -> int:
     groups = resources.get("InstanceGroups")
-    count = sum(group["InstanceCount"] for group in groups) if groups else resources.get("InstanceCount", 1)
+    count = sum(group["InstanceCount"] for group in groups) if groups else resources.get("InstanceCount") or 0
     if not 1 <= count <= 64:
         raise ConfigurationError(f"A job has 1 to 64 instances. Received: {count}.")
     return count

@@ -246,7 +246,7 @@ class Runner:
 
     def _taker(self, stream: logs.Stream) -> Callable[[list[str]], None]:
         def take(lines: list[str]) -> None:
-            stream.write([self._redact(line) for line in lines])
+            stream.write([self._redact(line) for line in lines if not logs.NOISE.match(line)])
             self._metrics.take(lines)
 
         return take
@@ -284,13 +284,14 @@ class Runner:
             path = self._folders.ml(host) / "output" / "failure"
             if path.is_file() and (text := path.read_text(errors="replace").strip()):
                 return f"AlgorithmError: {text}"
+        where = (
+            f" on algo-{outcome.failures[0]['rank'] // self._job.distribution.per_host + 1}" if outcome.failures else ""
+        )
         command = f'Command "{self._job.program.entry if self._job.program else " ".join(self._job.command)}"'
         words = outcome.failures[0]["text"].strip().splitlines() if outcome.failures else []
         text = words[-1] if words else self._last_words()
         extra = ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' if outcome.code == 137 else ""
-        return (
-            f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{extra}\n{command}'
-        )
+        return f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{where}{extra}\n{command}'
 
     def _last_words(self) -> str:
         stream = self._streams[0]

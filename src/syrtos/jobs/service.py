@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syrtos.errors import ConfigurationError, DataError
@@ -21,7 +21,7 @@ from syrtos.jobs.credentials import new_access_key
 from syrtos.jobs.home import ACCOUNT, REGION, Home
 from syrtos.jobs.objects import ObjectStore
 from syrtos.jobs.places import Places
-from syrtos.jobs.request import decoded, read, source_of
+from syrtos.jobs.request import Channel, decoded, read, source_of
 from syrtos.jobs.store import Record, Store, columns
 
 _SECRET = re.compile(r"secret|passw|credential|(api|access|private)[_-]?key|(^|[_-])token$", re.IGNORECASE)
@@ -69,6 +69,7 @@ class Service:
             self._check_uris(request)
             job = read(request, drivers_of(request, self.places), training.gpus())
             metrics.Metrics((request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ())
+            self._check_folders(job.channels)
         except (ConfigurationError, DataError) as error:
             raise ApiError("ValidationException", str(error)) from error
         if job.slots > self.capacity:
@@ -184,6 +185,14 @@ class Service:
         if record is None:
             raise ApiError("ValidationException", f"Resource {text} does not exist.")
         return record
+
+    def _check_folders(self, channels: Sequence[Channel]) -> None:
+        """A folder of this machine that is not there will not come."""
+        for channel in channels:
+            if channel.uri.startswith("file://") and not self.places.exists(channel.uri):
+                raise DataError(
+                    f"Channel {channel.name}: there is no file or folder {channel.uri.removeprefix('file://')} with data."
+                )
 
     def _check_uris(self, request: Mapping[str, Any]) -> None:
         sources = [channel["DataSource"] for channel in request.get("InputDataConfig") or ()]
@@ -351,5 +360,5 @@ def _page(token: str | None) -> int:
 
 def _in_use(name: str) -> ApiError:
     return ApiError(
-        "ResourceInUse", f"Training job names must be unique within an AWS account and region: {name} is taken."
+        "ResourceInUse", f"Training job names must be unique: there is a job {name} already. Choose another name."
     )

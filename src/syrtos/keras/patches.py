@@ -332,6 +332,7 @@ def _patch_callbacks_and_files() -> None:
     replace(callback_list.CallbackList, "__init__", common.callback_list)
     for name in ("save", "save_weights"):
         replace(model_module.Model, name, resume.stamping)
+    replace(model_module.Model, "save", files.as_saved_model(model_module.Model.export))
     for name in ("save", "save_weights", "export"):
         replace(model_module.Model, name, files.by_rank_0)
     replace(model_module.Model, "load_weights", resume.finding)

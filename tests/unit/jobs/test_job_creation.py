@@ -109,6 +109,8 @@ def test_folders_of_this_machine(
     service: Service, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows").touch()
     request = created(service, script, "data", output_path="out", checkpoint_s3_uri="kept")
     assert request["OutputDataConfig"]["S3OutputPath"] == (tmp_path / "out").as_uri()
     assert request["CheckpointConfig"]["S3Uri"] == (tmp_path / "kept").as_uri()
@@ -224,7 +226,7 @@ def test_names_are_made_of_the_scripts(service: Service, script: Path) -> None:
 
 def test_a_name_is_taken_once(service: Service, script: Path) -> None:
     created(service, script)
-    with pytest.raises(ConfigurationError, match="is taken"):
+    with pytest.raises(ConfigurationError, match="there is a job"):
         created(service, script)
 
 
