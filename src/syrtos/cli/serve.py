@@ -40,7 +40,7 @@ def main(chosen: argparse.Namespace) -> int:
     from syrtos.jobs.home import Home
     from syrtos.jobs.http.page import token
     from syrtos.jobs.http.server import Server
-    from syrtos.jobs.queue import cores
+    from syrtos.jobs.training import cores
 
     if bool(chosen.tls_cert) != bool(chosen.tls_key) or (chosen.capacity is not None and chosen.capacity < 1):
         raise ConfigurationError("`--tls-cert` and `--tls-key` go together, and `--capacity` is 1 or more.")

@@ -11,9 +11,9 @@ from syrtos.jobs import logs, processes, runner
 from syrtos.jobs.home import Home, is_locked
 from syrtos.jobs.objects import store_of
 from syrtos.jobs.places import Places
-from syrtos.jobs.queue import cores
 from syrtos.jobs.service import ApiError, Service
 from syrtos.jobs.store import Record, Store
+from syrtos.jobs.training import cores
 
 _PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
 

@@ -117,18 +117,6 @@ def _number(path: Path) -> tuple[int, str]:
     return int(found[1]) if found else 0, path.name
 
 
-class Redactor:
-    """Hides values that must not be seen, wherever a script prints them."""
-
-    def __init__(self, secrets: Sequence[str]) -> None:
-        shown = {form for text in secrets for form in (*text.splitlines(), repr(text)[1:-1], json.dumps(text)[1:-1])}
-        wanted = sorted((text for text in shown if len(text) >= 6), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
-
-    def __call__(self, line: str) -> str:
-        return self._pattern.sub("******", line) if self._pattern else line
-
-
 class Tail:
     """Reads files that workers write, line by line, as they grow; they need not be there yet.
 

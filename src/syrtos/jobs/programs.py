@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from syrtos.errors import LaunchError
+from syrtos.errors import DataError, LaunchError
 from syrtos.jobs import artifacts
 from syrtos.jobs.places import Places
 from syrtos.jobs.request import Program
@@ -32,6 +34,27 @@ def fetch(places: Places, program: Program, folder: Path) -> None:
         raise LaunchError(
             f"There is no {program.entry} in the source folder; there are {', '.join(there) or 'no files'}."
         )
+
+
+def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
+    """The JSON files with which SDK v3 describes a script: those of the channel ``sm_drivers``.
+
+    Raises:
+        DataError: they can't be read.
+    """
+    channels = request.get("InputDataConfig") or ()
+    source = next((c["DataSource"] for c in channels if c["ChannelName"] == "sm_drivers"), None)
+    if source is None:
+        return {}
+    if "S3DataSource" not in source:
+        raise DataError("The channel sm_drivers must be an S3DataSource, as SageMaker's SDK sends it.")
+    uri = source["S3DataSource"]["S3Uri"]
+    base = uri.rstrip("/")
+    try:
+        found = {name: json.loads(places.text(f"{base}/{name}.json")) for name in ("sourcecode", "distributed")}
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{base} does not hold the drivers of SageMaker's SDK: {error}") from error
+    return found
 
 
 def python_for(

@@ -6,7 +6,6 @@ One process at a time decides (a lock in the service's folder); the jobs themsel
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import sys
 import threading
@@ -176,8 +175,3 @@ def _ended(record: Record, secondary: str) -> Record | None:
 
 def _failed(record: Record, text: str) -> Record | None:
     return None if record.state.final else record.moved("Failed", text, failure=text)
-
-
-def cores() -> int:
-    """Workers that this machine has room for: one for each core it lets us use."""
-    return len(os.sched_getaffinity(0))

@@ -22,14 +22,25 @@ from pathlib import Path
 
 from syrtos import settings
 from syrtos.errors import DataError, SyrtosError
-from syrtos.jobs import artifacts, channels, contract, enter, logs, metrics, processes, programs, states, training
+from syrtos.jobs import (
+    artifacts,
+    channels,
+    contract,
+    enter,
+    logs,
+    metrics,
+    processes,
+    programs,
+    secrecy,
+    states,
+    training,
+)
 from syrtos.jobs.artifacts import Checkpoints
 from syrtos.jobs.credentials import job_secret
 from syrtos.jobs.home import REGION, Home, try_lock
 from syrtos.jobs.objects import store_of
 from syrtos.jobs.places import Places
 from syrtos.jobs.request import read
-from syrtos.jobs.service import drivers_of, secrets_of
 from syrtos.jobs.store import Record, Store
 from syrtos.launch.supervise import Outcome, supervise
 from syrtos.launch.worker import version
@@ -76,11 +87,11 @@ class Runner:
         self._folders = training.Folders(home.job(name), enter.can_isolate())
         record = store.get(name)
         assert record is not None
-        self._job = read(record.request, drivers_of(record.request, self._places), training.gpus())
+        self._job = read(record.request, programs.drivers_of(record.request, self._places), training.gpus())
         self._attempt = record.attempts
         self._streams = logs.of(home.job(name) / "logs")
         secret = job_secret(home, record.access_key)
-        self._redact = logs.Redactor([secret, *secrets_of(record.request)])
+        self._redact = secrecy.Redactor([secret, *secrecy.secrets_of(record.request)])
         self._credentials = _credentials(home, record.access_key, secret)
         self._metrics = metrics.Metrics(record.request["AlgorithmSpecification"].get("MetricDefinitions") or ())
         self._metrics.values.update(record.metrics)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
 import secrets
 import shutil
@@ -21,11 +20,10 @@ from syrtos.jobs.credentials import new_access_key
 from syrtos.jobs.home import ACCOUNT, REGION, Home
 from syrtos.jobs.objects import ObjectStore
 from syrtos.jobs.places import Places
-from syrtos.jobs.request import Channel, decoded, read, source_of
+from syrtos.jobs.programs import drivers_of
+from syrtos.jobs.request import Channel, read, source_of
+from syrtos.jobs.secrecy import redacted
 from syrtos.jobs.store import Record, Store, columns
-
-_SECRET = re.compile(r"secret|passw|credential|(api|access|private)[_-]?key|(^|[_-])token$", re.IGNORECASE)
-_HIDDEN = "******"
 
 
 class ApiError(Exception):
@@ -205,48 +203,6 @@ class Service:
         code = source_of(request.get("HyperParameters") or {})
         for uri in filter(None, [*uris, code if "://" in code else ""]):  # a path is one of the instance
             self.places.allow(uri)
-
-
-def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
-    """The JSON files with which SDK v3 describes a script: those of the channel ``sm_drivers``.
-
-    Raises:
-        DataError: they can't be read.
-    """
-    channels = request.get("InputDataConfig") or ()
-    source = next((c["DataSource"] for c in channels if c["ChannelName"] == "sm_drivers"), None)
-    if source is None:
-        return {}
-    if "S3DataSource" not in source:
-        raise DataError("The channel sm_drivers must be an S3DataSource, as SageMaker's SDK sends it.")
-    uri = source["S3DataSource"]["S3Uri"]
-    base = uri.rstrip("/")
-    try:
-        found = {name: json.loads(places.text(f"{base}/{name}.json")) for name in ("sourcecode", "distributed")}
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{base} does not hold the drivers of SageMaker's SDK: {error}") from error
-    return found
-
-
-def secrets_of(request: Mapping[str, Any]) -> list[str]:
-    """Values in a request whose names say that they are secret."""
-    pairs = [*(request.get("Environment") or {}).items(), *(request.get("HyperParameters") or {}).items()]
-    return [str(form) for name, value in pairs if _SECRET.search(name) for form in (value, decoded(value))]
-
-
-def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A request without values that are secret."""
-    hidden = {
-        part: {name: _hidden(value) if _SECRET.search(name) else value for name, value in request[part].items()}
-        for part in ("Environment", "HyperParameters")
-        if request.get(part)
-    }
-    return {**request, **hidden}
-
-
-def _hidden(value: str) -> str:
-    """Of a JSON text another one: SDKs decode what Describe says."""
-    return json.dumps(_HIDDEN) if value.startswith('"') else _HIDDEN
 
 
 def arn(name: str) -> str:

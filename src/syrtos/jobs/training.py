@@ -73,7 +73,7 @@ class Folders:
         """An instance, as its script sees it."""
         root = ML if self.isolated else str(self.ml(host))
         names = job.hosts if self.isolated else tuple(address(job.name, k) for k in range(len(job.hosts)))
-        return Place(root, names, len(os.sched_getaffinity(0)), gpus)
+        return Place(root, names, cores(), gpus)
 
 
 def address(job: str, host: int) -> str:
@@ -112,21 +112,14 @@ def make_plan(
         raise ConfigurationError(
             f"This machine lets nobody make namespaces: checkpoints can't be at {job.checkpoints[1]}. Leave CheckpointConfig.LocalPath out."
         )
-    run_dir, copies = folders.run_dir(attempt), job.distribution.kind == "copies"
+    run_dir = folders.run_dir(attempt)
     servers = len(job.hosts) if _wants_servers(job, folders) else 0
     options = Options(batch=job.batch, run_dir=str(run_dir), servers=servers)
     here = Path(sys.executable)
     path = os.pathsep.join([str(python.parent), str(here.parent), env.get("PATH", os.defpath)])
-    segments: list[list[str]] = []
-    for host in range(len(job.hosts)):
-        command = _copy(job, folders, host, python) if copies else _worker(job, folders, host, python)
-        spec = _spec(job, folders, host, {"PATH": path, **credentials}, run_dir if copies else None)
-        file = folders.job / "instances" / f"{job.hosts[host]}.json"
-        settings_text = json.dumps(dataclasses.asdict(spec))
-        file.touch(mode=0o600)
-        file.write_text(settings_text)
-        enter = [str(here), "-m", "syrtos.jobs.enter", str(file)]
-        segments.append(["-n", str(job.distribution.per_host), *enter, *command])
+    segments = [
+        _segment(job, folders, host, python, {"PATH": path, **credentials}, run_dir) for host in range(len(job.hosts))
+    ]
     segments += [["-n", "1", *segments[host][2:]] for host in range(servers)]
     words = segments[0] + [word for segment in segments[1:] for word in (":", *segment)]
     alive = ["-disable-auto-cleanup"] if options.own_pace else []
@@ -137,6 +130,19 @@ def make_plan(
         environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
     spared = frozenset(range(1, job.slots)) if options.own_pace else frozenset()
     return Plan((*launcher, *words), environment, spared)
+
+
+def _segment(
+    job: Job, folders: Folders, host: int, python: Path, variables: Mapping[str, str], run_dir: Path
+) -> list[str]:
+    """An instance's part of the command line of our MPI's launcher."""
+    copies = job.distribution.kind == "copies"
+    command = _copy(job, folders, host, python) if copies else _worker(job, folders, host, python)
+    spec = _spec(job, folders, host, variables, run_dir if copies else None)
+    file = folders.job / "instances" / f"{job.hosts[host]}.json"
+    file.touch(mode=0o600)  # it holds the job's keys
+    file.write_text(json.dumps(dataclasses.asdict(spec)))
+    return ["-n", str(job.distribution.per_host), sys.executable, "-m", "syrtos.jobs.enter", str(file), *command]
 
 
 def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], output: Path | None) -> Spec:
@@ -190,6 +196,11 @@ def arguments(job: Job, place: Place) -> list[str]:
 def gpus() -> int:
     """GPUs of this machine."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def cores() -> int:
+    """Workers that this machine has room for: one for each core it lets us use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _wants_servers(job: Job, folders: Folders) -> bool:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syrtos.jobs import logs
-from syrtos.jobs.logs import Redactor, Stream, Tail, shown
+from syrtos.jobs.logs import Stream, Tail, shown
+from syrtos.jobs.secrecy import Redactor
 
 
 @pytest.fixture

@@ -1,0 +1,46 @@
+"""What must not be seen: values that are called like secrets, in what the API tells and in what scripts print."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from syrtos.jobs.request import decoded
+
+_SECRET = re.compile(r"secret|passw|credential|(api|access|private)[_-]?key|(^|[_-])token$", re.IGNORECASE)
+_HIDDEN = "******"
+
+
+def secrets_of(request: Mapping[str, Any]) -> list[str]:
+    """Values in a request whose names say that they are secret."""
+    pairs = [*(request.get("Environment") or {}).items(), *(request.get("HyperParameters") or {}).items()]
+    return [str(form) for name, value in pairs if _SECRET.search(name) for form in (value, decoded(value))]
+
+
+def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request without values that are secret."""
+    hidden = {
+        part: {name: _hidden(value) if _SECRET.search(name) else value for name, value in request[part].items()}
+        for part in ("Environment", "HyperParameters")
+        if request.get(part)
+    }
+    return {**request, **hidden}
+
+
+def _hidden(value: str) -> str:
+    """Of a JSON text another one: SDKs decode what Describe says."""
+    return json.dumps(_HIDDEN) if value.startswith('"') else _HIDDEN
+
+
+class Redactor:
+    """Hides values that must not be seen, wherever a script prints them."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        shown = {form for text in secrets for form in (*text.splitlines(), repr(text)[1:-1], json.dumps(text)[1:-1])}
+        wanted = sorted((text for text in shown if len(text) >= 6), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
+
+    def __call__(self, line: str) -> str:
+        return self._pattern.sub("******", line) if self._pattern else line
