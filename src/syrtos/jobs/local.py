@@ -78,7 +78,7 @@ def ask_to_stop(service: Service, name: str) -> None:
     except ApiError as error:
         raise ConfigurationError(str(error)) from error
     if not attended(service, name):
-        service.store.change(name, lambda record: None if record.state.final else record.moved("Stopped"))
+        service.store.change(name, lambda record: record.ended("Stopped"))
 
 
 def attended(service: Service, name: str) -> bool:

@@ -127,10 +127,10 @@ class ObjectStore(abc.ABC):
             yield from page
             after = page[-1].key
 
-    def fetch(self, bucket: str, entry: Entry, path: Path) -> None:
-        """Copies an object into a file."""
+    def fetch(self, bucket: str, entry: Entry, path: Path, start: int = 0, stop: int | None = None) -> None:
+        """Copies an object, or a part of it, into a file."""
         with path.open("wb") as file:
-            for piece in self.read(bucket, entry, 0, entry.size):
+            for piece in self.read(bucket, entry, start, entry.size if stop is None else stop):
                 file.write(piece)
 
     def upload(self, bucket: str, key: str, path: Path) -> None:

@@ -142,10 +142,10 @@ class Queue:
         """Ends a job that has waited for longer than it wanted to."""
         now = time.time()
         if record.wait_until and now > record.wait_until:
-            self._service.store.change(record.name, lambda r: _ended(r, "MaxWaitTimeExceeded"))
+            self._service.store.change(record.name, lambda r: r.ended("MaxWaitTimeExceeded"))
         elif record.begin_until and not record.attempts and now > record.begin_until:
             text = "CapacityError: there were no workers for the job for MaxPendingTimeInSeconds."
-            self._service.store.change(record.name, lambda r: _failed(r, text))
+            self._service.store.change(record.name, lambda r: r.failed(text))
         else:
             return False
         return True
@@ -161,17 +161,9 @@ class Queue:
         retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)
         gone = 1 + sum(transition["Status"] == "Restarting" for transition in current.state.transitions)
         if current.state.status == "Stopping":
-            self._service.store.change(name, lambda r: _ended(r, "Stopped"))
+            self._service.store.change(name, lambda r: r.ended("Stopped"))
         elif gone > retries:
             text = f"InternalServerError: the process that ran the job was gone {gone} times; {home.job(name) / 'runner.log'} may say why."
-            self._service.store.change(name, lambda r: _failed(r, text))
+            self._service.store.change(name, lambda r: r.failed(text))
         else:
-            self._service.store.change(name, lambda r: _ended(r, "Restarting"))
-
-
-def _ended(record: Record, secondary: str) -> Record | None:
-    return None if record.state.final else record.moved(secondary)
-
-
-def _failed(record: Record, text: str) -> Record | None:
-    return None if record.state.final else record.moved("Failed", text, failure=text)
+            self._service.store.change(name, lambda r: r.ended("Restarting"))

@@ -162,9 +162,7 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
     Raises:
         ConfigurationError: it asks for what can't be done here.
     """
-    missing = [name for name in ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig") if name not in request]
-    if missing:
-        raise ConfigurationError(f"A training job needs {', '.join(missing)}.")
+    _check(request, drivers)
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
     hyperparameters = dict(request.get("HyperParameters") or {})
     command = (*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ()))
@@ -175,13 +173,6 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
             "The request names no script: set the hyperparameters sagemaker_program and sagemaker_submit_directory (as `TensorFlow(entry_point=...)` "
             "does), or AlgorithmSpecification.ContainerEntrypoint. syrtos runs no container images."
         )
-    if not all(isinstance(part, Mapping) for part in drivers.values()):
-        raise ConfigurationError(
-            "The files of the channel sm_drivers must be JSON objects, as SageMaker's SDK writes them."
-        )
-    names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or ()]
-    if len(set(names)) < len(names) or {".", ".."} & set(names):
-        raise ConfigurationError(f"Each channel needs a name of its own. Received: {', '.join(names)}.")
     copies = (
         program is None
         or not program.is_python
@@ -206,6 +197,20 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
             stop.get("MaxPendingTimeInSeconds"),
         ),
     )
+
+
+def _check(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> None:
+    """What the service's model leaves open, and every job needs."""
+    missing = [name for name in ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig") if name not in request]
+    if missing:
+        raise ConfigurationError(f"A training job needs {', '.join(missing)}.")
+    if not all(isinstance(part, Mapping) for part in drivers.values()):
+        raise ConfigurationError(
+            "The files of the channel sm_drivers must be JSON objects, as SageMaker's SDK writes them."
+        )
+    names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or ()]
+    if len(set(names)) < len(names) or {".", ".."} & set(names):
+        raise ConfigurationError(f"Each channel needs a name of its own. Received: {', '.join(names)}.")
 
 
 def _instances(resources: Mapping[str, Any]) -> int:

@@ -166,10 +166,7 @@ class Runner:
 
     def _fetch_program(self) -> Path:
         program = self._job.program
-        code = [
-            self._folders.ml(host) / (program.folder if program else contract.ML + "/code").removeprefix("/opt/ml/")
-            for host in range(len(self._job.hosts))
-        ]
+        code = [self._folders.code(self._job, host) for host in range(len(self._job.hosts))]
         if program:
             for folder in code:
                 if program.source:
@@ -365,10 +362,8 @@ class Runner:
         self._save()
 
         def finished(record: Record) -> Record | None:
-            if record.state.final:
-                return None
             stopped = record.state.status == "Stopping" and secondary == "Interrupted"
-            return record.moved("Stopped" if stopped else secondary, yields=False)
+            return record.ended("Stopped" if stopped else secondary, yields=False)
 
         self._store.change(self._name, finished)
 
@@ -396,7 +391,7 @@ class Runner:
 
 def _fail(store: Store, name: str, reason: str) -> None:
     text = reason.replace("\0", "")[:_LONGEST_REASON]  # no database takes a NUL in a text
-    store.change(name, lambda record: None if record.state.final else record.moved("Failed", text, failure=text))
+    store.change(name, lambda record: record.failed(text))
 
 
 def mark(home: Home, name: str) -> str:

@@ -107,6 +107,14 @@ class Record:
         now = time.time()
         return dataclasses.replace(self, state=self.state.moved(secondary, now, message), modified=now, **changes)
 
+    def ended(self, secondary: str, message: str | None = None, **changes: Any) -> Record | None:
+        """This job after its end now; None if it has ended already, and stays as it is."""
+        return None if self.state.final else self.moved(secondary, message, **changes)
+
+    def failed(self, reason: str) -> Record | None:
+        """This job after it has failed now, with ``reason``; None if it has ended already."""
+        return self.ended("Failed", reason, failure=reason)
+
 
 class Store:
     """All jobs of a service.

@@ -40,6 +40,11 @@ class Folders:
         """What an instance calls ``/opt/ml``."""
         return self.job / "instances" / f"algo-{host + 1}" / "ml"
 
+    def code(self, job: Job, host: int) -> Path:
+        """Where an instance has the job's source."""
+        folder = job.program.folder if job.program else f"{ML}/code"
+        return self.ml(host) / folder.removeprefix(f"{ML}/")
+
     def shared(self, name: str) -> Path:
         """What all instances of a world have in common: one of them writes it, and all may read it."""
         return self.job / "shared" / name
@@ -207,5 +212,5 @@ def _wants_servers(job: Job, folders: Folders) -> bool:
     """SageMaker starts parameter servers for all kinds of scripts; only one kind has a use for them, the others train together."""
     if job.distribution.kind != "parameter_server" or job.program is None:
         return False
-    script = folders.ml(0) / job.program.folder.removeprefix(ML + "/") / job.program.entry
+    script = folders.code(job, 0) / job.program.entry
     return "ParameterServerStrategy" in script.read_text(errors="replace")

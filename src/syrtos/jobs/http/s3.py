@@ -206,7 +206,7 @@ class S3:
         return Response(headers={"ETag": f'"{etag}"', **checksum})
 
     async def _copy(self, request: Request, signed: Signed, source: str, bucket: str, key: str) -> Response:
-        path, entry, _ = await self._source(request, signed, source)
+        path, entry = await self._source(request, signed, source)
         replaced = request.headers.get("x-amz-metadata-directive") == "REPLACE"
         headers = _kept(request) if replaced else entry.headers
         digest = await run_in_threadpool(_md5, path)
@@ -214,7 +214,7 @@ class S3:
         when = f"<LastModified>{iso(time.time())}</LastModified>"
         return _xml("CopyObjectResult", f"{when}<ETag>&quot;{digest}&quot;</ETag>")
 
-    async def _source(self, request: Request, signed: Signed, source: str) -> tuple[Path, Entry, int]:
+    async def _source(self, request: Request, signed: Signed, source: str) -> tuple[Path, Entry]:
         """A copy of what ``x-amz-copy-source`` names."""
         name = urllib.parse.unquote(source.partition("?versionId=")[0]).lstrip("/")
         bucket, _, key = name.partition("/")
@@ -224,14 +224,8 @@ class S3:
             raise S3Error(404, "NoSuchKey", "The specified key does not exist.")
         start, stop = _range(request.headers.get("x-amz-copy-source-range"), entry.size)
         path = self._store.incoming()
-
-        def copy() -> None:
-            with path.open("wb") as file:
-                for piece in self._store.read(bucket, entry, start, stop):
-                    file.write(piece)
-
-        await run_in_threadpool(copy)
-        return path, entry, stop - start
+        await run_in_threadpool(self._store.fetch, bucket, entry, path, start, stop)
+        return path, entry
 
     # -- uploads in parts ----------------------------------------------------------------------
 
@@ -274,7 +268,7 @@ class S3:
             raise S3Error(400, "InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive")
         source = request.headers.get("x-amz-copy-source")
         if source is not None:
-            path, _, _ = await self._source(request, signed, source)
+            path, _ = await self._source(request, signed, source)
             etag = await run_in_threadpool(_md5, path)
         else:
             path = self._store.incoming()
