@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import socket
+import struct
 import tempfile
 from pathlib import Path
 from typing import IO, Any
@@ -124,7 +125,7 @@ def try_lock(path: Path) -> IO[str] | None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = path.open("a")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
     except BlockingIOError:
         file.close()
         return None
@@ -132,15 +133,19 @@ def try_lock(path: Path) -> IO[str] | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock."""
+    """Whether some process holds the lock. Asking takes no lock, or who wants it at that moment would be refused."""
     if not path.exists():
         return False
     with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
+        return struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK
+
+
+_FLOCK = "@hhqqi4x"  # struct flock of fcntl(2): type, whence, start, length, process
+
+
+def _whole_file(kind: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
 
 
 @functools.cache
