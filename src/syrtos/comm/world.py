@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import socket
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from syrtos.comm.servers import Servers
 
 
+# How many errors are kept: an old one that the script has caught must not push out the one that ends it.
+_REMEMBERED = 8
+
+
 @dataclasses.dataclass
 class Session:
     """This process's place in the world.
@@ -33,7 +38,7 @@ class Session:
         options: what the run was asked to do.
         ledger: where the time of each step is written down.
         watchdog: counts and bounds the waiting of ``comm``.
-        error: what an exchange raised last; frameworks wrap it into errors of their own.
+        errors: the latest errors of exchanges and readers, of all threads, oldest first; frameworks wrap them into errors of their own.
         servers: asks the parameter servers, if the run has some.
         questions: on a parameter server, where workers ask; it is no worker, and runs no script.
         rank_aware: whether the script has asked for its rank. Such a script decides itself which rank writes a file.
@@ -48,7 +53,9 @@ class Session:
     servers: Servers | None = None
     questions: MPI.Comm | None = None
     rank_aware: bool = False
-    error: BaseException | None = None
+    errors: collections.deque[BaseException] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
+    )
 
     def alone(self) -> Session:
         """This worker as a world of one that writes into the same record."""
@@ -130,15 +137,25 @@ def joined() -> bool:
 
 @contextlib.contextmanager
 def remembering_errors() -> Iterator[None]:
-    """Keeps what is raised inside, for whoever catches the framework's error that wraps it."""
-    if _session is not None:
-        _session.error = None  # of an earlier exchange: it was dealt with
+    """Keeps what is raised inside, in any thread, so that `original_of` finds it when a framework has wrapped it."""
     try:
         yield
     except BaseException as error:
         if _session is not None:
-            _session.error = error
+            _session.errors.append(error)
         raise
+
+
+def original_of(wrapped: BaseException) -> BaseException:
+    """The remembered error that a framework's error quotes: the first in its text, and the latest of equals; else ``wrapped`` itself."""
+    text = str(wrapped)
+    quoted = [error for error in reversed(_session.errors) if _quote(error) in text] if _session is not None else []
+    return min(quoted, key=lambda error: text.index(_quote(error)), default=wrapped)
+
+
+def _quote(error: BaseException) -> str:
+    """How TensorFlow quotes an error of Python."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def adopt(session: Session | None) -> Session | None:

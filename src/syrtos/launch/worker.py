@@ -260,8 +260,7 @@ def _cause(error: BaseException) -> BaseException:
     """TensorFlow wraps what an exchange raised into an error of its own: show the original."""
     from syrtos.comm import world
 
-    wrapped = type(error).__module__.startswith("tensorflow") and world.joined()
-    return world.current().error or error if wrapped else error
+    return world.original_of(error) if type(error).__module__.startswith("tensorflow") else error
 
 
 def _check_versions(comm: Communicator) -> None:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import DataError
+from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.input import global_batches, worker_batches
 
 Answer = Callable[[float], list[float]]
@@ -117,6 +119,19 @@ def checksum_of(data: Any) -> float:
     comm = OneOf(0, 1, lambda mine: [seen.append(mine) or mine])
     list(global_batches(tf.data.Dataset.from_tensors(data), comm))
     return seen[0]
+
+
+@pytest.mark.usefixtures("no_session")
+def test_the_error_of_the_input_thread_is_found_after_a_later_exchange() -> None:
+    world.init()
+    batches = tf.data.Dataset.range(8).batch(4).prefetch(2)
+    read = iter(global_batches(batches, OneOf(0, 2, lambda mine: [mine, mine + 1])).prefetch(2))
+    with pytest.raises(tf.errors.OpError) as caught:
+        next(read)
+    ops.exchange(lambda: [np.zeros(())], [], [tf.float64])
+    original = world.original_of(caught.value)
+    assert isinstance(original, DataError)
+    assert str(original).startswith("Workers read different data in batch 0")
 
 
 def test_batches_are_compared_now_and_then() -> None:

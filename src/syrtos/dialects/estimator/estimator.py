@@ -155,7 +155,7 @@ class Estimator:
     def _run_steps(self, scaffold: Any, all_hooks: list[Any], train_op: Any) -> None:
         reads = self.model_dir if world.current().world.rank == 0 else None
         creator = v1.train.ChiefSessionCreator(scaffold, config=self._config.session_config, checkpoint_dir=reads)
-        with world.remembering_errors(), v1.train.MonitoredSession(creator, all_hooks) as session:
+        with v1.train.MonitoredSession(creator, all_hooks) as session:
             while not session.should_stop():
                 session.run(train_op)
 
@@ -205,7 +205,7 @@ class Estimator:
             found = None
             fetches = [loss, scope.active, tf.group(*(update for _, update in metrics.values()))]
             all_hooks = [hooks.BeginEqual(), *hooks.here([*(own_hooks or ()), *(spec.evaluation_hooks or ())])]
-            with world.remembering_errors(), self._restored(spec, checkpoint, all_hooks) as session:
+            with self._restored(spec, checkpoint, all_hooks) as session:
                 losses = graphs.steps_of(session, fetches, totals, steps)
                 totals.reduce(graphs.without_hooks(session), ReduceOp.SUM)
                 values = {name: value for name, (value, _) in metrics.items()}
