@@ -657,3 +657,8 @@ def stop_from_batch_callback() -> tuple[Any, Logs]:
                 self.model.stop_training = True
 
     return regression(callbacks=[Stop()], epochs=30)
+
+
+# -- loops of a script's own ------------------------------------------------------------------------------
+
+importlib.import_module("own_loops")

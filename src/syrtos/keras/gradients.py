@@ -182,14 +182,14 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     step = current_step()
     weighed = step is not None and _accumulates(optimizer)  # by `to_accumulate`
     weight = 1.0 if step is None or weighed else step.samples
-    if weighed or (step is None and _in_strategy_run()):
+    if weighed or (step is None and in_strategy_run()):
         reduction = dataclasses.replace(reduction, op=ReduceOp.SUM)
     return reduction.apply(grads, getattr(optimizer, _APPLIED, ()), weight, _adds_rows(optimizer))
 
 
 def sum_of_means(size: int) -> float:
     """What a mean over ``size`` workers is multiplied by outside of `fit`: a loop with `strategy.run` sums, as `tf.distribute` defines."""
-    return float(size) if _in_strategy_run() else 1.0
+    return float(size) if in_strategy_run() else 1.0
 
 
 def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
@@ -237,7 +237,8 @@ def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
             state.broadcast(reduction.comm, [v for v in found if state.identity(v) not in reduction.local])
 
 
-def _in_strategy_run() -> bool:
+def in_strategy_run() -> bool:
+    """Whether this code runs inside `strategy.run` of several workers, where `tf.distribute` sums what replicas have computed."""
     context = tf.distribute.get_replica_context()
     return context is not None and context.strategy.num_replicas_in_sync > 1
 

@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 import tensorflow as tf
-from tf_keras.src import backend, callbacks
+from tf_keras.src import backend, callbacks, losses
 from tf_keras.src.engine import data_adapter, training
 from tf_keras.src.metrics import base_metric
 from tf_keras.src.mixed_precision import loss_scale_optimizer
@@ -23,6 +23,7 @@ from syrtos.keras import files, fitting, gradients, interrupts
 from syrtos.keras import replacing as common
 from syrtos.keras.replacing import Method, replace
 from syrtos.keras.step import StepScope, current_step
+from syrtos.keras.strategy import Strategy
 
 
 @functools.cache
@@ -55,6 +56,9 @@ def _patch_losses() -> None:
     # A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so.
     replace(losses_utils, "reduce_weighted_loss", _reduce_weighted_loss)
     replace(losses_utils, "apply_valid_mask", _apply_valid_mask)
+    # The originals divide by replicas, or refuse to, also in a loop without `strategy.run`, in which nothing is summed.
+    replace(losses_utils, "scale_loss_for_distribution", common.only_in_strategy_run)
+    replace(losses.Loss, "_get_reduction", _reduction_of_one_process)
     # A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks.
     replace(base_metric.Mean, "update_state", common.counting_share)
 
@@ -67,6 +71,18 @@ def _reduce_weighted_loss(original: Method) -> Method:
         return loss
 
     return reduce_weighted_loss
+
+
+def _reduction_of_one_process(original: Method) -> Method:
+    """The default reduction is refused under a strategy; a script that asked for none does not know that there is one."""
+
+    def get_reduction(self: Any) -> Any:
+        if Strategy.chosen or gradients.in_strategy_run():
+            return original(self)
+        automatic = self.reduction == losses_utils.ReductionV2.AUTO
+        return losses_utils.ReductionV2.SUM_OVER_BATCH_SIZE if automatic else self.reduction
+
+    return get_reduction
 
 
 def _apply_valid_mask(original: Method) -> Method:
@@ -95,7 +111,8 @@ def _patch_optimizers() -> None:
 def _aggregate(original: Method) -> Method:
     def aggregate(self: Any, grads_and_vars: Any) -> Any:
         if not gradients.reduction_of(self):
-            return original(self, grads_and_vars)
+            # outside of `strategy.run` the original finds no replicas to sum over, and fails
+            return grads_and_vars if tf.distribute.in_cross_replica_context() else original(self, grads_and_vars)
         pairs = list(grads_and_vars)
         gradients.broadcast_before_first(self, [variable for _, variable in pairs])
         gradients.about_to_apply(self, [variable for _, variable in pairs])

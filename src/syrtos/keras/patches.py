@@ -61,6 +61,9 @@ def _patch_losses() -> None:
     """A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so."""
     replace(loss_module, "reduce_values", _reduce_values)
     replace(loss_module, "apply_mask", _apply_mask)
+    # The originals divide by replicas, also in a loop without `strategy.run`, in which nothing is summed.
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        replace(loss_module, name, common.only_in_strategy_run)
     # A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks.
     replace(reduction_metrics.Mean, "update_state", common.counting_share)
 

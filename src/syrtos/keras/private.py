@@ -15,16 +15,36 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.data.util import structure
-from tensorflow.python.distribute import one_device_strategy
+from tensorflow.python.distribute import device_util, one_device_strategy
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
 from tensorflow.python.framework.func_graph import FuncGraph
 
-# tf.distribute has no public base for strategies outside TensorFlow: the extended class of OneDeviceStrategy is the smallest
-# one that is complete (variables, replica context, update), and all we change are its hooks. Untyped, because the original
-# annotates its hooks with the constants it returns.
-OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
+# Untyped, because the original annotates its hooks with the constants it returns.
+_OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
+
+
+class OneDeviceExtended(_OneDeviceExtended):
+    """What a strategy outside of TensorFlow is derived from: `tf.distribute` has no public base for it.
+
+    The extended class of OneDeviceStrategy is the smallest one that is complete (variables, replica context, update). The original resolves its
+    device when it is made, which initializes TensorFlow's context: a script could then no longer configure threads, memory growth or
+    logical devices. Here the device is resolved when it is first used.
+    """
+
+    def __init__(self, container: tf.distribute.Strategy) -> None:
+        super(_OneDeviceExtended, self).__init__(container)
+        self._retrace_functions_for_each_device = False  # said here, or the container would count our devices
+
+    @functools.cached_property
+    def _device(self) -> str:
+        return device_util.resolve("/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0")
+
+    @functools.cached_property
+    def _input_device(self) -> str:
+        return device_util.get_host_for_device(self._device)
+
 
 # The same decorator, without its annotation: it says that the function returns its gradient too.
 custom_gradient: Any = tf.custom_gradient

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras import callbacks, fitting, pace, private
+from syrtos.keras import callbacks, fitting, gradients, pace, private
 from syrtos.keras import step as step_module
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.input import policy_ignored
@@ -50,6 +50,16 @@ def _refusing_scope(original: Method) -> Method:
 
 
 # -- losses -------------------------------------------------------------------------------------------
+
+
+def only_in_strategy_run(original: Method) -> Method:
+    """Keras divides a loss by the strategy's replicas. That is right where replicas are summed, in `strategy.run`; elsewhere a worker's loss is that
+    of a whole batch, as in one process."""
+
+    def scale(value: Any) -> Any:
+        return original(value) if gradients.in_strategy_run() else value
+
+    return scale
 
 
 def masked_globally(weights: Any, mask: Any) -> Any:

@@ -101,8 +101,7 @@ class _Extended(private.OneDeviceExtended):
     """The hooks of `tf.distribute`, answered by the communicator."""
 
     def __init__(self, strategy: tf.distribute.Strategy, session: Session) -> None:
-        device = "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"
-        super().__init__(strategy, device)
+        super().__init__(strategy)
         self._session = session
         self._cluster_resolver = _Resolver(session)
 
@@ -185,8 +184,10 @@ class _Extended(private.OneDeviceExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        """In a step of `fit` losses count by samples: nothing is to be divided by replicas."""
-        return 1 if current_step() else self._session.world.size
+        """The number of workers inside `run`, and for a script that has asked for a strategy. In a step of `fit` losses are weighted by samples,
+        and in a loop without `run` each worker sees whole batches: there nothing is to be divided by replicas."""
+        asked = Strategy.chosen or not tf.distribute.in_cross_replica_context()
+        return self._session.world.size if asked and not current_step() else 1
 
     def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> int:
         del replica_id_in_sync_group
