@@ -70,13 +70,12 @@ def check_structure(comm: Communicator, variables: Sequence[Any]) -> None:
         OutOfStepError: with the first variable that differs.
     """
     mine = [f"{name_of(v)} {tuple(v.shape)} {dtype_name(v)}" for v in variables]
-    # Keras numbers names by how many layers a process has made before: that may differ
-    digest = float(zlib.crc32(re.sub(r"_\d+\b", "", "\n".join(mine)).encode()))
+    digest = float(zlib.crc32("\n".join(map(_unnumbered, mine)).encode()))
     if len(set(comm.agree("compare model structure", digest))) == 1:
         return
     everyone = comm.allgather_object(mine)
     different = next(
-        (rows for rows in zip(*everyone, strict=False) if len(set(rows)) > 1),
+        (rows for rows in zip(*everyone, strict=False) if len(set(map(_unnumbered, rows))) > 1),
         tuple(f"{len(v)} variables" for v in everyone),
     )
     raise OutOfStepError(
@@ -85,6 +84,11 @@ def check_structure(comm: Communicator, variables: Sequence[Any]) -> None:
         + "\nThe script must build the same model on every rank: look for code that depends on the rank, the host or "
         "unseeded random numbers."
     )
+
+
+def _unnumbered(text: str) -> str:
+    """Without the numbers that Keras appends to names: they count the layers that a process has made, which may differ."""
+    return re.sub(r"_\d+\b", "", text)
 
 
 def check_equal(comm: Communicator, variables: Sequence[Any], step: int) -> None:

@@ -141,3 +141,12 @@ def test_a_model_without_an_optimizer_has_its_own_variables_only() -> None:
     mine = variables()
     assert len(state.of_model(SimpleNamespace(variables=mine, optimizer=None))) == 2
     assert len(state.of_model(SimpleNamespace(variables=mine))) == 2
+
+
+def test_the_first_difference_is_not_one_of_numbers(together: Any) -> None:
+    def play(comm: InProcessCommunicator) -> None:
+        first = variable(np.zeros(3), f"dense_{4 + comm.rank}/kernel")
+        state.check_structure(comm, [first, variable(np.zeros(5 + comm.rank), "dense_9/bias")])
+
+    with pytest.raises(OutOfStepError, match=r"difference:\n  rank 0: dense_9/bias:0 \(5,\).*\n  rank 1: dense_9/bias:0 \(6,\)"):
+        together(2, play)
