@@ -6,10 +6,11 @@ plain data as JSON, and arrays that follow as they are.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,8 @@ def serve(
                 left.add(one.source)
                 lose(one.source)
             else:
-                _handle(question, handle)
+                with refusing(question):
+                    handle(question)
         if time.monotonic() - looked > _LOOK_EVERY:
             looked = time.monotonic()
             dead = gone() - left
@@ -146,11 +148,14 @@ def serve(
             time.sleep(_NAP)
 
 
-def _handle(question: Question, handle: Callable[[Question], None]) -> None:
+@contextlib.contextmanager
+def refusing(*questions: Question) -> Iterator[None]:
+    """Answers all of ``questions`` with the error that is raised inside: a worker that is not answered waits until the watchdog ends it."""
     try:
-        handle(question)
+        yield
     except Exception as error:
-        question.answer(error=f"A parameter server could not answer `{question.fields['ask']}`: {error}")
+        for question in questions:
+            question.answer(error=f"A parameter server could not answer `{question.fields['ask']}`: {error}")
 
 
 def _replier(

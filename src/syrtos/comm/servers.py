@@ -45,7 +45,7 @@ class Servers:
 
     def register(self, key: str, parts: Sequence[Message]) -> list[Message]:
         """Gives each server its part of an optimizer, as worker 0 has it; the answers come when that is there."""
-        return self._ask_all("register", parts, key=key)
+        return self._ask_all("register", parts, key=key, round=self._round)
 
     def push(self, key: str, parts: Sequence[Message]) -> list[Message]:
         """Gives each server its part of this worker's gradients; the answers are the new values."""

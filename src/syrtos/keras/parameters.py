@@ -53,6 +53,7 @@ class Parameters:
         self._staleness = staleness
         self._comm = comm
         self._held: dict[str, _Held] = {}
+        self._beginning: dict[str, dict[int, Question]] = {}
         self.asked = {"register": self._register, "push": self._push, "state": self._state, "idle": self._idle}
         # How far each worker is: (round, updates in it).
         self._progress = dict.fromkeys(self._live, (0, 0))
@@ -62,19 +63,39 @@ class Parameters:
         """This worker asks nothing any more; nobody waits for it."""
         self._live.discard(worker)
         self._ahead = [one for one in self._ahead if one[1].worker != worker]
+        for registered in self._beginning.values():
+            registered.pop(worker, None)
         for held in self._held.values():
             held.together.pop(worker, None)
             self._apply_together(held)
-        self._let_go()
+        self._go_on()
 
     def _register(self, question: Question) -> None:
-        """``optimizer`` and ``variables``, the values as one array of bytes, and what the optimizer remembers by ``names``.
-        All workers give the same; the first one counts."""
-        key = question.fields["key"]
-        if key not in self._held:
-            self._held.pop(question.fields["replaces"], None)
-            self._held[key] = _Held(question.fields, question.arrays)
-        self._held[key].answer(question)
+        """``optimizer`` and ``variables``, the values as one array of bytes, and what the optimizer remembers by ``names``. Those of
+        worker 0 are taken, or of the first worker after it that still makes updates in this ``round``; all are answered then."""
+        self._beginning.setdefault(question.fields["key"], {})[question.worker] = question
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Answers what has waited for other workers, if it need not wait any longer."""
+        for key, registered in list(self._beginning.items()):
+            self._begin(key, registered)
+        self._let_go()
+
+    def _begin(self, key: str, registered: dict[int, Question]) -> None:
+        """Makes the optimizer once the registration that counts is there."""
+        number = min((question.fields["round"] for question in registered.values()), default=0)
+        updating = [worker for worker in self._live if self._progress[worker][0] <= number]
+        chosen = registered.get(min(updating, default=-1))
+        if key not in self._held and chosen is None:
+            return
+        del self._beginning[key]
+        with requests.refusing(*registered.values()):
+            if chosen is not None and key not in self._held:
+                self._held.pop(chosen.fields["replaces"], None)
+                self._held[key] = _Held(chosen.fields, chosen.arrays)
+            for question in registered.values():
+                self._held[key].answer(question)
 
     def _push(self, question: Question) -> None:
         """Gradients of the variables listed in ``present``, with this worker's ``weight``, and the ``rate`` to learn at."""
@@ -102,7 +123,7 @@ class Parameters:
     def _idle(self, question: Question) -> None:
         """The worker makes no more updates in this round."""
         self._progress[question.worker] = (question.fields["round"] + 1, 0)
-        self._let_go()
+        self._go_on()
         question.answer()
 
     def _state(self, question: Question) -> None:
@@ -117,6 +138,13 @@ class Parameters:
         if not questions or set(held.together) != self._live:
             return
         held.together = {}
+        with requests.refusing(*questions):
+            self._update(held, questions)
+            for question in questions:
+                held.answer(question)
+
+    def _update(self, held: _Held, questions: Sequence[Question]) -> None:
+        """One update with the mean by samples of all workers' gradients."""
         if any(question.fields["present"] != questions[0].fields["present"] for question in questions):
             raise OutOfStepError("Workers gave gradients of different variables for the same update.")
         total = sum(question.fields["weight"] for question in questions)
@@ -125,8 +153,6 @@ class Parameters:
         mean = [_mean([one[k] for one in given], shares) for k in range(len(given[0]))]
         fields = questions[0].fields
         held.apply(held.clipped(mean, fields["present"], self._comm), fields)
-        for question in questions:
-            held.answer(question)
 
 
 class _Held:

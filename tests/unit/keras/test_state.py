@@ -148,5 +148,7 @@ def test_the_first_difference_is_not_one_of_numbers(together: Any) -> None:
         first = variable(np.zeros(3), f"dense_{4 + comm.rank}/kernel")
         state.check_structure(comm, [first, variable(np.zeros(5 + comm.rank), "dense_9/bias")])
 
-    with pytest.raises(OutOfStepError, match=r"difference:\n  rank 0: dense_9/bias:0 \(5,\).*\n  rank 1: dense_9/bias:0 \(6,\)"):
+    with pytest.raises(
+        OutOfStepError, match=r"difference:\n  rank 0: dense_9/bias:0 \(5,\).*\n  rank 1: dense_9/bias:0 \(6,\)"
+    ):
         together(2, play)
