@@ -1,4 +1,4 @@
-"""Arrays for results, used again once nobody holds them.
+"""Arrays for results, in memory that is used again.
 
 A new array of many megabytes costs a page fault for each of its pages, and TensorFlow takes a NumPy array as it is only where its
 memory is aligned; otherwise it copies. Both cost as much as the exchange itself.
@@ -6,52 +6,134 @@ memory is aligned; otherwise it copies. Both cost as much as the exchange itself
 
 from __future__ import annotations
 
-import sys
+import collections
 import threading
-from typing import Any
+import time
+import weakref
 
 import numpy as np
 
 from syrtos.comm.communicator import Array
 
-# Smaller arrays come from the allocator's own free lists.
+# Bytes. Smaller arrays come from the allocator's own free lists.
 _LARGE = 1 << 16
 # What TensorFlow asks of memory that it uses in place (EIGEN_MAX_ALIGN_BYTES).
 _ALIGN = 64
-_lock = threading.Lock()
-_kept: dict[int, list[np.ndarray[Any, Any]]] = {}
+# Sizes of memory for each power of two, so that arrays of nearly the same size use the same memory in turn.
+_STEPS = 8
+# Memory is used for arrays down to half its size.
+_FITTING = _STEPS + 1
+# Seconds. The pool holds at most this multiple of what was in use at once in this period and the one before.
+_PERIOD = 30.0
+_SPARE = 2
+
+# No array: NumPy would let a view depend on the memory itself, and not on the array made for it.
+_Memory = memoryview
+
+
+class Pool:
+    """Memory for arrays, given back when the last view of an array is gone.
+
+    An array's memory belongs to one NumPy array made for it, on which all its views depend (NumPy shortens chains of views to the array
+    whose base is no array). The end of that array is what gives the memory back, so no reference is ever counted.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._leases: dict[int, _Lease] = {}
+        self._returned: collections.deque[_Memory] = collections.deque()
+        self._free: dict[int, collections.deque[tuple[int, _Memory]]] = {}
+        self._kept = self._used = self._most = self._most_before = self._serial = 0
+        self._period_began = time.monotonic()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held, in use or not."""
+        return self._kept + self._used
+
+    def empty_like(self, array: Array) -> Array:
+        """An uninitialized flat array of the same size and dtype."""
+        if array.nbytes < _LARGE:
+            return np.empty_like(array)
+        memory = self._take(_size_number(array.nbytes))
+        owner = np.frombuffer(memory, np.uint8, array.nbytes)
+        lease = _Lease(owner, self._give_back)
+        lease.memory = memory
+        self._leases[id(lease)] = lease
+        return owner.view(array.dtype)
+
+    def _give_back(self, lease: _Lease) -> None:
+        """Called where an array ends: in any thread, also inside of a garbage collection that this class has caused. So it takes no lock."""
+        self._returned.append(lease.memory)
+        del self._leases[id(lease)]
+
+    def _take(self, number: int) -> _Memory:
+        with self._lock:
+            self._collect()
+            memory = self._fitting(number)
+            if memory is None:
+                memory = _new(_size_of(number))
+            else:
+                self._kept -= memory.nbytes
+            self._used += memory.nbytes
+            self._most = max(self._most, self._used)
+            self._shrink()
+            return memory
+
+    def _fitting(self, number: int) -> _Memory | None:
+        for larger in range(number, number + _FITTING):
+            kept = self._free.get(larger)
+            if kept:
+                return kept.pop()[1]
+        return None
+
+    def _collect(self) -> None:
+        """Keeps what was given back."""
+        while self._returned:
+            memory = self._returned.popleft()
+            self._serial += 1
+            self._free.setdefault(_size_number(memory.nbytes), collections.deque()).append((self._serial, memory))
+            self._kept += memory.nbytes
+            self._used -= memory.nbytes
+
+    def _shrink(self) -> None:
+        """Frees what is too much, the memory that was not used for longest first."""
+        now = time.monotonic()
+        if now - self._period_began > _PERIOD:
+            self._period_began, self._most_before, self._most = now, self._most, self._used
+        limit = _SPARE * max(self._most, self._most_before)
+        while self._kept and self.nbytes > limit:
+            oldest = min((kept for kept in self._free.values() if kept), key=lambda kept: kept[0][0])
+            self._kept -= oldest.popleft()[1].nbytes
+
+
+class _Lease(weakref.ref[Array]):
+    """Tells when an array has ended, and which memory it had."""
+
+    __slots__ = ("memory",)
+    memory: _Memory
+
+
+def _new(nbytes: int) -> _Memory:
+    raw = np.empty(nbytes + _ALIGN, np.uint8)
+    start = -raw.ctypes.data % _ALIGN
+    return raw[start : start + nbytes].data
+
+
+def _size_number(nbytes: int) -> int:
+    """The number of the smallest size of memory that holds so many bytes."""
+    power = (nbytes - 1).bit_length() - 1
+    return power * _STEPS + ((nbytes - 1) * _STEPS >> power) - _STEPS + 1
+
+
+def _size_of(number: int) -> int:
+    power, step = divmod(number, _STEPS)
+    return (1 << power) * (_STEPS + step) // _STEPS
+
+
+_shared = Pool()
 
 
 def empty_like(array: Array) -> Array:
-    """An uninitialized flat array of the same size and dtype. Views of it keep it from being used again."""
-    if array.nbytes < _LARGE:
-        return np.empty_like(array)
-    raw = _take(array.nbytes + _ALIGN)
-    start = -raw.ctypes.data % _ALIGN
-    return raw[start : start + array.nbytes].view(array.dtype)
-
-
-def _take(nbytes: int) -> np.ndarray[Any, Any]:
-    """Memory that nobody uses: every view counts as a reference to the array that owns it."""
-    with _lock:
-        size = _size_class(nbytes)
-        kept = _kept.setdefault(size, [])
-        for raw, references in zip(kept, _references(kept), strict=True):
-            if references == _ONLY_OURS:
-                return raw
-        kept.append(np.empty(size, np.uint8))
-        return kept[-1]
-
-
-def _size_class(nbytes: int) -> int:
-    """Eight sizes for each power of two: memory for one size serves its neighbours, and varying sizes don't pile up."""
-    step = 1 << max(nbytes.bit_length() - 4, 0)
-    return -(-nbytes // step) * step
-
-
-def _references(kept: list[np.ndarray[Any, Any]]) -> list[int]:
-    return [sys.getrefcount(raw) for raw in kept]
-
-
-# What `_references` counts for an array that nobody but its list has; versions of Python differ.
-_ONLY_OURS = _references([np.empty(1, np.uint8)])[0]
+    """See `Pool.empty_like`; of the pool of this process."""
+    return _shared.empty_like(array)
