@@ -36,7 +36,11 @@ def run(folder: Path, checks: str, *flags: str, workers: int = 2) -> subprocess.
 
 @pytest.mark.slow
 def test_behaviours_without_flags(tmp_path: Path) -> None:
-    run(tmp_path, "dropout,batchnorm,files,backup,one_wants_to_stop,different_weights,custom_strategy_loop", workers=3)
+    run(
+        tmp_path,
+        "dropout,batchnorm,files,backup,one_wants_to_stop,different_weights,different_weights_without_fit,own_callback_list,custom_strategy_loop",
+        workers=3,
+    )
 
 
 @pytest.mark.slow
@@ -51,7 +55,8 @@ def test_synchronized_batchnorm_is_one_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_learning_rate_warms_up(tmp_path: Path) -> None:
-    run(tmp_path, "learning_rate", "--scale-lr", "linear", "--warmup-epochs", "2")
+    checks = "learning_rate,learning_rate_accumulated,learning_rate_unknown_length,learning_rate_resumed"
+    run(tmp_path, checks, "--scale-lr", "linear", "--warmup-epochs", "2")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,9 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.data.loader import Position
-from syrtos.errors import ConfigurationError, DataError
-from syrtos.keras import fitting, gradients, interrupts, pace, state
-from syrtos.keras.fitting import learning_rate_factor
+from syrtos.errors import DataError
+from syrtos.keras import files, fitting, gradients, interrupts, pace, state
+from syrtos.keras.learning_rate import Scaling
 from syrtos.keras.step import clock
 
 if TYPE_CHECKING:  # they import Keras 3, and this serves Keras 2 too
@@ -44,7 +45,7 @@ def enclose(callback_list: Any) -> None:
     callback_list.callbacks.insert(0, First(last))
     callback_list.callbacks.append(last)
     for callback in (callback_list.callbacks[0], last):
-        callback.set_model(callback_list.model)
+        callback.set_model(getattr(callback_list, "model", None))  # a script's own list may have none
         callback.set_params(callback_list.params)
 
 
@@ -56,8 +57,8 @@ def _as_list(saved: Saved | None) -> list[Any] | None:
 _CHECK_STEPS = 100
 _CHECK_COST = 200
 _INTERRUPTED = 2.0
-# Where an optimizer keeps the rate that its script gave it.
-_BASE_RATE = "_syrtos_base_rate"
+# Set on a model that `fit` has trained: from then on its replicas are equal.
+_TRAINED = "_syrtos_trained"
 
 
 class _Quiet:
@@ -88,6 +89,9 @@ class First(_Quiet):
         super().__init__()
         self._last = last
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._last.scaling.begin(self.model)
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._last.data_epoch_begins(epoch, self.params)
 
@@ -114,8 +118,10 @@ class Last(_Quiet):
         super().__init__()
         self._everyone = everyone
         self._session = world.sharing()
-        self._checked = False
-        self._steps = 0
+        self._trains = self._checked = self._built_by_step = False
+        self.scaling = Scaling(self._session)
+        self._steps = self._epoch = self._epoch_began_at = 0
+        self._batches: int | None = None  # of an epoch, if one has ended
         self._since_check = 0
         self._interval = _CHECK_STEPS
         self._checked_at = time.perf_counter()
@@ -130,22 +136,20 @@ class Last(_Quiet):
     def on_train_begin(self, logs: Any = None) -> None:
         """All workers start from rank 0's state, including what its callbacks have restored."""
         comm = self._session.comm
-        if comm.size > 1:
-            variables = state.of_model(self.model)
-            state.check_structure(comm, variables)
-            state.broadcast(comm, variables)
-            epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
-            self.model._initial_epoch = epoch
-        self._begin_stream(comm)
-        pace.begin_equal(self.model)
-        self._prepare_learning_rate()
+        self._trains = True
+        if self.model is not None:
+            self._begin_equal(comm)
+            self._begin_stream(comm)
+            pace.begin_equal(self.model)
+        self.scaling.restored()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
+        self._epoch, self._epoch_began_at = epoch, self._steps
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._begin()
-        self._warm_up()
+        self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps") or self._batches)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._agree_to_stop()
@@ -158,13 +162,15 @@ class Last(_Quiet):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
-        self.model.stop_training = pace.meet(bool(self.model.stop_training)) or self.model.stop_training
+        if pace.meet(self._stops()):
+            self.model.stop_training = True
         if self._stream:
-            self._stream.end_epoch(self._session, bool(self.model.stop_training))
-        if not self._steps and not pace.own():  # there others may have been faster
+            self._stream.end_epoch(self._session, self._stops())
+        if not self._steps and files.fit_is_running() and not pace.own():  # there others may have been faster
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
             )
+        self._batches = self._steps - self._epoch_began_at
         self._session.ledger.note("callbacks", time.perf_counter() - self.epoch_end_since, "epoch end")
         self._session.ledger.epoch(
             epoch=epoch + 1,
@@ -176,7 +182,10 @@ class Last(_Quiet):
         self._session.ledger.flush()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Whoever reads a checkpoint after `fit` finds it complete."""
+        """A checkpoint that is read after `fit` is complete."""
+        self._trains = False
+        if self.model is None:
+            return
         comm, variables = self._replicas()
         if comm.size > 1:
             state.check_equal(comm, variables, self._steps)
@@ -185,6 +194,21 @@ class Last(_Quiet):
         self._session.ledger.flush()
 
     # -- the same for evaluate and predict -------------------------------------------------------
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Outside of `fit` nothing has made the replicas equal yet, or proven that they are."""
+        if not self._trains:
+            self._evaluate_equal("evaluate")
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if not self._trains:
+            self._check_built()
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        self._evaluate_equal("predict")
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        self._check_built()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._begin()
@@ -205,6 +229,40 @@ class Last(_Quiet):
         self._callbacks_since, self._waited_before = time.perf_counter(), self._session.watchdog.waited
 
     # -- helpers -------------------------------------------------------------------------------
+
+    def _begin_equal(self, comm: Communicator) -> None:
+        if comm.size == 1:
+            return
+        variables = state.of_model(self.model)
+        state.check_structure(comm, variables)
+        state.broadcast(comm, variables)
+        object.__setattr__(self.model, _TRAINED, True)
+        self.model._initial_epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
+
+    def _check_built(self) -> None:
+        """A model that its first step has built was not compared before."""
+        if self._built_by_step:
+            self._built_by_step = False
+            state.check_equal(self._session.comm, state.of_model(self.model), self._steps)
+
+    def _evaluate_equal(self, name: str) -> None:
+        """All replicas compute with rank 0's weights, as `fit` begins with them; after a `fit` unequal ones have diverged.
+
+        Raises:
+            DivergenceError: the model was trained by `fit`, and its replicas differ.
+        """
+        comm = self._session.comm
+        if comm.size == 1 or self.model is None:
+            return
+        variables = state.of_model(self.model)
+        self._built_by_step = not variables
+        state.check_structure(comm, variables)
+        if getattr(self.model, _TRAINED, False):
+            state.check_equal(comm, variables, self._steps)
+        elif not state.are_equal(comm, [state.checksum(v) for v in variables]):
+            state.broadcast(comm, variables)
+            if comm.rank == 0:
+                print(f"syrtos: the workers held different weights: `{name}` uses those of rank 0", file=sys.stderr)
 
     def _begin_stream(self, comm: Communicator) -> None:
         """If the model was trained on this data set before, and saved, training goes on from there."""
@@ -288,36 +346,13 @@ class Last(_Quiet):
 
     def _agree_to_stop(self) -> None:
         """If any worker wants to stop, or was interrupted, all do and are, at the same step."""
-        wish = _INTERRUPTED if interrupts.asked() else float(bool(self.model.stop_training))
+        wish = _INTERRUPTED if interrupts.asked() else float(self._stops())
         wishes = self._session.comm.agree("stop training?", wish)
         if max(wishes) == _INTERRUPTED:
             raise KeyboardInterrupt
-        self.model.stop_training = any(wishes)
+        if any(wishes):
+            self.model.stop_training = True
 
-    def _prepare_learning_rate(self) -> None:
-        """Before an optimizer's first step. Later fits, and models that were loaded, go on with the rate they have."""
-        factor = learning_rate_factor(self._session.options.scale_lr, self._session.world.size)
-        optimizer = getattr(self.model, "optimizer", None)
-        if factor == 1.0 or optimizer is None or int(optimizer.iterations) or getattr(optimizer, _BASE_RATE, None):
-            return
-        try:
-            rate = float(optimizer.learning_rate)
-            optimizer.learning_rate = rate * factor
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(
-                "`--scale-lr` scales a learning rate that is a number; this optimizer has a schedule. Scale the schedule's own rates in "
-                "the script, or give the optimizer a number."
-            ) from error
-        object.__setattr__(optimizer, _BASE_RATE, rate)
-
-    def _warm_up(self) -> None:
-        """Climbs evenly from the script's learning rate to the scaled one, over the first steps of the optimizer."""
-        options, optimizer = self._session.options, getattr(self.model, "optimizer", None)
-        rate, steps = getattr(optimizer, _BASE_RATE, None), self.params.get("steps")
-        if rate is None or not options.warmup_epochs or not steps or optimizer is None:
-            return
-        done = int(optimizer.iterations) / (options.warmup_epochs * steps)
-        if done > 1.0:
-            return
-        factor = learning_rate_factor(options.scale_lr, self._session.world.size)
-        optimizer.learning_rate = rate * (1.0 + (factor - 1.0) * done)
+    def _stops(self) -> bool:
+        """Whether this worker's script has asked to stop; a model that was never compiled has no such attribute."""
+        return bool(getattr(self.model, "stop_training", False))

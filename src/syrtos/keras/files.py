@@ -16,6 +16,11 @@ from syrtos.keras import pace
 _fits_running = 0
 
 
+def fit_is_running() -> bool:
+    """Whether this process is inside a `fit` of Keras."""
+    return _fits_running > 0
+
+
 def by_rank_0(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a saving method write on rank 0 only.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import weakref
 from typing import Any
@@ -136,11 +135,3 @@ def synchronize_batchnorm(model: Any) -> None:
     for layer in model._flatten_layers():
         if any(base.__name__ == "BatchNormalization" for base in type(layer).__mro__):
             layer.synchronized = True
-
-
-def learning_rate_factor(scale: str, size: int) -> float:
-    """How much the learning rate grows with the number of workers.
-
-    ``linear``: Goyal et al. 2017, arXiv:1706.02677; ``sqrt``: Krizhevsky 2014, arXiv:1404.5997.
-    """
-    return {"none": 1.0, "linear": float(size), "sqrt": math.sqrt(size)}[scale]

@@ -98,8 +98,7 @@ def check_equal(comm: Communicator, variables: Sequence[Any], step: int) -> None
         DivergenceError: names the first variable that differs, and the ranks.
     """
     mine = [checksum(v) for v in variables]
-    digest = float(zlib.crc32(np.asarray(mine, np.int64).tobytes()))
-    if len(set(comm.agree("compare weights", digest))) == 1:
+    if are_equal(comm, mine):
         return
     table = comm.allgather(np.asarray([mine], np.int64))
     first = int(np.argmax((table != table[0]).any(axis=0)))
@@ -111,6 +110,12 @@ def check_equal(comm: Communicator, variables: Sequence[Any], step: int) -> None
         "script or layer assigns variables from something that differs by rank (time, host, unseeded random numbers, its own "
         "share of the data). `--check-every 1` finds the step."
     )
+
+
+def are_equal(comm: Communicator, checksums: Sequence[int]) -> bool:
+    """Whether all workers have the same checksums."""
+    digest = float(zlib.crc32(np.asarray(checksums, np.int64).tobytes()))
+    return len(set(comm.agree("compare weights", digest))) == 1
 
 
 def checksum(variable: Any) -> int:

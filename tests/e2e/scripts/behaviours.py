@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from syrtos.comm import world
+from syrtos.errors import DivergenceError
 
 FOLDER = Path(sys.argv[2])
 COMM = world.current().comm
@@ -73,6 +77,65 @@ def learning_rate() -> None:
     assert rates == sorted(rates)
     assert abs(rates[-1] - 0.01 * COMM.size) < 1e-6
     assert 0.01 < rates[4] < 0.01 * COMM.size
+
+
+class Rates(keras.callbacks.Callback):
+    """Notes the learning rate of every batch; at batch ``stop`` the run is interrupted."""
+
+    def __init__(self, stop: int = -1) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+        self.stop = stop
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(float(self.model.optimizer.learning_rate))
+        if len(self.seen) == self.stop:
+            raise InterruptedError
+
+
+def climb(batches: int) -> list[float]:
+    """The rates of two epochs of warm-up from 0.01 to N times it, for each batch."""
+    return [0.01 * (1 + (COMM.size - 1) * k / (2 * batches)) for k in range(2 * batches)]
+
+
+def learning_rate_accumulated() -> None:
+    """The warm-up goes by batches, not by updates."""
+    watch = Rates()
+    trained = model()
+    trained.compile(keras.optimizers.SGD(0.01, gradient_accumulation_steps=3), "mse")
+    trained.fit(*data(), batch_size=30, epochs=4, verbose=0, callbacks=[watch])
+    np.testing.assert_allclose(watch.seen[:6], climb(3), rtol=1e-6)
+    assert abs(watch.seen[-1] - 0.01 * COMM.size) < 1e-6
+
+
+def learning_rate_unknown_length() -> None:
+    """While nobody knows how long an epoch is the rate climbs from epoch to epoch."""
+
+    def batches() -> Iterator[Any]:
+        x, y = data()
+        for k in range(0, 90, 30):
+            yield x[k : k + 30], y[k : k + 30]
+
+    watch = Rates()
+    spec = (tf.TensorSpec([None, 6], tf.float32), tf.TensorSpec([None, 1], tf.float32))
+    generated = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    model(rate=0.01).fit(generated, epochs=4, verbose=0, callbacks=[watch])
+    np.testing.assert_allclose(watch.seen[:6], [0.01] * 3 + climb(3)[3:], rtol=1e-6)
+    assert abs(watch.seen[-1] - 0.01 * COMM.size) < 1e-6
+
+
+def learning_rate_resumed() -> None:
+    """A run that is interrupted in the middle of the warm-up, and begun again, climbs on."""
+    rates = []
+    for stop in (5, -1):
+        watch = Rates(stop)
+        backup = keras.callbacks.BackupAndRestore(str(FOLDER / "warming"), save_freq="epoch")
+        with contextlib.suppress(InterruptedError):
+            model(rate=0.01).fit(*data(), batch_size=30, epochs=4, verbose=0, callbacks=[backup, watch])
+        rates.append(watch.seen)
+    assert len(rates[0]) == 5
+    np.testing.assert_allclose(rates[1][:3], climb(3)[3:], rtol=1e-6)
+    assert abs(rates[1][-1] - 0.01 * COMM.size) < 1e-6
 
 
 def files() -> None:
@@ -146,6 +209,48 @@ def different_weights() -> None:
     )
     trained.fit(*data(), batch_size=90, verbose=0, callbacks=[begin])
     assert seen == [1.0]
+
+
+def different_weights_without_fit() -> None:
+    """Before any `fit` all evaluate and predict with rank 0's weights; after it unequal weights are an error."""
+    x, y = data()
+    for name in ("evaluate", "predict"):
+        fresh = model()
+        fresh.layers[0].kernel.assign(np.full((6, 1), COMM.rank + 1.0))
+        if name == "predict":
+            np.testing.assert_allclose(fresh.predict(x, verbose=0), x.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-5)
+        else:
+            loss = float(np.mean((x.sum(axis=1, keepdims=True) - y) ** 2))
+            assert abs(fresh.evaluate(x, y, verbose=0) - loss) < 1e-4 * loss
+    trained = model()
+    trained.fit(x, y, verbose=0)
+    trained.layers[0].kernel.assign(np.full((6, 1), COMM.rank + 1.0))
+    with pytest.raises(DivergenceError):
+        trained.predict(x, verbose=0)
+
+
+def own_callback_list() -> None:
+    """In a loop of the script's own, with a model that was never compiled, or without a model."""
+    trained = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
+    optimizer, history = keras.optimizers.SGD(0.01), keras.callbacks.History()
+    callbacks = keras.callbacks.CallbackList([history], model=trained)
+    x, y = data()
+    callbacks.on_train_begin()
+    for epoch in range(2):
+        callbacks.on_epoch_begin(epoch)
+        callbacks.on_train_batch_begin(0)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((trained(x) - y) ** 2)
+        optimizer.apply(tape.gradient(loss, trained.trainable_variables), trained.trainable_variables)
+        callbacks.on_train_batch_end(0, {"loss": float(loss)})
+        callbacks.on_epoch_end(epoch, {"loss": float(loss)})
+    callbacks.on_train_end()
+    assert len(history.history["loss"]) == 2
+    empty = keras.callbacks.CallbackList([])
+    empty.on_train_begin()
+    empty.on_epoch_begin(0)
+    empty.on_epoch_end(0, {"loss": 1.0})
+    empty.on_train_end()
 
 
 def custom_strategy_loop() -> None:

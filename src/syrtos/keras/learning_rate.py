@@ -1,0 +1,100 @@
+"""Learning rates that grow with the number of workers, and climb to it over the first epochs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from syrtos.comm.world import Session
+from syrtos.errors import ConfigurationError
+from syrtos.keras import private
+
+# Where an optimizer keeps the rate that its script gave it.
+_BASE_RATE = "_syrtos_base_rate"
+
+
+def factor(scale: str, size: int) -> float:
+    """What the learning rate is multiplied by on ``size`` workers.
+
+    ``linear``: Goyal et al. 2017, arXiv:1706.02677; ``sqrt``: Krizhevsky 2014, arXiv:1404.5997.
+    """
+    return {"none": 1.0, "linear": float(size), "sqrt": math.sqrt(size)}[scale]
+
+
+def base_rate(optimizer: Any) -> float | None:
+    """The rate that the script gave an optimizer whose rate is scaled; None for others."""
+    return getattr(optimizer, _BASE_RATE, None)
+
+
+def set_base_rate(optimizer: Any, rate: float) -> None:
+    """Notes the script's own rate of an optimizer that has been scaled, here or before its model was saved."""
+    object.__setattr__(optimizer, _BASE_RATE, rate)
+
+
+class Scaling:
+    """The learning rate of one `fit`: scaled when an optimizer makes its first step, and warmed up.
+
+    An optimizer that callbacks restore from a backup goes on where the interrupted run was, also in the middle of the warm-up.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._options = session.options
+        self._factor = factor(session.options.scale_lr, session.world.size)
+        self._optimizer: Any = None
+        self._new = False
+        self._before = 0
+
+    def begin(self, model: Any) -> None:
+        """Before the script's callbacks, which may restore the optimizer: notes the rate that the script gave it.
+
+        Raises:
+            ConfigurationError: the optimizer has a schedule in the place of a rate.
+        """
+        self._optimizer = getattr(model, "optimizer", None)
+        if self._factor == 1.0 or self._optimizer is None:
+            return
+        self._new = not batches_trained(self._optimizer) and base_rate(self._optimizer) is None
+        if self._new:
+            set_base_rate(self._optimizer, _rate_of(self._optimizer))
+
+    def restored(self) -> None:
+        """After the script's callbacks: an optimizer that has made no step gets the scaled rate; one that has keeps its own."""
+        if base_rate(self._optimizer) is None:
+            return
+        self._before = batches_trained(self._optimizer)
+        if self._new and not self._before:
+            self._optimizer.learning_rate = self._optimizer.learning_rate * self._factor
+
+    def warm_up(self, epoch: int, trained: int, batches: int | None) -> None:
+        """Climbs evenly from the script's rate to the scaled one, batch by batch.
+
+        Args:
+            epoch: the epoch that is being trained, from 0.
+            trained: batches of this `fit` before this one.
+            batches: batches of an epoch. While they are unknown (the first epoch over a generator) the rate climbs from epoch to epoch.
+        """
+        epochs, base = self._options.warmup_epochs, base_rate(self._optimizer)
+        if base is None or not epochs or self._factor == 1.0:
+            return
+        done = (self._before + trained) / (epochs * batches) if batches else epoch / epochs
+        if done <= 1.0:
+            self._optimizer.learning_rate = base * (1.0 + (self._factor - 1.0) * done)
+
+
+def batches_trained(optimizer: Any) -> int:
+    """Batches that an optimizer was given; with accumulation more than the updates that it made."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    accumulates = getattr(inner, "gradient_accumulation_steps", None)
+    return int(private.updates_of(inner) if accumulates else inner.iterations)
+
+
+def _rate_of(optimizer: Any) -> float:
+    try:
+        rate = float(optimizer.learning_rate)
+        optimizer.learning_rate = rate  # a schedule refuses
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            "`--scale-lr` scales a learning rate that is a number; this optimizer has a schedule. Scale the schedule's own rates in the script, "
+            "or give the optimizer a number."
+        ) from error
+    return rate
