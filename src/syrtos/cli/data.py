@@ -23,20 +23,31 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("data", help="look at a data set, or check what a run has trained on")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     look = actions.add_parser("inspect", help="records, sizes and balance of a data set")
-    look.add_argument("pattern", help="files, a folder or a pattern with *, here or s3://, gs://, http(s)://")
-    look.add_argument("-n", "--workers", type=int, default=2, help="will it balance for so many workers? (default 2)")
-    look.add_argument("--batch", type=int, default=64, help="records of a global batch (default 64)")
+    look.add_argument(
+        "paths", nargs="+", metavar="PATH", help="files, folders or patterns with *, here or s3://, gs://, http(s)://"
+    )
+    look.add_argument(
+        "-n", "--workers", type=_count, default=2, help="will it balance for so many workers? (default 2)"
+    )
+    look.add_argument("--batch", type=_count, default=64, help="records of a global batch (default 64)")
     look.set_defaults(main=_inspect)
     check = actions.add_parser("verify", help="prove that each record was trained on once in each epoch")
     check.add_argument("run_dir", type=Path, help="the run's directory")
     check.set_defaults(main=_verify)
 
 
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {count}")
+    return count
+
+
 def _inspect(chosen: argparse.Namespace) -> int:
     from syrtos.data.cache import default
     from syrtos.data.inspect import inspect
 
-    shape = inspect(chosen.pattern, default())
+    shape = inspect(chosen.paths, default())
     console = Console(highlight=False)
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     mean = shape.nbytes / max(shape.records, 1)

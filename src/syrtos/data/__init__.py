@@ -26,7 +26,7 @@ from syrtos.comm import world
 from syrtos.data import cache, files
 from syrtos.data.bad import OnBadRecord, Policy
 from syrtos.data.folder import IMAGES, Folder
-from syrtos.data.lines import Lines, are_numbers, csv_rows, header_of
+from syrtos.data.lines import Lines, are_numbers, check_columns, csv_rows
 from syrtos.data.loader import MEMORY, Loader
 from syrtos.data.parquet import Parquet
 from syrtos.data.plan import Plan
@@ -96,7 +96,7 @@ def from_csv(
     """
     found, kept = _found(pattern)
     source = _records(found, kept, Lines(quotes=True, header=True))
-    columns = _columns(found)
+    columns = check_columns(found)
     if label is not None and label not in columns:
         raise DataError(f"There is no column {label!r}: the first line names {columns}.")
     sample = _sample(source)
@@ -223,19 +223,6 @@ def _records(found: Sequence[files.File], kept: cache.Cache, layout: Format) -> 
 
 def _each(parse_fn: Callable[..., Any]) -> Callable[[Any], Any]:
     return importlib.import_module("syrtos.keras.parsing").each(parse_fn)
-
-
-def _columns(found: Sequence[files.File]) -> list[str]:
-    """What the first lines of all files name."""
-    there = [file for file in found if file.size]
-    headers = {file.name: header_of(file) for file in there}
-    first = next(iter(headers.values()), [])
-    for name, header in headers.items():
-        if header != first:
-            raise DataError(
-                f"The columns of CSV files must be the same and in the same order. {there[0].name} has {first}, {name} has {header}."
-            )
-    return first
 
 
 def _sample(source: Records) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +29,7 @@ class Folder(Source):
             raise DataError(
                 f"The folder has no files that end with {', '.join(suffixes)}. Expected one folder for each class, with files in it."
             )
-        names = [file.name.rsplit("/", 2)[-2] for file in self._files]
+        names = [_class_of(file) for file in self._files]
         self.classes = sorted(set(names))
         self.labels = np.asarray([self.classes.index(name) for name in names], np.int64)
 
@@ -43,7 +44,7 @@ class Folder(Source):
     @property
     def fingerprint(self) -> str:
         """Of the files' names, with their classes, and sizes."""
-        facts = [(file.name.rsplit("/", 2)[-2:], file.size) for file in self._files]
+        facts = [([_class_of(file), file.name.rpartition("/")[2]], file.size) for file in self._files]
         return fingerprint_of(facts)
 
     @property
@@ -74,3 +75,8 @@ class Folder(Source):
         """See `Source.prefetch`."""
         for index in indices.tolist():
             self._files[index].prefetch([(0, self._files[index].size)])
+
+
+def _class_of(file: File) -> str:
+    """The name of the folder that a file lies in."""
+    return (file.name if "/" in file.name else os.path.abspath(file.name)).rsplit("/", 2)[-2]

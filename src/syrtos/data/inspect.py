@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from syrtos.data.cache import Cache
 from syrtos.data.files import File, find
 from syrtos.data.folder import IMAGES, Folder
-from syrtos.data.lines import Lines
+from syrtos.data.lines import Lines, check_columns
 from syrtos.data.parquet import Parquet
 from syrtos.data.plan import Plan
 from syrtos.data.records import Records
 from syrtos.data.sources import Source
-from syrtos.data.tfrecord import TFRecord
+from syrtos.data.tfrecord import TFRecord, is_tfrecord
+from syrtos.errors import DataError
+
+_ENDINGS = {
+    "images by class": IMAGES,
+    "Parquet": (".parquet", ".pq"),
+    "CSV": (".csv",),
+    "lines": (".jsonl", ".ndjson", ".json", ".txt"),
+    "TFRecord": (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,25 +58,42 @@ class Shape:
         return [sum(len(plan.share(step, rank, workers)) for step in range(plan.steps)) for rank in range(workers)]
 
 
-def inspect(pattern: str, cache: Cache) -> Shape:
-    """Finds out what the files of a pattern are, and indexes them.
+def inspect(patterns: Sequence[str], cache: Cache) -> Shape:
+    """Indexes the files of a data set.
 
     Raises:
-        DataError: there are none, or they can't be read.
+        DataError: there are none, they are of several formats or of none that is known, they have no records, or can't be read.
     """
-    files = find(pattern, cache)
+    files = find(patterns, cache)
     kind, source = _opened(files, cache)
+    if not len(source):
+        raise DataError(f"{files[0].name} has no records ({kind}; {len(files)} files). Check the path.")
     return Shape(kind, len(source), source.nbytes, source.groups, getattr(source, "damaged", 0))
 
 
 def _opened(files: list[File], cache: Cache) -> tuple[str, Source]:
-    name = files[0].name.lower().removesuffix(".gz")
-    if name.endswith(IMAGES):
+    by_kind = {_kind(file): file for file in reversed(files)}
+    if "images by class" in by_kind:
         return "images by class", Folder(files, IMAGES)
-    if name.endswith((".parquet", ".pq")):
-        return "Parquet", Parquet(files, None, cache)
-    if name.endswith(".csv"):
-        return "CSV", Records(files, Lines(quotes=True, header=True), cache)
-    if name.endswith((".jsonl", ".ndjson", ".json", ".txt")):
-        return "lines", Records(files, Lines(), cache)
-    return "TFRecord", Records(files, TFRecord(), cache)
+    if len(by_kind) > 1:
+        found = ", ".join(f"{file.name} ({kind})" for kind, file in by_kind.items())
+        raise DataError(f"The files are of several formats: {found}. Name those of one data set, e.g. `folder/*.csv`.")
+    kind = next(iter(by_kind))
+    if kind == "Parquet":
+        return kind, Parquet(files, None, cache)
+    if kind == "CSV":
+        check_columns(files)
+        return kind, Records(files, Lines(quotes=True, header=True), cache)
+    return kind, Records(files, Lines() if kind == "lines" else TFRecord(), cache)
+
+
+def _kind(file: File) -> str:
+    """The format that a file's name tells; of others it must be TFRecord by its first bytes."""
+    name = file.name.lower()
+    for kind, endings in _ENDINGS.items():
+        if name.endswith(endings):
+            return kind
+    if is_tfrecord(file):
+        return "TFRecord"
+    known = ", ".join(ending for endings in _ENDINGS.values() for ending in endings)
+    raise DataError(f"{file.name} is no TFRecord file, and its name tells no other format. Names end with {known}.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from syrtos.data.files import File
 from syrtos.data.records import Format
+from syrtos.errors import DataError
 
 _NEWLINE, _QUOTE = 10, 34
 
@@ -44,10 +47,31 @@ class Lines(Format):
         return rows[rows[:, 1] > 0]
 
 
-def header_of(file: File) -> list[str]:
-    """The columns that the first line of a CSV file names."""
+def check_columns(files: Sequence[File]) -> list[str]:
+    """The columns, which the first lines of all CSV files must name alike.
+
+    Raises:
+        DataError: they differ, or a file is no text.
+    """
+    headers = [(file.name, _header_of(file)) for file in files if file.size]
+    for name, header in headers:
+        if header != headers[0][1]:
+            raise DataError(
+                f"The columns of CSV files must be the same and in the same order. {headers[0][0]} has {headers[0][1]}, {name} has {header}."
+            )
+    return headers[0][1] if headers else []
+
+
+def _header_of(file: File) -> list[str]:
     _, window = next(file.windows(1 << 20), (0, b""))
-    return next(csv.reader(window.decode("utf-8-sig").splitlines()), [])
+    try:
+        # the window may end inside of a character
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(window)
+        return next(csv.reader(io.StringIO(text, newline="")), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{file.name} is no CSV file: its first line must be UTF-8 text that names the columns ({error})."
+        ) from error
 
 
 def csv_rows(columns: Sequence[str], numbers: Sequence[bool]) -> Callable[[bytes], dict[str, Any]]:

@@ -143,7 +143,7 @@ def _parquet_file(file: File) -> Any:
     try:
         return pq.ParquetFile(file.name if isinstance(file, LocalFile) else pa.PythonFile(_Seekable(file), mode="r"))
     except pa.ArrowInvalid as error:
-        raise DataError(f"{file.name} is no Parquet file: {error}.") from error
+        raise DataError(f"{file.name} is no Parquet file: {str(error).rstrip('.')}.") from error
 
 
 class _Seekable:

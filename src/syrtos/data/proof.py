@@ -146,6 +146,10 @@ def verify(run_dir: Path) -> list[Epoch]:
     Raises:
         DataError: there are none, a line was changed, or a record was used twice or not at all.
     """
+    if not run_dir.is_dir():
+        raise DataError(
+            f"{run_dir} is no folder. Expected the directory of a run (`runs/...`, or what `--run-dir` named)."
+        )
     by_name: dict[str, list[list[dict[str, Any]]]] = {}
     for path in sorted((run_dir / "data").glob("samples-*-rank-*.jsonl")):
         by_name.setdefault(path.stem.removeprefix("samples-").rpartition("-rank-")[0], []).append(_checked(path))
@@ -156,19 +160,15 @@ def verify(run_dir: Path) -> list[Epoch]:
     return [epoch for name, ledgers in by_name.items() for epoch in _epochs(name, ledgers)]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
-    ]
-
-
 def _checked(path: Path) -> list[dict[str, Any]]:
     """The lines, which must hang together; each with its generation."""
     chain, generation, lines = "", 0, []
-    for number, line in enumerate(_lines(path), 1):
+    whole = path.read_bytes().rpartition(b"\n")[0]  # a killed worker has not finished the last line
+    for number, text in enumerate(whole.splitlines(), 1):
+        line = _parsed(text)
         facts = {key: value for key, value in line.items() if key != "chain"}
         chain = _link(chain, facts)
-        if chain != line["chain"]:
+        if chain != line.get("chain"):
             raise DataError(
                 f"{path}, line {number}: the line, or one before it, is not what was written: the chain of hashes breaks here."
             )
@@ -177,9 +177,20 @@ def _checked(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def _parsed(text: bytes) -> dict[str, Any]:
+    """The facts of a line; none if it was damaged."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _epochs(name: str, ledgers: list[list[dict[str, Any]]]) -> Iterable[Epoch]:
     lines = [line for ledger in ledgers for line in ledger]
     begins = {line["generation"]: line for line in lines if "from" in line}
+    if not begins:  # all workers were killed before they had written a line
+        return
     ends = _ends(lines)
     counted = [line for line in lines if "places" in line and not _was_lost(line, begins, ends)]
     first = begins[max(begins)]

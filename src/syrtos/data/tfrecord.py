@@ -22,6 +22,8 @@ from syrtos.errors import DataError
 
 _HEAD = struct.Struct("<QI")
 _FOOT = struct.Struct("<I")
+# Bytes that tell what a file is; the head of a compressed file may hold a name.
+_LOOKED_AT = 1 << 12
 _crc32c: Any = google_crc32c.value
 
 
@@ -33,7 +35,7 @@ class TFRecord(Format):
 
     def opened(self, file: File, cache: Cache) -> File:
         """A compressed file is unpacked once, into the cache: compressed bytes can't be entered in the middle."""
-        if not _is_packed(file):
+        if not _is_packed(file.read(0, min(file.size, _HEAD.size))):
             return file
         made = functools.partial(
             cache.file, "unpacked", f"{file.name} {file.version}", functools.partial(_unpack, file)
@@ -81,12 +83,24 @@ def _masked(crc: Any) -> Any:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _is_packed(file: File) -> bool:
-    """Whether it begins like gzip or zlib and not with a length and its checksum."""
-    if file.size < _HEAD.size:
-        return False
-    head = file.read(0, _HEAD.size)
-    if _HEAD.unpack(head)[1] == _masked(_crc32c(head[:8])):
+def is_tfrecord(file: File) -> bool:
+    """Whether a file, unpacked, is empty or begins with a length and its checksum."""
+    head = file.read(0, min(file.size, _LOOKED_AT))
+    if _is_packed(head):
+        try:
+            head = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(head, _HEAD.size)
+        except zlib.error:
+            return False
+    return not head or _begins_with_length(head)
+
+
+def _begins_with_length(head: bytes) -> bool:
+    return len(head) >= _HEAD.size and _HEAD.unpack_from(head)[1] == _masked(_crc32c(head[:8]))
+
+
+def _is_packed(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is gzip or zlib."""
+    if len(head) < _HEAD.size or _begins_with_length(head):
         return False
     return head[:3] == b"\x1f\x8b\x08" or (head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,90 @@ def test_inspect_counts_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFi
 def test_inspect_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "inspect", str(tmp_path / "*.csv")]) == 2
     assert "No file matches" in capsys.readouterr().err
+
+
+def inspected(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main(["data", "inspect", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def test_inspect_takes_the_paths_that_a_shell_has_expanded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("x.csv", "y.csv"):
+        (tmp_path / name).write_text("a,b\n1,2\n3,4\n")
+    code, out, _ = inspected(capsys, tmp_path / "x.csv", tmp_path / "y.csv")
+    assert code == 0
+    assert "4 in 2 files" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("notes.md", b"hello\nworld\n", "is no TFRecord file, and its name tells no other format"),
+        ("model.bin", bytes(range(256)) * 20, "is no TFRecord file, and its name tells no other format"),
+        ("packed", gzip.compress(b"hello\nworld\n"), "is no TFRecord file"),
+        ("numbers.csv", bytes(range(128, 256)) * 20, "is no CSV file: its first line must be UTF-8 text"),
+        ("empty.csv", b"", "has no records"),
+        ("header.csv", b"a,b\n", "has no records"),
+        ("x.parquet", b"hello", "is no Parquet file"),
+    ],
+)
+def test_inspect_of_a_file_that_is_no_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    code, _, errors = inspected(capsys, tmp_path / name)
+    assert code == 2
+    assert errors.startswith(f"syrtos: {tmp_path / name} {said}"), errors
+
+
+def test_inspect_of_files_of_several_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "y.jsonl").write_text("{}\n")
+    code, _, errors = inspected(capsys, tmp_path)
+    assert code == 2
+    assert "several formats" in errors
+    assert f"{tmp_path / 'x.csv'} (CSV)" in errors
+
+
+def test_inspect_of_an_image_beside_the_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cat.png").write_bytes(b"...")
+    (tmp_path / "README.txt").write_bytes(b"cats")
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = inspected(capsys, "cat.png", "README.txt")
+    assert code == 0
+    assert "1 in 1 classes" in out
+
+
+@pytest.mark.parametrize("arguments", [("-n", "0"), ("--batch", "0"), ("-n", "-1")])
+def test_inspect_for_no_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        inspected(capsys, tmp_path, *arguments)
+    assert ended.value.code == 2
+    assert "must be 1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["nowhere", "file"])
+def test_verify_of_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["data", "verify", str(tmp_path / name)]) == 2
+    assert f"syrtos: {tmp_path / name} is no folder. Expected the directory of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["not json\n", "[1]\n", "{}\n", '{"from"\n'])
+def test_verify_of_a_damaged_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "samples-x-rank-0.jsonl").write_text(damage)
+    assert main(["data", "verify", str(tmp_path)]) == 2
+    assert "line 1: the line, or one before it, is not what was written" in capsys.readouterr().err
+
+
+def test_verify_of_workers_that_were_killed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "samples-x-rank-0.jsonl").write_text('{"from"')
+    assert main(["data", "verify", str(tmp_path)]) == 0
+    assert "no record was trained on twice" in capsys.readouterr().out
 
 
 def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from framing import framed
 from syrtos.data.cache import Cache
 from syrtos.data.files import LocalFile, find
-from syrtos.data.lines import Lines, are_numbers, csv_rows
+from syrtos.data.lines import Lines, are_numbers, check_columns, csv_rows
 from syrtos.data.records import Format, Records
 from syrtos.data.sources import BadRecord
 from syrtos.data.tfrecord import TFRecord
@@ -30,6 +30,13 @@ def records_of(folder: Path, *files: bytes, layout: Format | None = None) -> Rec
 
 def everything(source: Records) -> list[bytes]:
     return source.read(np.arange(len(source)))
+
+
+def test_a_header_is_read_whatever_character_the_window_ends_in(tmp_path: Path) -> None:
+    for shift in range(3):
+        path = tmp_path / f"{shift}.csv"
+        path.write_text("\ufeffa,b\n" + "x" * shift + "€" * (1 << 19), encoding="utf-8")
+        assert check_columns([LocalFile(path)]) == ["a", "b"]
 
 
 @given(st.lists(st.lists(st.binary(max_size=50), max_size=20), min_size=1, max_size=4))
