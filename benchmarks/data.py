@@ -22,7 +22,7 @@ import tensorflow as tf
 import syrtos
 from syrtos.comm import world
 from syrtos.data import cache, from_arrays, from_source
-from syrtos.data.files import find
+from syrtos.data.find import find
 from syrtos.data.records import Records
 from syrtos.data.tfrecord import TFRecord
 from syrtos.keras.parsing import each

@@ -15,7 +15,8 @@ import s3
 from framing import framed
 from syrtos.data import remote
 from syrtos.data.cache import Cache
-from syrtos.data.files import MissingFile, find
+from syrtos.data.files import MissingFile
+from syrtos.data.find import find
 from syrtos.data.records import Records
 from syrtos.data.sources import BadRecord
 from syrtos.data.tfrecord import TFRecord

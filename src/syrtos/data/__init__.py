@@ -13,18 +13,19 @@ import contextlib
 import functools
 import importlib
 import json
-import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from syrtos import settings
 from syrtos.comm import world
-from syrtos.data import cache, files
+from syrtos.data import cache
 from syrtos.data.bad import OnBadRecord, Policy
+from syrtos.data.files import File
+from syrtos.data.find import Patterns, find
 from syrtos.data.folder import IMAGES, Folder
 from syrtos.data.lines import Lines, are_numbers, check_columns, csv_rows
 from syrtos.data.loader import MEMORY, Loader
@@ -48,11 +49,10 @@ __all__ = [
     "from_tfrecord",
 ]
 
-Pattern = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _SAMPLE = 1000
 
 
-def from_tfrecord(pattern: Pattern, parse_fn: Callable[[Any], Any], **options: Any) -> Any:
+def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], Any], **options: Any) -> Any:
     """TFRecord files, plain or compressed (GZIP, ZLIB); the checksum of each record is verified.
 
     Args:
@@ -68,7 +68,7 @@ def from_tfrecord(pattern: Pattern, parse_fn: Callable[[Any], Any], **options: A
 
 
 def from_jsonl(
-    pattern: Pattern, parse_fn: Callable[[Any], Any] | None = None, *, label: str | None = None, **options: Any
+    pattern: Patterns, parse_fn: Callable[[Any], Any] | None = None, *, label: str | None = None, **options: Any
 ) -> Any:
     """Files of JSON values, one to a line.
 
@@ -83,7 +83,7 @@ def from_jsonl(
 
 
 def from_csv(
-    pattern: Pattern, parse_fn: Callable[[Any], Any] | None = None, *, label: str | None = None, **options: Any
+    pattern: Patterns, parse_fn: Callable[[Any], Any] | None = None, *, label: str | None = None, **options: Any
 ) -> Any:
     """CSV files, each with a first line that names the columns.
 
@@ -105,7 +105,7 @@ def from_csv(
 
 
 def from_parquet(
-    pattern: Pattern, *, columns: Sequence[str] | None = None, label: str | None = None, **options: Any
+    pattern: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None, **options: Any
 ) -> Any:
     """Parquet files: a batch is a dict of arrays by column, or ``(features, label)``.
 
@@ -132,7 +132,7 @@ def from_arrays(*arrays: Any, **options: Any) -> Any:
 
 
 def from_folder(
-    pattern: Pattern,
+    pattern: Patterns,
     parse_fn: Callable[[Any, Any], Any] | None = None,
     *,
     image_size: tuple[int, int] = (256, 256),
@@ -211,13 +211,13 @@ def _check_same(source: Source) -> None:
         )
 
 
-def _found(pattern: Pattern) -> tuple[list[files.File], cache.Cache]:
+def _found(pattern: Patterns) -> tuple[list[File], cache.Cache]:
     """The files, and the cache that keeps what is read of them."""
     kept = cache.default()
-    return files.find(pattern, kept), kept
+    return find(pattern, kept), kept
 
 
-def _records(found: Sequence[files.File], kept: cache.Cache, layout: Format) -> Records:
+def _records(found: Sequence[File], kept: cache.Cache, layout: Format) -> Records:
     return Records(found, layout, kept, world.init().comm)
 
 

@@ -1,17 +1,15 @@
-"""Files of a data set, here or far away: found by a pattern, and read at any place."""
+"""Files of a data set on this host, read at any place."""
 
 from __future__ import annotations
 
 import abc
 import errno
 import functools
-import glob
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from syrtos.data import cache as caches
 from syrtos.errors import DataError
 
 _WINDOW = 64 << 20
@@ -123,62 +121,3 @@ class MissingFile(File):
     def read(self, start: int, stop: int) -> bytes:
         """Raises DataError."""
         raise DataError(f"{self.name} is missing.")
-
-
-def is_remote(name: str) -> bool:
-    """Whether it is a URL of an object store or of the web."""
-    return "://" in name and not name.startswith("file://")
-
-
-def find(patterns: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], cache: caches.Cache) -> list[File]:
-    """The files of a data set, in order of their names.
-
-    Args:
-        patterns: paths or URLs (``s3://``, ``gs://``, ``az://``, ``http(s)://``), each a file, a folder or a pattern with ``*``; ``**``
-            goes through folders. Files that begin with ``.`` or ``_`` are left out of folders and patterns.
-        cache: where pieces of remote files are kept.
-
-    Raises:
-        DataError: a pattern matches nothing. A file named without ``*`` that is missing is a `MissingFile`.
-    """
-    several = [patterns] if isinstance(patterns, str | os.PathLike) else [*patterns]
-    if not several:
-        raise DataError("No files were given: name at least one file, folder or pattern.")
-    found: list[File] = []
-    for pattern in (os.fspath(each) for each in several):
-        matched = _remote(pattern, cache) if is_remote(pattern) else _local(pattern.removeprefix("file://"))
-        if not matched:
-            raise DataError(
-                f"No file matches {pattern!r}. Check the path; patterns may contain `*`, and `**` for folders below."
-            )
-        found += matched
-    missing = [file.name for file in found if isinstance(file, MissingFile)]
-    if len(missing) == len(found):
-        raise DataError(f"{missing[0]} does not exist. Check the path.")
-    return found
-
-
-def _local(pattern: str) -> list[File]:
-    if is_pattern(pattern):
-        paths = glob.glob(pattern, recursive=True)
-    elif os.path.isdir(pattern):
-        paths = [os.path.join(folder, name) for folder, _, names in os.walk(pattern) for name in names]
-    else:
-        return [LocalFile(pattern) if os.path.isfile(pattern) else MissingFile(pattern)]
-    return [LocalFile(path) for path in sorted(paths) if os.path.isfile(path) and is_data(path)]
-
-
-def _remote(pattern: str, cache: caches.Cache) -> list[File]:
-    from syrtos.data import remote
-
-    return list(remote.find(pattern, cache))
-
-
-def is_pattern(path: str) -> bool:
-    """Whether it may name several files."""
-    return any(sign in path for sign in "*?[")
-
-
-def is_data(path: str) -> bool:
-    """Files whose names begin with ``.`` or ``_`` are about the data."""
-    return not path.rsplit("/", 1)[-1].startswith((".", "_"))

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from syrtos.data.cache import Cache
-from syrtos.data.files import File, find
+from syrtos.data.files import File
+from syrtos.data.find import find
 from syrtos.data.folder import IMAGES, Folder
 from syrtos.data.lines import Lines, check_columns
 from syrtos.data.parquet import Parquet

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
-import fnmatch
 import functools
 import random
 import threading
@@ -20,7 +19,8 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.data.cache import Cache
-from syrtos.data.files import CachedFile, File, MissingFile, is_data, is_pattern
+from syrtos.data.files import CachedFile, File, MissingFile
+from syrtos.data.names import folder_of, is_data, is_pattern, matches
 from syrtos.errors import ConfigurationError, DataError, OutOfReachError
 
 # Small enough for few bytes to be read in vain, large enough for the round trip not to matter.
@@ -156,15 +156,11 @@ def find(pattern: str, cache: Cache) -> list[File]:
         return [RemoteFile(store, path, pattern, meta, cache)]
     if base.startswith("http"):
         raise DataError(f"A web server does not list its files: name each file of {pattern!r}.")
-    prefix = path.split("*", 1)[0].split("?", 1)[0].split("[", 1)[0].rpartition("/")[0] or None
-    listed = persistently(lambda: [meta for page in obstore.list(store, prefix=prefix) for meta in page], pattern)
-    matching = [meta for meta in listed if path.endswith("/") or not path or fnmatch.fnmatchcase(meta["path"], path)]
-    names = sorted((meta["path"], meta) for meta in _dicts(matching) if is_data(meta["path"]))
-    return [RemoteFile(store, path, f"{base}/{path}", meta, cache) for path, meta in names]
-
-
-def _dicts(metas: Sequence[Any]) -> list[dict[str, Any]]:
-    return list({meta["path"]: dict(meta) for meta in metas}.values())
+    folder = folder_of(path)
+    listed = persistently(lambda: [m for page in obstore.list(store, prefix=folder or None) for m in page], pattern)
+    by_path = {meta["path"]: meta for meta in listed if is_data(meta["path"].removeprefix(folder))}
+    wanted = [name for name in sorted(by_path) if not is_pattern(path) or matches(name, path)]
+    return [RemoteFile(store, name, f"{base}/{name}", by_path[name], cache) for name in wanted]
 
 
 def _any_under(store: Any, path: str, name: str) -> bool:

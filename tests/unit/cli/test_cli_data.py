@@ -49,7 +49,8 @@ def test_inspect_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def inspected(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     code = main(["data", "inspect", *map(str, arguments)])
-    return code, *capsys.readouterr()
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
 
 
 def test_inspect_takes_the_paths_that_a_shell_has_expanded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

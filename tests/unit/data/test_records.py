@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from framing import framed
 from syrtos.data.cache import Cache
-from syrtos.data.files import LocalFile, find
+from syrtos.data.files import LocalFile
+from syrtos.data.find import find
 from syrtos.data.lines import Lines, are_numbers, check_columns, csv_rows
 from syrtos.data.records import Format, Records
 from syrtos.data.sources import BadRecord

@@ -13,7 +13,7 @@ from framing import framed
 from syrtos.comm import world
 from syrtos.data.bad import Policy
 from syrtos.data.cache import Cache
-from syrtos.data.files import find
+from syrtos.data.find import find
 from syrtos.data.loader import Loader
 from syrtos.data.records import Records
 from syrtos.data.tfrecord import TFRecord

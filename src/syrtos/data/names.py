@@ -1,0 +1,42 @@
+"""Names of files: what a pattern matches, and which files hold data."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+
+def is_remote(name: str) -> bool:
+    """Whether it is a URL of an object store or of the web."""
+    return "://" in name and not name.startswith("file://")
+
+
+def is_pattern(path: str) -> bool:
+    """Whether it may name several files."""
+    return any(sign in path for sign in "*?[")
+
+
+def is_data(path: str) -> bool:
+    """Whether a path below the folder that was named is one of data: files that begin with ``.`` or ``_`` are about the data, and folders
+    that begin with ``.`` belong to tools."""
+    *folders, name = path.split("/")
+    return not name.startswith((".", "_")) and not any(folder.startswith(".") for folder in folders)
+
+
+def folder_of(pattern: str) -> str:
+    """The folder, with its ``/``, below which all matches of a pattern lie."""
+    fixed = min((pattern.index(sign) for sign in "*?[" if sign in pattern), default=len(pattern))
+    return pattern[: pattern.rfind("/", 0, fixed) + 1]
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a pattern matches, as Python's `glob` has it: ``*`` and ``?`` stay in a folder, ``**`` goes through any number of them."""
+    return _match(path.split("/"), pattern.split("/"))
+
+
+def _match(names: Sequence[str], signs: Sequence[str]) -> bool:
+    if not signs:
+        return not names
+    if signs[0] == "**":
+        return any(_match(names[k:], signs[1:]) for k in range(len(names) + 1))
+    return bool(names) and fnmatch.fnmatchcase(names[0], signs[0]) and _match(names[1:], signs[1:])
