@@ -75,7 +75,7 @@ def is_initialized() -> bool:
 def shutdown() -> None:
     """Writes down what the ledger still holds. MPI itself ends with the process."""
     if world.joined():
-        world.current().ledger.close()
+        world.current().ledger.flush()
 
 
 @unconverted

@@ -77,7 +77,7 @@ def test_the_demo(tmp_path: Path) -> None:
         "samples/s",
         "compute",
         "exchange",
-        "waiting for the slowest",
+        "waiting",
         "input",
         "run directory",
     ):

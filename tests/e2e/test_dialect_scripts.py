@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from syrtos.observe.report import summarize
+
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(Path(__file__).parent / "scripts" / "dialect_checks.py")
@@ -115,6 +117,11 @@ def test_the_examples(tmp_path: Path, name: str, accuracy: float) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert float(done.stdout.split("test accuracy: ")[-1].split()[0]) > accuracy
+    summary = summarize(tmp_path)
+    assert summary.workers == 2
+    assert summary.steps >= 50
+    assert summary.shares["compute"] > 0
+    assert summary.training_seconds > 0
 
 
 @pytest.mark.slow

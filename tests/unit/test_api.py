@@ -119,11 +119,13 @@ def test_workers_outside_a_set_are_told_so(call: str) -> None:
 
 
 def test_shutdown_writes_down_the_ledger(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), 0)
+    ledger = Ledger()
+    ledger.open(str(tmp_path), 0)
     world.adopt(session_of(InProcessCommunicator(), ledger))
-    ledger.note("checkpoint", 1.0)
+    with ledger.span("checkpoint"):
+        pass
     syrtos.shutdown()
-    assert (tmp_path / "ledger" / "rank-0.jsonl").read_text().count("\n") == 1
+    assert (tmp_path / "ledger" / "rank-0.jsonl").read_text().count("\n") == 2
 
 
 def test_shutdown_without_a_world_does_nothing() -> None:
@@ -135,7 +137,6 @@ def test_a_plain_process_records_only_where_it_is_told(tmp_path: Path) -> None:
     syrtos.init()
     session = world.current()
     session.record_in(str(tmp_path / "run"))
-    session.ledger.note("checkpoint", 1.0)
     syrtos.shutdown()
     assert session.options.run_dir == str(tmp_path / "run")
     assert (tmp_path / "run" / "ledger" / "rank-0.jsonl").read_text().startswith("{")

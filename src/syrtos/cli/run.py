@@ -18,7 +18,8 @@ from syrtos.launch import guard
 from syrtos.launch.plan import Machine, find_mpiexec, make_plan
 from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.launch.supervise import supervise
-from syrtos.observe.ledger import forget
+from syrtos.observe.clock import process_age
+from syrtos.observe.ledger import forget, launching
 from syrtos.settings import BatchMode, Options, ScaleLR
 
 
@@ -93,7 +94,8 @@ def main(chosen: argparse.Namespace) -> int:
     forget(run_dir)
     guard.forget(run_dir)
     _describe(spec, run_dir)
-    outcome = supervise(plan, settings.environment(), spec.grace)
+    with launching(run_dir, began=time.time() - process_age()):
+        outcome = supervise(plan, settings.environment(), spec.grace)
     if outcome.code:
         print_failure(outcome, run_dir)
     else:

@@ -28,32 +28,30 @@ _WAYS = {
     "records": "each worker reads all records and prepares its own",
     "sliced": "each worker reads and prepares all records, and takes its rows of each batch",
 }
-_WORDS = {
-    "compute": "compute",
-    "exchange": "exchange",
-    "wait": "waiting for the slowest",
-    "input": "input",
-    "callbacks": "callbacks",
-    "checkpoint": "checkpoint",
-}
+_ALWAYS = ("compute", "exchange", "wait", "input", "rest")
 
 
 def print_summary(run_dir: Path) -> None:
     """Shows what a run's ledgers add up to; just the folder if nothing was trained."""
-    summary = summarize(run_dir)
     console = Console(stderr=True, highlight=False)
+    _print_table(console, run_dir)
+    console.print(f"run directory: {run_dir}", soft_wrap=True)
+
+
+def _print_table(console: Console, run_dir: Path) -> None:
+    summary = summarize(run_dir)
     if summary.steps:
         console.print(_table(summary))
         _print_about_data(console, summary, run_dir)
-    console.print(f"run directory: {run_dir}", soft_wrap=True)
 
 
 def _print_about_data(console: Console, summary: Summary, run_dir: Path) -> None:
     """Whether training waits for data and what would help, and which records were left out."""
-    waited = summary.shares["input"] * summary.steps * summary.step_ms / 1e3
-    if summary.shares["input"] > _INPUT_BOUND and waited > _WORTH_A_WORD:
+    waited = summary.input_seconds
+    share = waited / summary.training_seconds if summary.training_seconds else 0.0
+    if share > _INPUT_BOUND and waited > _WORTH_A_WORD:
         console.print(
-            f"[yellow]input-bound[/]: {summary.shares['input']:.0%} of the time went into waiting for data. {_advice(summary)}",
+            f"[yellow]input-bound[/]: {share:.0%} of the time of training went into waiting for data. {_advice(summary)}",
             soft_wrap=True,
         )
     from syrtos.data.bad import left_out  # only now: `syrtos run` should start at once
@@ -75,21 +73,38 @@ def _advice(summary: Summary) -> str:
 def _table(summary: Summary) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("workers", str(summary.workers))
-    table.add_row("steps", f"{summary.steps:,} (median {summary.step_ms:.1f} ms)")
+    table.add_row("time", f"{summary.seconds:,.1f} s, from the start of the run to its end")
+    table.add_row("steps", f"{summary.steps:,} {_counted(summary)}(median {summary.step_ms:.1f} ms)")
     if "input" in summary.facts:
         table.add_row("data", _WAYS[summary.facts["input"]])
-    table.add_row("samples/s", f"{summary.samples_per_second:,.0f}")
-    for kind in SHARES:
+    table.add_row(*_rate(summary))
+    for kind, words in SHARES.items():
         share = summary.shares[kind]
-        if share >= 0.0005 or kind in ("compute", "exchange", "wait", "input"):
-            table.add_row(_WORDS[kind], f"{share:6.1%} {'█' * round(share * 40)}")
+        if share >= 0.0005 or kind in _ALWAYS:
+            table.add_row(words, f"{share:6.1%} {'█' * round(share * 40)}")
     if summary.skew and summary.skew[1] > 0.1:
         table.add_row("slowest", f"rank {summary.skew[0]}: the others wait {summary.skew[1]:.0%} more of their time")
     return table
 
 
+def _counted(summary: Summary) -> str:
+    """What is counted as a step, where it is not a batch of `fit`."""
+    if summary.facts.get("pace") == "own":
+        return "of all workers "
+    return "updates of the script's own loop " if summary.loops else ""
+
+
+def _rate(summary: Summary) -> tuple[str, str]:
+    """What was trained on by the second, and over which time."""
+    over = "from the first update to the last" if summary.loops else "over all of fit, with validation and callbacks"
+    if summary.samples_per_second:
+        return "samples/s", f"{summary.samples_per_second:,.0f} {over}"
+    return "steps/s", f"{summary.steps_per_second:,.1f} {over}"
+
+
 def print_failure(outcome: Outcome, run_dir: Path) -> None:
-    """Shows which worker failed first, why, and where to read more."""
+    """Shows what was recorded, which worker failed first, why, and where to read more."""
+    _print_table(Console(stderr=True, highlight=False), run_dir)
     if outcome.code in (130, 143):
         print(f"\nsyrtos: stopped by a signal. Run directory: {run_dir}", file=sys.stderr)
     elif outcome.failures or _reported(run_dir):

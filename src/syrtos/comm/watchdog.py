@@ -22,12 +22,14 @@ class Watchdog:
         waited: seconds spent waiting for other workers so far.
         timeout: seconds after which a wait becomes a `StalledError`.
         on_stall: called with the error's text before it is raised, e.g. to ask every worker for its stack.
+        on_wait: called with the seconds of each wait when it is over.
     """
 
     def __init__(self, timeout: float = 300.0, on_stall: Callable[[str], None] | None = None) -> None:
         self.waited = 0.0
         self.timeout = timeout
         self.on_stall = on_stall
+        self.on_wait: Callable[[float], None] | None = None
 
     def wait(self, done: Callable[[], bool], call: str, rank: int) -> None:
         """Returns when ``done()`` is true.
@@ -41,7 +43,10 @@ class Watchdog:
         try:
             self._sleep_until(done, started, call, rank)
         finally:
-            self.waited += time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            self.waited += seconds
+            if self.on_wait:
+                self.on_wait(seconds)
 
     def _sleep_until(self, done: Callable[[], bool], started: float, call: str, rank: int) -> None:
         nap = _NAP

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ class Session:
         comm: exchanges between all workers.
         input_comm: the same workers, for what input pipelines exchange while a step runs.
         options: what the run was asked to do.
-        ledger: where the time of each step is written down.
+        ledger: where the time goes; one object for the life of the process.
         watchdog: counts and bounds the waiting of ``comm``.
         errors: the latest errors of exchanges and readers, of all threads, oldest first; frameworks wrap them into errors of their own.
         servers: asks the parameter servers, if the run has some.
@@ -57,6 +58,9 @@ class Session:
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
 
+    def __post_init__(self) -> None:
+        self.watchdog.on_wait = functools.partial(self.ledger.spend, "wait")
+
     def alone(self) -> Session:
         """This worker as a world of one that writes into the same record."""
         own = InProcessCommunicator()
@@ -69,7 +73,12 @@ class Session:
     def record_in(self, run_dir: str) -> None:
         """Writes this worker's part of the run's record under ``run_dir`` from now on."""
         self.options = dataclasses.replace(self.options, run_dir=run_dir)
-        self.ledger = Ledger.open(run_dir, self.world.rank)
+        if _sharing is not None:
+            _sharing.options = self.options
+        if self.questions is None:  # a server is no worker
+            self.ledger.open(run_dir, self.world.rank)
+        if self.options.own_pace:
+            self.ledger.say(pace="own")
 
 
 _session: Session | None = None

@@ -44,6 +44,7 @@ from syrtos.jobs.request import read
 from syrtos.jobs.store import Record, Store
 from syrtos.launch.supervise import Outcome, supervise
 from syrtos.launch.worker import version
+from syrtos.observe.ledger import launching
 
 LOCK = "runner.lock"
 _LOOK = 0.2
@@ -215,7 +216,8 @@ class Runner:
             checkpoints.start()
         self._training = True
         try:
-            outcome = supervise(plan, base, _GRACE)
+            with launching(run_dir, began=time.time()):
+                outcome = supervise(plan, base, _GRACE)
         finally:
             self._training, self._trained = False, True
             processes.end(mark(self._home, self._name))

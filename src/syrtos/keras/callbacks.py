@@ -16,7 +16,7 @@ from syrtos.data.loader import Position
 from syrtos.errors import DataError
 from syrtos.keras import files, fitting, gradients, interrupts, pace, state
 from syrtos.keras.learning_rate import Scaling
-from syrtos.keras.step import clock
+from syrtos.keras.timing import clock
 
 if TYPE_CHECKING:  # they import Keras 3, and this serves Keras 2 too
     from syrtos.keras.planned import Stream
@@ -88,23 +88,40 @@ class First(_Quiet):
     def __init__(self, last: Last) -> None:
         super().__init__()
         self._last = last
+        self._ledger = world.current().ledger
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._last.scaling.begin(self.model)
+        self._ledger.become("callbacks")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._ledger.become("callbacks")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._last.data_epoch_begins(epoch, self.params)
+        self._ledger.become("callbacks")
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._ledger.begin_step("train", "callbacks")
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._ledger.begin_step("test", "callbacks")
+
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._ledger.begin_step("predict", "callbacks")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._ledger.become("callbacks")
         self._last.step_is_over(batch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._last.step_is_over()
+        self._ledger.become("callbacks")
 
     on_predict_batch_end = on_test_batch_end
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._last.epoch_end_since = time.perf_counter()
+        self._ledger.drop_step()
+        self._ledger.become("callbacks")
         pace.take_weights()
         if logs:
             pace.average(logs)
@@ -125,8 +142,6 @@ class Last(_Quiet):
         self._since_check = 0
         self._interval = _CHECK_STEPS
         self._checked_at = time.perf_counter()
-        self._callbacks_since = self._waited_before = 0.0
-        self.epoch_end_since = 0.0
         self._iterator: Any = fitting.iterator_in_use()  # before a callback can evaluate, which uses another
         self._script_counts_steps = self._endless = False
         self._stream: Stream | None = None
@@ -142,14 +157,16 @@ class Last(_Quiet):
             self._begin_stream(comm)
             pace.begin_equal(self.model)
         self.scaling.restored()
+        self._session.ledger.become("build")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
         self._epoch, self._epoch_began_at = epoch, self._steps
+        self._session.ledger.become("input")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._begin()
         self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps") or self._batches)
+        self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._agree_to_stop()
@@ -158,7 +175,7 @@ class Last(_Quiet):
         self._since_check += count
         if world.current().world.size > 1 and not pace.own() and self._check_is_due():
             self._check()
-        self._end(batch, "train", count)
+        self._session.ledger.end_step(batch, count)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
@@ -171,7 +188,6 @@ class Last(_Quiet):
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
             )
         self._batches = self._steps - self._epoch_began_at
-        self._session.ledger.note("callbacks", time.perf_counter() - self.epoch_end_since, "epoch end")
         self._session.ledger.epoch(
             epoch=epoch + 1,
             epochs=self.params.get("epochs"),
@@ -179,16 +195,19 @@ class Last(_Quiet):
             steps_per_epoch=self.params.get("steps"),
             logs={name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0},
         )
+        self._session.ledger.become("rest")
         self._session.ledger.flush()
 
     def on_train_end(self, logs: Any = None) -> None:
         """A checkpoint that is read after `fit` is complete."""
         self._trains = False
+        self._session.ledger.become("rest")
         if self.model is None:
             return
         comm, variables = self._replicas()
         if comm.size > 1:
-            state.check_equal(comm, variables, self._steps)
+            with self._session.ledger.span("exchange"):
+                state.check_equal(comm, variables, self._steps)
         if self._stream:
             self._stream.close()
         self._session.ledger.flush()
@@ -214,19 +233,14 @@ class Last(_Quiet):
         self._begin()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._end(batch, "test", self._steps_since(batch))
+        self._session.ledger.end_step(batch, self._steps_since(batch))
 
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._begin()
+    on_predict_batch_begin, on_predict_batch_end = on_test_batch_begin, on_test_batch_end
 
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._end(batch, "predict", self._steps_since(batch))
-
-    def step_is_over(self, trained: int | None = None) -> None:
-        """What follows are callbacks. ``trained``: the last step, if it was of `fit`."""
-        if self._stream and trained is not None:
-            self._stream.trained(self._steps_since(trained))
-        self._callbacks_since, self._waited_before = time.perf_counter(), self._session.watchdog.waited
+    def step_is_over(self, batch: int) -> None:
+        """Of `fit`; what follows are callbacks."""
+        if self._stream:
+            self._stream.trained(self._steps_since(batch))
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -234,8 +248,9 @@ class Last(_Quiet):
         if comm.size == 1:
             return
         variables = state.of_model(self.model)
-        state.check_structure(comm, variables)
-        state.broadcast(comm, variables)
+        with self._session.ledger.span("exchange"):
+            state.check_structure(comm, variables)
+            state.broadcast(comm, variables)
         object.__setattr__(self.model, _TRAINED, True)
         self.model._initial_epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
 
@@ -303,14 +318,8 @@ class Last(_Quiet):
             self._everyone.set_params({**params, "steps": steps})
 
     def _begin(self) -> None:
-        self._session.ledger.begin_step()
+        self._session.ledger.become("compute")
         clock.step_begins()
-
-    def _end(self, batch: int, phase: str, steps: int) -> None:
-        waited = self._session.watchdog.waited - self._waited_before
-        self._session.ledger.spend("wait", waited)
-        self._session.ledger.spend("callbacks", time.perf_counter() - self._callbacks_since - waited)
-        self._session.ledger.end_step(batch, phase, steps)
 
     def _steps_since(self, batch: int) -> int:
         return min(int(getattr(self.model, "steps_per_execution", None) or 1), batch + 1)
@@ -337,7 +346,8 @@ class Last(_Quiet):
         if comm.size == 1:  # what only this worker trains
             self._checked, self._since_check = True, 0
             return
-        state.check_equal(comm, variables, self._steps)
+        with self._session.ledger.span("exchange"):
+            state.check_equal(comm, variables, self._steps)
         took = max(comm.agree("cost of comparing", time.perf_counter() - started))
         training = max(comm.agree("time since comparing", started - self._checked_at))
         per_step = training / max(self._since_check, 1)

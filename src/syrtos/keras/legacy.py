@@ -19,7 +19,7 @@ from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import files, fitting, gradients, interrupts
+from syrtos.keras import files, fitting, gradients, interrupts, timing
 from syrtos.keras import replacing as common
 from syrtos.keras.replacing import Method, replace
 from syrtos.keras.step import StepScope, current_step
@@ -132,6 +132,7 @@ def _patch_model() -> None:
     # Workers that don't call the same are told so at once.
     for name in ("fit", "evaluate", "predict"):
         replace(model, name, common.agreeing)
+        replace(model, name, timing.part_of_run)
     for name in ("save", "save_weights", "export"):
         replace(model, name, files.by_rank_0)
     replace(model, "compile", common.compiling)

@@ -30,7 +30,7 @@ from keras.src.trainers.data_adapters import py_dataset_adapter
 from syrtos.comm import world
 from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
-from syrtos.keras import files, fitting, gradients, interrupts, pace, private, resume, served
+from syrtos.keras import files, fitting, gradients, interrupts, pace, private, resume, served, timing
 from syrtos.keras import replacing as common
 from syrtos.keras.planned import PlannedDataset, Stream
 from syrtos.keras.replacing import Method, replace
@@ -171,6 +171,7 @@ def _patch_trainer() -> None:
     # Workers that don't call the same are told so at once.
     for name in ("fit", "evaluate", "predict"):
         replace(trainer, name, common.agreeing)
+        replace(trainer, name, timing.part_of_run)
     replace(tf_trainer.TFEpochIterator, "__init__", _epoch_iterator)
     replace(base_trainer.Trainer, "compile", common.compiling)
     # Planned data sets have their own order, and come as a worker's share.

@@ -17,6 +17,7 @@ from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.data.util import structure
 from tensorflow.python.distribute import device_util, one_device_strategy
 from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import tracing_compilation
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
 from tensorflow.python.framework.func_graph import FuncGraph
@@ -95,6 +96,17 @@ def watch_functions(
         return original(copies[id(self)][0], *args, **kwargs)
 
     setattr(Function, "__call__", call)  # noqa: B010 - pyright knows better than to assign to a method
+
+
+def watch_tracing(tracing: Callable[[], AbstractContextManager[None]]) -> None:
+    """Each graph of a `tf.function` is made inside ``tracing()``."""
+    original: Any = tracing_compilation._create_concrete_function
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        with tracing():
+            return original(*args, **kwargs)
+
+    tracing_compilation._create_concrete_function = create
 
 
 def last_token() -> tf.Tensor:
@@ -263,14 +275,17 @@ def _asked() -> tf.Tensor:
 
 
 @functools.cache
-def watch_iterators() -> None:
-    """Graphs note when they ask an iterator for data.
+def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None:
+    """Graphs note when they ask an iterator for data; eagerly that takes place inside ``waiting()``.
 
     What lies between a step's beginning and that is the call of its graph, half a millisecond that is no waiting for data.
     """
     original = iterator_ops.OwnedIterator._next_internal
 
     def next_internal(self: Any) -> Any:
+        if graph() is None:
+            with waiting():
+                return original(self)
         if not isinstance(graph(), FuncGraph):
             return original(self)
         with tf.device("/cpu:0"):

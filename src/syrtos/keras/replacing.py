@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras import callbacks, fitting, gradients, pace, private
+from syrtos.keras import callbacks, fitting, gradients, pace, private, timing
 from syrtos.keras import step as step_module
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.input import policy_ignored
@@ -35,7 +35,11 @@ def patch_tensorflow() -> None:
     for strategy in (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy):
         replace(strategy, "scope", _refusing_scope)
     private.watch_functions(functions_of_step, step_module.calling)
-    private.watch_iterators()
+    private.watch_iterators(timing.waiting_for_data)
+    private.watch_tracing(timing.tracing)
+    replace(tf.GradientTape, "__enter__", timing.recording)
+    replace(tf.GradientTape, "__exit__", timing.recorded)
+    replace(tf.GradientTape, "gradient", timing.as_computing)
 
 
 def _refusing_scope(original: Method) -> Method:
@@ -99,7 +103,7 @@ def paused(original: Method) -> Method:
     """What the method assigns is equal on all workers already."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with step_module.paused():
+        with step_module.paused(), timing.updating():
             return original(self, *args, **kwargs)
 
     return method

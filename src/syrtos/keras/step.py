@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -25,6 +24,7 @@ from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras import private
 from syrtos.keras.backends import tensorflow as ops
+from syrtos.keras.timing import clock, computing
 
 _local = threading.local()
 # What each of the script's own `tf.function`s was seen to assign while it was traced inside `strategy.run`.
@@ -59,9 +59,10 @@ def functions_of_step() -> dict[int, Any] | None:
 
 
 def calling(function: Any) -> contextlib.AbstractContextManager[Any]:
-    """Around a call of one of the script's `tf.function`s: inside `strategy.run` a later call, which traces nothing, assigns too."""
+    """Around a call of one of the script's `tf.function`s: its time counts, and inside `strategy.run` a later call, which traces nothing,
+    assigns too."""
     run = None if current_step() else getattr(_local, "run", None)
-    return run.calling(function) if run else contextlib.nullcontext()
+    return run.calling(function) if run else computing(function)
 
 
 class _Watcher:
@@ -248,41 +249,11 @@ class StepScope(_Watcher):
         return [total[0], *(tf.reshape(p, s) for p, s in zip(parts, shapes, strict=True))]
 
     def _on_host(self, vector: Array, when: Array) -> list[Array]:
+        samples = float(vector[0])
         summed = self.session.comm.allreduce(vector)
         asked, ready = when.tolist()
-        clock.data_was_ready(self.session, asked, ready, float(summed[0]))
+        clock.data_was_ready(self.session, asked, ready, samples)
         return [summed]
-
-
-class _Clock:
-    """Tells how long each step waited for its data."""
-
-    def __init__(self) -> None:
-        self._since = time.time()
-        self._last_ready = 0.0
-        self._traced = False
-
-    def step_is_traced(self) -> None:
-        """The time until data is there is not spent on input this time: the step is made a graph first."""
-        self._traced = True
-
-    def step_begins(self) -> None:
-        """From now on the step waits for data."""
-        self._since = time.time()
-
-    def data_was_ready(self, session: Session, asked: float, ready: float, samples: float) -> None:
-        """The step that now ends had its data at ``ready`` (s since the epoch), and had asked for it at ``asked``, if that is known."""
-        if ready == self._last_ready:  # a second exchange of the same step
-            return
-        self._last_ready = ready
-        if not self._traced:
-            session.ledger.spend("input", max(ready - max(self._since, asked), 0.0))
-        self._traced = False
-        session.ledger.samples += samples
-        self._since = time.time()
-
-
-clock = _Clock()
 
 
 def tracked(variable: tf.Variable) -> tf.Variable:

@@ -17,7 +17,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras import input as input_pipelines
-from syrtos.keras import pace, private
+from syrtos.keras import pace, private, timing
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.step import RunScope, current_step, tracked
 
@@ -62,7 +62,7 @@ class Strategy(tf.distribute.Strategy):
         del options
         session = world.current()
         alone = session.world.size == 1 or current_step() is not None or world.sharing() is not session
-        with self.scope(), contextlib.nullcontext() if alone else RunScope(session.comm).entered():
+        with timing.computing(), self.scope(), contextlib.nullcontext() if alone else RunScope(session.comm).entered():
             return self.extended.call_for_each_replica(fn, args=args, kwargs=kwargs)
 
 

@@ -81,6 +81,7 @@ class _Worker:
 
     def _script_code(self, script: str, arguments: list[str]) -> int:
         try:
+            _script_begins()
             _run_script(script, arguments)
         except SystemExit as end:
             return self._exited(end)
@@ -235,6 +236,12 @@ def _serve(script: str, run_dir: str) -> None:
         signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
     sys.path[0] = str(Path(script).parent)
     importlib.import_module("syrtos.keras.parameters").serve(lambda: guard.lost(run_dir))
+
+
+def _script_begins() -> None:
+    from syrtos.comm import world
+
+    world.current().ledger.script_begins()
 
 
 def _run_script(script: str, arguments: list[str]) -> None:

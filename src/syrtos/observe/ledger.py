@@ -1,86 +1,148 @@
-"""Where the time of each step goes, written down by every worker as JSON lines and never waited for.
+"""Where the time of a worker goes, from the start of its process to its end, as JSON lines.
 
-One line is one step: its wall time and the part that went into each kind of span (seconds). What no span claims is
-``compute``. Spans of an exchange that hides behind computation still count as exchange, so ``compute`` is a lower bound.
+A line says what has passed since the line before, so that the lines of a worker add up to its life: ``phase``, ``wall`` (seconds) and
+the seconds of each kind that there are. A step of `fit`, `evaluate` or `predict`, and an update of a loop of the script's own, is a line
+of its own, with ``steps`` and ``samples`` (of this worker). Lines are handed to the system one by one: a worker that is killed loses
+none that is complete.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
-Kind = Literal["input", "exchange", "wait", "callbacks", "checkpoint"]
-KINDS: tuple[Kind, ...] = ("input", "exchange", "wait", "callbacks", "checkpoint")
+from syrtos.observe.clock import Clock, Kind, Part, Phase, process_age
 
-# Lines kept in memory before they are written in one go.
-_BATCH = 256
+# Seconds outside of steps that are worth a line before the next step.
+_WORTH_A_LINE = 0.1
 
 
 class Ledger:
-    """The step ledger of one worker. A ledger without a file counts, but writes nothing."""
+    """The record of one worker. Until it is opened it counts, and writes nothing."""
 
-    def __init__(self, file: IO[str] | None = None, epochs: Path | None = None) -> None:
-        self._file = file
-        self._epochs = epochs
-        self._lines: list[str] = []
-        self._spent: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
-        self._step_started = 0.0
-        self._in_step = False
-        self.samples = 0.0
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock(process_age())
+        self._began = time.time() - process_age()
+        self._file: IO[bytes] | None = None
+        self._epochs: Path | None = None
 
-    @classmethod
-    def open(cls, run_dir: str, rank: int) -> Ledger:
-        """The ledger of ``rank`` under ``run_dir/ledger``."""
+    def open(self, run_dir: str, rank: int) -> None:
+        """Writes to ``run_dir/ledger`` from now on, beginning with what has been counted so far."""
+        self.close()
         path = ledger_path(Path(run_dir), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return cls(path.open("w", encoding="utf-8"), epochs_path(Path(run_dir)) if rank == 0 else None)
+        self._file = path.open("wb", buffering=0)
+        self._epochs = epochs_path(Path(run_dir)) if rank == 0 else None
+        self._write({"phase": "facts", "began": round(self._began, 3)})
 
-    def begin_step(self) -> None:
-        """A step, or several executed as one, begins now. Time since the last one belongs to no step."""
-        self._step_started = time.perf_counter()
-        self._in_step = True
-        self._spent = dict.fromkeys(KINDS, 0.0)
-        self.samples = 0.0
+    def script_begins(self) -> None:
+        """The first line of the script is executed next."""
+        self.clock.become("rest")
+        self.flush()
 
-    def spend(self, kind: Kind, seconds: float) -> None:
-        """Adds to a kind of span of the current step."""
-        self._spent[kind] += seconds
+    # -- parts of a run ------------------------------------------------------------------------
 
     @contextmanager
-    def span(self, kind: Kind) -> Iterator[None]:
-        """Measures a block as ``kind``."""
-        started = time.perf_counter()
+    def part(self, phase: Phase, kind: Kind = "rest") -> Iterator[None]:
+        """Counts a block as a part of the run: ``fit``, ``test`` (an `evaluate`) or ``predict``.
+
+        Args:
+            phase: what it is.
+            kind: what its time is spent on before its first step.
+        """
+        if phase == "fit":
+            self._end_loop()
+        part = self.clock.begin(phase, kind)
         try:
             yield
         finally:
-            seconds = time.perf_counter() - started
-            if self._in_step:
-                self.spend(kind, seconds)
-            else:
-                self.note(kind, seconds)
+            if part is not None:
+                self._close(part)
 
-    def end_step(self, step: int, phase: str, steps: int = 1) -> None:
+    def begin_step(self, phase: Phase, kind: Kind = "compute") -> None:
+        """A step, or several executed as one, begins now. One that was begun and not ended was none."""
+        self.drop_step()
+        outer = self.clock.top
+        if self.clock.begin(phase, kind, is_step=True):
+            outer.kind = "rest"  # from now on: the loop around the steps
+            if outer.wall > _WORTH_A_LINE:
+                self._record(outer)
+
+    def end_step(self, step: int, steps: int = 1) -> None:
         """Writes down the step that ends now.
 
         Args:
             step: index of the last of the steps executed as one.
-            phase: ``"train"``, ``"test"`` or ``"predict"``.
             steps: how many were executed as one.
         """
-        wall = time.perf_counter() - self._step_started
-        self._in_step = False
-        record = {"step": step, "phase": phase, "steps": steps, "samples": self.samples, "wall": round(wall, 6)}
-        record |= {kind: round(seconds, 6) for kind, seconds in self._spent.items()}
-        record["compute"] = round(max(wall - sum(self._spent.values()), 0.0), 6)
-        self._write(record)
+        if self.in_step:
+            self._close(self.clock.top, step=step, steps=steps)
+
+    def drop_step(self) -> None:
+        """A step that was begun and found no data was none: its time belongs to what is around it."""
+        if self.in_step:
+            self.clock.unwind(self.clock.parts[-2])
+
+    @property
+    def in_step(self) -> bool:
+        """Whether this thread has begun a step and not ended it."""
+        return self.clock.top.is_step and self.clock.is_mine
+
+    @property
+    def in_script(self) -> bool:
+        """Whether this thread is in the script's own code, outside of all parts."""
+        return len(self.clock.parts) == 1 and self.clock.is_mine
+
+    # -- loops of the script's own -------------------------------------------------------------
+
+    def before_update(self) -> None:
+        """What comes next may be the first update of a loop of the script's own: what was before is no part of it."""
+        part = self.clock.top
+        if part.phase == "script" and self.in_script:
+            self.clock.tick()
+            if part.wall > _WORTH_A_LINE:
+                self._record(part)
+
+    def updated(self) -> None:
+        """A loop of the script's own has made an update of its weights. Its line has all that has passed since the last one."""
+        if self.in_script:
+            self.clock.tick()
+            self.clock.top.phase = "loop"
+            self._record(self.clock.top, steps=1)
+
+    def _end_loop(self) -> None:
+        if self.in_script:
+            self.flush()
+            self.clock.top.phase = "script"
+
+    # -- what else is known ---------------------------------------------------------------------
+
+    def span(self, kind: Kind) -> AbstractContextManager[None]:
+        """Counts a block as ``kind``."""
+        return self.clock.span(kind)
+
+    def become(self, kind: Kind) -> None:
+        """From now on time goes into ``kind``, until the step or part ends or this is called again."""
+        self.clock.become(kind)
+
+    def spend(self, kind: Kind, seconds: float) -> None:
+        """Says, from any thread, that so many of the seconds that have just passed went into ``kind``."""
+        self.clock.spend(kind, seconds)
+
+    def count(self, samples: float) -> None:
+        """The step that goes on has so many samples of this worker."""
+        self.clock.top.samples += samples
+
+    # -- lines ---------------------------------------------------------------------------------
 
     def say(self, **facts: str) -> None:
         """Writes down how something is done in this run, e.g. ``input="planned"``."""
-        self._write({"phase": "facts", "steps": 0, **facts})
+        self._write({"phase": "facts", **facts})
 
     def epoch(self, **facts: object) -> None:
         """Rank 0 writes down the end of an epoch, in a file that is short enough to be read again and again."""
@@ -88,35 +150,65 @@ class Ledger:
             with self._epochs.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"time": round(time.time(), 3), **facts}) + "\n")
 
-    def note(self, kind: Kind, seconds: float, phase: str = "between") -> None:
-        """Writes down time outside of steps, e.g. a checkpoint at the end of an epoch."""
-        self._write({"phase": phase, "steps": 0, "wall": round(seconds, 6), kind: round(seconds, 6)})
-
-    def _write(self, record: dict[str, object]) -> None:
-        if self._file is None:
-            return
-        self._lines.append(json.dumps(record))
-        if len(self._lines) >= _BATCH:
-            self.flush()
-
     def flush(self) -> None:
-        """Hands the lines to the file."""
-        if self._file and self._lines:
-            self._file.write("\n".join(self._lines) + "\n")
-            self._file.flush()
-            self._lines.clear()
+        """Writes down what has passed outside of steps until now."""
+        if self.clock.is_mine:
+            self.clock.tick()
+            for part in self.clock.parts:
+                if not part.is_step:
+                    self._record(part)
 
     def close(self) -> None:
         """Writes what is left and closes the file."""
-        self.flush()
-        if self._file:
+        if self._file is not None:
+            self.clock.unwind(self.clock.parts[0])
+            self._record(self.clock.top)
             self._file.close()
             self._file = None
+
+    def _close(self, part: Part, **facts: int) -> None:
+        self.clock.end(part)
+        self._record(part, **facts)
+
+    def _record(self, part: Part, **facts: int) -> None:
+        """Writes down a part's time since its last line."""
+        if self._file is not None and (part.wall or facts):
+            line: dict[str, object] = {"phase": "script" if part.phase == "loop" and not facts else part.phase, **facts}
+            if part.phase != "fit" and self._is_in_fit(part):
+                line["in_fit"] = True
+            if part.samples:
+                line["samples"] = part.samples
+            line["wall"] = round(part.wall, 6)
+            line |= {kind: round(seconds, 6) for kind, seconds in part.seconds.items() if seconds >= 5e-7}
+            self._write(line)
+        part.clear()
+
+    def _is_in_fit(self, part: Part) -> bool:
+        """Whether `fit` is below the part, which is open or was closed just now."""
+        around = itertools.takewhile(lambda open_part: open_part is not part, self.clock.parts)
+        return any(outer.phase == "fit" for outer in around)
+
+    def _write(self, line: dict[str, object]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line).encode() + b"\n")
+
+
+@contextmanager
+def launching(run_dir: Path, began: float) -> Iterator[None]:
+    """Around the life of all workers of a run: writes down when it was started (``began``, s since the epoch) and when it has ended."""
+    path = launcher_path(run_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"began": began, "ended": time.time()}))
+        partial.replace(path)
 
 
 def forget(run_dir: Path) -> None:
     """Removes what an earlier run left in the same folder: it may have had more workers, or failed."""
-    for path in [*run_dir.glob("ledger/*.jsonl"), *run_dir.glob("logs/rank-*.*")]:
+    for path in [*run_dir.glob("ledger/*.jsonl"), *run_dir.glob("ledger/launcher.*"), *run_dir.glob("logs/rank-*.*")]:
         path.unlink()
 
 
@@ -128,3 +220,8 @@ def epochs_path(run_dir: Path) -> Path:
 def ledger_path(run_dir: Path, rank: int) -> Path:
     """Where the ledger of ``rank`` lies."""
     return run_dir / "ledger" / f"rank-{rank}.jsonl"
+
+
+def launcher_path(run_dir: Path) -> Path:
+    """Where it stands when the run began and ended: `launching`."""
+    return run_dir / "ledger" / "launcher.json"

@@ -10,19 +10,16 @@ import pytest
 
 from syrtos.cli.summary import print_failure, print_summary
 from syrtos.launch.supervise import Outcome
-from syrtos.observe.ledger import Ledger
+from syrtos.observe.ledger import ledger_path
 
 WORKERS: dict[int, dict[str, Any]] = {0: {"host": "a", "pid": 10}, 1: {"host": "b", "pid": 101}}
 
 
-def train(run_dir: Path, rank: int, waited: float) -> None:
-    ledger = Ledger.open(str(run_dir), rank)
-    for step in range(1500):
-        ledger.begin_step()
-        ledger.samples = 8.0
-        ledger.spend("wait", waited)
-        ledger.end_step(step, "train")
-    ledger.close()
+def train(run_dir: Path, rank: int, waited: float, **line: Any) -> None:
+    path = ledger_path(run_dir, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    step = {"phase": "train", "steps": 1, "samples": 8.0, "wall": 1.0, "wait": waited, "compute": 1.0 - waited} | line
+    path.write_text(f"{json.dumps(step)}\n" * 1500)
 
 
 def failure_screen(outcome: Outcome, capsys: pytest.CaptureFixture[str], run_dir: Path = Path("/runs/1")) -> str:
@@ -40,9 +37,27 @@ def test_a_run_adds_up_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = captured.err.splitlines()
     assert captured.out == ""
     assert lines[0].split() == ["workers", "2"]
-    assert lines[1].startswith("steps") and "1,500 (median" in lines[1]  # noqa: PT018
+    assert lines[1].split()[:3] == ["time", "1,500.0", "s,"]
+    assert lines[2].startswith("steps") and "1,500 (median" in lines[2]  # noqa: PT018
+    assert any(line.split()[:2] == ["samples/s", "16"] for line in lines)
+    assert any(line.split()[:2] == ["waiting", "50.0%"] for line in lines)
     assert any(line.startswith("slowest") and "rank 1: the others wait" in line for line in lines)
     assert lines[-1] == f"run directory: {tmp_path}"
+
+
+def test_a_loop_of_the_scripts_own_has_a_rate_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, 0, waited=0.0, phase="loop", samples=0.0)
+    print_summary(tmp_path)
+    screen = capsys.readouterr().err
+    assert "1,500 updates of the script's own loop" in screen
+    assert "1.0 from the first update to the last" in screen
+    assert "samples/s" not in screen
+
+
+def test_a_run_that_failed_shows_what_was_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, 0, waited=0.0)
+    screen = failure_screen(Outcome(137, [], WORKERS, vanished=0), capsys, tmp_path)
+    assert screen.index("1,500 (median") < screen.index("rank 0 on a ended first")
 
 
 def test_without_training_only_the_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,114 +1,237 @@
-"""Every second of a step is in its record, once."""
+"""Every second of a worker's life is in a line of its ledger, once."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import time
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from syrtos.observe.ledger import KINDS, Ledger, forget, ledger_path
+from syrtos.observe.clock import KINDS, Clock
+from syrtos.observe.ledger import Ledger, epochs_path, forget, launcher_path, launching, ledger_path
 
 
-def records(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ledger_path(folder, rank).read_text().splitlines()]
+class Run:
+    """A ledger that goes by a clock of the test's own."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self.folder, self.rank, self.now = folder, rank, 0.0
+        self.ledger = Ledger(Clock(0.0, lambda: self.now))
+        self.ledger.open(str(folder), rank)
+        self.ledger.script_begins()
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+    def step(self, phase: Any = "train", wall: float = 1.0, steps: int = 1) -> None:
+        self.ledger.begin_step(phase)
+        self.work(wall)
+        self.ledger.count(8.0)
+        self.ledger.end_step(0, steps)
+
+    def lines(self) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in ledger_path(self.folder, self.rank).read_text().splitlines()]
+        return [line for line in found if line["phase"] != "facts"]
 
 
-def test_a_record_adds_up_to_its_wall_time(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), 0)
-    ledger.begin_step()
-    for kind in KINDS:
-        with ledger.span(kind):
-            time.sleep(0.002)
-    time.sleep(0.005)
-    ledger.end_step(0, "train")
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_the_lines_add_up_to_the_time(run: Run) -> None:
+    ledger = run.ledger
+    run.work(2.0)
+    with ledger.part("fit", "build"):
+        run.work(3.0)
+        for _ in range(3):
+            run.step(wall=0.25)
+            run.work(0.0625)
+        with ledger.part("test"):
+            run.work(0.5)
+            run.step("test", wall=1.5)
+        ledger.become("callbacks")
+        run.work(7.0)
+        with ledger.span("checkpoint"):
+            run.work(1.0)
+        ledger.flush()
+    run.work(4.0)
     ledger.close()
-    (record,) = records(tmp_path)
-    assert sum(record[kind] for kind in (*KINDS, "compute")) == pytest.approx(record["wall"], abs=1e-5)
-    assert all(record[kind] >= 0.002 for kind in KINDS)
-    assert record["compute"] >= 0.005
+    lines = run.lines()
+    assert sum(line["wall"] for line in lines) == pytest.approx(run.now)
+    for line in lines:
+        assert sum(line.get(kind, 0.0) for kind in KINDS) == pytest.approx(line["wall"], abs=1e-5)
+    assert sum(line.get("callbacks", 0.0) for line in lines) == 7.0
+    assert sum(line["wall"] for line in lines if line["phase"] == "test") == 2.0
+    assert sum(line["wall"] for line in lines if line["phase"] == "script") == 6.0
 
 
-def test_a_span_of_one_kind_adds_to_no_other(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), 0)
-    ledger.begin_step()
-    ledger.spend("wait", 0.25)
-    ledger.spend("wait", 0.5)
-    ledger.end_step(0, "train")
-    ledger.close()
-    (record,) = records(tmp_path)
-    assert {kind: record[kind] for kind in KINDS} == dict.fromkeys(KINDS, 0.0) | {"wait": 0.75}
-    assert record["compute"] == 0.0  # more was spent beside the step than it took
+def test_a_step_has_its_kinds_steps_and_samples(run: Run) -> None:
+    with run.ledger.part("fit"):
+        run.ledger.begin_step("train", "callbacks")
+        run.work(0.5)
+        run.ledger.become("compute")
+        run.work(2.0)
+        run.ledger.spend("exchange", 0.75)
+        run.ledger.count(16.0)
+        run.ledger.end_step(7, steps=4)
+    assert run.lines() == [
+        {"phase": "train", "step": 7, "steps": 4, "in_fit": True, "samples": 16.0, "wall": 2.5,
+         "callbacks": 0.5, "exchange": 0.75, "compute": 1.25},
+    ]  # fmt: skip
 
 
-def test_a_step_starts_from_nothing(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), 0)
-    for step in range(2):
-        ledger.begin_step()
-        if step == 0:
-            ledger.spend("input", 0.5)
-            ledger.samples = 32.0
-        ledger.end_step(step, "train", steps=4)
-    ledger.close()
-    first, second = records(tmp_path)
-    assert (first["input"], first["samples"], first["steps"], first["step"]) == (0.5, 32.0, 4, 0)
-    assert (second["input"], second["samples"], second["steps"], second["step"]) == (0.0, 0.0, 4, 1)
+def test_only_what_is_inside_of_fit_says_so(run: Run) -> None:
+    with run.ledger.part("test"):
+        run.step("test")
+    with run.ledger.part("fit"):
+        run.work(1.0)
+        with run.ledger.part("test"):
+            run.work(1.0)
+            run.ledger.flush()
+    run.work(1.0)
+    run.ledger.close()
+    assert [(line["phase"], line.get("in_fit", False)) for line in run.lines()] == [
+        ("test", False), ("fit", False), ("test", True), ("script", False),
+    ]  # fmt: skip
 
 
-def test_an_error_inside_a_span_is_measured_too() -> None:
-    ledger = Ledger()
-    ledger.begin_step()
-    with pytest.raises(ValueError, match="x"), ledger.span("input"):
-        raise ValueError("x")
-    ledger.end_step(0, "train")
+def test_a_step_without_data_was_none(run: Run) -> None:
+    with run.ledger.part("fit"):
+        run.step()
+        run.ledger.begin_step("train")
+        run.work(0.5)
+        run.ledger.drop_step()
+        run.work(0.25)
+    steps = [line for line in run.lines() if "steps" in line]
+    rest = [line for line in run.lines() if "steps" not in line]
+    assert len(steps) == 1
+    assert (rest[0]["phase"], rest[0]["wall"], rest[0]["compute"]) == ("fit", 0.75, 0.5)
 
 
-def test_time_between_steps_is_noted_apart(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), 2)
-    ledger.note("checkpoint", 1.5)
-    ledger.close()
-    assert records(tmp_path, 2) == [{"phase": "between", "steps": 0, "wall": 1.5, "checkpoint": 1.5}]
+def test_an_evaluation_inside_a_callback_of_a_step_is_no_part_of_the_step(run: Run) -> None:
+    with run.ledger.part("fit"):
+        run.ledger.begin_step("train")
+        run.work(1.0)
+        with run.ledger.part("test"):
+            run.step("test", wall=5.0)
+        run.work(1.0)
+        run.ledger.end_step(0)
+    assert [(line["phase"], line["wall"]) for line in run.lines()] == [("test", 5.0), ("train", 2.0)]
 
 
-def test_nothing_is_lost_over_many_steps(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), 0)
-    for step in range(1000):
-        ledger.begin_step()
-        ledger.end_step(step, "train")
-    ledger.close()
-    assert [record["step"] for record in records(tmp_path)] == list(range(1000))
+def test_an_error_in_fit_loses_no_time(run: Run) -> None:
+    with contextlib.suppress(ValueError), run.ledger.part("fit"):
+        run.ledger.begin_step("train")
+        run.work(1.0)
+        raise ValueError
+    run.work(2.0)
+    run.ledger.close()
+    assert [(line["phase"], line["wall"]) for line in run.lines()] == [("fit", 1.0), ("script", 2.0)]
 
 
-def test_flush_makes_whole_lines_readable_at_once(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), 0)
-    ledger.note("wait", 0.1)
-    ledger.flush()
-    ledger.flush()
-    assert len(records(tmp_path)) == 1
-    ledger.close()
+def test_updates_of_a_loop_of_the_scripts_own_are_steps(run: Run) -> None:
+    run.work(10.0)
+    for _ in range(2):
+        run.ledger.before_update()
+        with run.ledger.span("compute"):
+            run.work(1.0)
+        run.ledger.updated()
+        run.work(0.5)
+    run.ledger.close()
+    assert [(line["phase"], line.get("steps"), line["wall"]) for line in run.lines()] == [
+        ("script", None, 10.0), ("loop", 1, 1.0), ("loop", 1, 1.5), ("script", None, 0.5),
+    ]  # fmt: skip
+
+
+def test_time_outside_of_steps_is_written_before_the_next_if_it_is_long(run: Run) -> None:
+    with run.ledger.part("fit"):
+        run.work(0.05)
+        run.ledger.begin_step("train")
+        assert run.lines() == []
+        run.ledger.drop_step()
+        run.work(3.0)
+        run.ledger.begin_step("train")
+        assert [line["wall"] for line in run.lines()] == [3.05]
+
+
+def test_epochs_are_written_by_rank_0_alone(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        Run(tmp_path, rank).ledger.epoch(epoch=1, logs={"loss": 0.5})
+    (line,) = epochs_path(tmp_path).read_text().splitlines()
+    assert json.loads(line)["logs"] == {"loss": 0.5}
 
 
 def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ledger = Ledger()
-    ledger.begin_step()
-    ledger.end_step(0, "train")
+    with ledger.part("fit"):
+        ledger.begin_step("train")
+        ledger.end_step(0)
     ledger.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_ledger_takes_no_more_and_does_not_mind(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), 0)
+def test_what_was_counted_before_it_was_opened_is_written(tmp_path: Path) -> None:
+    now = [5.0]
+    ledger = Ledger(Clock(1.0, lambda: now[0]))
+    now[0] += 2.0
+    ledger.open(str(tmp_path), 0)
     ledger.close()
-    ledger.note("wait", 1.0)
-    ledger.close()
-    assert records(tmp_path) == []
+    last = json.loads(ledger_path(tmp_path, 0).read_text().splitlines()[-1])
+    assert last == {"phase": "script", "wall": 3.0, "start": 3.0}
+
+
+def test_a_closed_ledger_takes_no_more_and_does_not_mind(run: Run) -> None:
+    run.ledger.close()
+    before = run.lines()
+    run.step()
+    run.ledger.close()
+    assert run.lines() == before
+
+
+KILLED = """
+import os, signal, sys, time
+from syrtos.observe.ledger import Ledger
+ledger = Ledger()
+ledger.open(sys.argv[1], 0)
+ledger.script_begins()
+with ledger.part("fit"):
+    for step in range(50):
+        ledger.begin_step("train")
+        ledger.end_step(step)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_that_is_killed_loses_no_step(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, env=dict(os.environ))
+    assert done.returncode == -signal.SIGKILL
+    lines = [json.loads(line) for line in ledger_path(tmp_path, 0).read_text().splitlines()]
+    assert [line["step"] for line in lines if line["phase"] == "train"] == list(range(50))
+
+
+def test_the_launcher_says_when_a_run_began_and_ended(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), launching(tmp_path, began=12.0):
+        raise KeyboardInterrupt
+    said = json.loads(launcher_path(tmp_path).read_text())
+    assert said["began"] == 12.0
+    assert said["ended"] > 12.0
 
 
 def test_what_an_earlier_run_left_is_forgotten_and_nothing_else(tmp_path: Path) -> None:
-    left = [ledger_path(tmp_path, 3), tmp_path / "logs" / "rank-3.log", tmp_path / "logs" / "rank-12.failure"]
+    left = [
+        ledger_path(tmp_path, 3),
+        launcher_path(tmp_path),
+        tmp_path / "logs" / "rank-3.log",
+        tmp_path / "logs" / "rank-12.failure",
+    ]
     kept = [tmp_path / "model.keras", tmp_path / "logs" / "events.out", tmp_path / "ledger" / "notes.md"]
     for path in (*left, *kept):
         path.parent.mkdir(exist_ok=True)

@@ -10,20 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syrtos.observe.ledger import KINDS, Ledger, epochs_path, ledger_path
+from syrtos.observe.clock import KINDS
+from syrtos.observe.ledger import launcher_path, ledger_path
 from syrtos.observe.report import SHARES, SecondsByRank, summarize
 
+Record = dict[str, Any]
 seconds = st.floats(0, 100)
 
 
-def step(
-    wall: float = 1.0, *, wait: float = 0.0, phase: str = "train", steps: int = 1, samples: float = 8.0
-) -> dict[str, Any]:
-    spent = dict.fromkeys(KINDS, 0.0) | {"wait": wait, "compute": wall - wait}
-    return {"phase": phase, "steps": steps, "samples": samples, "wall": wall, **spent}
+def step(wall: float = 1.0, *, wait: float = 0.0, phase: str = "train", steps: int = 1, samples: float = 8.0) -> Record:
+    return {"phase": phase, "steps": steps, "samples": samples, "wall": wall, "wait": wait, "compute": wall - wait}
 
 
-def write(folder: Path, *ranks: list[dict[str, Any]], tail: str = "") -> Path:
+def spent(phase: str, *, in_fit: bool = False, **kinds: float) -> Record:
+    return {"phase": phase, "wall": sum(kinds.values()), **kinds, **({"in_fit": True} if in_fit else {})}
+
+
+def write(folder: Path, *ranks: list[Record], tail: str = "") -> Path:
     for rank, records in enumerate(ranks):
         path = ledger_path(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,34 +34,77 @@ def write(folder: Path, *ranks: list[dict[str, Any]], tail: str = "") -> Path:
     return folder
 
 
-def test_shares_of_a_real_ledger_add_up(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), 0)
-    for index in range(3):
-        ledger.begin_step()
-        for kind in KINDS:
-            ledger.spend(kind, 0.001 * (index + 1))
-        ledger.end_step(index, "train")
-    ledger.close()
-    summary = summarize(tmp_path)
-    assert tuple(summary.shares) == SHARES
-    assert sum(summary.shares.values()) == pytest.approx(1.0)
-
-
-@given(st.lists(st.lists(seconds, min_size=len(SHARES), max_size=len(SHARES)), min_size=1, max_size=5))
+@given(st.lists(st.tuples(st.sampled_from(["script", "fit", "train", "test"]), st.lists(seconds, min_size=len(KINDS), max_size=len(KINDS))),
+                min_size=1, max_size=5))  # fmt: skip
 def test_any_shares_add_up_to_all_or_nothing(
-    tmp_path_factory: pytest.TempPathFactory, spans: list[list[float]]
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, list[float]]]
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
-    records = [step(sum(spent)) | dict(zip(SHARES, spent, strict=True)) for spent in spans]
-    shares = summarize(write(folder, records)).shares
-    assert sum(shares.values()) == pytest.approx(1.0 if any(map(sum, spans)) else 0.0)
+    records = [spent(phase, **dict(zip(KINDS, values, strict=True))) for phase, values in lines]
+    summary = summarize(write(folder, records))
+    assert tuple(summary.shares) == tuple(SHARES)
+    assert sum(summary.shares.values()) == pytest.approx(1.0 if any(record["wall"] for record in records) else 0.0)
+    assert summary.seconds == pytest.approx(sum(record["wall"] for record in records))
 
 
-def test_rates_and_steps_are_those_of_training_on_rank_0(tmp_path: Path) -> None:
+def test_three_long_callbacks_are_what_a_stopwatch_says(tmp_path: Path) -> None:
+    """Steps of 1.9 s, callbacks of 30 s at the ends of epochs, 37 s in all."""
+    steps = [step(0.1, samples=100.0) for _ in range(19)]
+    records = [spent("script", start=1.0, rest=3.1), spent("fit", build=1.0), *steps, spent("fit", callbacks=30.0)]
+    summary = summarize(write(tmp_path, records))
+    assert summary.seconds == pytest.approx(37.0)
+    assert summary.shares["callbacks"] == pytest.approx(30 / 37)
+    assert summary.shares["compute"] == pytest.approx(1.9 / 37)
+    assert summary.samples_per_second == pytest.approx(1900 / 32.9)
+
+
+def test_samples_are_of_all_workers_and_of_training(tmp_path: Path) -> None:
     mine = [step(4.0), step(2.0, steps=2, samples=16.0), step(100.0, phase="test"), step(2.0)]
-    summary = summarize(write(tmp_path, mine, [step(7.0)]))
+    theirs = [step(4.0, samples=7.0), step(4.0, steps=3, samples=21.0)]
+    summary = summarize(write(tmp_path, mine, theirs))
     assert (summary.workers, summary.steps) == (2, 4)
-    assert summary.samples_per_second == pytest.approx(32 / 8)
+    assert summary.samples_per_second == pytest.approx((32 + 28) / 8)
+    assert summary.steps_per_second == pytest.approx(4 / 8)
+
+
+def test_validation_inside_of_fit_is_in_the_time_of_training(tmp_path: Path) -> None:
+    records = [step(2.0), spent("test", in_fit=True, compute=1.0, wait=1.0), spent("test", compute=50.0)]
+    summary = summarize(write(tmp_path, records))
+    assert summary.samples_per_second == pytest.approx(8 / 4)
+    assert summary.shares["evaluation"] == pytest.approx(52 / 54)
+    assert summary.shares["wait"] == 0.0
+
+
+def test_at_their_own_pace_each_workers_steps_count(tmp_path: Path) -> None:
+    facts = {"phase": "facts", "pace": "own"}
+    summary = summarize(write(tmp_path, [facts, step(2.0)], [facts, step(1.0), step(3.0)]))
+    assert summary.steps == 3
+    assert summary.samples_per_second == pytest.approx(24 / 4)
+
+
+def test_a_loop_of_the_scripts_own_is_told_from_fit(tmp_path: Path) -> None:
+    loop = {"phase": "loop", "steps": 1, "wall": 0.5, "compute": 0.25, "rest": 0.25}
+    summary = summarize(write(tmp_path, [spent("script", rest=9.0), loop, loop, spent("script", rest=5.0)]))
+    assert summary.loops
+    assert (summary.steps, summary.samples_per_second, summary.steps_per_second) == (2, 0.0, 2.0)
+    assert not summarize(write(tmp_path, [step(), step(), loop])).loops
+
+
+def test_what_lies_before_and_after_a_workers_lines_is_the_runs(tmp_path: Path) -> None:
+    write(tmp_path, [{"phase": "facts", "began": 101.0}, spent("script", start=1.0, rest=2.0), step(3.0)])
+    launcher_path(tmp_path).write_text(json.dumps({"began": 100.0, "ended": 110.0}))
+    summary = summarize(tmp_path)
+    assert summary.seconds == pytest.approx(10.0)
+    assert summary.shares["start"] == pytest.approx(0.2)
+    assert summary.shares["rest"] == pytest.approx(0.5)
+
+
+def test_a_host_whose_clock_is_wrong_adds_no_time(tmp_path: Path) -> None:
+    write(tmp_path, [{"phase": "facts", "began": 4000.0}, step(3.0)], [{"phase": "facts", "began": 1.0}, step(3.0)])
+    launcher_path(tmp_path).write_text(json.dumps({"began": 100.0, "ended": 104.0}))
+    summary = summarize(tmp_path)
+    assert summary.seconds == pytest.approx(4.0)
+    assert sum(summary.shares.values()) == pytest.approx(1.0)
 
 
 def test_the_first_step_is_left_out_of_the_median(tmp_path: Path) -> None:
@@ -72,7 +118,7 @@ def test_all_ranks_share_in_the_shares(tmp_path: Path) -> None:
     assert shares["wait"] == pytest.approx(0.25)
 
 
-def test_who_waits_least_is_who_is_waited_for(tmp_path: Path) -> None:
+def test_the_rank_that_waits_least_is_the_slowest(tmp_path: Path) -> None:
     summary = summarize(write(tmp_path, [step(wait=0.5)], [step(wait=0.1)], [step(wait=0.6)]))
     assert summary.skew is not None
     assert summary.skew[0] == 1
@@ -81,6 +127,10 @@ def test_who_waits_least_is_who_is_waited_for(tmp_path: Path) -> None:
 
 def test_one_worker_waits_for_nobody(tmp_path: Path) -> None:
     assert summarize(write(tmp_path, [step()])).skew is None
+
+
+def test_a_rank_without_steps_is_not_the_slowest(tmp_path: Path) -> None:
+    assert summarize(write(tmp_path, [step(wait=0.5)], [])).skew is None
 
 
 def test_a_truncated_last_line_is_tolerated(tmp_path: Path) -> None:
@@ -98,44 +148,34 @@ def test_ranks_are_numbers(tmp_path: Path) -> None:
     assert skew[0] == 10
 
 
-@pytest.mark.parametrize("ranks", [(), ([],), ([], []), ([step(phase="test")],)])
-def test_without_training_there_is_nothing_to_say(tmp_path: Path, ranks: tuple[list[dict[str, Any]], ...]) -> None:
+@pytest.mark.parametrize("ranks", [(), ([],), ([], [])])
+def test_without_training_there_is_nothing_to_say(tmp_path: Path, ranks: tuple[list[Record], ...]) -> None:
     summary = summarize(write(tmp_path, *ranks))
     assert (summary.steps, summary.samples_per_second, summary.step_ms) == (0, 0.0, 0.0)
     assert set(summary.shares.values()) == {0.0}
 
 
-def test_notes_between_steps_do_not_count_as_steps(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), 0)
-    ledger.note("checkpoint", 5.0)
-    ledger.close()
-    summary = summarize(tmp_path)
+def test_time_outside_of_steps_is_no_step(tmp_path: Path) -> None:
+    summary = summarize(write(tmp_path, [spent("fit", checkpoint=5.0)]))
     assert (summary.workers, summary.steps, summary.samples_per_second) == (1, 0, 0.0)
-
-
-def test_a_rank_without_steps_is_not_the_slowest(tmp_path: Path) -> None:
-    assert summarize(write(tmp_path, [step(wait=0.5)], [])).skew is None
+    assert summary.shares["checkpoint"] == 1.0
 
 
 def test_seconds_by_rank_are_read_as_they_come(tmp_path: Path) -> None:
     run = SecondsByRank(tmp_path)
     assert run.now() == []
-    ledgers = [Ledger.open(str(tmp_path), rank) for rank in (0, 1)]
-    for rank, ledger in enumerate(ledgers):
-        ledger.note("exchange", 0.25 * (rank + 1), "between")
-        ledger.flush()
+    write(tmp_path, [spent("fit", exchange=0.25)], [spent("fit", exchange=0.5)])
     assert [rank["exchange"] for rank in run.now()] == [0.25, 0.5]
-    ledgers[1].note("exchange", 1.0, "between")
-    ledgers[1].flush()
+    with ledger_path(tmp_path, 1).open("a") as file:
+        file.write(json.dumps(spent("fit", exchange=1.0)) + "\n" + json.dumps(step())[:-3])
     assert [rank["exchange"] for rank in run.now()] == [0.25, 1.5]
-    for ledger in ledgers:
-        ledger.close()
+    assert [rank["compute"] for rank in run.now()] == [0.0, 0.0]
 
 
-def test_epochs_are_written_by_rank_0_alone(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        ledger = Ledger.open(str(tmp_path), rank)
-        ledger.epoch(epoch=1, logs={"loss": 0.5})
-        ledger.close()
-    (line,) = epochs_path(tmp_path).read_text().splitlines()
-    assert json.loads(line)["logs"] == {"loss": 0.5}
+def test_the_page_and_the_summary_say_the_same(tmp_path: Path) -> None:
+    write(tmp_path, [spent("script", start=1.0), step(3.0)], [step(2.0, wait=1.0), spent("test", compute=1.0)])
+    launcher_path(tmp_path).write_text(json.dumps({"began": 0.0, "ended": 9.0}))
+    ranks = SecondsByRank(tmp_path).now()
+    whole = sum(sum(rank.values()) for rank in ranks)
+    shares = {kind: sum(rank[kind] for rank in ranks) / whole for kind in SHARES}
+    assert shares == pytest.approx(summarize(tmp_path).shares)

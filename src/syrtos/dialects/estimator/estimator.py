@@ -126,7 +126,7 @@ class Estimator:
         check_steps(steps, max_steps)
         if max_steps is not None and self.global_step() >= max_steps:
             return
-        with graphs.new_graph() as graph:
+        with graphs.new_graph("fit") as graph:
             seed = self._seed(graph)
             step = v1.train.get_or_create_global_step()
             features, labels = self._inputs(input_fn, ModeKeys.TRAIN)
@@ -150,14 +150,13 @@ class Estimator:
                 *hooks.here([*(own_hooks or ()), *(spec.training_hooks or ()), *self._writers(loss, step, spec)]),
                 together,
             ]
-            self._run_steps(scaffold, all_hooks, train_op)
+            self._run_steps(scaffold, all_hooks, [scope.samples, train_op])
 
-    def _run_steps(self, scaffold: Any, all_hooks: list[Any], train_op: Any) -> None:
+    def _run_steps(self, scaffold: Any, all_hooks: list[Any], fetches: list[Any]) -> None:
         reads = self.model_dir if world.current().world.rank == 0 else None
         creator = v1.train.ChiefSessionCreator(scaffold, config=self._config.session_config, checkpoint_dir=reads)
         with v1.train.MonitoredSession(creator, all_hooks) as session:
-            while not session.should_stop():
-                session.run(train_op)
+            graphs.train(session, fetches)
 
     def _writers(self, loss: Any, step: Any, spec: EstimatorSpec) -> list[Any]:
         """What only rank 0 does."""
@@ -192,7 +191,7 @@ class Estimator:
     def _evaluate(
         self, input_fn: Any, steps: int | None, own_hooks: Any, checkpoint: str | None, name: str | None
     ) -> dict[str, Any]:
-        with graphs.new_graph() as graph:
+        with graphs.new_graph("test") as graph:
             self._seed(graph)
             step = v1.train.get_or_create_global_step()
             features, labels = self._inputs(input_fn, ModeKeys.EVAL)
@@ -266,7 +265,8 @@ class Estimator:
             all_hooks = [*hooks.here(own_hooks), *hooks.here(spec.prediction_hooks)]
             with self._restored(spec, checkpoint, all_hooks) as session:
                 while not session.should_stop():
-                    batch = session.run(predictions)
+                    with world.current().ledger.part("predict"):
+                        batch = session.run(predictions)
                     yield from graphs.rows(batch) if single else [batch]
 
     def export_saved_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import private
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.step import StepScope
+from syrtos.observe.clock import Phase
 
 v1: Any = tf.compat.v1
 
@@ -50,10 +52,21 @@ def operation(train_op: Any) -> Any:
 
 
 @contextlib.contextmanager
-def new_graph() -> Iterator[Any]:
-    """A graph to build; it has no strategy, and names as any other graph of the same functions."""
-    with tf.Graph().as_default() as graph, private.names_of_a_new_graph():
+def new_graph(phase: Phase | None = None) -> Iterator[Any]:
+    """A graph to build; it has no strategy, and names as any other graph of the same functions. With a ``phase`` the ledger counts the time
+    of the block as that part of the run."""
+    part = world.current().ledger.part(phase, "build") if phase else contextlib.nullcontext()
+    with part, tf.Graph().as_default() as graph, private.names_of_a_new_graph():
         yield graph
+
+
+def train(session: Any, fetches: list[Any]) -> None:
+    """Runs training steps until the session says stop. ``fetches``: this worker's samples, and the operation."""
+    ledger, done = world.current().ledger, itertools.count()
+    while not session.should_stop():
+        ledger.begin_step("train")
+        ledger.count(float(session.run(fetches)[0]))
+        ledger.end_step(next(done))
 
 
 def check_reduced(reductions: int) -> None:

@@ -40,6 +40,14 @@ class BeginEqual(v1.train.SessionRunHook):
         """Makes what assigns values, before the graph is final."""
         self._all = Values(v1.global_variables())
 
+    def before_run(self, run_context: Any) -> None:
+        """The first of the hooks: what follows are the script's."""
+        world.current().ledger.become("callbacks")
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """The same."""
+        world.current().ledger.become("callbacks")
+
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Broadcasts."""
         comm = world.current().comm
@@ -97,6 +105,10 @@ class Together(v1.train.SessionRunHook):
         if self._steps or self._seconds:
             self._save(session, int(session.run(self._step)))
 
+    def before_run(self, run_context: Any) -> None:
+        """The last of the hooks: the step is computed next."""
+        world.current().ledger.become("compute")
+
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Agrees on what to do now."""
         step = int(run_context.session.run(self._step))  # asked for with the update it could be from before
@@ -129,7 +141,8 @@ class Together(v1.train.SessionRunHook):
         for listener in self._listeners:
             listener.before_save(session, step)
         if comm.rank == 0:
-            self._scaffold.saver.save(session, self._path, global_step=step, write_meta_graph=self._graph_def)
+            with world.current().ledger.span("checkpoint"):
+                self._scaffold.saver.save(session, self._path, global_step=step, write_meta_graph=self._graph_def)
         comm.agree("checkpoint is written")
         # on all workers: a listener may evaluate
         wishes = [bool(listener.after_save(session, step)) for listener in self._listeners]

@@ -24,7 +24,7 @@ from syrtos.jobs.home import Home
 from syrtos.jobs.places import Source
 from syrtos.jobs.service import ApiError, Service, described
 from syrtos.jobs.store import columns
-from syrtos.observe.report import SecondsByRank
+from syrtos.observe.report import SHARES, SecondsByRank
 
 _FILES = {"/": "page.html", "/ui/page.css": "page.css", "/ui/page.js": "page.js", "/ui/icon.svg": "icon.svg"}
 _TYPES = {
@@ -126,6 +126,7 @@ class Page:
                 "job": described(record),
                 "streams": [stream.name for stream in logs.of(folder / "logs")],
                 "epochs": [epoch for run in runs for epoch in metrics.epochs(run)],
+                "kinds": SHARES,
                 "ranks": self._seconds(runs[-1]) if runs else [],
                 "artifacts": artifacts,
             }

@@ -174,7 +174,7 @@ def exchange(
 ) -> list[tf.Tensor]:
     """Runs ``function(*arrays)`` on the host, after the exchange before it and before the next one.
 
-    The time it takes goes into the step ledger: what was waited for other workers as ``wait``, the rest as ``exchange``.
+    The time it takes goes into the ledger as ``exchange``; what was waited for other workers in it the watchdog has told as ``wait``.
     """
     session = world.current()
 
@@ -183,7 +183,6 @@ def exchange(
         with world.remembering_errors():
             results = function(*(np.asarray(array) for array in arrays))
         waited = session.watchdog.waited - waited
-        session.ledger.spend("wait", waited)
         session.ledger.spend("exchange", time.perf_counter() - started - waited)
         return [np.zeros((), np.int32), *results]
 

@@ -6,7 +6,6 @@ const PATIENCE = 15000; // for one answer
 const KEPT = 200_000; // lines of a log in memory
 const SHOWN = 2000; // lines of a log in the document
 const PAGES = 20; // of a log in one go, so that a long one does not hold the rest up
-const KINDS = ["compute", "input", "exchange", "wait", "callbacks", "checkpoint"];
 const CHART = { height: 190, left: 48, right: 14, top: 10, bottom: 24 };
 const SYMBOLS = { good: "✓", bad: "✕", quiet: "■", waiting: "○", running: "●" };
 
@@ -323,42 +322,47 @@ function drawCurves(epochs, over) {
 
 // -- where the time goes ----------------------------------------------------------------------
 
-const total = (seconds) => KINDS.reduce((sum, kind) => sum + seconds[kind], 0);
+const total = (seconds) => Object.values(seconds).reduce((sum, one) => sum + one, 0);
 function part(seconds, kind, whole) {
   const percent = (100 * seconds[kind]) / (whole || 1);
   return `${seconds[kind].toFixed(1)} s, ${percent.toFixed(0)} %`;
 }
 
-function piece(seconds, kind, whole, longest) {
-  const width = `width:${(100 * seconds[kind]) / (longest || 1)}%`;
-  return el("span", { class: `kind ${kind}`, title: `${kind}: ${part(seconds, kind, whole)}`, style: width });
-}
-
-function rankBar(seconds, rank, longest) {
+/** `kinds`: what time is spent on, in words by kind, without what none was spent on. */
+function rankBar(seconds, kinds, rank, longest) {
   const whole = total(seconds);
-  const words = `rank ${rank}: ${KINDS.map((kind) => `${kind} ${part(seconds, kind, whole)}`).join("; ")}`;
-  const pieces = KINDS.map((kind) => piece(seconds, kind, whole, longest));
+  const said = kinds.map(([kind, words]) => `${words} ${part(seconds, kind, whole)}`);
+  const words = `rank ${rank}: ${said.join("; ")}`;
+  const pieces = kinds.map(([kind], index) => {
+    const width = `width:${(100 * seconds[kind]) / (longest || 1)}%`;
+    return el("span", { class: `kind ${kind}`, title: said[index], style: width });
+  });
   const stack = el("div", { class: "stack", role: "img", tabindex: "0", "aria-label": words }, ...pieces);
   const [name, time] = [el("span", {}, `rank ${rank}`), el("span", { class: "quiet" }, lasting(whole))];
   return el("div", { class: "rank" }, name, stack, time);
 }
 
-function legend(who, seconds) {
+function legend(who, seconds, kinds) {
   const whole = total(seconds);
   const share = (kind) => el("b", {}, part(seconds, kind, whole));
-  const entries = KINDS.map((kind) => el("li", {}, el("span", { class: `kind ${kind}` }), `${kind} `, share(kind)));
+  const entries = kinds.map(([kind, words]) =>
+    el("li", {}, el("span", { class: `kind ${kind}` }), `${words} `, share(kind)),
+  );
   return [el("li", { class: "quiet" }, who), ...entries];
 }
 
 /** The legend has the sums; of one rank while that has the pointer or the focus. */
-function drawRanks(ranks) {
-  const sum = Object.fromEntries(KINDS.map((kind) => [kind, ranks.reduce((all, rank) => all + rank[kind], 0)]));
+function drawRanks({ kinds, ranks }) {
+  const sum = Object.fromEntries(
+    Object.keys(kinds).map((kind) => [kind, ranks.reduce((all, rank) => all + rank[kind], 0)]),
+  );
+  const spent = Object.entries(kinds).filter(([kind]) => sum[kind] > 0);
   const list = el("ul", { class: "legend" });
-  const all = () => list.replaceChildren(...legend(ranks.length > 1 ? "all ranks" : "rank 0", sum));
+  const all = () => list.replaceChildren(...legend(ranks.length > 1 ? "all ranks" : "rank 0", sum, spent));
   const longest = Math.max(...ranks.map(total));
   const bars = ranks.map((seconds, rank) => {
-    const bar = rankBar(seconds, rank, longest);
-    const mine = () => list.replaceChildren(...legend(`rank ${rank}`, seconds));
+    const bar = rankBar(seconds, spent, rank, longest);
+    const mine = () => list.replaceChildren(...legend(`rank ${rank}`, seconds, spent));
     for (const begin of ["pointerenter", "focusin"]) bar.addEventListener(begin, mine);
     for (const end of ["pointerleave", "focusout"]) bar.addEventListener(end, all);
     return bar;
@@ -536,7 +540,7 @@ function artifacts({ name, there, over }) {
   return el("ul", { class: "files" }, ...kinds.map((kind) => el("li", {}, link(kind))));
 }
 
-function drawJob({ job, streams, epochs, ranks, artifacts: there }) {
+function drawJob({ job, streams, epochs, kinds, ranks, artifacts: there }) {
   const over = ended(job);
   redraw(at("job-facts"), { job, words: [ago(job.CreationTime).textContent, duration(job)] }, () => facts(job));
   redraw(at("progress"), job.ProgressInfo ?? {}, epochBar);
@@ -553,7 +557,7 @@ function drawJob({ job, streams, epochs, ranks, artifacts: there }) {
   redraw(at("settings"), job.HyperParameters ?? {}, settings);
   redraw(at("stream"), streams, drawStreams);
   at("time").hidden = !ranks.some(total);
-  redraw(at("ranks"), ranks, drawRanks);
+  redraw(at("ranks"), { kinds, ranks }, drawRanks);
   drawCurves(epochs, over);
 }
 

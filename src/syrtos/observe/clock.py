@@ -1,0 +1,152 @@
+"""One clock for each worker. At any moment its time is of one kind, so the kinds add up to the whole by construction."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["start", "build", "trace", "input", "compute", "exchange", "wait", "callbacks", "checkpoint", "rest"]
+KINDS: tuple[Kind, ...] = (
+    "start", "build", "trace", "input", "compute", "exchange", "wait", "callbacks", "checkpoint", "rest",
+)  # fmt: skip
+Phase = Literal["script", "loop", "fit", "train", "test", "predict"]
+
+
+class Part:
+    """A part of a run that has its own records, e.g. a step.
+
+    Attributes:
+        phase: what the part is.
+        kind: what its time is spent on now.
+        is_step: whether it is one step, and not what the steps are in.
+        seconds: what has been spent since the last record, by kind; no more than was ever spent of a kind.
+        wall: their sum.
+        samples: training samples of this worker since the last record.
+    """
+
+    __slots__ = ("is_step", "kind", "phase", "samples", "seconds", "wall")
+
+    def __init__(self, phase: Phase, kind: Kind, is_step: bool = False) -> None:
+        self.phase: Phase = phase
+        self.kind: Kind = kind
+        self.is_step = is_step
+        self.clear()
+
+    def clear(self) -> None:
+        """After a record."""
+        self.seconds: dict[Kind, float] = {}
+        self.wall = self.samples = 0.0
+
+    def add(self, kind: Kind, seconds: float) -> None:
+        """Counts seconds of one kind."""
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
+        self.wall += seconds
+
+    def take(self, other: Part) -> None:
+        """Counts what another part has and will not write down."""
+        for kind, seconds in other.seconds.items():
+            self.add(kind, seconds)
+        self.samples += other.samples
+
+
+class Clock:
+    """Counts a worker's time: a stack of parts, of which the uppermost gets the time that passes.
+
+    It goes by one thread: the one that has made it, or that opens the first part above the script's own, until that part ends. Other
+    threads can only say (`spend`) what a part of the time has gone into while that thread waits for them.
+    """
+
+    def __init__(self, age: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
+        """``age``: seconds that have passed already, of the kind ``start``."""
+        self._now = now
+        self._since = now() - age
+        self._moved = 0.0  # seconds since then that `spend` has counted
+        self._lock = threading.Lock()
+        self._home = self._thread = threading.get_ident()
+        self.parts = [Part("script", "start")]
+
+    @property
+    def top(self) -> Part:
+        """The part that time goes to now."""
+        return self.parts[-1]
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether it goes by this thread."""
+        return self._thread == threading.get_ident()
+
+    def tick(self) -> None:
+        """Counts the time until now."""
+        with self._lock:
+            now, part = self._now(), self.parts[-1]
+            part.add(part.kind, now - self._since - self._moved)
+            self._since, self._moved = now, 0.0
+
+    def become(self, kind: Kind) -> None:
+        """From now on the time of the uppermost part is of this kind."""
+        if self.is_mine:
+            self.tick()
+            self.parts[-1].kind = kind
+
+    def spend(self, kind: Kind, seconds: float) -> None:
+        """Says that of the time since the last change so many seconds went into ``kind``; what has been counted already is not counted again."""
+        with self._lock:
+            part = self.parts[-1]
+            seconds = min(seconds, self._now() - self._since - self._moved)
+            if seconds > 0 and part.kind != "start":
+                part.add(kind, seconds)
+                self._moved += seconds
+
+    def begin(self, phase: Phase, kind: Kind, is_step: bool = False) -> Part | None:
+        """Opens a part on top of the others, which stand still until it is closed; None where the clock goes by another thread."""
+        if len(self.parts) == 1:
+            self._thread = threading.get_ident()
+        elif not self.is_mine:
+            return None
+        self.tick()
+        part = Part(phase, kind, is_step)
+        self.parts.append(part)
+        return part
+
+    def unwind(self, part: Part) -> None:
+        """Closes what is still open above ``part``, e.g. a step that found its data at their end; its time is that part's."""
+        self.tick()
+        while self.parts[-1] is not part:
+            above = self.parts.pop()
+            self.parts[-1].take(above)
+
+    def end(self, part: Part) -> None:
+        """Closes a part, whose seconds then are complete."""
+        self.unwind(part)
+        self.parts.pop()
+        if len(self.parts) == 1:
+            self._thread = self._home
+
+    @contextmanager
+    def span(self, kind: Kind) -> Iterator[None]:
+        """Counts a block as ``kind``; what is inside and of another kind is not counted twice."""
+        if not self.is_mine:
+            yield
+            return
+        part = self.parts[-1]
+        before = part.kind
+        self.become(kind)
+        try:
+            yield
+        finally:
+            self.unwind(part)
+            part.kind = before
+
+
+def process_age() -> float:
+    """Seconds since this process was started: proc(5), field 22 of ``stat``; 0 on systems without it."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"), 0.0)
+    except (OSError, AttributeError):
+        return 0.0
