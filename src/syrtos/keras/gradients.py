@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, Self
 
@@ -61,13 +62,13 @@ class Reduction:
     def apply(
         self, grads: Sequence[Any], variables: Sequence[Any] = (), weight: Any = 1.0, may_merge: bool = False
     ) -> list[Any]:
-        """Reduces gradients (tensors, `tf.IndexedSlices` or None) given in the order of ``variables``.
+        """Reduces gradients (tensors, `tf.IndexedSlices`, arrays or None) given in the order of ``variables``.
 
         With MEAN a worker's gradients count by its ``weight``, float32.
         """
         global reductions
         reductions += 1
-        results = [self._dense(g) for g in grads]
+        results = [self._as_tensor(g, v) for g, v in itertools.zip_longest(grads, variables[: len(grads)])]
         mine = {i for i, v in enumerate(variables) if state.identity(v) in self.local}
         shared = [i for i, g in enumerate(results) if g is not None and i not in mine]
         reduced = self._reduced([results[i] for i in shared], weight, may_merge)
@@ -77,9 +78,15 @@ class Reduction:
             results[i] = times(results[i], self.factor * self.local_factor)
         return results
 
-    def _dense(self, gradient: Any) -> Any:
-        sparse = isinstance(gradient, tf.IndexedSlices) and self.sparse_as_dense
-        return tf.convert_to_tensor(gradient) if sparse else gradient
+    def _as_tensor(self, gradient: Any, variable: Any) -> Any:
+        """From any form that Keras takes: arrays and lists too, and rows that do not say of how many."""
+        if isinstance(gradient, tf.IndexedSlices):
+            rows = _complete(gradient, variable)
+            return tf.convert_to_tensor(rows) if self.sparse_as_dense else rows
+        if gradient is None or tf.is_tensor(gradient):
+            return gradient
+        tensor = tf.convert_to_tensor(gradient)
+        return tensor if variable is None else tf.cast(tensor, variable.dtype)
 
     def _reduced(self, grads: list[Any], weight: Any, may_merge: bool) -> list[Any]:
         if self.comm.size == 1 or not grads:
@@ -248,6 +255,12 @@ def _adds_rows(optimizer: Any) -> bool:
     clip each value by itself (seen in Keras 3.15)."""
     clips = any(getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue"))
     return any(base.__name__ == "SGD" for base in type(optimizer).__mro__) and not clips
+
+
+def _complete(rows: tf.IndexedSlices, variable: Any) -> tf.IndexedSlices:
+    """With tensors inside, and the shape of the variable where the rows do not say it."""
+    shape = rows.dense_shape if variable is None or rows.dense_shape is not None else tf.constant(variable.shape)
+    return tf.IndexedSlices(tf.convert_to_tensor(rows.values), tf.convert_to_tensor(rows.indices), shape)
 
 
 def times(gradient: Any, factor: Any) -> Any:

@@ -31,7 +31,9 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
     for variable in (v for v, flag in zip(found, ready, strict=True) if flag):
         mine = tensor_of(variable).numpy() if _has_value(variable) else np.zeros(variable.shape, _numpy_dtype(variable))
         value = comm.broadcast(mine, root)
-        if comm.rank != root:
+        if not _has_value(variable) or _bytes_of(value) != _bytes_of(
+            mine
+        ):  # most replicas begin equal: no second copy is made
             variable.assign(value)
 
 
@@ -120,7 +122,11 @@ def are_equal(comm: Communicator, checksums: Sequence[int]) -> bool:
 
 def checksum(variable: Any) -> int:
     """A 32-bit digest of the value's bytes."""
-    return zlib.crc32(np.ascontiguousarray(memory_of(variable)).reshape(-1).view(np.uint8).data)
+    return zlib.crc32(_bytes_of(memory_of(variable)))
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def memory_of(variable: Any) -> np.ndarray[Any, Any]:
