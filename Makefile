@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test conformance check parity bench examples clean
+.PHONY: demo test conformance check parity upstream bench examples clean
 
 demo: .venv/ready
 	$(BIN)/syrtos run -n 2 examples/digits.py
@@ -24,6 +24,11 @@ check: .venv/ready
 parity: .venv/ready
 	$(BIN)/python tests/parity/table.py --write docs/parity.md
 
+# The tests of Keras (of the installed package, or of a checkout: KERAS_SRC=) and of Horovod (HOROVOD_SRC=) on two workers.
+upstream: .venv/ready .venv-upstream/ready
+	$(BIN)/python tests/upstream/run.py keras $(KERAS_SRC)
+	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod $(HOROVOD_SRC),@echo "Horovod's tests need HOROVOD_SRC=, a checkout of it.")
+
 bench: .venv/ready .venv/bench-ready
 	$(BIN)/python benchmarks/run.py
 
@@ -37,5 +42,10 @@ bench: .venv/ready .venv/bench-ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	touch $@
 
+# What those tests import, beside our environment and not in it.
+.venv-upstream/ready: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-upstream -c constraints.txt jax jaxlib opt_einsum parameterized==0.9.0 mock==5.2.0
+	touch $@
+
 clean:
-	rm -rf .venv .venv-sagemaker runs
+	rm -rf .venv .venv-sagemaker .venv-upstream runs
