@@ -12,11 +12,12 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.keras.gradients import Reduction
 
-ROWS = tf.IndexedSlices(((1.0, 2.0), (3.0, 4.0)), (0, 2))
+_VALUES: Any = ((1.0, 2.0), (3.0, 4.0))
+_INDICES: Any = (0, 2)
 FORMS: dict[str, Any] = {
     "array": np.array([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0]]),
     "list": [[1, 2], [0, 0], [3, 4]],
-    "rows": ROWS,
+    "rows": tf.IndexedSlices(_VALUES, _INDICES),
 }
 
 
