@@ -1,7 +1,8 @@
 """The native API: ranks, and exchanges of arrays and tensors between workers.
 
 Every exchange is called by all workers of its process set in the same order. NumPy arrays (or anything
-`numpy.asarray` takes) give NumPy arrays; TensorFlow tensors give tensors, eagerly and inside `tf.function`.
+`numpy.asarray` takes) give NumPy arrays; TensorFlow tensors give tensors, eagerly and inside `tf.function`, where errors come as
+TensorFlow's that quote the ones named here. Before `init` all of them raise WorldError.
 """
 
 from __future__ import annotations
@@ -109,10 +110,17 @@ def node_rank() -> int:
 
 
 def process_set(ranks: Sequence[int]) -> ProcessSet:
-    """Forms a subgroup. All workers of the world call it, members or not.
+    """Forms a subgroup. All workers of the world call it with the same ranks, members or not.
+
+    Args:
+        ranks: the members' ranks in the world, in any order; inside the set they are numbered in ascending order.
+
+    Returns:
+        The set, to be given to exchanges between its members.
 
     Raises:
-        ConfigurationError: a rank is unknown or named twice.
+        ConfigurationError: a rank is unknown or named twice, or there are none.
+        OutOfStepError: workers name different ranks.
     """
     comm = world.current().comm
     if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= r < comm.size for r in ranks):
@@ -127,47 +135,162 @@ def process_set(ranks: Sequence[int]) -> ProcessSet:
 
 @unconverted
 def allreduce(value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessSet | None = None) -> Any:
-    """Reduces ``value`` elementwise over the workers; shape and dtype are the same on all."""
+    """Reduces arrays elementwise over the workers: by default their sum.
+
+    Args:
+        value: an array or tensor of numbers, of the same shape and dtype on all workers.
+        op: SUM (the default), MEAN, MIN, MAX, PRODUCT or ADASUM. MEAN and ADASUM need floats. 16-bit floats are added up in float32.
+        process_set: the workers that take part; all by default.
+
+    Returns:
+        The reduced array, of the shape and dtype of ``value``, bitwise equal on all workers. Tensors are differentiable for SUM and MEAN.
+
+    Raises:
+        OutOfStepError: shapes, dtypes or ``op`` differ between workers, or a worker calls another exchange.
+        ExchangeError: the dtype has no such reduction.
+        StalledError: a worker did not come within the watchdog's time (`--timeout`).
+        ConfigurationError: this worker is no member of ``process_set``.
+    """
     return _call("allreduce", value, process_set, op=op)
 
 
 @unconverted
 def allgather(value: Any, process_set: ProcessSet | None = None) -> Any:
-    """Concatenates the workers' values along the first axis in rank order; they may differ in their first dimension."""
+    """Concatenates the workers' arrays along the first axis, in rank order.
+
+    Args:
+        value: an array or tensor, of the same dtype on all workers, and of the same shape but for the first dimension. A scalar counts as one
+            row.
+        process_set: the workers that take part; all by default.
+
+    Returns:
+        All rows, of shape (sum of the first dimensions, ...), equal on all workers.
+
+    Raises:
+        OutOfStepError: dtypes, or dimensions after the first, differ between workers, or a worker calls another exchange.
+        StalledError: a worker did not come within the watchdog's time (`--timeout`).
+        ConfigurationError: this worker is no member of ``process_set``.
+    """
     return _call("allgather", value, process_set)
 
 
 @unconverted
 def broadcast(value: Any, root: int = 0, process_set: ProcessSet | None = None) -> Any:
-    """Gives every worker ``root``'s value (a rank inside the process set)."""
+    """Copies one worker's array to all.
+
+    Args:
+        value: an array or tensor, of the same shape and dtype on all workers; only the root's numbers matter.
+        root: the rank, inside the process set, of the worker whose array is copied; 0 by default.
+        process_set: the workers that take part; all by default.
+
+    Returns:
+        The root's array.
+
+    Raises:
+        OutOfStepError: shapes, dtypes or ``root`` differ between workers, or a worker calls another exchange.
+        ExchangeError: ``root`` is no rank of the process set.
+        StalledError: a worker did not come within the watchdog's time (`--timeout`).
+        ConfigurationError: this worker is no member of ``process_set``.
+    """
     return _call("broadcast", value, process_set, root=root)
 
 
 @unconverted
 def reducescatter(value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessSet | None = None) -> Any:
-    """Reduces ``value`` over the workers and leaves each its rows of the result."""
+    """Reduces arrays elementwise over the workers, by default to their sum, and splits the result by rows.
+
+    Args:
+        value: an array or tensor with at least one dimension, of the same shape and dtype on all workers.
+        op: as of `allreduce`; SUM by default.
+        process_set: the workers that take part; all by default.
+
+    Returns:
+        This worker's rows of the reduced array: contiguous, in rank order; numbers of rows differ by at most one.
+
+    Raises:
+        OutOfStepError: shapes, dtypes or ``op`` differ between workers, or a worker calls another exchange.
+        ExchangeError: the dtype has no such reduction, or ``value`` is a scalar.
+        StalledError: a worker did not come within the watchdog's time (`--timeout`).
+        ConfigurationError: this worker is no member of ``process_set``.
+    """
     return _call("reducescatter", value, process_set, op=op)
 
 
 @unconverted
 def alltoall(value: Any, splits: Sequence[int] | None = None, process_set: ProcessSet | None = None) -> Any:
-    """Sends ``splits[i]`` rows to worker ``i``; returns the received rows and how many came from each worker."""
+    """Sends rows from each worker to each.
+
+    Args:
+        value: an array or tensor of rows, first those for rank 0, then those for rank 1, and so on; of the same dtype on all workers, and of
+            the same shape but for the first dimension.
+        splits: the number of rows for each worker; by default equally many.
+        process_set: the workers that take part; all by default.
+
+    Returns:
+        The received rows in rank order of their senders, and the number of rows from each worker: a list, or for tensors int32 of shape
+        (workers,).
+
+    Raises:
+        OutOfStepError: dtypes, or dimensions after the first, differ between workers, or a worker calls another exchange.
+        ExchangeError: ``splits`` does not add up to the rows, or is missing where they can't be split equally; ``value`` is a scalar.
+        StalledError: a worker did not come within the watchdog's time (`--timeout`).
+        ConfigurationError: this worker is no member of ``process_set``.
+    """
     return _call("alltoall", value, process_set, splits=splits)
 
 
 @unconverted
 def barrier(process_set: ProcessSet | None = None) -> None:
-    """Returns when every worker has called it."""
+    """Waits until every worker has called it.
+
+    Args:
+        process_set: the workers that take part; all by default.
+
+    Raises:
+        OutOfStepError: a worker calls another exchange.
+        StalledError: a worker did not come within the watchdog's time (`--timeout`).
+        ConfigurationError: this worker is no member of ``process_set``.
+    """
     _member(process_set).barrier()
 
 
 def broadcast_object(value: Any, root: int = 0, process_set: ProcessSet | None = None) -> Any:
-    """Gives every worker ``root``'s value: plain data (see `syrtos.comm.objects`), nothing is unpickled."""
+    """Copies one worker's Python value to all.
+
+    Args:
+        value: plain data: str, int, float, bool, None, bytes, lists, tuples, sets, dicts and NumPy arrays. Nothing is pickled. Only the root's
+            value is sent.
+        root: the rank, inside the process set, of the worker whose value is copied; 0 by default.
+        process_set: the workers that take part; all by default.
+
+    Returns:
+        The root's value.
+
+    Raises:
+        OutOfStepError: ``root`` differs between workers, or a worker calls another exchange.
+        ExchangeError: the value is no plain data, or ``root`` is no rank of the process set.
+        StalledError: a worker did not come within the watchdog's time (`--timeout`).
+        ConfigurationError: this worker is no member of ``process_set``.
+    """
     return _member(process_set).broadcast_object(value, root)
 
 
 def allgather_object(value: Any, process_set: ProcessSet | None = None) -> list[Any]:
-    """The list of all workers' values in rank order: plain data (see `syrtos.comm.objects`), nothing is unpickled."""
+    """Gathers a Python value of each worker.
+
+    Args:
+        value: plain data, as of `broadcast_object`.
+        process_set: the workers that take part; all by default.
+
+    Returns:
+        The values in rank order, on all workers.
+
+    Raises:
+        OutOfStepError: a worker calls another exchange.
+        ExchangeError: the value is no plain data.
+        StalledError: a worker did not come within the watchdog's time (`--timeout`).
+        ConfigurationError: this worker is no member of ``process_set``.
+    """
     return _member(process_set).allgather_object(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,19 @@ def test_a_world_of_one_exchanges_with_itself(name: str, expected: list[int]) ->
     np.testing.assert_array_equal(result, expected)
     result[0] = 7
     assert given[0] == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "broadcast_object", "allgather_object"],
+)
+def test_exchanges_say_what_they_take_give_and_raise(name: str) -> None:
+    text = inspect.getdoc(getattr(syrtos, name)) or ""
+    parameters = inspect.signature(getattr(syrtos, name)).parameters
+    assert all(f"\n    {parameter}: " in text for parameter in parameters), text
+    assert [text.index(part) for part in ("Args:", "Returns:", "Raises:")] == sorted(
+        text.index(part) for part in ("Args:", "Returns:", "Raises:")
+    )
 
 
 def test_lists_and_objects_are_taken() -> None:

@@ -15,10 +15,11 @@ import importlib
 import json
 import sys
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Required, TypeAlias, TypedDict, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from syrtos import settings
 from syrtos.comm import world
@@ -28,7 +29,7 @@ from syrtos.data.files import File
 from syrtos.data.find import Patterns, find
 from syrtos.data.folder import IMAGES, Folder
 from syrtos.data.lines import Lines, are_numbers, check_columns, csv_rows
-from syrtos.data.loader import MEMORY, Loader
+from syrtos.data.loader import MEMORY, Loader, Position
 from syrtos.data.parquet import Parquet
 from syrtos.data.plan import Plan
 from syrtos.data.records import Format, Records
@@ -38,6 +39,8 @@ from syrtos.errors import ConfigurationError, DataError
 
 __all__ = [
     "BadRecord",
+    "Dataset",
+    "Options",
     "Plan",
     "Source",
     "from_arrays",
@@ -51,15 +54,48 @@ __all__ = [
 
 _SAMPLE = 1000
 
+# Arrays, or tuples, lists and dicts of them.
+ArrayTree: TypeAlias = "npt.NDArray[Any] | Sequence[ArrayTree] | Mapping[str, ArrayTree]"
 
-def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], Any], **options: Any) -> Any:
+
+class Options(TypedDict, total=False):
+    """What all data sets are asked for by; see `from_source`."""
+
+    batch_size: Required[int]
+    shuffle: bool | int
+    seed: int
+    on_bad_record: OnBadRecord
+    bad_budget: float
+
+
+class Dataset(Protocol):
+    """A data set for `fit`, `evaluate` and `predict`; Keras knows it as a `PyDataset`.
+
+    Attributes:
+        name: of this data set in the script, the same in each of its runs.
+        position: how far the last training has come.
+    """
+
+    name: str
+    position: Position
+
+    def __len__(self) -> int:
+        """Global batches in an epoch of `fit`."""
+        ...
+
+    def __getitem__(self, index: int) -> Any:
+        """This worker's share of a batch: what ``parse`` has made of its records."""
+        ...
+
+
+def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], Any], **options: Unpack[Options]) -> Dataset:
     """TFRecord files, plain or compressed (GZIP, ZLIB); the checksum of each record is verified.
 
     Args:
         pattern: files, folders or patterns with ``*``; paths, or ``s3://``, ``gs://``, ``az://``, ``http(s)://``.
         parse_fn: from one record (a string tensor, or bytes) to features, ``(x, y)`` or ``(x, y, sample_weight)``. Written with
             TensorFlow's operations it runs as a graph.
-        options: ``batch_size``, ``shuffle`` ... as of `from_source`.
+        options: ``batch_size``, ``shuffle`` ... as of `from_source`, whose result it is too.
 
     Raises:
         DataError: no file is found, or there are no records.
@@ -68,8 +104,12 @@ def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], Any], **options: 
 
 
 def from_jsonl(
-    pattern: Patterns, parse_fn: Callable[[Any], Any] | None = None, *, label: str | None = None, **options: Any
-) -> Any:
+    pattern: Patterns,
+    parse_fn: Callable[[Any], Any] | None = None,
+    *,
+    label: str | None = None,
+    **options: Unpack[Options],
+) -> Dataset:
     """Files of JSON values, one to a line.
 
     Args:
@@ -83,8 +123,12 @@ def from_jsonl(
 
 
 def from_csv(
-    pattern: Patterns, parse_fn: Callable[[Any], Any] | None = None, *, label: str | None = None, **options: Any
-) -> Any:
+    pattern: Patterns,
+    parse_fn: Callable[[dict[str, np.float32 | str]], Any] | None = None,
+    *,
+    label: str | None = None,
+    **options: Unpack[Options],
+) -> Dataset:
     """CSV files, each with a first line that names the columns.
 
     Args:
@@ -105,8 +149,8 @@ def from_csv(
 
 
 def from_parquet(
-    pattern: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None, **options: Any
-) -> Any:
+    pattern: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None, **options: Unpack[Options]
+) -> Dataset:
     """Parquet files: a batch is a dict of arrays by column, or ``(features, label)``.
 
     Args:
@@ -121,7 +165,7 @@ def from_parquet(
     return from_source(source, functools.partial(_split, label=label), **options)
 
 
-def from_arrays(*arrays: Any, **options: Any) -> Any:
+def from_arrays(*arrays: ArrayTree, **options: Unpack[Options]) -> Dataset:
     """Arrays in memory, or mapped (``numpy.load(..., mmap_mode="r")``).
 
     Args:
@@ -137,8 +181,8 @@ def from_folder(
     *,
     image_size: tuple[int, int] = (256, 256),
     suffixes: Sequence[str] = IMAGES,
-    **options: Any,
-) -> Any:
+    **options: Unpack[Options],
+) -> Dataset:
     """A folder with a folder for each class, of images or of other files.
 
     Args:
@@ -162,7 +206,7 @@ def from_source(
     seed: int = 0,
     on_bad_record: OnBadRecord = "fail",
     bad_budget: float = 0.01,
-) -> Any:
+) -> Dataset:
     """Any source of records.
 
     Args:
@@ -176,7 +220,7 @@ def from_source(
         bad_budget: how many may be left out: a number, or below 1 a part of all.
 
     Returns:
-        What `fit` takes.
+        What `fit`, `evaluate` and `predict` take as their ``x``.
 
     Raises:
         ConfigurationError: an option is none of those above.
