@@ -51,6 +51,24 @@ def model_of(folder: Path) -> Path:
     return found
 
 
+VANISHES = """
+import os
+import syrtos
+syrtos.init()
+if syrtos.rank() == 1:
+    os._exit(0)
+syrtos.barrier()
+"""
+
+
+def test_an_instance_that_ends_without_a_word_fails_the_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(VANISHES)
+    ended = submit(tmp_path, "train.py", "--instances", "2")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert " failed. AlgorithmError" in ended.stderr
+    assert "ended with exit code 0 before its script had come to its end" in ended.stderr + ended.stdout
+
+
 @pytest.mark.slow
 def test_two_instances_train_to_the_weights_of_two_workers(tmp_path: Path) -> None:
     import keras

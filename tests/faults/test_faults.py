@@ -105,7 +105,39 @@ def test_sys_exit_on_one_rank(tmp_path: Path, role: str, code: int, text: str) -
 def test_the_one_of_three_that_vanished_is_named(tmp_path: Path, attempt: int) -> None:
     """MPI's launcher kills the others at once, and its banner may name one of those."""
     ended = run(tmp_path, "-n", "3", "--oversubscribe", PLAIN, "vanish", within=PROMISED)
-    ended.check_failure(1, 3, "ended first (process ", "exit code 3) and could not say why")
+    ended.check_failure(1, 3, "ended first: its process (number ", "ended with exit code 3 before its script")
+    ended.check_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("role", "code", "text"),
+    [
+        ("vanish_with_0", 1, "ended with exit code 0 before its script had come to its end"),
+        ("exit_in_a_library", 1, "ended with exit code 0 before its script had come to its end"),
+        ("abort", 134, "was ended by SIGABRT (signal 6).\n  Fatal Python error: Aborted\n"),
+        ("segfault", 139, "was ended by SIGSEGV (signal 11)"),
+        ("terminate", 143, "was ended by SIGTERM (signal 15)"),
+        ("interrupt", 130, "was ended by SIGINT (signal 2)"),
+    ],
+)
+def test_a_rank_that_ends_without_a_word_is_no_success_and_no_stop(
+    tmp_path: Path, role: str, code: int, text: str
+) -> None:
+    ended = run(tmp_path, "-n", "2", PLAIN, role, within=PROMISED)
+    ended.check_failure(1, code, "rank 1 on", text)
+    assert "stopped by" not in ended.stderr, ended.stderr
+    ended.check_nothing_left()
+
+
+def test_the_log_says_where_exit_was_called(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-n", "2", PLAIN, "vanish_with_0", within=PROMISED)
+    assert f'"{PLAIN}", line ' in ended.log(1)
+
+
+def test_a_forked_child_does_not_speak_for_its_rank(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-n", "2", PLAIN, "fork", within=PROMISED)
+    assert (tmp_path / "waited-1").exists()
+    ended.check_failure(1, 5, "exit code 5")
     ended.check_nothing_left()
 
 
@@ -133,7 +165,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.slow
 def test_killed_worker(killed: Run) -> None:
-    killed.check_failure(1, 128 + signal.SIGKILL, "ended first (process ", "exit code 137)", "it was killed", "dmesg")
+    killed.check_failure(1, 128 + signal.SIGKILL, "ended first: its process (number ", "SIGKILL (signal 9)", "dmesg")
     killed.check_nothing_left()
 
 
@@ -152,7 +184,9 @@ def vanished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.slow
 def test_worker_that_vanishes(vanished: Run) -> None:
-    vanished.check_failure(1, 3, "ended first (process ", "exit code 3) and could not say why", "os._exit")
+    vanished.check_failure(
+        1, 3, "ended first: its process (number ", "ended with exit code 3 before its script", "os._exit"
+    )
     vanished.check_nothing_left()
 
 
@@ -342,7 +376,7 @@ def test_signal_reaches_scripts_that_tidy_up(tmp_path: Path, number: signal.Sign
     ended = started.ends(PROMISED)
     assert ended.code == 128 + number, ended.stderr
     assert all((tmp_path / f"tidied-{rank}").exists() for rank in range(2))
-    assert "stopped by a signal" in ended.stderr
+    assert f"stopped by {number.name} (signal {number.value})" in ended.stderr
     ended.check_nothing_left()
 
 

@@ -13,8 +13,10 @@ from typing import Any, get_args
 
 from syrtos import settings
 from syrtos.cli.env import versions
-from syrtos.cli.summary import print_failure, print_summary
+from syrtos.cli.failure import print_failure
+from syrtos.cli.summary import print_summary
 from syrtos.launch import guard
+from syrtos.launch.outcome import End
 from syrtos.launch.plan import Machine, find_mpiexec, make_plan
 from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.launch.supervise import supervise
@@ -96,7 +98,7 @@ def main(chosen: argparse.Namespace) -> int:
     _describe(spec, run_dir)
     with launching(run_dir, began=time.time() - process_age()):
         outcome = supervise(plan, settings.environment(), spec.grace)
-    if outcome.code:
+    if outcome.end is not End.FINISHED:
         print_failure(outcome, run_dir)
     else:
         print_summary(run_dir)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from syrtos.launch.supervise import Outcome
 from syrtos.observe.report import SHARES, Summary, summarize
 
 _INPUT_BOUND = 0.1
@@ -34,11 +29,12 @@ _ALWAYS = ("compute", "exchange", "wait", "input", "rest")
 def print_summary(run_dir: Path) -> None:
     """Shows what a run's ledgers add up to; just the folder if nothing was trained."""
     console = Console(stderr=True, highlight=False)
-    _print_table(console, run_dir)
+    print_table(console, run_dir)
     console.print(f"run directory: {run_dir}", soft_wrap=True)
 
 
-def _print_table(console: Console, run_dir: Path) -> None:
+def print_table(console: Console, run_dir: Path) -> None:
+    """Shows what was recorded, if anything was trained."""
     summary = summarize(run_dir)
     if summary.steps:
         console.print(_table(summary))
@@ -100,66 +96,3 @@ def _rate(summary: Summary) -> tuple[str, str]:
     if summary.samples_per_second:
         return "samples/s", f"{summary.samples_per_second:,.0f} {over}"
     return "steps/s", f"{summary.steps_per_second:,.1f} {over}"
-
-
-def print_failure(outcome: Outcome, run_dir: Path) -> None:
-    """Shows what was recorded, which worker failed first, why, and where to read more."""
-    _print_table(Console(stderr=True, highlight=False), run_dir)
-    if outcome.code in (130, 143):
-        print(f"\nsyrtos: stopped by a signal. Run directory: {run_dir}", file=sys.stderr)
-    elif outcome.failures or _reported(run_dir):
-        _print_worker((outcome.failures or _reported(run_dir))[0], run_dir)
-    else:
-        _print_launcher(outcome, run_dir)
-
-
-def _reported(run_dir: Path) -> list[dict[str, Any]]:
-    """The failures that workers left in files, first one first."""
-    found = []
-    for path in run_dir.glob("logs/rank-*.failure"):
-        with contextlib.suppress(ValueError):  # of a worker that was killed while it wrote
-            found.append(json.loads(path.read_text()))
-    return sorted(found, key=lambda failure: failure["time"])
-
-
-def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
-    rank = failure["rank"]
-    print(
-        f"\nsyrtos: rank {rank} on {failure.get('host', 'an unknown host')} failed first:\n\n{failure['text'].rstrip()}\n\n"
-        f"Its output is in {run_dir / 'logs' / f'rank-{rank}.log'}",
-        file=sys.stderr,
-    )
-
-
-def _print_launcher(outcome: Outcome, run_dir: Path) -> None:
-    """No worker could report: it was killed, or none was started."""
-    killed = _killed_rank(outcome)
-    if killed is not None:
-        worker = outcome.workers[killed]
-        print(
-            f"\nsyrtos: rank {killed} on {worker['host']} ended first (process {worker['pid']}, exit code {outcome.code}) and could not say why: "
-            "it was killed, or called os._exit. If nobody did that, the host ran out of memory: look at `dmesg`, and use fewer workers or a smaller batch.\n"
-            f"Its output is in {run_dir / 'logs' / f'rank-{killed}.log'}",
-            file=sys.stderr,
-        )
-        return
-    if outcome.workers:
-        print(
-            f"\nsyrtos: a worker ended with exit code {outcome.code} before it could say why (`os._exit`, or killed from outside). "
-            f"What each of them printed is in {run_dir / 'logs'}",
-            file=sys.stderr,
-        )
-        return
-    said = "\n".join(f"  {line}" for line in outcome.noise if line.strip("= "))
-    print(
-        f"\nsyrtos: the workers could not be started or ended unexpectedly (exit code {outcome.code}).\n{said}\n"
-        "With --hosts: each must be reachable by `ssh NAME true` without a password, and have this environment at the same path.",
-        file=sys.stderr,
-    )
-
-
-def _killed_rank(outcome: Outcome) -> int | None:
-    """The rank whose process the launcher's banner names."""
-    text = "\n".join(outcome.noise)
-    named = next((rank for rank, w in outcome.workers.items() if f"PID {w['pid']} " in text), None)
-    return named if outcome.vanished is None else outcome.vanished

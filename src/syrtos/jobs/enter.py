@@ -102,6 +102,8 @@ def _stay_above(rank: int, output: str) -> None:
         events.send(2, "failed", rank, text=words[-1] if words else "", code=128 - code if code < 0 else code)
         events.drain(2)
         os.kill(os.getpid(), signal.SIGKILL)
+    events.send(2, "finished", rank)
+    events.drain(2)
     os._exit(0)
 
 

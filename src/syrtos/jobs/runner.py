@@ -42,7 +42,8 @@ from syrtos.jobs.objects import store_of
 from syrtos.jobs.places import Places
 from syrtos.jobs.request import read
 from syrtos.jobs.store import Record, Store
-from syrtos.launch.supervise import Outcome, supervise
+from syrtos.launch.outcome import End, Outcome
+from syrtos.launch.supervise import supervise
 from syrtos.launch.worker import version
 from syrtos.observe.ledger import launching
 
@@ -273,20 +274,20 @@ class Runner:
             artifacts.upload(self._places, folders, uri, archive if compressed else None, self._folders.job)
         if self._why:
             self._finish(self._why)
-        elif outcome.code:
+        elif outcome.end is not End.FINISHED:
             self._fail(self._reason(outcome))
         else:
             self._finish("Completed")
 
     def _say_how_it_ended(self, outcome: Outcome) -> None:
         """What no process could write into its own log."""
-        if outcome.code == 0 or self._why or self._job.distribution.kind == "copies":
+        if outcome.end is End.FINISHED or self._why or self._job.distribution.kind == "copies":
             return
         for failure in outcome.failures:
             if not (self._folders.run_dir(self._attempt) / "logs" / f"rank-{failure['rank']}.log").exists():
                 self._say(failure["text"])
-        if outcome.vanished is not None and not outcome.failures:
-            self._say(f"The process of rank {outcome.vanished} ended with exit code {outcome.code}.")
+        if not outcome.failures:
+            self._say(str(outcome))
 
     def _reason(self, outcome: Outcome) -> str:
         """What the script has written for this, or how its first failing process ended."""
@@ -294,12 +295,13 @@ class Runner:
             path = self._folders.ml(host) / "output" / "failure"
             if path.is_file() and (text := path.read_text(errors="replace").strip()):
                 return f"AlgorithmError: {text}"
-        where = (
-            f" on algo-{outcome.failures[0]['rank'] // self._job.distribution.per_host + 1}" if outcome.failures else ""
-        )
+        slot = (
+            None if outcome.rank is None else outcome.rank % self._job.slots
+        )  # a server is on the instance of its number
+        where = "" if slot is None else f" on algo-{slot // self._job.distribution.per_host + 1}"
         command = f'Command "{self._job.program.entry if self._job.program else " ".join(self._job.command)}"'
         words = outcome.failures[0]["text"].strip().splitlines() if outcome.failures else []
-        text = words[-1] if words else self._last_words()
+        text = words[-1] if words else str(outcome) if outcome.status == 0 else self._last_words()
         extra = ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' if outcome.code == 137 else ""
         return f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{where}{extra}\n{command}'
 

@@ -133,8 +133,9 @@ def make_plan(
     environment = {OPTIONS_VARIABLE: options.to_json(), "UCX_NET_DEVICES": "lo", "PATH": path}
     if python != here:  # mpi4py looks for MPI in the environment that it runs in
         environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
-    spared = frozenset(range(1, job.slots)) if options.own_pace else frozenset()
-    return Plan((*launcher, *words), environment, spared)
+    spared = frozenset(range(1, job.slots)) if options.own_pace else frozenset[int]()
+    processes = len(job.hosts) if job.distribution.kind == "copies" else job.slots + servers
+    return Plan((*launcher, *words), environment, processes, spared)
 
 
 def _segment(

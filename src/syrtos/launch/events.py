@@ -7,17 +7,17 @@ sees plain text.
 from __future__ import annotations
 
 import array
+import bisect
 import fcntl
 import json
 import os
+import select
 import socket
 import termios
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-# A pipe takes 4096 bytes at once (PIPE_BUF); a character may take six of them in JSON, but hardly all do.
-_LONGEST_TEXT = 2000
 
 MARK = b"\x1esyrtos "
 
@@ -76,8 +76,21 @@ def drain(descriptor: int, seconds: float = 1.0) -> None:
 
 
 def send(descriptor: int, kind: str, rank: int, **facts: Any) -> None:
-    """Writes an event in one go, so that lines of several workers don't mix; long texts lose their middle."""
-    for name, text in facts.items():
-        if isinstance(text, str) and len(text) > _LONGEST_TEXT:
-            facts[name] = f"{text[: _LONGEST_TEXT // 3]}\n...\n{text[-_LONGEST_TEXT // 3 * 2 :]}"
-    os.write(descriptor, line(kind, rank, **facts))
+    """Writes an event of at most PIPE_BUF bytes, so that lines of several writers don't mix; long texts lose their middle."""
+    whole = line(kind, rank, **facts)
+    if len(whole) > select.PIPE_BUF:
+        longest = max((len(text) for text in facts.values() if isinstance(text, str)), default=0)
+        kept = range(longest)
+        too_many = bisect.bisect(kept, select.PIPE_BUF, key=lambda n: len(line(kind, rank, **_shortened(facts, n))))
+        whole = line(kind, rank, **_shortened(facts, max(too_many - 1, 0)))
+    os.write(descriptor, whole)
+
+
+def _shortened(facts: Mapping[str, Any], kept: int) -> dict[str, Any]:
+    """With at most ``kept`` characters of each text: a third of them from its start, the others from its end."""
+    texts = {name: text for name, text in facts.items() if isinstance(text, str) and len(text) > kept}
+    start = kept // 3
+    return {
+        **facts,
+        **{name: f"{text[:start]}\n...\n{text[len(text) - (kept - start) :]}" for name, text in texts.items()},
+    }

@@ -6,10 +6,12 @@ parameter servers a worker's death costs its own work only, so what hydra starts
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 from syrtos.launch import events
@@ -18,24 +20,55 @@ _PR_SET_PDEATHSIG = 1
 _FOLDER = "lost"
 
 
-def guard(rank: int, run_dir: str) -> None:
+class Guard:
+    """What a guarded worker tells the process above it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def finished(self) -> None:
+        """The script has come to its end: an exit code of 0 from now on is no death."""
+        os.write(self._descriptor, b".")
+
+
+def guard(rank: int, run_dir: str) -> Guard:
     """Returns in a new process that is the worker; this one ends when that has."""
-    os.makedirs(os.path.join(run_dir, _FOLDER), exist_ok=True)
     above = os.getpid()
+    said, say = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(said)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != above:  # it was gone before the kernel knew
             os._exit(1)
-        return
+        return Guard(say)
+    os.set_blocking(said, False)  # children of the script may hold its other end for as long as they like
     for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the worker
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    if code:
-        Path(run_dir, _FOLDER, str(rank)).touch()
+    if code or not _has_said(said):
+        _note(rank, run_dir)
         events.send(2, "lost", rank, code=code)
+        events.drain(2)
+        code = code or 1
     os._exit(128 - code if code < 0 else code)
+
+
+def _has_said(descriptor: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        return bool(os.read(descriptor, 1))
+    return False
+
+
+def _note(rank: int, run_dir: str) -> None:
+    """Leaves word of a death for the parameter servers, which look into the run directory."""
+    path = Path(run_dir, _FOLDER, str(rank))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        print(f"syrtos: parameter servers can't learn of rank {rank}'s death: {error}", file=sys.stderr, flush=True)
 
 
 def forget(run_dir: Path) -> None:
@@ -44,5 +77,8 @@ def forget(run_dir: Path) -> None:
 
 
 def lost(run_dir: str) -> set[int]:
-    """The ranks whose workers have died so far."""
-    return {int(name) for name in os.listdir(os.path.join(run_dir, _FOLDER))}
+    """The ranks whose workers have died so far, as far as this host can see: none where the run directory is not shared."""
+    try:
+        return {int(name) for name in os.listdir(os.path.join(run_dir, _FOLDER))}
+    except OSError:  # nobody has died, or this host has no such folder
+        return set()

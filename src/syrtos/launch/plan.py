@@ -38,11 +38,13 @@ class Plan:
     Attributes:
         command: the whole command line.
         environment: variables set on top of this process's.
+        processes: how many must say that they have finished; 0 if none can.
         spared: ranks whose death the others survive.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    processes: int = 0
     spared: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
@@ -73,7 +75,8 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
     where = _remote(spec, program, {**env, **environment}) if spec.hosts else ["-launcher", "fork"]
     alive = ["-disable-auto-cleanup"] if spec.options.own_pace else []
     command = (machine.mpiexec, "-print-all-exitcodes", *alive, *where, "-n", str(spec.processes), *worker)
-    return Plan(command, environment, frozenset(range(1, spec.workers)) if spec.options.own_pace else frozenset())
+    spared = frozenset(range(1, spec.workers)) if spec.options.own_pace else frozenset[int]()
+    return Plan(command, environment, spec.processes, spared)
 
 
 def _remote(spec: Spec, program: str, env: Mapping[str, str]) -> list[str]:

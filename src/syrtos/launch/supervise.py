@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -16,28 +16,8 @@ from types import FrameType
 from typing import IO, Any
 
 from syrtos.launch import events
+from syrtos.launch.outcome import Facts, Outcome, how, judge
 from syrtos.launch.plan import Plan
-
-
-@dataclasses.dataclass
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        code: exit code: 0, the failing script's, or 128 + the signal that ended the run.
-        failures: the workers' reports, in the order in which they came in.
-        workers: host and process of every rank that started.
-        noise: what the launcher of our MPI said, for failures that no worker reported.
-        lost: workers that died and that the others went on without, with their exit codes.
-        vanished: the first rank on this host whose process was gone while others still ran.
-    """
-
-    code: int = 0
-    failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    noise: list[str] = dataclasses.field(default_factory=list)
-    lost: dict[int, int] = dataclasses.field(default_factory=dict)
-    vanished: int | None = None
 
 
 def supervise(plan: Plan, env: Mapping[str, str], grace: float) -> Outcome:
@@ -50,14 +30,11 @@ def supervise(plan: Plan, env: Mapping[str, str], grace: float) -> Outcome:
 
 class _Supervisor:
     def __init__(self, plan: Plan, env: Mapping[str, str], grace: float) -> None:
-        self.outcome = Outcome()
+        self._facts = Facts(processes=plan.processes, spared=plan.spared)
         self._grace = grace
-        self._signal: int | None = None
         self._kill_at: float | None = None
         self._rules_held: set[IO[str]] = set()
-        self._spared = plan.spared
-        self._finished: set[int] = set()
-        self._fatal: int | None = None
+        self._deaths = _Deaths()
         self._machine = events.machine()
         self._process = subprocess.Popen(
             plan.command,
@@ -82,33 +59,29 @@ class _Supervisor:
             self._wait()
         finally:
             self._kill()
+            self._deaths.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
         for pump in pumps:
             pump.join(timeout=5)
-        self.outcome.code = self._exit_code()
-        return self.outcome
+        self._facts.returncode = self._process.returncode
+        return judge(self._facts)
 
     # -- waiting and ending --------------------------------------------------------------------
 
     def _wait(self) -> None:
         while self._process.poll() is None:
-            time.sleep(0.02)
-            if self.outcome.vanished is None:
-                self.outcome.vanished = self._first_gone()
+            for worker in self._here():
+                self._deaths.watch(worker)
+            self._facts.gone += self._deaths.wait(0.02)
             if self._kill_at and time.monotonic() > self._kill_at:
                 return
 
-    def _first_gone(self) -> int | None:
-        workers = self._here()
-        gone = [w["rank"] for w in workers if not _lives(w)]
-        return gone[0] if gone and len(gone) < len(workers) else None
-
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._signal is not None:
+        if self._facts.stopped_by is not None:
             self._kill_at = time.monotonic()  # a second signal: no more grace
             return
-        self._signal = number
+        self._facts.stopped_by = number
         self._kill_at = time.monotonic() + self._grace
         self._signal_workers(number)
 
@@ -117,12 +90,12 @@ class _Supervisor:
         here = self._here()
         for worker in here:
             _signal_worker(worker, number)
-        if len(here) < len(self.outcome.workers) or not here:
+        if len(here) < len(self._facts.workers) or not here:
             _signal_process(self._process.pid, number)
 
     def _here(self) -> list[dict[str, Any]]:
         """The workers that this process can signal. Not by their hosts' names: there may be several on one machine."""
-        return [worker for worker in list(self.outcome.workers.values()) if worker["machine"] == self._machine]
+        return [worker for worker in list(self._facts.workers.values()) if worker["machine"] == self._machine]
 
     def _kill(self) -> None:
         """Ends what is left: the launcher first asked, then its whole session, then workers by number."""
@@ -135,25 +108,6 @@ class _Supervisor:
                 self._process.wait()
         for worker in self._here():
             _signal_worker(worker, signal.SIGKILL)
-
-    def _exit_code(self) -> int:
-        if self._signal is not None:
-            return 128 + self._signal
-        if self._spared and 0 in self._finished:
-            return 0
-        if self._fatal is not None and not self.outcome.failures:
-            return self._fatal
-        if self.outcome.failures:
-            return int(self.outcome.failures[0].get("code", 1)) or 1
-        by_itself = _first_that_exited(self.outcome.noise)
-        if by_itself:
-            self.outcome.vanished, code = by_itself
-            return code
-        killed = re.search(r"\(signal (\d+)\)", "\n".join(self.outcome.noise))
-        if killed:
-            return 128 + int(killed[1])
-        code = self._process.returncode
-        return 128 - code if code < 0 else code
 
     # -- listening -----------------------------------------------------------------------------
 
@@ -179,16 +133,16 @@ class _Supervisor:
             self._on_event(event)
         elif line == _RULE:
             self._hold_rule(target)
-        elif _is_noise(line) or (_CODES.fullmatch(line) and any("Exit codes: " in said for said in self.outcome.noise)):
+        elif _is_noise(line) or (_CODES.fullmatch(line) and any("Exit codes: " in said for said in self._facts.noise)):
             self._rules_held.discard(target)
-            self.outcome.noise.append(line.decode(errors="replace").strip())
+            self._facts.noise.append(line.decode(errors="replace").strip())
         else:
             self._release_rule(target)
             _emit(line, target)
 
     def _hold_rule(self, target: IO[str]) -> None:
         """A rule after hydra's lines is hydra's; before them, it is known with the next line."""
-        if self.outcome.noise:
+        if self._facts.noise:
             return
         self._release_rule(target)
         self._rules_held.add(target)
@@ -200,30 +154,77 @@ class _Supervisor:
 
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["kind"] == "started":
-            self.outcome.workers[event["rank"]] = event
+            self._facts.workers[event["rank"]] = event
         elif event["kind"] == "failed":
-            self.outcome.failures.append({**self.outcome.workers.get(event["rank"], {}), **event})
+            self._facts.failures.append({**self._facts.workers.get(event["rank"], {}), **event})
         elif event["kind"] == "finished":
-            self._finished.add(event["rank"])
+            self._facts.finished.add(event["rank"])
+        elif event["kind"] == "left":
+            self._facts.left.setdefault(event["rank"], event["code"])
+        elif event["kind"] == "interrupted":
+            self._facts.interrupted.append(event["rank"])
         elif event["kind"] == "lost":
             self._on_lost(event["rank"], event["code"])
-        elif event["kind"] == "stalled" and not self._spared:  # there the signal tells MPI of a death
+        elif event["kind"] == "stalled" and not self._facts.spared:  # there the signal tells MPI of a death
             self._signal_workers(signal.SIGUSR1)  # every rank writes its stack into its log
 
-    def _on_lost(self, rank: int, code: int) -> None:
-        if self._signal is not None or self._kill_at is not None:
+    def _on_lost(self, rank: int, status: int) -> None:
+        if self._facts.stopped_by is not None or self._kill_at is not None:
             return  # of what the run's end has done to it
-        workers = len(self._spared) + 1
-        who = f"rank {rank}" if rank < workers else f"parameter server {rank - workers}"
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        if rank in self._spared:
-            self.outcome.lost[rank] = code
-            what = "Its last batch is lost; the others go on. Its log may say why."
-        else:
-            self._fatal = 128 - code if code < 0 else code
+        if rank not in self._facts.spared:
+            self._facts.fatal = (rank, status)
             self._kill_at = time.monotonic()
-            what = "Without it nobody can go on."
-        print(f"syrtos: {who} {how}. {what}", file=sys.stderr, flush=True)
+            return
+        self._facts.lost[rank] = status
+        print(
+            f"syrtos: rank {rank} {how(status)} before its script had come to its end. Its last batch is lost; the others go on. "
+            "Its log may say why.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class _Deaths:
+    """Sees when processes of this machine end, in the order in which they do: a poll by epoll(7) has them in a queue."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._ranks: dict[int, int] = {}  # by descriptor (pidfd_open(2))
+        self._known: set[int] = set()
+        self._gone: list[int] = []
+
+    def watch(self, worker: Mapping[str, Any]) -> None:
+        """From now on; a process that has ended before ends now."""
+        if worker["rank"] in self._known:
+            return
+        self._known.add(worker["rank"])
+        try:
+            descriptor = os.pidfd_open(worker["pid"])
+        except OSError:
+            self._gone.append(worker["rank"])
+            return
+        self._ranks[descriptor] = worker["rank"]
+        self._poll.register(descriptor, select.EPOLLIN)
+        if not _lives(worker):  # another process has its number by now
+            self._end(descriptor)
+
+    def wait(self, seconds: float) -> list[int]:
+        """Ranks whose processes have ended, as soon as there are any."""
+        for descriptor, _ in self._poll.poll(0 if self._gone else seconds):
+            self._end(descriptor)
+        gone, self._gone = self._gone, []
+        return gone
+
+    def _end(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        self._gone.append(self._ranks.pop(descriptor))
+
+    def close(self) -> None:
+        """Watches nothing any more."""
+        for descriptor in self._ranks:
+            os.close(descriptor)
+        self._poll.close()
 
 
 _PR_SET_PDEATHSIG = 1
@@ -243,18 +244,6 @@ _NOISE = (
 
 # A further host's line of hydra's list of exit codes.
 _CODES = re.compile(rb"\[\S+\] \d+(,\d+)*\n?")
-
-
-def _first_that_exited(noise: list[str]) -> tuple[int, int] | None:
-    """Rank and code of the first worker that ended by itself with a code that is not 0, from hydra's list of wait statuses.
-
-    The list reads ``Exit codes: [host] 9,768,0``, with a line for each further host; workers that hydra ended have a signal.
-    """
-    text = "\n".join(noise).partition("Exit codes: ")[2]
-    groups = re.findall(r"^\[\S+\] (\d+(?:,\d+)*)", text, re.MULTILINE)
-    statuses = [int(status) for group in groups for status in group.split(",")]
-    codes = [os.waitstatus_to_exitcode(status) for status in statuses]
-    return next(((rank, code) for rank, code in enumerate(codes) if code > 0), None)
 
 
 def _is_noise(line: bytes) -> bool:

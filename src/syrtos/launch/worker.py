@@ -30,6 +30,7 @@ from syrtos.topology import check_keras_backend, check_tf_config, detect, tf_con
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
 
+_exit = os._exit
 _COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "tensorflow_cpu", "numpy", "mpi4py", "mpich")
 
 
@@ -40,9 +41,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     settings.forget_secret()
     resources.apply(env)
     options, rank = settings.options_from(env), _rank_before_mpi(env)
-    if options.own_pace and detect(env):
-        guard.guard(rank, options.run_dir)
-    worker = _Worker(rank, options)
+    above = guard.guard(rank, options.run_dir) if options.own_pace and detect(env) else None
+    worker = _Worker(rank, options, above)
     code = worker.run(script, rest)
     worker.leave(code)
 
@@ -50,9 +50,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 class _Worker:
     """What a worker holds for its whole life."""
 
-    def __init__(self, rank: int, options: settings.Options) -> None:
+    def __init__(self, rank: int, options: settings.Options, above: guard.Guard | None = None) -> None:
         self.rank = rank
         self._options = options
+        self._above = above
+        self._pid = os.getpid()
         self._control = os.dup(2)
         self._launched = detect(settings.environment()) is not None  # else there is nobody to tell anything
         self._tees: list[subprocess.Popen[bytes]] = []
@@ -65,13 +67,15 @@ class _Worker:
         try:
             if self._launched:
                 events.started(self._control, self.rank)
+                os._exit = self._left
             if self._join() == "server":
                 _serve(script, self._options.run_dir)
+                self._say_finished()
                 return 0
             code = self._script_code(script, arguments)
-            if code == 0:
+            if code == 0 and not self._forked():
                 self._finish()
-                self._tell("finished")
+                self._say_finished()
             return code
         except KeyboardInterrupt:
             self._tell("interrupted")
@@ -112,6 +116,10 @@ class _Worker:
         importlib.import_module("syrtos.dialects").install()
         return "worker"
 
+    def _forked(self) -> bool:
+        """Whether this is a child that the script has made by `os.fork`, and that has come out of the script too."""
+        return os.getpid() != self._pid
+
     def _finish(self) -> None:
         """A worker that ends while others still exchange is out of step."""
         from syrtos.comm import world
@@ -123,6 +131,12 @@ class _Worker:
         if not self._options.own_pace:
             session.comm.agree("end of the script")
 
+    def _say_finished(self) -> None:
+        """Nothing else counts as an end: a library may end the process with exit code 0."""
+        if self._above is not None:
+            self._above.finished()
+        self._tell("finished")
+
     # -- reporting -----------------------------------------------------------------------------
 
     def _exited(self, end: SystemExit) -> int:
@@ -133,7 +147,18 @@ class _Worker:
             self._report_failure(f"The script ended with exit code {code} (sys.exit({end.code!r})).", code)
         return code
 
+    def _left(self, status: int) -> NoReturn:
+        """`os._exit` as scripts call it: at once, but not without a word. Where it was called is in the log."""
+        if not self._forked():
+            faulthandler.dump_traceback(2, all_threads=False)
+            self._tell("left", code=status)
+            events.drain(self._control)
+        _exit(status)
+
     def _failed(self, error: BaseException) -> int:
+        if self._forked():
+            traceback.print_exception(error)
+            return 1
         cause = _cause(error)
         text = "".join(traceback.format_exception(cause.with_traceback(_in_script(cause.__traceback__))))
         self._log(text)
@@ -142,6 +167,8 @@ class _Worker:
 
     def _report_failure(self, text: str, code: int) -> None:
         """By event, and in a file for the case that the event is lost when everything ends at once."""
+        if self._forked():
+            return
         self._tell("failed", text=text, code=code)
         if self._log_path is not None:
             facts = {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": code, "time": time.time()}
@@ -149,7 +176,7 @@ class _Worker:
 
     def _stalled(self, text: str) -> None:
         self._tell("stalled", text=text)
-        faulthandler.dump_traceback(all_threads=True)
+        faulthandler.dump_traceback(2, all_threads=True)
 
     def _log(self, text: str) -> None:
         """Into the log alone: the launcher prints what the first failing worker told it."""
@@ -163,7 +190,7 @@ class _Worker:
             log.write(text)
 
     def _tell(self, kind: str, **facts: object) -> None:
-        if self._launched:
+        if self._launched and not self._forked():
             events.send(self._control, kind, self.rank, **facts)
 
     def _log_to(self, path: Path) -> None:
@@ -197,6 +224,9 @@ class _Worker:
         """Ends this worker; after a failure, the whole run."""
         from syrtos.comm import world
 
+        if self._forked():
+            sys.stdout.flush()
+            _exit(code)
         if world.joined():
             world.current().ledger.close()
         sys.stdout.flush()
@@ -204,7 +234,7 @@ class _Worker:
         self._close_tees()
         events.drain(self._control)
         if self._options.own_pace and self._launched and (code == 0 or self.rank > 0):
-            os._exit(code)  # MPI would wait for those who have died
+            _exit(code)  # MPI would wait for those who have died
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
 

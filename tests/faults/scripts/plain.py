@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -39,11 +40,28 @@ def leave_with_words() -> None:
     time.sleep(60)
 
 
-def vanish() -> None:
-    """Only rank 1 ends, and says nothing."""
-    if RANK == 1:
-        os._exit(3)
-    time.sleep(60)
+def end_by(call: Callable[[], object]) -> Callable[[], None]:
+    """Only rank 1 ends, once both have begun, and says nothing."""
+
+    def role() -> None:
+        note("begun")
+        while not all(Path(f"begun-{rank}").exists() for rank in range(2)):
+            time.sleep(0.01)
+        if RANK == 1:
+            call()
+        time.sleep(60)
+
+    return role
+
+
+def fork() -> None:
+    """A child of rank 1 leaves the script while rank 1 goes on, and fails."""
+    if RANK == 1 and os.fork() > 0:
+        os.wait()
+        note("waited")
+        sys.exit(5)
+    if RANK == 0:
+        time.sleep(60)
 
 
 def sleep() -> None:
@@ -77,7 +95,15 @@ def ignore() -> None:
 
 
 ROLES: dict[str, Callable[[], None]] = {
-    role.__name__: role for role in (fail, leave_with_3, leave_with_words, vanish, sleep, obey, ignore)
+    role.__name__: role for role in (fail, leave_with_3, leave_with_words, fork, sleep, obey, ignore)
+} | {
+    "vanish": end_by(lambda: os._exit(3)),
+    "vanish_with_0": end_by(lambda: os._exit(0)),
+    "exit_in_a_library": end_by(lambda: ctypes.CDLL(None)._exit(0)),
+    "abort": end_by(os.abort),
+    "segfault": end_by(lambda: ctypes.string_at(0)),
+    "terminate": end_by(lambda: os.kill(os.getpid(), signal.SIGTERM)),
+    "interrupt": end_by(lambda: os.kill(os.getpid(), signal.SIGINT)),
 }
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from syrtos.cli.summary import print_failure, print_summary
-from syrtos.launch.supervise import Outcome
+from syrtos.cli.failure import print_failure
+from syrtos.cli.summary import print_summary
+from syrtos.launch.outcome import End, Outcome
 from syrtos.observe.ledger import ledger_path
 
 WORKERS: dict[int, dict[str, Any]] = {0: {"host": "a", "pid": 10}, 1: {"host": "b", "pid": 101}}
@@ -56,7 +57,7 @@ def test_a_loop_of_the_scripts_own_has_a_rate_of_steps(tmp_path: Path, capsys: p
 
 def test_a_run_that_failed_shows_what_was_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path, 0, waited=0.0)
-    screen = failure_screen(Outcome(137, [], WORKERS, vanished=0), capsys, tmp_path)
+    screen = failure_screen(Outcome(End.CRASHED, 137, 0, -9, workers=WORKERS), capsys, tmp_path)
     assert screen.index("1,500 (median") < screen.index("rank 0 on a ended first")
 
 
@@ -67,7 +68,7 @@ def test_without_training_only_the_folder_is_named(tmp_path: Path, capsys: pytes
 
 def test_the_first_failure_is_shown_with_its_log(capsys: pytest.CaptureFixture[str]) -> None:
     failures = [{"rank": 1, "host": "b", "text": "ValueError: x\n"}, {"rank": 0, "host": "a", "text": "later"}]
-    screen = failure_screen(Outcome(1, failures, WORKERS), capsys)
+    screen = failure_screen(Outcome(End.FAILED, 1, failures=failures, workers=WORKERS), capsys)
     assert "rank 1 on b failed first:\n\nValueError: x\n" in screen
     assert "/runs/1/logs/rank-1.log" in screen
     assert "later" not in screen
@@ -84,7 +85,7 @@ def test_failures_whose_events_were_lost_are_read_from_files(
 ) -> None:
     leave_failure(tmp_path, 0, time=20.0)
     leave_failure(tmp_path, 1, time=10.0)
-    screen = failure_screen(Outcome(1, [], WORKERS), capsys, tmp_path)
+    screen = failure_screen(Outcome(End.LOST, 1, workers=WORKERS), capsys, tmp_path)
     assert "rank 1 on b failed first:\n\nValueError: by rank 1\n" in screen
     assert f"{tmp_path}/logs/rank-1.log" in screen
     assert "by rank 0" not in screen
@@ -93,40 +94,51 @@ def test_failures_whose_events_were_lost_are_read_from_files(
 def test_what_the_launcher_heard_goes_before_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     leave_failure(tmp_path, 0, time=10.0)
     heard = [{"rank": 1, "host": "b", "text": "OSError: heard"}]
-    screen = failure_screen(Outcome(1, heard, WORKERS), capsys, tmp_path)
+    screen = failure_screen(Outcome(End.FAILED, 1, failures=heard, workers=WORKERS), capsys, tmp_path)
     assert "rank 1 on b failed first:\n\nOSError: heard\n" in screen
     assert "by rank 0" not in screen
 
 
-@pytest.mark.parametrize("code", [130, 143])
-def test_a_stopped_run_is_no_failure_of_a_worker(capsys: pytest.CaptureFixture[str], code: int) -> None:
-    screen = failure_screen(Outcome(code, [{"rank": 0, "text": "KeyboardInterrupt"}], WORKERS), capsys)
-    assert screen == "\nsyrtos: stopped by a signal. Run directory: /runs/1\n"
+@pytest.mark.parametrize(("code", "name"), [(130, "SIGINT (signal 2)"), (143, "SIGTERM (signal 15)")])
+def test_a_stopped_run_is_no_failure_of_a_worker(capsys: pytest.CaptureFixture[str], code: int, name: str) -> None:
+    failures = [{"rank": 0, "text": "KeyboardInterrupt"}]
+    screen = failure_screen(Outcome(End.STOPPED, code, failures=failures, workers=WORKERS), capsys)
+    assert screen == f"\nsyrtos: stopped by {name}. Run directory: /runs/1\n"
 
 
 def test_a_killed_worker_is_named_by_its_process(capsys: pytest.CaptureFixture[str]) -> None:
-    noise = ["= BAD TERMINATION", "=   PID 101 RUNNING AT b", "=   EXIT CODE: 9"]
-    screen = failure_screen(Outcome(137, [], WORKERS, noise), capsys)
-    assert "rank 1 on b ended first (process 101, exit code 137) and could not say why: it was killed" in screen
+    screen = failure_screen(Outcome(End.CRASHED, 137, 1, -9, workers=WORKERS), capsys)
+    assert "rank 1 on b ended first: its process (number 101) was ended by SIGKILL (signal 9)." in screen
     assert "out of memory" in screen
     assert "/runs/1/logs/rank-1.log" in screen
 
 
-def test_a_worker_that_vanished_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = failure_screen(Outcome(3, [], WORKERS, vanished=0), capsys)
-    assert "rank 0 on a ended first (process 10, exit code 3) and could not say why" in screen
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_worker_that_vanished_is_named(capsys: pytest.CaptureFixture[str], code: int) -> None:
+    outcome = Outcome(End.LOST, code or 1, 0, code, unfinished=(0, 1), workers=WORKERS)
+    screen = failure_screen(outcome, capsys)
+    assert f"rank 0 on a ended first: its process (number 10) ended with exit code {code} before its script" in screen
     assert "os._exit" in screen
     assert "/runs/1/logs/rank-0.log" in screen
 
 
-def test_a_worker_that_ended_silently_points_at_the_logs(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = failure_screen(Outcome(3, [], WORKERS), capsys)
-    assert "ended with exit code 3 before it could say why" in screen
-    assert "/runs/1/logs" in screen
+def test_a_failed_check_of_a_library_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    check = "F0000 00:00:1 1 tensor.cc:1] Check failed: dtype() == expected_dtype (1 vs. 3)"
+    (tmp_path / "logs" / "rank-1.log").write_text(f"Epoch 1\n{check}\nFatal Python error: Aborted\n\nmore\n")
+    screen = failure_screen(Outcome(End.CRASHED, 134, 1, -6, workers=WORKERS), capsys, tmp_path)
+    assert f"SIGABRT (signal 6).\n  {check}\n  Fatal Python error: Aborted\nIts output is in" in screen
+    assert "out of memory" not in screen
+
+
+def test_workers_that_ended_silently_are_all_named(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = failure_screen(Outcome(End.LOST, 1, None, 0, unfinished=(0, 1), workers=WORKERS), capsys)
+    assert "one of the ranks 0, 1 ended with exit code 0 before its script" in screen
+    assert "/runs/1/logs\n" in screen
 
 
 def test_workers_that_never_started_show_what_the_launcher_said(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = failure_screen(Outcome(255, noise=["=====", "[mpiexec@a] unreachable"]), capsys)
+    screen = failure_screen(Outcome(End.NOT_STARTED, 255, noise=["=====", "[mpiexec@a] unreachable"]), capsys)
     assert "could not be started" in screen
     assert "\n  [mpiexec@a] unreachable\n" in screen
     assert "=====" not in screen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import threading
 import time
 from typing import Any
@@ -62,6 +63,22 @@ def test_an_event_is_sent_whole() -> None:
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         assert events.parse(stream.read()) == {"kind": "stalled", "rank": 3, "text": "line one\nline two\x1e"}
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "\u8a13" * 2000, "\U0001f40b" * 1500, "\x00" * 3000, "x" * 3900])
+def test_a_line_is_never_longer_than_a_pipe_takes_at_once(text: str) -> None:
+    reader, writer = os.pipe()
+    events.send(writer, "failed", 3, text=text, host="here", code=1)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        data = stream.read()
+    event = events.parse(data)
+    assert event is not None
+    assert select.PIPE_BUF * 0.9 < len(data) <= select.PIPE_BUF
+    assert (event["rank"], event["host"], event["code"]) == (3, "here", 1)
+    start, _, end = event["text"].partition("\n...\n")
+    assert text.startswith(start)
+    assert text.endswith(end)
 
 
 def test_draining_waits_until_all_has_been_read() -> None:

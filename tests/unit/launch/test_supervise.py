@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Plan
-from syrtos.launch.supervise import Outcome, supervise
+from syrtos.launch.supervise import supervise
 
 PRELUDE = """
 import os, signal, sys, time
@@ -25,8 +26,8 @@ def signal_launcher(number=signal.SIGTERM): os.kill(os.getppid(), number)
 """
 
 
-def run(code: str, grace: float = 5.0, **variables: str) -> Outcome:
-    return supervise(Plan((sys.executable, "-c", PRELUDE + code), variables), os.environ, grace)
+def run(code: str, grace: float = 5.0, processes: int = 0, **variables: str) -> Outcome:
+    return supervise(Plan((sys.executable, "-c", PRELUDE + code), variables, processes), os.environ, grace)
 
 
 @pytest.fixture(autouse=True)
@@ -209,25 +210,54 @@ started(0, orphan.pid)
     assert not runs(pid)
 
 
-def test_the_first_worker_that_is_gone_is_known() -> None:
-    outcome = run("""
+THREE_WORKERS = """
 import subprocess
-def worker(seconds):
-    return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
-for rank, process in enumerate([worker(20), worker(0.5), worker(20)]):
+def worker(rank, code):
+    process = subprocess.Popen([sys.executable, "-c", f"input(); import os; {code}"], stdin=subprocess.PIPE)
     started(rank, process.pid)
-time.sleep(1.5)
-""")
-    assert outcome.vanished == 1
+    return process
+def let(process): process.communicate(b"go")
+"""
 
 
-def test_nobody_is_gone_while_all_run_and_other_hosts_are_not_seen() -> None:
-    outcome = run("""
-started(0, os.getpid())
-started(1, 2**22 + 1, "far-away")
-time.sleep(0.3)
-""")
-    assert outcome.vanished is None
+def test_the_first_worker_that_is_gone_is_known() -> None:
+    outcome = run(
+        THREE_WORKERS
+        + """
+first, second, third = [worker(rank, "os._exit(0)") for rank in range(3)]
+time.sleep(0.5)  # all are seen
+let(second)
+time.sleep(0.2)
+let(first), let(third)
+""",
+        processes=3,
+    )
+    assert (outcome.end, outcome.rank, outcome.code) == (End.LOST, 1, 1)
+
+
+def test_workers_that_have_finished_are_not_the_ones_that_are_gone() -> None:
+    outcome = run(
+        THREE_WORKERS
+        + """
+workers = [worker(rank, "os._exit(0)") for rank in range(3)]
+for rank in (0, 2):
+    send(2, "finished", rank)
+    let(workers[rank])
+time.sleep(0.5)
+let(workers[1])
+""",
+        processes=3,
+    )
+    assert (outcome.end, outcome.rank, outcome.unfinished) == (End.LOST, 1, (1,))
+
+
+def test_other_hosts_are_not_seen() -> None:
+    outcome = run("started(0, os.getpid()); started(1, 2**22 + 1, 'far-away'); time.sleep(0.3)", processes=2)
+    assert (outcome.end, outcome.rank, outcome.unfinished) == (End.LOST, None, (0, 1))
+
+
+def test_it_is_a_success_when_all_have_said_so() -> None:
+    assert run("started(0, os.getpid()); send(2, 'finished', 0)", processes=1).end is End.FINISHED
 
 
 def test_a_process_that_is_no_worker_any_more_is_left_alone() -> None:

@@ -1,0 +1,81 @@
+"""The screen at the end of a run that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from syrtos.cli.summary import print_table
+from syrtos.launch.outcome import End, Outcome, signal_name
+
+_LAST_WORDS = 3
+_WORDS_OF_A_CRASH = re.compile(
+    r"^F\d{4} |Check failed|^terminate called|^  what\(\): |^Fatal Python error|^(free|malloc|double free|corrupted)\b.*[(:]"
+)
+
+
+def print_failure(outcome: Outcome, run_dir: Path) -> None:
+    """Shows what was recorded, which worker failed first, why, and where to read more."""
+    print_table(Console(stderr=True, highlight=False), run_dir)
+    reported = outcome.failures or _reported(run_dir)
+    if outcome.end is End.STOPPED:
+        _say(f"stopped by {signal_name(outcome.code - 128)}. Run directory: {run_dir}")
+    elif reported:
+        _print_worker(reported[0], run_dir)
+    elif outcome.end is End.NOT_STARTED:
+        _print_launcher(outcome)
+    else:
+        _print_ended(outcome, run_dir)
+
+
+def _reported(run_dir: Path) -> list[dict[str, Any]]:
+    """The failures that workers left in files, first one first."""
+    found = []
+    for path in run_dir.glob("logs/rank-*.failure"):
+        with contextlib.suppress(ValueError):  # of a worker that was killed while it wrote
+            found.append(json.loads(path.read_text()))
+    return sorted(found, key=lambda failure: failure["time"])
+
+
+def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
+    rank = failure["rank"]
+    _say(
+        f"rank {rank} on {failure.get('host', 'an unknown host')} failed first:\n\n{failure['text'].rstrip()}\n\n"
+        f"Its output is in {run_dir / 'logs' / f'rank-{rank}.log'}"
+    )
+
+
+def _print_ended(outcome: Outcome, run_dir: Path) -> None:
+    """No worker could report why it ended: say how."""
+    killed = outcome.status == -signal.SIGKILL
+    memory = " If nobody sent that signal, the host ran out of memory: look at `dmesg`, and use fewer workers or a smaller batch."
+    log = run_dir / "logs" if outcome.rank is None else run_dir / "logs" / f"rank-{outcome.rank}.log"
+    lines = [f"{outcome}{memory if killed else ''}", *_last_words(log), f"Its output is in {log}"]
+    _say("\n".join(lines))
+
+
+def _last_words(log: Path) -> list[str]:
+    """What libraries print before they end a process: TensorFlow's failed checks, C++'s uncaught exceptions, the allocator."""
+    if not log.is_file():
+        return []
+    lines = log.read_text(errors="replace").splitlines()
+    return [f"  {line}" for line in lines if _WORDS_OF_A_CRASH.search(line)][-_LAST_WORDS:]
+
+
+def _print_launcher(outcome: Outcome) -> None:
+    said = "\n".join(f"  {line}" for line in outcome.noise if line.strip("= "))
+    _say(
+        f"the workers could not be started or ended unexpectedly (exit code {outcome.code}).\n{said}\n"
+        "With --hosts: each must be reachable by `ssh NAME true` without a password, and have this environment at the same path."
+    )
+
+
+def _say(text: str) -> None:
+    print(f"\nsyrtos: {text}", file=sys.stderr)
