@@ -358,6 +358,49 @@ def batches_of_one() -> tuple[Any, Logs]:
     return fit(model, *data(60), batch_size=1, epochs=1)
 
 
+@keras3
+def batches_of_one_with_a_static_size() -> tuple[Any, Logs]:
+    """Models that are built from the shapes of a batch know its size."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.layers.Input(batch_shape=(1, 12)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+    return fit(
+        model,
+        tf.data.Dataset.from_tensor_slices(data(60)).batch(1, drop_remainder=True),
+        epochs=1,
+        batch_size=None,
+        shuffle=None,
+    )
+
+
+@keras3
+def words_without_unknown_ones() -> tuple[Any, Logs]:
+    """A layer that refuses "" and zeros, and a last batch that is too small for all workers."""
+    keras.utils.set_random_seed(3)
+    words = np.array([["a", "b", "c"][k % 3] for k in range(61)])
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b", "c"], num_oov_indices=0)
+    word = keras.layers.Input((), dtype="string")
+    value = keras.layers.Dense(1)(keras.layers.Embedding(3, 4)(lookup(word)))
+    model = keras.Model(word, value)
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    batches = tf.data.Dataset.from_tensor_slices((words, data(61)[1])).batch(4)
+    model, logs = fit(model, batches, batch_size=None, shuffle=None)
+    return model, logs | {
+        "evaluated": model.evaluate(batches, verbose=0),
+        "predicted": model.predict(batches, verbose=0),
+    }
+
+
+@keras3
+def sparse_batches() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    x, y = data(61)
+    sparse = tf.sparse.from_dense(np.where(x > 0.5, x, 0))
+    model = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    return fit(model, tf.data.Dataset.from_tensor_slices((sparse, y)).batch(4), batch_size=None, shuffle=None)
+
+
 @case
 def class_weight() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(3)

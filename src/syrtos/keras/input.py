@@ -10,7 +10,7 @@ import contextlib
 import functools
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -29,20 +29,63 @@ _COMPARED_BYTES = 1 << 16
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
+class Share(NamedTuple):
+    """A worker's part of a batch, as the steps of `fit`, `evaluate` and `predict` take it.
+
+    Attributes:
+        count: this worker's rows, int64 scalar.
+        data: the rows. Where ``count`` is 0 they are one row of the batch (or of an earlier one) that does not count: layers that refuse an
+            empty batch, zeros or "" (a lookup without unknown words) meet data of the script's own.
+    """
+
+    count: tf.Tensor
+    data: Any
+
+
 def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     """This worker's contiguous share of each batch of ``dataset``; possibly no rows.
 
     All workers read the same batches. Every few batches they compare a checksum: data that was shuffled with unequal seeds
-    would train on some samples twice and on others never.
+    would train on some samples twice and on others never. For steps of Keras `private.counted` gives the same as `Share`.
     """
 
     @_as_it_is
-    def take(index: tf.Tensor, data: Any) -> Any:
+    def take(index: tf.Tensor, data: Any) -> Share:
         checked = _compared(index, data, comm)
         with tf.control_dependencies([checked]):
-            return tf.nest.map_structure(lambda leaf: rows(leaf, comm.rank, comm.size), data)
+            return _share(data, comm)
 
-    return _unhurried(dataset.enumerate().map(take))
+    return _plain(_unhurried(dataset.enumerate().map(take)))
+
+
+def _share(data: Any, comm: Communicator) -> Share:
+    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+    count = _length_of_share(count_rows(leaves[0]), comm) if leaves else tf.constant(1, tf.int64)
+    return Share(count, tf.nest.map_structure(lambda leaf: rows(leaf, comm.rank, comm.size, at_least_one=True), data))
+
+
+def _length_of_share(total: Any, comm: Communicator) -> tf.Tensor:
+    start, stop = share_of(tf.cast(total, tf.int64), comm.rank, comm.size)
+    return stop - start
+
+
+def _plain(shares: tf.data.Dataset) -> tf.data.Dataset:
+    """The rows alone, for loops of the script's own."""
+
+    @_as_it_is
+    def strip(share: Share) -> Any:
+        # tf.data runs maps without side effects in parallel, ahead of the step. Reading the clock is a side effect.
+        with tf.control_dependencies([tf.timestamp()]):
+            return tf.nest.map_structure(lambda leaf: _same(_none_if(share.count, leaf)), share.data)
+
+    return private.with_counts(_unhurried(shares.map(strip)), shares)
+
+
+def _none_if(count: tf.Tensor, leaf: Any) -> Any:
+    """The leaf, without rows where the share has none."""
+    if not has_rows(leaf) or (leaf.shape.rank and leaf.shape[0]):  # a static share is never empty
+        return leaf
+    return first_rows(leaf, tf.where(count > 0, tf.cast(count_rows(leaf), tf.int64), 0))
 
 
 def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset | None:
@@ -59,23 +102,23 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     @_as_it_is
     def take(index: tf.Tensor, *group: Any) -> Any:
         raw = group if spread else group[0]
-        mine = tf.nest.map_structure(lambda leaf: rows(leaf, comm.rank, comm.size), raw)
-        return index, _sum_of(index, raw), _mapped(found.maps, mine)
+        share = _share(raw, comm)
+        return index, _sum_of(index, raw), share.count, _mapped(found.maps, share.data)
 
     @_as_it_is
-    def checked(index: tf.Tensor, checksum: tf.Tensor, data: Any) -> Any:
+    def checked(index: tf.Tensor, checksum: tf.Tensor, count: tf.Tensor, data: Any) -> Share:
         with tf.control_dependencies([_compared_sums(index, checksum, comm)]):
-            return tf.nest.map_structure(_same, data)
+            return Share(tf.identity(count), tf.nest.map_structure(_same, data))
 
     groups = found.raw.batch(found.batch_size, found.drop_remainder).repeat(found.repeat).enumerate()
     flat = groups.map(_as_it_is(lambda index, group: (index, *(group if spread else (group,)))))
     mapped = flat.map(take, tf.data.AUTOTUNE, deterministic=True)
     ahead = mapped if found.prefetch is None else mapped.prefetch(found.prefetch)
-    return _unhurried(ahead.map(checked))
+    return _plain(_unhurried(ahead.map(checked)))
 
 
 def _mapped(maps: list[Any], mine: Any) -> Any:
-    """The records of one batch, mapped in parallel; possibly none."""
+    """The records of one share, at least one, mapped in parallel."""
     dataset = tf.data.Dataset.from_tensor_slices(mine)
     for function in maps:
         spread = isinstance(dataset.element_spec, tuple)
@@ -83,9 +126,7 @@ def _mapped(maps: list[Any], mine: Any) -> Any:
             _as_it_is(functools.partial(_called, function, spread)), tf.data.AUTOTUNE, deterministic=True
         )
     count = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
-    batch = dataset.batch(tf.maximum(count, 1))
-    empty = tf.data.Dataset.from_tensors(tf.nest.map_structure(_nothing_like, batch.element_spec))
-    return batch.concatenate(empty).take(1).get_single_element()
+    return dataset.batch(count).get_single_element()
 
 
 def _called(function: Any, spread: bool, *parts: Any) -> Any:
@@ -156,17 +197,24 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
         return tf.ensure_shape(left, [])
 
     @_as_it_is
-    def without_flag(_flag: tf.Tensor, data: Any) -> Any:
-        # tf.data runs maps without side effects in parallel, ahead of the step: workers would vote on batches that one of them
-        # never takes. Reading the clock is a side effect.
-        with tf.control_dependencies([tf.timestamp()]):
-            return tf.nest.map_structure(_same, data)
+    def keeping_a_row(row: Any, element: Any) -> tuple[Any, Share]:
+        flag, data = element
+        count = tf.cast(flag > 0, tf.int64) * tf.cast(count_rows(tf.nest.flatten(data)[0]), tf.int64)
+        filled = tf.cond(count > 0, lambda: data, lambda: row)
+        row = tf.nest.map_structure(lambda leaf: leaf[:1], filled)
+        return row, Share(count, filled)
 
     empty = tf.nest.map_structure(_without_rows, dataset.element_spec)
+    row = tf.nest.map_structure(_row_like, dataset.element_spec)
     spread = isinstance(dataset.element_spec, tuple)  # then `map` gives each part as an argument
     own = dataset.map(_as_it_is(lambda *data: (1.0, data if spread else data[0])))
     idle = tf.data.Dataset.from_tensors((0.0, empty)).repeat()
-    return _unhurried(own.concatenate(idle).take_while(anyone_left).map(without_flag))
+    voted = own.concatenate(idle).take_while(anyone_left)
+    return _plain(_unhurried(voted.scan(row, keeping_a_row)))
+
+
+def _row_like(spec: Any) -> Any:
+    return tf.zeros([1, *(n or 1 for n in spec.shape[1:])], spec.dtype)
 
 
 def _same(leaf: Any) -> Any:
@@ -179,20 +227,56 @@ def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def rows(leaf: Any, rank: int, size: int) -> Any:
-    """The share of a tensor's rows that is ``rank``'s; what has no rows is passed on."""
-    if isinstance(leaf, tf.SparseTensor):
-        start, stop = share_of(leaf.dense_shape[0], rank, size)
-        begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], axis=0)
-        count = tf.concat([[stop - start], leaf.dense_shape[1:]], axis=0)
-        return tf.sparse.slice(leaf, begin, count)
-    if isinstance(leaf, tf.RaggedTensor):
-        start, stop = share_of(leaf.nrows(), rank, size)
-        return leaf[start:stop]
-    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
+def rows(leaf: Any, rank: int, size: int, at_least_one: bool = False) -> Any:
+    """The share of a tensor's rows that is ``rank``'s; what has no rows is passed on.
+
+    A share's number of rows is static only where all workers' are equal: models are built from it.
+
+    Args:
+        leaf: a dense, sparse or ragged tensor.
+        rank: of the worker.
+        size: the number of workers.
+        at_least_one: a share without rows gets the first row of all.
+    """
+    if not has_rows(leaf):
         return leaf
-    start, stop = share_of((leaf.shape.rank and leaf.shape[0]) or tf.shape(leaf, tf.int64)[0], rank, size)
-    return leaf[start:stop]
+    static = leaf.shape[0] if leaf.shape.rank else None
+    if static and static % size == 0:
+        start, stop = share_of(static, rank, size)
+    else:
+        # behind a placeholder: TensorFlow would find out this worker's number, and make it part of the share's shape
+        total = tf.compat.v1.placeholder_with_default(tf.cast(count_rows(leaf), tf.int64), [])
+        start, stop = share_of(total, rank, size)
+        if at_least_one:
+            empty = tf.equal(start, stop)
+            start, stop = tf.where(empty, tf.zeros_like(start), start), tf.where(empty, tf.minimum(total, 1), stop)
+    return _between(leaf, start, stop)
+
+
+def first_rows(leaf: Any, count: tf.Tensor) -> Any:
+    """The first ``count`` rows, an int64 scalar."""
+    return _between(leaf, tf.constant(0, tf.int64), count)
+
+
+def _between(leaf: Any, start: Any, stop: Any) -> Any:
+    if not isinstance(leaf, tf.SparseTensor):
+        return leaf[start:stop]
+    rest = leaf.dense_shape[1:]
+    part = tf.sparse.slice(leaf, tf.concat([[start], tf.zeros_like(rest)], 0), tf.concat([[stop - start], rest], 0))
+    part.set_shape([None, *leaf.shape[1:]])  # slicing forgets it, and layers are built from it
+    return part
+
+
+def has_rows(leaf: Any) -> bool:
+    """Whether the first dimension of a leaf of a batch counts samples."""
+    return isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) and leaf.shape.rank != 0
+
+
+def count_rows(leaf: Any) -> tf.Tensor:
+    """The number of rows of a dense, sparse or ragged tensor."""
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0]
 
 
 def _without_rows(spec: Any) -> Any:

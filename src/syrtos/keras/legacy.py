@@ -19,7 +19,7 @@ from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import files, fitting, gradients, interrupts, timing
+from syrtos.keras import files, fitting, gradients, interrupts, private, timing
 from syrtos.keras import replacing as common
 from syrtos.keras.replacing import Method, replace
 from syrtos.keras.step import StepScope, current_step
@@ -168,6 +168,7 @@ def _shared_step(session: world.Session, step: Method, name: str) -> Method:
 def _data_handler(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        self._dataset = private.counted(self._dataset)
         dataset = args[0] if args else kwargs.get("x")
         self._inferred_steps = fitting.agree_on_length(self._inferred_steps, dataset)
 

@@ -32,6 +32,7 @@ from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
 from syrtos.keras import files, fitting, gradients, interrupts, pace, private, resume, served, timing
 from syrtos.keras import replacing as common
+from syrtos.keras.input import Share
 from syrtos.keras.planned import PlannedDataset, Stream
 from syrtos.keras.replacing import Method, replace
 from syrtos.keras.step import StepScope, current_step, training_now
@@ -213,6 +214,7 @@ def _make_predict_function(original: Method) -> Method:
 def _build_from_spec(original: Method) -> Method:
     def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
+        batch = batch.data if isinstance(batch, Share) else batch
         # A model that can't be built from shapes alone is built by its first step, as in one process.
         with contextlib.suppress(Exception):
             self._symbolic_build(data_batch=batch)
@@ -249,6 +251,7 @@ def _epoch_iterator(original: Method) -> Method:
         if isinstance(kwargs.get("x"), PlannedDataset):
             kwargs["shuffle"] = False  # it has an order of its own
         original(self, *args, **kwargs)
+        self._distributed_dataset = private.counted(self._distributed_dataset)
         fitting.about_to_use(self)
         if pace.deals():
             fitting.check_dealt(self.data_adapter)

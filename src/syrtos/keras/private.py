@@ -55,6 +55,7 @@ _default_strategy: tf.distribute.Strategy | None = None
 _TOKEN = "_syrtos_token"
 _SEEN = "_syrtos_seen"
 _SHARED = "_syrtos_shared"
+_COUNTED = "_syrtos_counted"
 # Bodies of tf.cond and tf.while_loop: they may use tensors of the graph around them, functions may not.
 _INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 # Ops whose bodies may hold exchanges.
@@ -234,6 +235,17 @@ def shared_out(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def is_shared_out(dataset: Any) -> bool:
     """Whether `shared_out` has noted it."""
     return getattr(dataset, _SHARED, False)
+
+
+def with_counts(dataset: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Dataset:
+    """Notes the pipeline that gives the same batches with the number of this worker's rows."""
+    setattr(dataset, _COUNTED, shares)
+    return dataset
+
+
+def counted(dataset: Any) -> Any:
+    """What `with_counts` has noted, or the data set itself."""
+    return getattr(dataset, _COUNTED, dataset)
 
 
 def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:

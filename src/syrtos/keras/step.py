@@ -24,6 +24,7 @@ from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras import private
 from syrtos.keras.backends import tensorflow as ops
+from syrtos.keras.input import Share, count_rows, has_rows
 from syrtos.keras.timing import clock, computing
 
 _local = threading.local()
@@ -141,7 +142,7 @@ class StepScope(_Watcher):
     Attributes:
         session: the world.
         samples: float32 scalar, samples in this worker's share; 0 if it has none.
-        data: the share; one row of zeros if it has none, so that the model never sees an empty batch.
+        data: the share; one row that does not count if it has none, so that the model never sees an empty batch.
         training: whether random numbers should differ between workers.
         functions: the script's own `tf.function`s, traced for this step.
     """
@@ -150,7 +151,7 @@ class StepScope(_Watcher):
         super().__init__()
         self.session = session
         self.training = training
-        self.samples, self.data = _never_empty(data)
+        self.samples, self.data = _counted(data) if isinstance(data, Share) else _never_empty(data)
         self._ready = _ready_at(self.data)
         if self._graph is not None:
             clock.step_is_traced()
@@ -318,25 +319,19 @@ def _ready_at(data: Any) -> tf.Tensor:
         return tf.stack([private.asked_at(), tf.timestamp()])
 
 
+def _counted(share: Share) -> tuple[tf.Tensor, Any]:
+    return tf.cast(share.count, tf.float32), share.data
+
+
 def _never_empty(data: Any) -> tuple[tf.Tensor, Any]:
-    leaves = [leaf for leaf in tf.nest.flatten(data) if _has_rows(leaf)]
+    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
     if not leaves:
         return tf.constant(1.0), data
     static = leaves[0].shape[0] if leaves[0].shape.rank else None
     if static:
         return tf.constant(float(static)), data
-    count = _count_rows(leaves[0])
+    count = count_rows(leaves[0])
     return tf.cast(count, tf.float32), tf.nest.map_structure(lambda leaf: _padded(leaf, count), data)
-
-
-def _has_rows(leaf: Any) -> bool:
-    return isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) and leaf.shape.rank != 0
-
-
-def _count_rows(leaf: Any) -> tf.Tensor:
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0]
 
 
 def _padded(leaf: Any, count: tf.Tensor) -> Any:

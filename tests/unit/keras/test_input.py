@@ -12,6 +12,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import DataError
+from syrtos.keras import private
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.input import global_batches, worker_batches
 
@@ -59,6 +60,26 @@ def test_shares_in_rank_order_are_the_batch(size: int, drop: bool) -> None:
 def test_a_worker_may_have_no_rows_of_a_small_batch() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(5.0)).batch(4)
     assert [counts(mine) for mine in shares(dataset, 4)] == [[1, 0], [1, 0], [1, 0], [1, 1]]
+
+
+def test_a_share_without_rows_holds_a_row_that_does_not_count() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((np.arange(1, 6), ["a", "b", "c", "d", "e"])).batch(4)
+    for rank, expected in enumerate([(0, 5), (0, 5), (0, 5), (1, 5)]):
+        *_, last = private.counted(global_batches(dataset, OneOf(rank, 4)))
+        assert (int(last.count), int(last.data[0][0]), last.data[1].numpy().tolist()) == (*expected, [b"e"])
+
+
+def test_a_worker_that_has_run_out_holds_a_row_of_its_own() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(1, 6)).batch(2)
+    *_, last, idle = private.counted(worker_batches(dataset, OneOf(0, 2, busy_for(4))))
+    assert (int(last.count), last.data.numpy().tolist()) == (1, [5])
+    assert (int(idle.count), idle.data.numpy().tolist()) == (0, [5])
+
+
+def test_sizes_of_shares_are_static_only_where_they_are_equal() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(8)).batch(4, drop_remainder=True)
+    specs = [global_batches(dataset, OneOf(1, size)).element_spec for size in (2, 3)]
+    assert [spec.shape.as_list() for spec in specs] == [[2], [None]]
 
 
 def test_the_structure_of_elements_is_kept() -> None:
