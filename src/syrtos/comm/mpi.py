@@ -30,6 +30,7 @@ class MPICommunicator(Communicator):
         super().__init__(comm.Get_rank(), comm.Get_size())
         self.comm = comm
         self.watchdog = watchdog or Watchdog()
+        self._unfinished: list[MPI.Request] = []
 
     def split(self, color: int) -> MPICommunicator:
         return type(self)(self.comm.Split(color, self.rank), self.watchdog)
@@ -39,7 +40,13 @@ class MPICommunicator(Communicator):
 
     def wait(self, request: MPI.Request, call: str) -> None:
         """Waits for a request of this communicator under the watchdog."""
-        self.watchdog.wait(request.Test, call, self.rank)
+        try:
+            self.watchdog.wait(request.Test, call, self.rank)
+        except BaseException:
+            self._unfinished.append(
+                request
+            )  # it holds the arrays that MPI may still write to: they must not be used again
+            raise
 
     def sum_in_place(self, array: Array, op: ReduceOp = ReduceOp.SUM) -> None:
         """Reduces a contiguous array over the group, in place."""

@@ -20,8 +20,8 @@ _TAG = "!"
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype of this name, 16-bit floats included."""
-    return np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
+    """The dtype of this name, NumPy's or of ``ml_dtypes`` (``bfloat16``, 8-bit floats)."""
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def to_bytes(value: Any) -> npt.NDArray[np.uint8]:
@@ -61,10 +61,11 @@ def _untagged(found: dict[str, Any]) -> Any:
 
 def _array(value: Any) -> list[Any]:
     value = np.asarray(value)
-    if value.dtype.hasobject or value.dtype.names:
+    own = hasattr(ml_dtypes, value.dtype.name)
+    if value.dtype.hasobject or (value.dtype.kind == "V" and not own):
         raise TypeError("an array of Python objects or records")
     data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    name = value.dtype.name if value.dtype.name == "bfloat16" else value.dtype.str
+    name = value.dtype.name if own else value.dtype.str
     return [name, list(value.shape), base64.b64encode(data.tobytes()).decode()]
 
 

@@ -48,6 +48,11 @@ class Watchdog:
             if self.on_wait:
                 self.on_wait(seconds)
 
+    def tell(self, text: str) -> None:
+        """Tells of a stall; also as ``on_stall`` of another watchdog of this process."""
+        if self.on_stall:
+            self.on_stall(text)
+
     def _sleep_until(self, done: Callable[[], bool], started: float, call: str, rank: int) -> None:
         nap = _NAP
         while not done():
@@ -65,7 +70,6 @@ class Watchdog:
             "Either it hangs, or it runs code the others don't, or the step takes longer than the watchdog allows "
             "(`--timeout SECONDS`). The stack of every rank is in its log."
         )
-        if self.on_stall:
-            self.on_stall(text)
+        self.tell(text)
         print(text, file=sys.stderr, flush=True)
         raise StalledError(text)

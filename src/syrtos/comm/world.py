@@ -211,7 +211,7 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
     return Session(
         world=world,
         comm=communicator_over(comm.Dup(), watchdog),
-        input_comm=communicator_over(comm.Dup(), Watchdog(options.timeout)),
+        input_comm=communicator_over(comm.Dup(), Watchdog(options.timeout, watchdog.tell)),
         options=options,
         ledger=Ledger(),
         watchdog=watchdog,

@@ -62,6 +62,7 @@ class Policy:
         if self._folder == Path(run_dir) / "data":
             return
         self._folder, self._rank = Path(run_dir) / "data", rank
+        _end_line(bad_list(self._folder, rank))
         for bad in self._found.values():
             self._write(bad)
 
@@ -109,6 +110,13 @@ def bad_list(folder: Path, rank: int) -> Path:
     return folder / f"bad-rank-{rank}.jsonl"
 
 
+def _end_line(path: Path) -> None:
+    """A worker that was killed may have left half a line: the next one begins anew."""
+    if path.exists() and not path.read_bytes().endswith(b"\n"):
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n")
+
+
 def left_out(run_dir: Path) -> list[dict[str, Any]]:
     """What the workers of a run have left out, each record once, in order."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
@@ -117,6 +125,6 @@ def left_out(run_dir: Path) -> list[dict[str, Any]]:
             try:
                 facts = json.loads(line)
             except ValueError:  # of a worker that was killed while it wrote
-                break
+                continue
             found[facts["file"], facts["index"]] = facts
     return [found[key] for key in sorted(found)]

@@ -144,4 +144,9 @@ def default() -> Cache:
     """The cache of this host: SYRTOS_CACHE (a folder) and SYRTOS_CACHE_BYTES, or ``~/.cache/syrtos`` with 20 GiB."""
     env = settings.environment()
     folder = Path(env.get("SYRTOS_CACHE") or Path.home() / ".cache" / "syrtos")
-    return Cache(folder, int(env.get("SYRTOS_CACHE_BYTES") or _DEFAULT_BYTES))
+    limit = env.get("SYRTOS_CACHE_BYTES") or str(_DEFAULT_BYTES)
+    if not limit.isdecimal():
+        raise ConfigurationError(
+            f"SYRTOS_CACHE_BYTES must be a whole number of bytes, e.g. {20 << 30}. Received: {limit!r}."
+        )
+    return Cache(folder, int(limit))

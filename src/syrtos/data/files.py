@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import errno
 import functools
 import mmap
@@ -67,7 +68,7 @@ class LocalFile(File):
         try:
             found = _mapped(self._path, self.version)[start:stop]
         except OSError as error:
-            if error.errno in _OF_THIS_HOST:
+            if is_of_this_host(error):
                 raise
             raise DataError(f"{self.name} can't be read: {error.strerror}.") from error
         if len(found) < stop - start:
@@ -88,21 +89,24 @@ class CachedFile(File):
 
     def _find(self) -> None:
         """A file that was made again has another number: as long as the old one is mapped, its number is taken."""
-        self._path = self._made()
-        facts = self._path.stat()
-        self.size, self._number = facts.st_size, str(facts.st_ino)
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # others needed its room at that moment
+                self._path = self._made()
+                facts = self._path.stat()
+                self.size, self._number = facts.st_size, str(facts.st_ino)
+                return
 
     def read(self, start: int, stop: int) -> bytes:
         """See `File.read`."""
-        try:
-            return _mapped(str(self._path), self._number)[start:stop]
-        except FileNotFoundError:
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return _mapped(str(self._path), self._number)[start:stop]
             self._find()
-            return _mapped(str(self._path), self._number)[start:stop]
 
 
-# These say nothing about the file.
-_OF_THIS_HOST = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+def is_of_this_host(error: OSError) -> bool:
+    """Whether an error says nothing about the file that was read: the host lacks memory, descriptors, or room for the cache."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @functools.lru_cache(maxsize=_MAPPED)

@@ -14,11 +14,11 @@ from syrtos.data.files import File
 from syrtos.data.records import Format
 from syrtos.errors import DataError
 
-_NEWLINE, _QUOTE = 10, 34
+_NEWLINE, _RETURN, _QUOTE = 10, 13, 34
 
 
 class Lines(Format):
-    """Lines that are not empty. In CSV a line break inside quotes ends no record.
+    """Lines that are not empty, without their line breaks (LF or CR LF). In CSV a line break inside quotes ends no record.
 
     Args:
         quotes: whether quotes protect line breaks.
@@ -26,13 +26,13 @@ class Lines(Format):
     """
 
     def __init__(self, quotes: bool = False, header: bool = False) -> None:
-        self.name = f"lines 1 quotes={quotes} header={header}"
+        self.name = f"lines 2 quotes={quotes} header={header}"
         self._quotes = quotes
         self._header = header
 
     def scan(self, file: File) -> np.ndarray:
         """See `Format.scan`."""
-        ends, quoted = [], 0
+        ends, returns, quoted, last = [], [], 0, 0
         for begin, window in file.windows():
             text = np.frombuffer(window, np.uint8)
             breaks = text == _NEWLINE
@@ -40,9 +40,13 @@ class Lines(Format):
                 before = quoted + np.cumsum(text == _QUOTE)
                 breaks &= before % 2 == 0
                 quoted = int(before[-1])
-            ends.append(np.flatnonzero(breaks) + begin)
-        stops = np.concatenate([*ends, [file.size]]).astype(np.int64)
-        starts = np.concatenate([[0], stops[:-1] + 1])
+            found = np.flatnonzero(breaks)
+            ends.append(found + begin)
+            returns.append(np.where(found > 0, text[found - 1], last) == _RETURN)
+            last = text[-1]
+        breaks_at = np.concatenate([*ends, [file.size]]).astype(np.int64)
+        starts = np.concatenate([[0], breaks_at[:-1] + 1])
+        stops = breaks_at - np.concatenate([*returns, [False]])
         rows = np.stack([starts, stops - starts, np.zeros_like(starts)], axis=1)[int(self._header) :]
         return rows[rows[:, 1] > 0]
 
@@ -89,8 +93,9 @@ def csv_rows(columns: Sequence[str], numbers: Sequence[bool]) -> Callable[[bytes
 
 
 def are_numbers(lines: Sequence[bytes], columns: Sequence[str]) -> list[bool]:
-    """For each column whether all cells of these lines are numbers or empty, and one is a number."""
-    cells = [row for row in csv.reader([line.decode("utf-8") for line in lines]) if len(row) == len(columns)]
+    """For each column whether all cells of these lines are numbers or empty, and one is a number. Bad lines don't count."""
+    read = csv.reader([line.decode("utf-8", errors="replace") for line in lines])
+    cells = [row for row in read if len(row) == len(columns)]
     return [_all_numbers([row[k] for row in cells]) for k in range(len(columns))]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from syrtos.data.cache import Cache
-from syrtos.data.files import File, LocalFile
+from syrtos.data.files import File, LocalFile, is_of_this_host
 from syrtos.data.plan import Indices
 from syrtos.data.sources import BadRecord, Source, fingerprint_of
 from syrtos.errors import ConfigurationError, DataError
@@ -36,15 +36,25 @@ class Parquet(Source):
         self._cache = cache
         metas = [_footer(file) for file in self._files]
         groups = [(k, g, meta.row_group(g)) for k, meta in enumerate(metas) for g in range(meta.num_row_groups)]
-        missing = set(self._columns or ()) - set(metas[0].schema.to_arrow_schema().names)
-        if missing:
-            raise DataError(
-                f"{self._files[0].name} has no column {sorted(missing)}; there are {metas[0].schema.to_arrow_schema().names}."
-            )
+        self._check_columns(metas)
         self._groups = [(k, g) for k, g, _ in groups]
         self._first = np.concatenate([[0], np.cumsum([rg.num_rows for _, _, rg in groups])]).astype(np.int64)
         self._nbytes = sum(rg.total_byte_size for _, _, rg in groups)
         self._metas = metas
+
+    def _check_columns(self, metas: Sequence[Any]) -> None:
+        schemas = [meta.schema.to_arrow_schema() for meta in metas]
+        for file, schema in zip(self._files, schemas, strict=True):
+            missing = set(self._columns or schemas[0].names) - set(schema.names)
+            if missing:
+                raise DataError(f"{file.name} has no column {sorted(missing)}; there are {schema.names}.")
+            for name in self._columns or schema.names:
+                first = schemas[0].field(name).type if name in schemas[0].names else None
+                if schema.field(name).type != first:
+                    raise DataError(
+                        f"The columns of Parquet files must be the same. {name!r} is {schema.field(name).type} in {file.name}, and "
+                        f"{first or 'missing'} in {self._files[0].name}. Name the columns to read (`columns=`), or write the files again."
+                    )
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -84,6 +94,8 @@ class Parquet(Source):
             try:
                 parts.append(self._table(group).take(indices[mine] - self._first[group]))
             except (DataError, OSError, ValueError) as error:  # pyarrow's errors are of these
+                if isinstance(error, OSError) and is_of_this_host(error):
+                    raise
                 index = int(indices[mine[0]])
                 raise BadRecord(index, *self.place(index), str(error)) from error
             order.append(mine)
@@ -101,15 +113,16 @@ class Parquet(Source):
         """The rows of a row group, mapped from the cache."""
         import pyarrow as pa
 
-        if group not in self._tables:
+        found = self._tables.get(group)
+        if found is None:
             number, inside = self._groups[group]
             file = self._files[number]
             name = f"row group {inside} of {file.name} {file.version} {self._columns}"
             path = self._cache.file("unpacked", name, functools.partial(self._decode, number, inside))
-            self._tables[group] = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            found = self._tables[group] = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             if len(self._tables) > _OPEN_GROUPS:
-                self._tables.pop(next(iter(self._tables)))
-        return self._tables[group]
+                self._tables.pop(next(iter(self._tables)), None)
+        return found
 
     def _decode(self, number: int, group: int, to: Path) -> None:
         import pyarrow as pa

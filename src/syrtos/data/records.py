@@ -14,7 +14,7 @@ import numpy as np
 
 from syrtos.comm.communicator import Communicator
 from syrtos.data.cache import Cache
-from syrtos.data.files import File
+from syrtos.data.files import File, MissingFile
 from syrtos.data.plan import Indices
 from syrtos.data.sources import BadRecord, Source, fingerprint_of
 from syrtos.errors import DataError
@@ -185,11 +185,18 @@ class _Elsewhere(File):
 def _together(files: Sequence[File], comm: Communicator | None) -> tuple[list[File], list[list[int]] | None]:
     """The files that any worker sees, and which ranks see each; None if all see all."""
     mine = {(file.name, file.size): file for file in files if file.version != "missing"}
-    everyone = comm.allgather_object([[name, size] for name, size in mine]) if comm else []
-    seen = [{(name, size) for name, size in theirs} for theirs in everyone]
+    lacking = [file.name for file in files if file.version == "missing"]
+    everyone = comm.allgather_object({"seen": [*mine], "lacking": lacking}) if comm else []
+    seen: list[set[tuple[str, int]]] = [{*theirs["seen"]} for theirs in everyone]
     if all(theirs == seen[0] for theirs in seen):
         return [*files], None
-    union = sorted(set().union(*seen))
+    # a file that no worker sees is one bad record on all of them
+    nowhere = {name for theirs in everyone for name in theirs["lacking"]} - {
+        name for theirs in seen for name, _ in theirs
+    }
+    seen = [theirs | {(name, 0) for name in nowhere} for theirs in seen]
+    mine |= {(name, 0): MissingFile(name) for name in nowhere}
+    union = sorted({key for theirs in seen for key in theirs})
     twice = {name for (name, _), (other, _) in itertools.pairwise(union) if name == other}
     if twice:
         raise DataError(f"{sorted(twice)[0]} has another size on some workers: copies must be equal. Copy it again.")

@@ -25,6 +25,7 @@ from syrtos.errors import ConfigurationError, DataError, OutOfReachError
 
 # Small enough for few bytes to be read in vain, large enough for the round trip not to matter.
 _PIECE = 2 << 20
+_PIECES_OPEN = 1024
 _AT_ONCE = 32
 _TRIES = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
@@ -75,6 +76,8 @@ class RemoteFile(File):
         found = self._open.get(piece)
         if found is None:
             found = self._open[piece] = CachedFile(functools.partial(self._piece, piece), self.name, self.version)
+            if len(self._open) > _PIECES_OPEN:
+                self._open.pop(next(iter(self._open)), None)
         return found
 
     def _fetch_all(self, pieces: Sequence[int]) -> None:

@@ -81,6 +81,11 @@ class Arrays(Source):
     def __init__(self, arrays: Any) -> None:
         """``arrays``: an array, or nested tuples, lists and dicts of arrays with equal first dimensions."""
         self._arrays = arrays
+        scalars = [type(leaf).__name__ for leaf in leaves(arrays) if not getattr(leaf, "shape", ())]
+        if scalars:
+            raise DataError(
+                f"Arrays must have rows. Received a {scalars[0]}; lists of numbers become arrays by `numpy.asarray`."
+            )
         rows = {len(leaf) for leaf in leaves(arrays)}
         if len(rows) != 1:
             raise DataError(f"Arrays must have the same number of rows. Received: {sorted(rows)}.")
@@ -129,7 +134,10 @@ def mapped(function: Any, tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: mapped(function, part) for key, part in tree.items()}
     if isinstance(tree, tuple | list):
-        return type(tree)(mapped(function, part) for part in tree)
+        parts = [mapped(function, part) for part in tree]
+        return (
+            type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        )  # a named tuple takes them one by one
     return function(tree)
 
 

@@ -55,3 +55,15 @@ def test_numbers_of_numpy_stay_numbers_of_numpy() -> None:
 def test_other_objects_are_refused(value: object) -> None:
     with pytest.raises(ExchangeError, match=r"never pickled.*Send what the object is made from"):
         to_bytes(value)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16])
+def test_small_floats_stay_what_they_are(dtype: Any) -> None:
+    back = from_bytes(to_bytes(np.asarray([0.5, 2.0], dtype)))
+    assert back.dtype == dtype
+    assert back.astype(np.float32).tolist() == [0.5, 2.0]
+
+
+def test_memory_without_a_type_is_refused() -> None:
+    with pytest.raises(ExchangeError, match="plain data"):
+        to_bytes(np.zeros(2, "V8"))

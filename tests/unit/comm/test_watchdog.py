@@ -59,3 +59,13 @@ def test_a_long_wait_leaves_the_core_to_others() -> None:
     busy = time.thread_time()
     dog.wait(lambda: time.perf_counter() > end, "barrier", 0)
     assert time.thread_time() - busy < 0.15
+
+
+def test_a_stall_of_another_watchdog_is_told_too() -> None:
+    told: list[str] = []
+    first = Watchdog()
+    second = Watchdog(0.01, first.tell)
+    first.on_stall = told.append  # set later, as by the worker
+    with pytest.raises(StalledError):
+        second.wait(lambda: False, "read", 1)
+    assert len(told) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 from typing import TYPE_CHECKING, get_type_hints
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from syrtos import data
-from syrtos.errors import ConfigurationError
+from syrtos.data import cache
+from syrtos.data.sources import Arrays
+from syrtos.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     from syrtos.keras.planned import PlannedDataset
@@ -38,3 +41,22 @@ def test_readers_are_typed(reader: object) -> None:
 def test_wrong_options_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="Received"):
         data.from_arrays(np.zeros(3), **wrong)  # type: ignore[arg-type]
+
+
+def test_rows_are_asked_for() -> None:
+    with pytest.raises(DataError, match="lists of numbers become arrays"):
+        data.from_arrays([1, 2, 3], batch_size=1)  # type: ignore[list-item]
+
+
+def test_named_tuples_stay_what_they_are() -> None:
+    Pair = collections.namedtuple("Pair", "x y")
+    read = Arrays(Pair(np.arange(3), np.arange(3))).read(np.asarray([1]))
+    assert isinstance(read, Pair)
+    assert read.y.tolist() == [1]
+
+
+@pytest.mark.parametrize("wrong", ["20G", "-1", "1e9"])
+def test_a_wrong_size_of_the_cache_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("SYRTOS_CACHE_BYTES", wrong)
+    with pytest.raises(ConfigurationError, match="SYRTOS_CACHE_BYTES must be a whole number of bytes"):
+        cache.default()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from framing import framed
 from syrtos.data.cache import Cache
-from syrtos.data.files import LocalFile
+from syrtos.data.files import CachedFile, LocalFile
 from syrtos.data.find import find
 from syrtos.data.lines import Lines, are_numbers, check_columns, csv_rows
 from syrtos.data.records import Format, Records
@@ -131,3 +131,32 @@ def test_csv_rows_may_span_lines(tmp_path: Path) -> None:
     rows = [csv_rows(["a", "b"], [True, False])(line) for line in lines]
     assert (rows[0]["a"], rows[0]["b"], rows[1]["b"]) == (np.float32(1), "x\ny", 'say "hi"')
     assert np.isnan(rows[1]["a"])
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 64])
+def test_lines_end_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    windows = LocalFile.windows
+    monkeypatch.setattr(LocalFile, "windows", lambda self: windows(self, window))
+    source = records_of(tmp_path, b"one\r\n\r\ntwo\n\r\nth\rree\r\n", layout=Lines())
+    assert everything(source) == [b"one", b"two", b"th\rree"]
+
+
+def test_a_line_that_is_no_text_does_not_decide_what_columns_are() -> None:
+    assert are_numbers([b"1,x", b"\xff\xfe", b"2,y"], ["a", "b"]) == [True, False]
+
+
+def test_a_copy_that_others_needed_the_room_of_is_made_again(tmp_path: Path) -> None:
+    made = []
+
+    def make() -> Path:
+        path = tmp_path / f"copy-{len(made)}"
+        path.write_bytes(b"0123456789")
+        made.append(path)
+        if len(made) in (2, 3):  # gone before it is looked at
+            path.unlink()
+        return path
+
+    copy = CachedFile(make, "name", "1")
+    made[0].unlink()
+    assert copy.read(2, 5) == b"234"
+    assert len(made) == 4

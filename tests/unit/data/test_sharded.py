@@ -39,3 +39,18 @@ def test_they_read_them_all_together(tmp_path: Path) -> None:
     assert sorted(first + second) == sorted(f"{name}{k}" for name in "abc" for k in range(7))
     assert {row[0] for row in first} == {"a", "b"}
     assert {row[0] for row in second} == {"b", "c"}
+
+
+def misses(folder: str) -> list[int]:
+    """How many records there are, and how many are bad: rank 0 names one file that is there, and one that no worker sees."""
+    comm, place = world.current().comm, Path(folder)
+    cache = Cache(place / f"cache-{comm.rank}")
+    names = (["a", "nowhere", "b"], ["b", "nowhere", "c"])[comm.rank]
+    source = Records(find([place / name for name in names], cache), TFRecord(), cache, comm)
+    return [len(source), source.damaged]
+
+
+def test_a_file_that_no_worker_sees_is_a_bad_record(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_bytes(framed(b"x") * 2)
+    assert run_world(2, misses, str(tmp_path)) == [[7, 1], [7, 1]]
