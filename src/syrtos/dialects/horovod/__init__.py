@@ -41,4 +41,4 @@ def run(
             "horovod.run calls a function with positional arguments on workers of this machine. For other hosts start the script "
             "with `syrtos horovodrun -np N -H a:2,b:2 python train.py`."
         )
-    return run_world(num_proc or np or 1, func, *args, timeout=86400.0, dialects=True)
+    return run_world(num_proc or np or 1, func, *args, timeout=86400.0, dialects=True, forked=False)
