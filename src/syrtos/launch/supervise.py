@@ -52,9 +52,9 @@ class _Supervisor:
             threading.Thread(target=self._pump, args=(self._process.stdout, sys.stdout), daemon=True),
             threading.Thread(target=self._pump, args=(self._process.stderr, sys.stderr), daemon=True),
         ]
+        before = {s: signal.signal(s, self._on_signal) for s in _PASSED_ON}
         for pump in pumps:
             pump.start()
-        before = {s: signal.signal(s, self._on_signal) for s in _PASSED_ON}
         try:
             self._wait()
         finally:
