@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-for folder in ("contract", "parity", "e2e"):
+for folder in (".", "contract", "parity", "e2e"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 

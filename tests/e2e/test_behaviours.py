@@ -9,25 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import forking
+
 BIN = Path(sys.executable).parent
 SCRIPT = str(Path(__file__).parent / "scripts" / "behaviours.py")
 ROOT = Path(__file__).parents[2]
 
 
 def run(folder: Path, checks: str, *flags: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
-    command = [
-        str(BIN / "syrtos"),
-        "run",
-        "-n",
-        str(workers),
-        "--oversubscribe",
-        "--run-dir",
-        str(folder / "run"),
-        *flags,
-    ]
-    done = subprocess.run(
-        [*command, SCRIPT, checks, str(folder)], capture_output=True, text=True, timeout=200, check=False
-    )
+    done = forking.run(forking.syrtos_run(folder / "run", workers, SCRIPT, checks, folder, flags=flags))
     assert done.returncode == 0, done.stderr[-4000:]
     for name in checks.split(","):
         assert f"ok {name}" in done.stdout

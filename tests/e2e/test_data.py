@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import forking
 from framing import framed
 from syrtos.data.proof import verify
 
@@ -45,9 +45,9 @@ def run(
     run_dir: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The script under `syrtos run`."""
-    start = [Path(sys.executable).parent / "syrtos", "run", "-n", size, "--oversubscribe", *flags]
-    command = [*start, "--run-dir", run_dir or folder / f"run-{size}", SCRIPTS / script, *words]
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=200, check=False)
+    return forking.run(
+        forking.syrtos_run(run_dir or folder / f"run-{size}", size, SCRIPTS / script, *words, flags=flags)
+    )
 
 
 def result(folder: Path, size: int, mode: str) -> dict[str, Any]:

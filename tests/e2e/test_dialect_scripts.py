@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import forking
 from syrtos.observe.report import summarize
 
 BIN = Path(sys.executable).parent
@@ -21,10 +22,7 @@ ESTIMATOR = str(Path(__file__).parent / "scripts" / "estimator_checks.py")
 
 
 def run(folder: Path, checks: str, *flags: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", "--run-dir", str(folder / "run"), *flags]
-    return subprocess.run(
-        [*command, script, checks, str(folder)], capture_output=True, text=True, timeout=200, check=False
-    )
+    return forking.run(forking.syrtos_run(folder / "run", 2, script, checks, folder, flags=flags))
 
 
 @pytest.mark.slow
@@ -113,8 +111,7 @@ def test_a_run_that_died_goes_on_from_its_last_commit(tmp_path: Path) -> None:
 def test_the_examples(tmp_path: Path, name: str, accuracy: float) -> None:
     flags = ["--ps", "1"] if name == "parameter_server" else []
     script = str(ROOT / "examples" / "dialects" / f"{name}.py")
-    command = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", *flags, "--run-dir", str(tmp_path), script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = forking.run(forking.syrtos_run(tmp_path, 2, script, flags=flags))
     assert done.returncode == 0, done.stderr[-4000:]
     assert float(done.stdout.split("test accuracy: ")[-1].split()[0]) > accuracy
     summary = summarize(tmp_path)

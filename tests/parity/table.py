@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
+import atexit
+import functools
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import registry
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import forking  # noqa: E402 - it is found by the line above
+
+ONE_THREAD = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 BOUND = 1e-5
 
 HEAD = f"""# Parity
@@ -30,20 +36,25 @@ workers, of any final weight array and any logged series, after at least 50 step
 
 
 def run(
-    names: list[str], workers: int, out: Path, flags: tuple[str, ...] = (), env: dict[str, str] | None = None
-) -> None:
+    names: Sequence[str], workers: int, out: Path, flags: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> Path:
     """Runs cases alone (``workers=0``: plain Python, no syrtos) or on workers; results land in ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    runner = [str(HERE / "runner.py"), str(out), *names]
-    syrtos = [str(Path(sys.executable).parent / "syrtos"), "run", "-n", str(workers), "--oversubscribe"]
-    command = [*syrtos, "--run-dir", str(out / "run"), *flags, *runner] if workers else [sys.executable, *runner]
-    environment = {
-        **os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1", "SYRTOS_PARITY_ID": out.name,
-        **(env or {}),
-    }  # fmt: skip
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1500)
+    runner = [HERE / "runner.py", out, *names]
+    command = forking.syrtos_run(out / "run", workers, *runner, flags=flags) if workers else runner
+    environment = {**ONE_THREAD, "SYRTOS_PARITY_ID": out.name, **(env or {})}
+    done = forking.run(command, environment, timeout=1500)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}")
+        raise RuntimeError(f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}")
+    return out
+
+
+@functools.cache
+def alone(names: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> Path:
+    """Where the results of one process are; it trains each case once for all who compare with it."""
+    folder = Path(tempfile.mkdtemp(prefix="syrtos-parity-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return run(names, 0, folder, env=dict(env))
 
 
 def difference(one: Path, many: Path) -> float:
@@ -64,21 +75,18 @@ def _relative(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
 
 
 def measure(
-    names: list[str], worlds: list[int], env: dict[str, str] | None = None, flags: tuple[str, ...] = ()
-) -> dict[str, list[float]]:
-    """Rows of the table; ``flags`` are options of `syrtos run`."""
+    names: Sequence[str], worlds: Sequence[int], env: Mapping[str, str] | None = None, flags: Sequence[str] = (),
+    references: Sequence[str] = (),
+) -> dict[str, list[float]]:  # fmt: skip
+    """Rows of the table; ``flags`` are options of `syrtos run`, ``references`` cases of which others are measured as well."""
+    one = alone(tuple(references or names), tuple((env or {}).items()))
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        run(names, 0, root / "one", env=env)
-        for size in worlds:
-            run(names, size, root / str(size), flags, env)
-        return {n: [difference(root / "one" / f"{n}.npz", root / str(s) / f"{n}.npz") for s in worlds] for n in names}
+        many = [run(names, size, Path(folder, str(size)), flags, env) for size in worlds]
+        return {n: [difference(one / f"{n}.npz", out / f"{n}.npz") for out in many] for n in names}
 
 
 def main() -> int:
     """Prints the table; exit code 1 if a bound is not kept."""
-    import cases
-
     parser = argparse.ArgumentParser()
     parser.add_argument("--worlds", default="1,2,3,4")
     parser.add_argument("--legacy", action="store_true", help="Keras 2 (tf_keras)")
@@ -86,7 +94,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     chosen = parser.parse_args()
     worlds = [int(n) for n in chosen.worlds.split(",")]
-    names = chosen.names or [n for n in cases.CASES if not (chosen.legacy and n in cases.KERAS3_ONLY)]
+    names = chosen.names or [n for n in registry.CASES if not (chosen.legacy and n in registry.KERAS3_ONLY)]
     rows = measure(names, worlds, {"TF_USE_LEGACY_KERAS": "1"} if chosen.legacy else None)
     lines = [
         "| case | bound | " + " | ".join(f"{n} workers" for n in worlds) + " |",
@@ -94,12 +102,12 @@ def main() -> int:
     ]
     for name, row in rows.items():
         lines.append(
-            f"| {name} | {cases.TOLERANCE.get(name, BOUND):.0e} | " + " | ".join(f"{v:.1e}" for v in row) + " |"
+            f"| {name} | {registry.TOLERANCE.get(name, BOUND):.0e} | " + " | ".join(f"{v:.1e}" for v in row) + " |"
         )
     print("\n".join(lines))
     if chosen.write:
         chosen.write.write_text(HEAD + "\n".join(lines) + "\n")
-    return int(any(not v <= cases.TOLERANCE.get(name, BOUND) for name, row in rows.items() for v in row))
+    return int(any(not v <= registry.TOLERANCE.get(name, BOUND) for name, row in rows.items() for v in row))
 
 
 if __name__ == "__main__":

@@ -2,71 +2,70 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import dialects
 import numpy as np
 import pytest
+import registry
+from table import HERE, ONE_THREAD
 
-HERE = Path(__file__).parent
-CASES = [case.__name__ for cases in dialects.GROUPS.values() for case in cases]
-LEGACY = [
-    case.__name__ for group, cases in dialects.GROUPS.items() if group not in dialects.KERAS3_ONLY for case in cases
-]
-WORLDS = (2, 3, 4)
+import forking
 
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _results(tmp_path_factory.mktemp("dialects"), WORLDS, {})
+LEGACY = [group for group in registry.GROUPS if group not in registry.GROUPS_OF_KERAS3]
+Trained = Callable[[str, int], Path]
 
 
 @pytest.fixture(scope="module")
-def legacy_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _results(tmp_path_factory.mktemp("legacy"), (2,), {"TF_USE_LEGACY_KERAS": "1"})
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Where the results of a group of cases on some workers are; each is trained once. 0 workers: plain Python."""
+    return functools.cache(functools.partial(_train, tmp_path_factory.mktemp("dialects"), {}))
 
 
-def _results(root: Path, worlds: tuple[int, ...], env: dict[str, str]) -> Path:
-    for workers in (0, *worlds):
-        for group in dialects.GROUPS:
-            if not env or group not in dialects.KERAS3_ONLY:
-                _run(root / str(workers), group, workers, env)
-    return root
+@pytest.fixture(scope="module")
+def trained_with_keras_2(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    env = {"TF_USE_LEGACY_KERAS": "1"}
+    return functools.cache(functools.partial(_train, tmp_path_factory.mktemp("legacy"), env))
 
 
-def _run(out: Path, group: str, workers: int, env: dict[str, str]) -> None:
+def _train(root: Path, env: dict[str, str], group: str, workers: int) -> Path:
+    out = root / str(workers)
     out.mkdir(exist_ok=True)
-    script = [str(HERE / "dialects.py"), str(out), group]
-    syrtos = [str(Path(sys.executable).parent / "syrtos"), "run", "-n", str(workers), "--oversubscribe"]
-    command = [*syrtos, "--run-dir", str(out / "run"), *script] if workers else [sys.executable, *script]
-    threads = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env={**os.environ, **threads, **env}, capture_output=True, text=True, check=False, timeout=300
-    )
+    script = [HERE / "dialects.py", out, group]
+    command = forking.syrtos_run(out / "run", workers, *script) if workers else script
+    done = forking.run(command, {**ONE_THREAD, **env}, timeout=600)
     assert done.returncode == 0, done.stderr[-5000:]
+    return out
 
 
-def _compare(root: Path, name: str, worlds: tuple[int, ...]) -> None:
-    one = np.load(root / "0" / f"{name}.npz")
-    for workers in worlds:
-        many = np.load(root / str(workers) / f"{name}.npz")
-        for key in one.files:
-            difference = np.linalg.norm(one[key] - many[key]) / np.linalg.norm(one[key])
-            assert difference <= dialects.TOLERANCE.get(name, 1e-5), f"{workers} workers: {difference}"
+def _compare(trained: Trained, group: str, name: str, workers: int) -> None:
+    one, many = (np.load(trained(group, count) / f"{name}.npz") for count in (0, workers))
+    for key in one.files:
+        difference = np.linalg.norm(one[key] - many[key]) / np.linalg.norm(one[key])
+        assert difference <= registry.TOLERANCE_OF_DIALECTS.get(name, 1e-5), difference
 
 
-@pytest.mark.slow
+def _cases(groups: list[str], *worlds: int, quick: tuple[str, ...] = ()) -> list[Any]:
+    """Group by group, so that those who wait for the same training stand together."""
+    return [
+        pytest.param(group, workers, name, marks=() if workers == 2 and group in quick else pytest.mark.slow)
+        for group in groups
+        for workers in worlds
+        for name in registry.GROUPS[group]
+    ]
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", CASES)
-def test_a_dialect_means_what_it_meant(results: Path, name: str) -> None:
-    _compare(results, name, WORLDS)
+@pytest.mark.parametrize(
+    ("group", "workers", "name"), _cases(list(registry.GROUPS), 2, 3, 4, quick=("manual", "strategies"))
+)
+def test_a_dialect_means_what_it_meant(trained: Trained, group: str, workers: int, name: str) -> None:
+    _compare(trained, group, name, workers)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", LEGACY)
-def test_also_with_keras_2(legacy_results: Path, name: str) -> None:
-    _compare(legacy_results, name, (2,))
+@pytest.mark.parametrize(("group", "workers", "name"), _cases(LEGACY, 2))
+def test_also_with_keras_2(trained_with_keras_2: Trained, group: str, workers: int, name: str) -> None:
+    _compare(trained_with_keras_2, group, name, workers)

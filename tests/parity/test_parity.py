@@ -1,61 +1,74 @@
-"""Every case, in one process and on two workers: the same weights and the same logs; on three, every third case (`make parity`: all)."""
+"""Every case, in one process and on two workers: the same weights and the same logs; on three, every third case (`make parity`: all).
+
+Servers and three workers get every third case, for the rest of a step is that of `test_keras_3`. One case of six is in the quick tests.
+"""
 
 from __future__ import annotations
 
-import cases
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import pytest
+import registry
 import table
 
-CURRENT = list(cases.CASES)
-LEGACY = [name for name in cases.CASES if name not in cases.KERAS3_ONLY]
-
-# Servers refuse to clip what is accumulated. Every third case: the rest of a step is that of `test_keras_3`.
-SERVED = [name for name in CURRENT if name != "gradient_accumulation"][::3]
-
-
-@pytest.fixture(scope="module")
-def rows() -> dict[str, list[float]]:
-    return table.measure(CURRENT, [2])
+CURRENT = registry.CASES
+LEGACY = [name for name in CURRENT if name not in registry.KERAS3_ONLY]
+SERVED = [name for name in CURRENT if name != "gradient_accumulation"]  # servers refuse to clip what is accumulated
+KERAS_3 = ("test_keras_3", "test_keras_3_on_three_workers", "test_two_parameter_servers_without_staleness")
+Rows = dict[str, list[float]]
 
 
-@pytest.fixture(scope="module")
-def rows_of_three() -> dict[str, list[float]]:
-    return table.measure(CURRENT[1::3], [3])
+def some_quick(names: Sequence[str], quick: Iterable[str] = ()) -> list[Any]:
+    """The names as parameters, all slow but those of ``quick``."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(scope="module")
-def legacy_rows() -> dict[str, list[float]]:
-    return table.measure(LEGACY, [2], {"TF_USE_LEGACY_KERAS": "1"})
+def rows(request: pytest.FixtureRequest) -> Rows:
+    return table.measure(registry.chosen(request, KERAS_3[0]), [2], references=registry.chosen(request, *KERAS_3))
 
 
 @pytest.fixture(scope="module")
-def served_rows() -> dict[str, list[float]]:
-    return table.measure(SERVED, [2], flags=("--ps", "2", "--staleness", "0"))
+def rows_of_three(request: pytest.FixtureRequest) -> Rows:
+    return table.measure(registry.chosen(request, KERAS_3[1]), [3], references=registry.chosen(request, *KERAS_3))
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def legacy_rows(request: pytest.FixtureRequest) -> Rows:
+    return table.measure(registry.chosen(request, "test_keras_2"), [2], {"TF_USE_LEGACY_KERAS": "1"})
+
+
+@pytest.fixture(scope="module")
+def served_rows(request: pytest.FixtureRequest) -> Rows:
+    flags = ("--ps", "2", "--staleness", "0")
+    names = registry.chosen(request, KERAS_3[2])
+    return table.measure(names, [2], flags=flags, references=registry.chosen(request, *KERAS_3))
+
+
+def check(rows: Rows, name: str) -> None:
+    assert rows[name][0] <= registry.TOLERANCE.get(name, table.BOUND)
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", CURRENT)
-def test_keras_3(rows: dict[str, list[float]], name: str) -> None:
-    assert rows[name][0] <= cases.TOLERANCE.get(name, table.BOUND)
+@pytest.mark.parametrize("name", some_quick(CURRENT, CURRENT[::6]))
+def test_keras_3(rows: Rows, name: str) -> None:
+    check(rows, name)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", CURRENT[1::3])
-def test_keras_3_on_three_workers(rows_of_three: dict[str, list[float]], name: str) -> None:
-    assert rows_of_three[name][0] <= cases.TOLERANCE.get(name, table.BOUND)
+@pytest.mark.parametrize("name", some_quick(CURRENT[1::3]))
+def test_keras_3_on_three_workers(rows_of_three: Rows, name: str) -> None:
+    check(rows_of_three, name)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", LEGACY)
-def test_keras_2(legacy_rows: dict[str, list[float]], name: str) -> None:
-    assert legacy_rows[name][0] <= cases.TOLERANCE.get(name, table.BOUND)
+@pytest.mark.parametrize("name", some_quick(LEGACY))
+def test_keras_2(legacy_rows: Rows, name: str) -> None:
+    check(legacy_rows, name)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", SERVED)
-def test_two_parameter_servers_without_staleness(served_rows: dict[str, list[float]], name: str) -> None:
-    assert served_rows[name][0] <= cases.TOLERANCE.get(name, table.BOUND)
+@pytest.mark.parametrize("name", some_quick(SERVED[::3]))
+def test_two_parameter_servers_without_staleness(served_rows: Rows, name: str) -> None:
+    check(served_rows, name)

@@ -254,7 +254,9 @@ def run_until_gone(code: str, gone: int, noticed: Path) -> Outcome:
 
 def test_the_first_worker_that_is_gone_is_known(tmp_path: Path) -> None:
     outcome = run_until_gone(
-        "let(second); until(pathlib.Path(os.environ['NOTICED']).exists); let(first), let(third)", 1, tmp_path / "noticed"
+        "let(second); until(pathlib.Path(os.environ['NOTICED']).exists); let(first), let(third)",
+        1,
+        tmp_path / "noticed",
     )
     assert (outcome.end, outcome.rank, outcome.code) == (End.LOST, 1, 1)
 
