@@ -119,6 +119,7 @@ class _Supervisor:
             for line in lines:
                 self._take(line + b"\n", target)
             if pending and not _may_be_special(pending):
+                self._release_rule(target)
                 _emit(pending, target)
                 pending = b""
         if pending:

@@ -156,6 +156,11 @@ def test_a_rule_of_a_script_stays_on_its_stream(capfd: pytest.CaptureFixture[str
     assert (captured.out, captured.err) == ("=" * 83 + "\ntotal\n", "a warning\n")
 
 
+def test_a_rule_comes_before_the_unfinished_line_that_follows_it(capfd: pytest.CaptureFixture[str]) -> None:
+    run("raw(b'=' * 83 + b'\\n'); drain(1, 60.0); raw(b'10/100'); drain(1, 60.0); raw(b' done\\n')")
+    assert capfd.readouterr().out == "=" * 83 + "\n10/100 done\n"
+
+
 @pytest.mark.parametrize("text", ["=" * 65, "=== Epoch 1 ===", "=   total"])
 def test_lines_of_a_script_are_never_taken_for_hydras(capfd: pytest.CaptureFixture[str], text: str) -> None:
     run(f"print('''{text}''')")
