@@ -14,7 +14,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.data.loader import Position
 from syrtos.errors import DataError
-from syrtos.keras import files, fitting, gradients, interrupts, pace, state
+from syrtos.keras import files, fitting, gradients, interrupts, pace, state, temporary
 from syrtos.keras.learning_rate import Scaling
 from syrtos.keras.timing import clock
 
@@ -22,19 +22,22 @@ if TYPE_CHECKING:  # they import Keras 3, and this serves Keras 2 too
     from syrtos.keras.planned import Stream
     from syrtos.keras.resume import Saved
 
-# These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all.
+# These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all, except in folders that each worker has made.
 _WRITERS = {"ModelCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger"}
+_PATHS = ("filepath", "backup_dir", "filename", "log_dir")
 
 
 def here(chosen: list[Any]) -> list[Any]:
     """The callbacks of a script that this worker runs."""
     if world.sharing().world.rank == 0:
         return chosen
-    return [callback for callback in tf.nest.flatten(chosen) if not _writes(callback)]
+    return [callback for callback in tf.nest.flatten(chosen) if not _writes_for_all(callback)]
 
 
-def _writes(callback: Any) -> bool:
-    return not _WRITERS.isdisjoint(base.__name__ for base in type(callback).__mro__)
+def _writes_for_all(callback: Any) -> bool:
+    if _WRITERS.isdisjoint(base.__name__ for base in type(callback).__mro__):
+        return False
+    return not any(temporary.is_own(getattr(callback, name, None)) for name in _PATHS)
 
 
 def enclose(callback_list: Any) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras import callbacks, fitting, gradients, pace, private, timing
+from syrtos.keras import callbacks, fitting, gradients, pace, private, temporary, timing
 from syrtos.keras import step as step_module
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.input import policy_ignored
@@ -40,6 +41,8 @@ def patch_tensorflow() -> None:
     replace(tf.GradientTape, "__enter__", timing.recording)
     replace(tf.GradientTape, "__exit__", timing.recorded)
     replace(tf.GradientTape, "gradient", timing.as_computing)
+    # A worker reads what it has logged to a folder that it made for itself.
+    replace(tempfile, "mkdtemp", temporary.remembering)
 
 
 def _refusing_scope(original: Method) -> Method:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,15 @@ def files() -> None:
     again = model()
     again.load_weights(FOLDER / "w.weights.h5")
     assert equal_everywhere(again.get_weights()[0])
+
+
+def own_folders() -> None:
+    """What each worker logs to a temporary folder of its own, it can read there."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log.csv")
+        logger = keras.callbacks.CSVLogger(str(log))
+        model().fit(*data(), batch_size=30, epochs=2, verbose=0, callbacks=[logger])
+        assert len(log.read_text().splitlines()) == 3
 
 
 def backup() -> None:

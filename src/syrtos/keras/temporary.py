@@ -1,0 +1,28 @@
+"""Folders that only this worker knows, made with `tempfile`: each worker writes its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+_made: set[Path] = set()
+
+
+def remembering(mkdtemp: Callable[..., str]) -> Callable[..., str]:
+    """Around `tempfile.mkdtemp`, by which `TemporaryDirectory` makes its folders too."""
+
+    def make(*args: object, **kwargs: object) -> str:
+        folder = mkdtemp(*args, **kwargs)
+        _made.add(Path(os.fsdecode(folder)))
+        return folder
+
+    return make
+
+
+def is_own(path: object) -> bool:
+    """Whether ``path`` lies in a folder that this worker alone has made."""
+    if not isinstance(path, str | os.PathLike):
+        return False
+    place = Path(os.path.abspath(os.fsdecode(path)))
+    return any(folder in _made for folder in (place, *place.parents))
