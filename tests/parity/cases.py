@@ -415,6 +415,20 @@ def sample_weight() -> tuple[Any, Logs]:
 
 
 @case
+def compiled_by_xla_after_all() -> tuple[Any, Logs]:
+    """XLA is asked for after `compile`, and for a model that is never compiled: on several workers it is turned off."""
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    model.jit_compile = True
+    model, logs = fit(model, *data())
+    other = mlp()
+    other.set_weights(model.get_weights())
+    other.jit_compile = True
+    return model, logs | {"predicted": other.predict(data()[0], verbose=0)}
+
+
+@case
 def steps_per_execution() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(3)
     model = mlp()

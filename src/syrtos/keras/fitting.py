@@ -113,8 +113,11 @@ def _batches(count: float) -> str:
     return "unknown" if count < 0 else f"{int(count)} batches"
 
 
-def adapt_compiled(model: Any) -> None:
-    """Turns off what can't work in several processes, and applies the run's options."""
+def adapt(model: Any) -> None:
+    """Before a model's functions are made: turns off what can't work in several processes, and applies the run's options.
+
+    XLA may have been asked for by `compile`, by ``model.jit_compile = True``, or by Keras itself, which chooses it on a GPU.
+    """
     place = world.current().world
     if place.size == 1:
         return
@@ -122,7 +125,7 @@ def adapt_compiled(model: Any) -> None:
         if place.rank == 0:
             print(
                 "syrtos: jit_compile=True is turned off: XLA can't contain the exchange between workers. "
-                "The model trains without it, with the same results.",
+                "The model runs without it, with the same results.",
                 file=sys.stderr,
             )
         model.jit_compile = False

@@ -135,7 +135,6 @@ def _patch_model() -> None:
         replace(model, name, timing.part_of_run)
     for name in ("save", "save_weights", "export"):
         replace(model, name, files.by_rank_0)
-    replace(model, "compile", common.compiling)
     replace(data_adapter.DataHandler, "__init__", _data_handler)
     # Files are written once, decisions are taken together.
     replace(callbacks.CallbackList, "__init__", _callback_list)
@@ -144,6 +143,7 @@ def _patch_model() -> None:
 def _make_function(step_name: str, original: Method) -> Method:
     def make_function(self: Any, force: bool = False) -> Any:
         session = world.sharing()
+        fitting.adapt(self)
         if "_syrtos_" + step_name not in self.__dict__ and (session.world.size > 1 or session.options.run_dir):
             step = getattr(self, step_name)
             object.__setattr__(self, "_syrtos_" + step_name, step)

@@ -24,7 +24,6 @@ from keras.src.models import model as model_module
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 from keras.src.random import seed_generator
 from keras.src.saving import saving_lib
-from keras.src.trainers import trainer as base_trainer
 from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from syrtos.comm import world
@@ -174,7 +173,6 @@ def _patch_trainer() -> None:
         replace(trainer, name, common.agreeing)
         replace(trainer, name, timing.part_of_run)
     replace(tf_trainer.TFEpochIterator, "__init__", _epoch_iterator)
-    replace(base_trainer.Trainer, "compile", common.compiling)
     # Planned data sets have their own order, and come as a worker's share.
     replace(py_dataset_adapter.PyDatasetAdapter, "get_tf_dataset", _planned)
 
@@ -182,6 +180,7 @@ def _patch_trainer() -> None:
 def _make_function(original: Method) -> Method:
     def make_function(self: Any, step_function: Method) -> Method:
         session = world.sharing()
+        fitting.adapt(self)
         if session.world.size == 1 and not session.options.run_dir:
             return original(self, step_function)
         stock = getattr(step_function, "__func__", None) in (
@@ -202,6 +201,7 @@ def _make_function(original: Method) -> Method:
 def _make_predict_function(original: Method) -> Method:
     def make_predict_function(self: Any, force: bool = False) -> Any:
         session = world.sharing()
+        fitting.adapt(self)
         if session.world.size > 1 and (self.predict_function is None or force):
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
             object.__setattr__(self, "_syrtos_predict_step", step)

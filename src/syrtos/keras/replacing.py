@@ -115,16 +115,6 @@ def paused(original: Method) -> Method:
 # -- models ---------------------------------------------------------------------------------------------
 
 
-def compiling(original: Method) -> Method:
-    """`compile`, and then what several workers need."""
-
-    def compile_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        fitting.adapt_compiled(self)
-
-    return compile_model
-
-
 def agreeing(original: Method) -> Method:
     """All workers call the method, or all get an error that says who calls what."""
 

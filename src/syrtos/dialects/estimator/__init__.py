@@ -21,9 +21,15 @@ def install() -> None:
             functools.reduce(getattr, place.split(".")[1:], tensorflow).estimator = estimator
         tensorflow.compat.v1.layers = _Later("syrtos.dialects.estimator.names", "layers")
     for name in _KERAS:
-        if name.partition(".")[0] in sys.modules:
+        if _is_complete(name.partition(".")[0]):
             keras: Any = importlib.import_module(name)
             keras.estimator = _Later("syrtos.dialects.estimator.names", "keras_namespace")
+
+
+def _is_complete(package: str) -> bool:
+    """Whether a package has been imported. One that is being imported, and that has imported TensorFlow on its way, is installed into later."""
+    module = sys.modules.get(package)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 class _Later:
