@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # they import Keras 3, and this serves Keras 2 too
 
 # These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all, except in folders that each worker has made.
 _WRITERS = {"ModelCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger"}
-_PATHS = ("filepath", "backup_dir", "filename", "log_dir")
+_PATHS = ("filepath", "backup_dir", "directory", "filename", "log_dir")
 
 
 def here(chosen: list[Any]) -> list[Any]:
