@@ -1,4 +1,4 @@
-"""`python -m syrtos train.py`: the script as one worker, of a world that something else started, that TF_CONFIG describes, or alone;
+"""`python -m syrtos train.py` or `-m module`: one worker, of a world that something else started, that TF_CONFIG describes, or alone;
 the `syrtos` command otherwise."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from syrtos.launch import rendezvous, worker
 
 def main() -> None:
     """Runs a script as one worker of a world, or the command line."""
-    if len(sys.argv) < 2 or not sys.argv[1].endswith(".py"):
+    if len(sys.argv) < 2 or not (sys.argv[1].endswith(".py") or sys.argv[1] == "-m"):
         sys.exit(command())
     try:
         cluster = rendezvous.cluster_to_form(settings.environment())

@@ -15,6 +15,10 @@ ScaleLR = Literal["none", "linear", "sqrt"]
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 
+# What the launcher tells workers beside: that it listens to them, and where their standard input is.
+SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
+INPUT_VARIABLE = "SYRTOS_INPUT"
+
 # Variables that begin like this configure libraries and hold no secrets: they may be shown, and sent to other hosts.
 # Not all of `TF_`: Terraform keeps tokens there.
 HARMLESS = (
@@ -129,6 +133,11 @@ def forget_secret() -> None:
     """From now on this process, and what it starts, does not know any secret."""
     for name in (SECRET_VARIABLE, DATABASE_VARIABLE):
         os.environ.pop(name, None)
+
+
+def take(name: str) -> str:
+    """A variable's value, or an empty text; from now on what this process starts does not have it."""
+    return os.environ.pop(name, "")
 
 
 def set_environment(values: Mapping[str, str]) -> None:

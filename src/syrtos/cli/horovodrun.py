@@ -11,6 +11,7 @@ from typing import Any
 
 from syrtos.cli import run
 from syrtos.errors import ConfigurationError
+from syrtos.launch.program import parse
 
 # Flags that tuned another engine, or chose one: (names, number of values).
 _IGNORED: tuple[tuple[tuple[str, ...], int], ...] = (
@@ -111,21 +112,13 @@ def translated(chosen: argparse.Namespace) -> list[str]:
 
 
 def script_of(command: Sequence[str]) -> list[str]:
-    """The script and its arguments, from ``python -u train.py --epochs 3`` or ``python -m mpi4py train.py``.
+    """The program as `syrtos run` takes it, from ``python -u train.py --epochs 3`` or ``/usr/bin/python -m mpi4py train.py``.
 
     Raises:
-        ConfigurationError: there is no script in it.
+        ConfigurationError: there is none in it.
     """
     rest = [*command][command[:1] == ["--"] :]
     if rest and Path(rest[0]).name.startswith("python"):
-        rest.pop(0)
-        while rest and rest[0].startswith("-"):
-            flag = rest.pop(0)
-            value = rest.pop(0) if flag in ("-m", "-c", "-W", "-X") and rest else ""
-            if flag == "-c" or (flag == "-m" and value != "mpi4py"):
-                rest = []
-    if not rest or not rest[0].endswith(".py"):
-        raise ConfigurationError(
-            f"The command must be a Python script: `python train.py ...`. Received: {' '.join(command) or 'nothing'}."
-        )
-    return rest
+        rest[0] = "python"  # whichever it was: workers run in this environment
+    program = parse(rest)
+    return [*(("python", *program.flags) if program.flags else ()), *program.words]

@@ -18,7 +18,9 @@ from syrtos.cli.summary import print_summary
 from syrtos.launch import guard
 from syrtos.launch.outcome import End
 from syrtos.launch.plan import Machine, find_mpiexec, make_plan
+from syrtos.launch.program import parse
 from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
+from syrtos.launch.standard_input import given, has_data
 from syrtos.launch.supervise import supervise
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
@@ -44,8 +46,11 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--grace", type=float, default=10.0, metavar="S", help="seconds from a signal to killing")
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     _add_options(parser)
+    parser.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
     # One positional for both: argparse would swallow a `--` between two.
-    parser.add_argument("script", nargs=argparse.PARSER, help="the Python script and its arguments")
+    parser.add_argument(
+        "script", nargs=argparse.PARSER, help="the Python script (or `python script`) and its arguments"
+    )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +84,7 @@ def main(chosen: argparse.Namespace) -> int:
     hosts = parse_hosts(chosen.hosts) if chosen.hosts else read_hostfile(chosen.hostfile) if chosen.hostfile else ()
     run_dir = (chosen.run_dir or new_run_dir()).resolve()
     spec = Spec(
-        script=Path(chosen.script[0]),
-        arguments=tuple(chosen.script[1:]),
+        program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
         workers=_workers(chosen.workers, hosts),
         hosts=hosts,
         options=_options(chosen, run_dir),
@@ -97,7 +101,7 @@ def main(chosen: argparse.Namespace) -> int:
     guard.forget(run_dir)
     _describe(spec, run_dir)
     with launching(run_dir, began=time.time() - process_age()):
-        outcome = supervise(plan, settings.environment(), spec.grace)
+        outcome = supervise(plan, settings.environment(), spec.grace, _input(spec))
     if outcome.end is not End.FINISHED:
         print_failure(outcome, run_dir)
     else:
@@ -105,11 +109,22 @@ def main(chosen: argparse.Namespace) -> int:
     return outcome.code
 
 
+def _input(spec: Spec) -> int | None:
+    """What workers are to read; other hosts get nothing."""
+    source = given()
+    if source is not None and spec.hosts and has_data(source):
+        print(
+            "syrtos: standard input reaches workers of this machine only: with --hosts they find it empty. Give the script a file's name.",
+            file=sys.stderr,
+        )
+    return None if spec.hosts else source
+
+
 def _describe(spec: Spec, run_dir: Path) -> None:
     """Leaves in the run's folder what it was asked to do, and says on the terminal where that is."""
     request = {
-        "script": str(spec.script.resolve()),
-        "arguments": spec.arguments,
+        "script": spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve()),
+        "arguments": spec.program.arguments,
         "workers": spec.workers,
         "hosts": [f"{host.name}:{host.slots}" for host in spec.hosts],
         "options": dataclasses.asdict(spec.options),

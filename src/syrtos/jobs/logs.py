@@ -16,10 +16,6 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 _LONGEST = 32_000  # characters of one event
 _CONTROL = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _PAGE = 1 << 20
-# What TensorFlow 2.21 says on each start, twice and whatever TF_CPP_MIN_LOG_LEVEL is: more than many a script. The files of a run keep it.
-NOISE = re.compile(
-    r"WARNING: All log messages before absl::InitializeLog|[IE]0000 \S+ +\d+ (port|cudart_stub|cuda_platform|cuda_executor)\.cc:\d+\]"
-)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,7 @@ from syrtos.jobs.objects import store_of
 from syrtos.jobs.places import Places
 from syrtos.jobs.request import read
 from syrtos.jobs.store import Record, Store
+from syrtos.launch.noise import is_noise
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.supervise import supervise
 from syrtos.launch.worker import version
@@ -257,7 +258,7 @@ class Runner:
 
     def _taker(self, stream: logs.Stream) -> Callable[[list[str]], None]:
         def take(lines: list[str]) -> None:
-            stream.write([self._redact(line) for line in lines if not logs.NOISE.match(line)])
+            stream.write([self._redact(line) for line in lines if not is_noise(line.encode())])
             self._metrics.take(lines)
 
         return take

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from syrtos.errors import ConfigurationError
 from syrtos.launch.spec import Spec
-from syrtos.settings import OPTIONS_VARIABLE, is_harmless
+from syrtos.settings import OPTIONS_VARIABLE, SUPERVISED_VARIABLE, is_harmless
 from syrtos.topology import check_tf_config
 
 # What other hosts get of this environment, beside what begins with one of the prefixes. Never everything: it holds secrets.
@@ -71,8 +71,12 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
     program, *extra = shlex.split(spec.ssh)
     if spec.hosts and extra:
         environment["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(extra)
-    worker = [machine.python, "-m", "syrtos.launch.worker", str(spec.script.resolve()), *spec.arguments]
-    where = _remote(spec, program, {**env, **environment}) if spec.hosts else ["-launcher", "fork"]
+    worker = [machine.python, *spec.program.flags, "-m", "syrtos.launch.worker", *spec.program.words]
+    where = (
+        _remote(spec, program, {**env, **environment, SUPERVISED_VARIABLE: "1"})
+        if spec.hosts
+        else ["-launcher", "fork"]
+    )
     alive = ["-disable-auto-cleanup"] if spec.options.own_pace else []
     command = (machine.mpiexec, "-print-all-exitcodes", *alive, *where, "-n", str(spec.processes), *worker)
     spared = frozenset(range(1, spec.workers)) if spec.options.own_pace else frozenset[int]()

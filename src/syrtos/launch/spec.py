@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import secrets
 import time
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from syrtos.errors import ConfigurationError
+from syrtos.launch.program import Program
 from syrtos.settings import Options
 
 
@@ -27,8 +27,7 @@ class Spec:
     """One request to run a script on many workers.
 
     Attributes:
-        script: path of the Python file.
-        arguments: what the script gets in ``sys.argv[1:]``.
+        program: what each worker runs.
         workers: how many, over all hosts.
         hosts: where; empty for this machine.
         options: what travels to the workers.
@@ -37,8 +36,7 @@ class Spec:
         ssh: command used to reach hosts, with options of its own.
     """
 
-    script: Path
-    arguments: tuple[str, ...] = ()
+    program: Program
     workers: int
     hosts: tuple[Host, ...] = ()
     options: Options
@@ -54,26 +52,12 @@ class Spec:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ConfigurationError(f"`-n` must be 1 or more workers. Received: {self.workers}.")
-        check_script(self.script)
+        self.program.check()
         slots = sum(host.slots for host in self.hosts)
         if self.hosts and self.workers > slots:
             raise ConfigurationError(
                 f"{self.workers} workers were asked for, and the hosts have {slots} slots. Give hosts more (`a:4,b:4`), or `-n {slots}`."
             )
-
-
-def check_script(script: Path) -> None:
-    """Refuses what Python could not run.
-
-    Raises:
-        ConfigurationError: missing, a folder, or unreadable.
-    """
-    if not script.exists():
-        raise ConfigurationError(f"There is no script {script} (looked in {Path.cwd()}). Check the path.")
-    if script.is_dir():
-        raise ConfigurationError(f"{script} is a folder. Name the Python file to run.")
-    if not os.access(script, os.R_OK):
-        raise ConfigurationError(f"{script} can't be read by this user: `chmod +r {script}`.")
 
 
 def new_run_dir() -> Path:

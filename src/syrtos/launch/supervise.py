@@ -16,16 +16,23 @@ from types import FrameType
 from typing import IO, Any
 
 from syrtos.launch import events
+from syrtos.launch.noise import is_noise, may_be_noise
 from syrtos.launch.outcome import Facts, Outcome, how, judge
 from syrtos.launch.plan import Plan
+from syrtos.launch.standard_input import copied
+from syrtos.settings import INPUT_VARIABLE, SUPERVISED_VARIABLE
 
 
-def supervise(plan: Plan, env: Mapping[str, str], grace: float) -> Outcome:
+def supervise(plan: Plan, env: Mapping[str, str], grace: float, source: int | None = None) -> Outcome:
     """Starts the plan and waits for its end.
 
     SIGINT and SIGTERM are passed to the scripts, which have ``grace`` seconds; a second signal kills at once.
+
+    Args:
+        source: a descriptor that every worker of this machine gets a copy of as its standard input; None: they have nothing to read.
     """
-    return _Supervisor(plan, env, grace).run()
+    with copied(source, plan.processes) as told:
+        return _Supervisor(plan, {**env, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: told}, grace).run()
 
 
 class _Supervisor:
@@ -34,11 +41,13 @@ class _Supervisor:
         self._grace = grace
         self._kill_at: float | None = None
         self._rules_held: set[IO[str]] = set()
+        self._quiet = env.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # who sets that wants to see all
         self._deaths = _Deaths()
         self._machine = events.machine()
         self._process = subprocess.Popen(
             plan.command,
             env={**env, **plan.environment},
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is ours to pass on
@@ -134,10 +143,10 @@ class _Supervisor:
             self._on_event(event)
         elif line == _RULE:
             self._hold_rule(target)
-        elif _is_noise(line) or (_CODES.fullmatch(line) and any("Exit codes: " in said for said in self._facts.noise)):
+        elif _is_hydras(line) or (_CODES.fullmatch(line) and any("Exit codes: " in said for said in self._facts.noise)):
             self._rules_held.discard(target)
             self._facts.noise.append(line.decode(errors="replace").strip())
-        else:
+        elif not (self._quiet and is_noise(line)):
             self._release_rule(target)
             _emit(line, target)
 
@@ -247,13 +256,13 @@ _NOISE = (
 _CODES = re.compile(rb"\[\S+\] \d+(,\d+)*\n?")
 
 
-def _is_noise(line: bytes) -> bool:
+def _is_hydras(line: bytes) -> bool:
     return line.startswith(_NOISE)
 
 
 def _may_be_special(pending: bytes) -> bool:
     begins = any(noise.startswith(pending[: len(noise)]) for noise in (_RULE, *_NOISE))
-    return begins or pending.startswith(b"[") or events.MARK[:1] in pending
+    return begins or may_be_noise(pending) or pending.startswith(b"[") or events.MARK[:1] in pending
 
 
 def _emit(data: bytes, target: IO[str]) -> None:

@@ -8,7 +8,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import runpy
 import signal
 import socket
 import subprocess
@@ -17,13 +16,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
-from syrtos.launch import events, guard, leftovers, resources, seeds
+from syrtos.launch import events, guard, leftovers, main_module, resources, seeds, standard_input, tracebacks
 from syrtos.launch.import_hook import after_import
+from syrtos.launch.program import Program, parse
 from syrtos.launch.spec import new_run_dir
 from syrtos.topology import check_keras_backend, check_tf_config, detect, tf_config_of
 
@@ -35,44 +34,47 @@ _COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "tensorflow_cpu", "num
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs ``script [argument ...]``; ends the process with the script's exit code."""
-    script, *rest = sys.argv[1:] if arguments is None else arguments
+    """Runs ``script [argument ...]`` or ``-m module [argument ...]``; ends the process with the script's exit code."""
+    program = parse(sys.argv[1:] if arguments is None else arguments)
     env = settings.environment()
     settings.forget_secret()
     resources.apply(env)
     options, rank = settings.options_from(env), _rank_before_mpi(env)
+    supervised, told = bool(settings.take(settings.SUPERVISED_VARIABLE)), settings.take(settings.INPUT_VARIABLE)
+    if supervised:
+        standard_input.adopt(told, rank)
     above = guard.guard(rank, options.run_dir) if options.own_pace and detect(env) else None
-    worker = _Worker(rank, options, above)
-    code = worker.run(script, rest)
+    worker = _Worker(rank, options, supervised, above)
+    code = worker.run(program)
     worker.leave(code)
 
 
 class _Worker:
     """What a worker holds for its whole life."""
 
-    def __init__(self, rank: int, options: settings.Options, above: guard.Guard | None = None) -> None:
+    def __init__(self, rank: int, options: settings.Options, supervised: bool, above: guard.Guard | None) -> None:
         self.rank = rank
         self._options = options
         self._above = above
         self._pid = os.getpid()
         self._control = os.dup(2)
-        self._launched = detect(settings.environment()) is not None  # else there is nobody to tell anything
+        self._supervised = supervised  # else nobody listens
         self._tees: list[subprocess.Popen[bytes]] = []
         self._log_path: Path | None = None
 
     # -- running -------------------------------------------------------------------------------
 
-    def run(self, script: str, arguments: list[str]) -> int:
+    def run(self, program: Program) -> int:
         """Returns the script's exit code; failures have been reported."""
         try:
-            if self._launched:
+            if self._supervised:
                 events.started(self._control, self.rank)
                 os._exit = self._left
             if self._join() == "server":
-                _serve(script, self._options.run_dir)
+                _serve(program, self._options.run_dir)
                 self._say_finished()
                 return 0
-            code = self._script_code(script, arguments)
+            code = self._script_code(program)
             if code == 0 and not self._forked():
                 self._finish()
                 self._say_finished()
@@ -83,10 +85,10 @@ class _Worker:
         except BaseException as error:
             return self._failed(error)
 
-    def _script_code(self, script: str, arguments: list[str]) -> int:
+    def _script_code(self, program: Program) -> int:
         try:
             _script_begins()
-            _run_script(script, arguments)
+            main_module.run(program)
         except SystemExit as end:
             return self._exited(end)
         return 0
@@ -105,7 +107,10 @@ class _Worker:
             self._log_to(Path(run_dir) / "logs" / f"server-{self.rank}.log")
             self.rank = session.questions.Get_rank()
             return "server"
-        self._log_to(Path(run_dir) / "logs" / f"rank-{self.rank}.log")
+        logs = Path(run_dir) / "logs"
+        self._log_to(logs / f"rank-{self.rank}.log")
+        if not self._supervised and session.world.size > 1 and self.rank == 0:
+            print(f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True)
         seeds.agree(session.comm)
         check_tf_config(settings.environment())
         settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
@@ -143,7 +148,7 @@ class _Worker:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-        if code:
+        if code and (self._supervised or self._size() > 1):
             self._report_failure(f"The script ended with exit code {code} (sys.exit({end.code!r})).", code)
         return code
 
@@ -160,37 +165,50 @@ class _Worker:
             traceback.print_exception(error)
             return 1
         cause = _cause(error)
-        text = "".join(traceback.format_exception(cause.with_traceback(_in_script(cause.__traceback__))))
-        self._log(text)
-        self._report_failure(text, 1)
+        self._log(tracebacks.whole(cause))
+        advice = tracebacks.advice(cause, self._size())
+        self._report_failure(tracebacks.short(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1)
         return 1
+
+    def _size(self) -> int:
+        from syrtos.comm import world
+
+        return world.current().world.size if world.joined() else 1
 
     def _report_failure(self, text: str, code: int) -> None:
         """By event, and in a file for the case that the event is lost when everything ends at once."""
         if self._forked():
             return
         self._tell("failed", text=text, code=code)
+        if not self._supervised:
+            self._print(text)
         if self._log_path is not None:
             facts = {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": code, "time": time.time()}
             self._log_path.with_suffix(".failure").write_text(json.dumps(facts))
+
+    def _print(self, text: str) -> None:
+        """On the terminal, where no launcher of ours does; one worker alone fails as a plain script does."""
+        if self._size() > 1:
+            text = f"\nsyrtos: rank {self.rank} failed:\n\n{text.rstrip()}\n\nIts output is in {self._log_path}\n"
+        sys.stderr.flush()
+        os.write(self._control, text.encode(errors="replace"))
 
     def _stalled(self, text: str) -> None:
         self._tell("stalled", text=text)
         faulthandler.dump_traceback(2, all_threads=True)
 
     def _log(self, text: str) -> None:
-        """Into the log alone: the launcher prints what the first failing worker told it."""
-        if self._log_path is None or not self._launched:
-            print(text, file=sys.stderr, flush=True)
+        """Into the log alone: the terminal gets less."""
+        if self._log_path is None:
             return
         sys.stdout.flush()
         sys.stderr.flush()
         self._close_tees()  # they may still hold what the script has printed before
-        with self._log_path.open("a", encoding="utf-8") as log:
+        with self._log_path.open("a", encoding="utf-8", errors="replace") as log:
             log.write(text)
 
     def _tell(self, kind: str, **facts: object) -> None:
-        if self._launched and not self._forked():
+        if self._supervised and not self._forked():
             events.send(self._control, kind, self.rank, **facts)
 
     def _log_to(self, path: Path) -> None:
@@ -233,7 +251,7 @@ class _Worker:
         sys.stderr.flush()
         self._close_tees()
         events.drain(self._control)
-        if self._options.own_pace and self._launched and (code == 0 or self.rank > 0):
+        if self._options.own_pace and self._above is not None and (code == 0 or self.rank > 0):
             _exit(code)  # MPI would wait for those who have died
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
@@ -260,11 +278,11 @@ def _activate(name: str) -> Callable[[], None]:
     return lambda: getattr(importlib.import_module("syrtos.keras.activate"), name)()
 
 
-def _serve(script: str, run_dir: str) -> None:
+def _serve(program: Program, run_dir: str) -> None:
     """The work of a parameter server, which imports Keras; classes of the script's own are found beside it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
-    sys.path[0] = str(Path(script).parent)
+    main_module.find_modules_of(program)
     importlib.import_module("syrtos.keras.parameters").serve(lambda: guard.lost(run_dir))
 
 
@@ -274,23 +292,8 @@ def _script_begins() -> None:
     world.current().ledger.script_begins()
 
 
-def _run_script(script: str, arguments: list[str]) -> None:
-    sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).parent)
-    runpy.run_path(script, run_name="__main__")
-
-
 def _rank_before_mpi(env: Mapping[str, str]) -> int:
     return int(env.get("PMI_RANK") or env.get("SLURM_PROCID") or 0)
-
-
-def _in_script(found: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's first line on: what runs the script is of no interest."""
-    mine = (__file__, "<frozen runpy>")
-    rest = found
-    while rest is not None and rest.tb_frame.f_code.co_filename in mine:
-        rest = rest.tb_next
-    return rest or found
 
 
 def _cause(error: BaseException) -> BaseException:

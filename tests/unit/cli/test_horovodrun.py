@@ -15,19 +15,20 @@ from syrtos.errors import ConfigurationError
     ("command", "script"),
     [
         ("python train.py --lr 0.1 -- x", "train.py --lr 0.1 -- x"),
-        ("python3.11 -u train.py", "train.py"),
+        ("python3.11 -u train.py", "python -u train.py"),
         ("/usr/bin/python -m mpi4py train.py", "train.py"),
         ("train.py -v", "train.py -v"),
-        ("-- python -W ignore train.py", "train.py"),
+        ("-- python -W ignore train.py", "python -W ignore train.py"),
+        ("python -m package x", "-m package x"),
     ],
 )
 def test_the_script_is_found(command: str, script: str) -> None:
     assert script_of(command.split()) == script.split()
 
 
-@pytest.mark.parametrize("command", ["", "echo hi", "python -m package", "python", "python -c t.py"])
+@pytest.mark.parametrize("command", ["", "python", "python -c t.py"])
 def test_other_commands_are_refused(command: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"must be a Python script"):
+    with pytest.raises(ConfigurationError, match=r"Name the program to run|can't be run on workers"):
         script_of(command.split())
 
 

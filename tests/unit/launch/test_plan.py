@@ -12,8 +12,9 @@ import pytest
 
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import Machine, Plan, find_mpiexec, make_plan
+from syrtos.launch.program import Program
 from syrtos.launch.spec import Spec, parse_hosts
-from syrtos.settings import OPTIONS_VARIABLE, Options, options_from
+from syrtos.settings import OPTIONS_VARIABLE, SUPERVISED_VARIABLE, Options, options_from
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 MACHINE = Machine(python="/venv/bin/python", mpiexec="/venv/bin/mpiexec", cores=4)
@@ -39,7 +40,7 @@ TERRAFORM_SECRETS = {"TF_TOKEN_app_terraform_io": "s3cr3t-10", "TF_VAR_db_passwo
 
 
 def spec(script: Path, **values: Any) -> Spec:
-    return Spec(**{"script": script, "workers": 4, "options": Options(run_dir="/runs/1"), **values})
+    return Spec(**{"program": Program(str(script)), "workers": 4, "options": Options(run_dir="/runs/1"), **values})
 
 
 def remote_plan(script: Path, env: Mapping[str, str]) -> Plan:
@@ -59,7 +60,11 @@ def check_golden(name: str, plan: Plan, script: Path) -> None:
 
 def test_a_local_run(script: Path) -> None:
     arguments = ("--epochs", "3", "--name", "two words")
-    check_golden("plan_local.txt", make_plan(spec(script, arguments=arguments), MACHINE, ENVIRONMENT | SECRETS), script)
+    check_golden(
+        "plan_local.txt",
+        make_plan(spec(script, program=Program(str(script), arguments)), MACHINE, ENVIRONMENT | SECRETS),
+        script,
+    )
 
 
 def test_a_run_on_two_hosts(script: Path) -> None:
@@ -68,7 +73,7 @@ def test_a_run_on_two_hosts(script: Path) -> None:
 
 def test_the_printed_plan_is_what_a_shell_would_run(script: Path) -> None:
     arguments = ("it's", "$HOME", "a b", "", "*", "back\\slash")
-    plan = make_plan(spec(script, arguments=arguments), MACHINE, {})
+    plan = make_plan(spec(script, program=Program(str(script), arguments)), MACHINE, {})
     words = shlex.split(str(plan).replace(" \\\n", " "))
     variables = [f"{name}={value}" for name, value in sorted(plan.environment.items())]
     assert words == [*variables, *plan.command]
@@ -94,14 +99,31 @@ def test_options_of_an_outer_run_do_not_leak_in(script: Path) -> None:
     assert options_from(forwarded(plan)).timeout == Options().timeout
 
 
-def test_the_script_is_named_absolutely(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_is_named_as_it_was_typed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts look at ``sys.argv[0]``; MPI's launcher starts workers of all hosts in this folder."""
     monkeypatch.chdir(script.parent)
-    assert str(script.resolve()) in make_plan(spec(Path("train.py")), MACHINE, {}).command
+    assert make_plan(spec(Path("train.py")), MACHINE, {}).command[-1] == "train.py"
+
+
+def test_a_module_and_flags_of_the_interpreter() -> None:
+    program = Program("json.tool", ("x",), is_module=True, flags=("-u", "-W", "ignore"))
+    command = make_plan(spec(Path(), program=program), MACHINE, {}).command
+    assert command[-9:] == (
+        "/venv/bin/python",
+        "-u",
+        "-W",
+        "ignore",
+        "-m",
+        "syrtos.launch.worker",
+        "-m",
+        "json.tool",
+        "x",
+    )
 
 
 def test_other_hosts_get_what_libraries_read(script: Path) -> None:
     plan = remote_plan(script, ENVIRONMENT | SECRETS)
-    assert forwarded(plan) == ENVIRONMENT | dict(plan.environment)
+    assert forwarded(plan) == ENVIRONMENT | dict(plan.environment) | {SUPERVISED_VARIABLE: "1"}
 
 
 def test_other_hosts_never_get_secrets(script: Path) -> None:

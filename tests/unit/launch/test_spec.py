@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syrtos.errors import ConfigurationError
-from syrtos.launch.spec import Host, Spec, check_script, new_run_dir, parse_hosts, read_hostfile
+from syrtos.launch.program import Program, check_script
+from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.settings import Options
 
 names = st.from_regex(r"[a-z][a-z0-9.-]{0,10}", fullmatch=True)
 
 
 def spec(script: Path, **values: Any) -> Spec:
-    return Spec(**{"script": script, "workers": 2, "options": Options(), **values})
+    return Spec(**{"program": Program(str(script)), "workers": 2, "options": Options(), **values})
 
 
 def hostfile(folder: Path, text: str | bytes) -> Path:

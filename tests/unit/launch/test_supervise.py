@@ -167,6 +167,32 @@ def test_lines_of_a_script_are_never_taken_for_hydras(capfd: pytest.CaptureFixtu
     assert capfd.readouterr().out == text + "\n"
 
 
+NOISE = """\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795298183.645202   13602 port.cc:153] oneDNN custom operations are on.
+E0000 00:00:1795298193.051372   13602 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error
+"""
+
+
+def test_what_tensorflow_says_on_each_start_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    run(f"raw(b'Epoch 1\\n', 2)\nfor byte in {NOISE!r}.encode(): raw(bytes([byte]), 2)\nraw(b'WARNING: it is hot', 2)")
+    assert capfd.readouterr().err == "Epoch 1\nWARNING: it is hot"
+
+
+@pytest.mark.parametrize("text", ["I0000 00:00:1.0 1 mine.cc:5] x", "Eager", "WARNING", "I0", "E0000 is my code"])
+def test_what_only_begins_like_it_is_shown(capfd: pytest.CaptureFixture[str], text: str) -> None:
+    run(f"print({text!r})")
+    assert capfd.readouterr().out == text + "\n"
+
+
+def test_who_asks_tensorflow_for_all_gets_all(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    run(f"raw({NOISE!r}.encode(), 2)")
+    assert capfd.readouterr().err == NOISE
+
+
 def test_a_signal_reaches_the_script_which_may_clean_up(capfd: pytest.CaptureFixture[str]) -> None:
     outcome = run("on_term(lambda: (print('saved'), sys.exit(0))); signal_launcher(); time.sleep(600)")
     assert outcome.code == 128 + signal.SIGTERM

@@ -1,0 +1,123 @@
+"""What is run on each worker: a file or a module, as `python` takes them on its command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from syrtos.errors import ConfigurationError
+
+_INTERPRETER = re.compile(r"python(\d+)?(?:\.(\d+))?t?")
+# Flags of the interpreter (`python --help`) that are passed on to it; W and X have a value.
+_PASSED_ON = frozenset("bBdEIOPqRsuvWX")
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A Python program.
+
+    Attributes:
+        name: path of a file, or name of a module.
+        arguments: what it gets in ``sys.argv[1:]``.
+        is_module: whether it is run as by ``python -m``.
+        flags: for the interpreter.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    flags: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As written after ``python`` and its flags; a file by a path that is good in any folder."""
+        start = ("-m", self.name) if self.is_module else (self.name,)
+        return (*start, *self.arguments)
+
+    def check(self) -> None:
+        """Refuses what Python could not run.
+
+        Raises:
+            ConfigurationError: missing, a folder, or unreadable.
+        """
+        if not self.is_module:
+            check_script(Path(self.name))
+            return
+        top = self.name.partition(".")[0]
+        if PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
+            raise ConfigurationError(f"There is no module {top} (looked in {Path.cwd()} and in this environment).")
+
+
+def parse(words: Sequence[str]) -> Program:
+    """The program that a command line names: ``train.py x``, ``-m package.module x``, ``python3.11 -u train.py x``.
+
+    Raises:
+        ConfigurationError: it names none, or asks for another Python than this.
+    """
+    rest = list(words)
+    flags: list[str] = []
+    if rest and _INTERPRETER.fullmatch(Path(rest[0]).name):
+        _check_interpreter(rest.pop(0))
+        flags = _take_flags(rest)
+    if rest[:2] == ["-m", "mpi4py"]:  # it runs a script so that a failure ends all workers: so does ours
+        del rest[:2]
+    is_module = rest[:1] == ["-m"]
+    name, *arguments = rest[int(is_module) :] or [""]
+    if not name or (name.startswith("-") and not is_module):
+        raise ConfigurationError(
+            f"Name the program to run: `train.py ...`, `-m package.module ...` or `python train.py ...`. Received: {' '.join(words) or 'nothing'}."
+        )
+    return Program(name, tuple(arguments), is_module, tuple(flags))
+
+
+def check_script(script: Path) -> None:
+    """Refuses a file that Python could not run.
+
+    Raises:
+        ConfigurationError: missing, a folder, or unreadable.
+    """
+    if not script.exists():
+        raise ConfigurationError(f"There is no script {script} (looked in {Path.cwd()}). Check the path.")
+    if script.is_dir():
+        raise ConfigurationError(f"{script} is a folder. Name the Python file to run.")
+    if not os.access(script, os.R_OK):
+        raise ConfigurationError(f"{script} can't be read by this user: `chmod +r {script}`.")
+
+
+def _check_interpreter(word: str) -> None:
+    """``python`` is the one that runs syrtos."""
+    found = _INTERPRETER.fullmatch(Path(word).name)
+    assert found is not None
+    asked = [int(number) for number in found.groups() if number]
+    elsewhere = os.sep in word and Path(word).parent.resolve() != Path(sys.executable).parent.resolve()
+    if elsewhere or asked != list(sys.version_info[: len(asked)]):
+        raise ConfigurationError(
+            f"Workers run in the environment that syrtos is installed in, by {sys.executable}; the command asks for {word}. Install syrtos "
+            "there and use its `syrtos`, or leave the interpreter out."
+        )
+
+
+def _take_flags(words: list[str]) -> list[str]:
+    """Removes the interpreter's flags from the front of ``words``, and splits them: ``-uWignore`` is ``-u -W ignore``; up to ``-m``."""
+    flags: list[str] = []
+    while words and words[0].startswith("-") and words[0] not in ("-", "-m"):
+        letters = words.pop(0)[1:]
+        while letters:
+            letter, letters = letters[0], letters[1:]
+            if letter == "m":
+                words[:0] = ["-m", *([letters] if letters else [])]
+                return flags
+            if letter not in _PASSED_ON:
+                raise ConfigurationError(
+                    f"`python -{letter}` can't be run on workers: give a script or a module, with any of the flags {' '.join(sorted(_PASSED_ON))}."
+                )
+            flags.append(f"-{letter}")
+            if letter in "WX":
+                flags.append(letters or (words.pop(0) if words else ""))
+                letters = ""
+    return flags

@@ -1,0 +1,116 @@
+"""Standard input for all workers of this machine: each gets the same bytes, as the same script must read the same on each.
+
+MPI's launcher passes it to one process only, and lets the others wait for ever. So the launcher opens a pipe for each rank, which the
+worker opens by its path under /proc; a file is opened by each worker itself.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+import termios
+import threading
+from collections.abc import Iterator, Sequence
+
+_CHUNK = 1 << 16
+_AHEAD = 1 << 20  # bytes that are read before any worker wants them
+
+
+def given() -> int | None:
+    """The descriptor of a pipe, socket or file that this process is to read; None for a terminal, /dev/null or nothing."""
+    try:
+        facts = os.fstat(0)
+    except OSError:
+        return None
+    null = stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.stat(os.devnull).st_rdev
+    return None if null or os.isatty(0) else 0
+
+
+def has_data(source: int) -> bool:
+    """Whether there is something to read right now: a file that is not empty, or what a pipe holds."""
+    facts = os.fstat(source)
+    if stat.S_ISREG(facts.st_mode):
+        return facts.st_size > os.lseek(source, 0, os.SEEK_CUR)
+    held = array.array("i", [0])
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(source, termios.FIONREAD, held)
+    return held[0] > 0
+
+
+@contextlib.contextmanager
+def copied(source: int | None, ranks: int) -> Iterator[str]:
+    """Inside, `adopt` gives each of ``ranks`` workers what ``source`` holds, if it is told the text that this yields."""
+    if source is None:
+        yield ""
+        return
+    if stat.S_ISREG(os.fstat(source).st_mode):
+        yield f"{os.lseek(source, 0, os.SEEK_CUR)} {_path(source)}"
+        return
+    pipes = [os.pipe() for _ in range(ranks)]
+    _Copies(source, [write for _, write in pipes])
+    try:
+        yield " ".join(["0", *(_path(read) for read, _ in pipes)])
+    finally:
+        for read, _ in pipes:
+            os.close(read)
+
+
+def adopt(text: str, rank: int) -> None:
+    """Makes what `copied` holds for this rank the standard input of this process; nothing, if there is nothing."""
+    offset, *paths = text.split() if text else ("0", os.devnull)
+    descriptor = os.open(paths[rank % len(paths)], os.O_RDONLY)
+    if offset != "0":
+        os.lseek(descriptor, int(offset), os.SEEK_SET)
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
+
+
+def _path(descriptor: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+class _Copies:
+    """Copies a stream to several pipes, each as fast as it is read, by way of a file without a name."""
+
+    def __init__(self, source: int, targets: Sequence[int]) -> None:
+        self._source = source
+        self._spool = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this process lives)
+        self._size = 0
+        self._over = False
+        self._positions = [0] * len(targets)
+        self._change = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+        for rank, target in enumerate(targets):
+            threading.Thread(target=self._write, args=(rank, target), daemon=True).start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(self._source, _CHUNK):
+                with self._change:
+                    self._spool.write(data)
+                    self._spool.flush()
+                    self._size += len(data)
+                    self._change.notify_all()
+                    self._change.wait_for(lambda: max(self._positions) + _AHEAD > self._size)
+        with self._change:
+            self._over = True
+            self._change.notify_all()
+
+    def _write(self, rank: int, target: int) -> None:
+        with contextlib.suppress(OSError):  # its reader is gone
+            while data := self._next(rank):
+                while data:
+                    data = data[os.write(target, data) :]
+        os.close(target)
+
+    def _next(self, rank: int) -> bytes:
+        with self._change:
+            self._change.wait_for(lambda: self._size > self._positions[rank] or self._over)
+            data = os.pread(self._spool.fileno(), _CHUNK, self._positions[rank])
+            self._positions[rank] += len(data)
+            self._change.notify_all()
+            return data

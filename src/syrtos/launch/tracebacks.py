@@ -1,0 +1,75 @@
+"""What a user sees of an exception: the lines of the script and the error's text; the whole traceback is in the worker's log."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+
+Frames = list[traceback.FrameSummary]
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGES = tuple(
+    os.path.join(folder, name) + os.sep
+    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    for name in ("keras", "tf_keras", "tensorflow", "mpi4py")
+)
+_REMOVES = re.compile(r"\b(remove|unlink|rmdir|rmtree|rename|replace|move)\(")
+_LEFT_OUT = "(lines of Keras, TensorFlow and syrtos are left out; the log has them)\n"
+
+
+def whole(error: BaseException) -> str:
+    """All of it, from the script's first line on."""
+    return "".join(_formatted(error, lambda frames: list(itertools.dropwhile(_runs_scripts, frames))).format())
+
+
+def short(error: BaseException) -> str:
+    """The lines of the script, and of libraries that are neither frameworks nor ours."""
+    text = "".join(_formatted(error, lambda frames: [frame for frame in frames if not _is_inside(frame)]).format())
+    return text + _LEFT_OUT if text != whole(error) else text
+
+
+def advice(error: BaseException, size: int) -> str:
+    """What to do about an error that only several workers of one script have; empty if there is nothing to say."""
+    if size < 2 or not isinstance(error, OSError):
+        return ""
+    if isinstance(error, FileExistsError):
+        return (
+            f"All {size} workers run this script, and another has made {error.filename!r} before: give `exist_ok=True`, or write "
+            "`if syrtos.rank() == 0:` around it."
+        )
+    lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, FileNotFoundError) and any(_REMOVES.search(line) for line in lines):
+        return (
+            f"All {size} workers run this script, and another may have removed or renamed {error.filename!r} before: write "
+            "`if syrtos.rank() == 0:` around it."
+        )
+    return ""
+
+
+def _formatted(error: BaseException, kept: Callable[[Frames], Frames]) -> traceback.TracebackException:
+    """Ready to be printed, with the frames that are kept of each exception, or all if none would be."""
+    found = traceback.TracebackException.from_exception(error)
+    for part in _chain(found):
+        part.stack = traceback.StackSummary.from_list(kept(list(part.stack)) or list(part.stack))
+    return found
+
+
+def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
+    """An exception, with those that it came from."""
+    if found is not None:
+        yield found
+        yield from _chain(found.__cause__)
+        yield from _chain(found.__context__)
+
+
+def _runs_scripts(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith((_OURS + "launch" + os.sep, "<frozen runpy>"))
+
+
+def _is_inside(frame: traceback.FrameSummary) -> bool:
+    file = frame.filename
+    return file.startswith((_OURS, *_PACKAGES, "<frozen ")) or "__autograph_generated_file" in file

@@ -1,0 +1,80 @@
+"""What a script finds under `syrtos run` is what it finds in plain Python: its arguments, modules, `__main__`, standard input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FACTS = """
+import json, os, sys
+import __main__
+{helper}
+facts = {{
+    "argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__, "spec": __spec__ and __spec__.name,
+    "package": __package__, "main": vars(__main__) is globals(), "helper": helper.__file__, "input": sys.stdin.read(),
+}}
+with open(f"facts-{{os.environ.get('PMI_RANK', 'plain')}}", "w") as file:
+    json.dump(facts, file)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "package").mkdir()
+    for name in ("helper.py", "package/helper.py", "package/__init__.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "train.py").write_text(FACTS.format(helper="import helper"))
+    (tmp_path / "package" / "train.py").write_text(FACTS.format(helper="from . import helper"))
+    (tmp_path / "linked.py").symlink_to("package/../train.py")
+    return tmp_path
+
+
+def ran(folder: Path, command: list[str], data: str | None) -> None:
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        output, _ = process.communicate(data.encode() if data is not None else None, timeout=90)
+    assert process.returncode == 0, output.decode()
+
+
+def facts(folder: Path, name: str | int) -> Any:
+    return json.loads((folder / f"facts-{name}").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "plain"),
+    [
+        (["train.py", "-m", "x"], ["train.py", "-m", "x"]),
+        (["linked.py"], ["linked.py"]),
+        (["-m", "package.train", "--lr", "1"], ["-m", "package.train", "--lr", "1"]),
+        (["python", "-u", "-m", "package.train"], ["-m", "package.train"]),
+    ],
+)
+def test_a_worker_is_as_plain_python(folder: Path, words: list[str], plain: list[str]) -> None:
+    data = "a line\nand another"
+    ran(folder, [sys.executable, *plain], data)
+    ran(folder, [sys.executable, "-m", "syrtos", "run", "-n", "2", *words], data)
+    assert facts(folder, 0) == facts(folder, 1) == facts(folder, "plain")
+
+
+def test_one_worker_without_a_launcher_runs_modules_too(folder: Path) -> None:
+    ran(folder, [sys.executable, "-m", "package.train", "x"], "")
+    plain = facts(folder, "plain")
+    ran(folder, [sys.executable, "-m", "syrtos", "-m", "package.train", "x"], "")
+    assert facts(folder, "plain") == plain
+
+
+def test_a_pipe_that_never_ends_holds_up_nobody(folder: Path) -> None:
+    (folder / "train.py").write_text("print('done')\n")
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "syrtos", "run", "-n", "2", "train.py"]
+    done = subprocess.run(command, cwd=folder, stdin=read, capture_output=True, text=True, timeout=90, check=False)
+    os.close(read)
+    os.close(write)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -1,0 +1,59 @@
+"""What a command line names, as Python itself would take it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from syrtos.errors import ConfigurationError
+from syrtos.launch.program import Program, parse
+
+HERE = ".".join(map(str, sys.version_info[:2]))
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        ("train.py -m x", Program("train.py", ("-m", "x"))),
+        ("-m package.module --lr 1", Program("package.module", ("--lr", "1"), is_module=True)),
+        ("python train.py", Program("train.py")),
+        (f"python{HERE} -u train.py -u", Program("train.py", ("-u",), flags=("-u",))),
+        (f"{sys.executable} -m package", Program("package", is_module=True)),
+        (
+            "python3 -uWignore -X dev -m package x",
+            Program("package", ("x",), True, ("-u", "-W", "ignore", "-X", "dev")),
+        ),
+        ("python3 -Om package", Program("package", is_module=True, flags=("-O",))),
+        ("python3 -mpackage x", Program("package", ("x",), is_module=True)),
+        ("python -m mpi4py train.py x", Program("train.py", ("x",))),
+        ("python -m mpi4py -m package", Program("package", is_module=True)),
+    ],
+)
+def test_programs(line: str, program: Program) -> None:
+    assert parse(line.split()) == program
+    assert parse(program.words) == Program(program.name, program.arguments, program.is_module)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "python", "-m", "python -", "--lr 1", "python -c print(1)", "python -i t.py", "python -V"]
+)
+def test_what_is_no_program(line: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"Name the program to run|can't be run on workers"):
+        parse(line.split())
+
+
+@pytest.mark.parametrize("python", ["python2", "python3.5", "/nowhere/bin/python"])
+def test_another_python_is_refused(python: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"by {sys.executable}; the command asks for {python}"):
+        parse([python, "train.py"])
+
+
+def test_a_module_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    Program("mine", is_module=True).check()
+    Program("json.tool", is_module=True).check()
+    with pytest.raises(ConfigurationError, match=r"no module nowhere \(looked in"):
+        Program("nowhere.inside", is_module=True).check()

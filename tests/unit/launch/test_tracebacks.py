@@ -1,0 +1,104 @@
+"""What a user sees of an exception."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from syrtos.errors import ConfigurationError
+from syrtos.launch import tracebacks
+
+
+def caught(call: Callable[[], object]) -> BaseException:
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def in_keras() -> None:
+    import keras
+
+    keras.config.disable_traceback_filtering()
+    try:
+        keras.Sequential([keras.layers.Dense(2)])(object())
+    finally:
+        keras.config.enable_traceback_filtering()
+
+
+def in_syrtos() -> None:
+    from syrtos.launch.spec import parse_hosts
+
+    parse_hosts("")
+
+
+@pytest.mark.parametrize("call", [in_keras, in_syrtos])
+def test_the_last_line_shown_is_the_scripts_own(call: Callable[[], None]) -> None:
+    error = caught(call)
+    shown = tracebacks.short(error)
+    files = [line.split('"')[1] for line in shown.splitlines() if line.startswith('  File "')]
+    assert set(files) == {__file__}
+    assert f"{type(error).__name__}: " in shown
+    assert str(error).splitlines()[0] in shown
+    assert shown.endswith("the log has them)\n")
+    assert len(tracebacks.whole(error)) > len(shown)
+
+
+def test_errors_that_it_came_from_are_shortened_alike() -> None:
+    def fails() -> None:
+        try:
+            in_syrtos()
+        except ConfigurationError as error:
+            raise ValueError("no hosts") from error
+
+    shown = tracebacks.short(caught(fails))
+    assert shown.index("ConfigurationError") < shown.index("direct cause") < shown.index("ValueError: no hosts")
+    assert "spec.py" not in shown
+
+
+def test_other_libraries_are_shown() -> None:
+    shown = tracebacks.short(caught(lambda: __import__("json").loads("{")))
+    assert "decoder.py" in shown
+    assert "left out" not in shown
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: os.mkdir(path), lambda path: os.makedirs(path), lambda path: Path(path).mkdir()]
+)
+def test_a_folder_that_another_worker_made(tmp_path: Path, make: Callable[[str], None]) -> None:
+    error = caught(lambda: make(str(tmp_path)))
+    advice = tracebacks.advice(error, 2)
+    assert "exist_ok=True" in advice
+    assert "if syrtos.rank() == 0:" in advice
+    assert repr(str(tmp_path)) in advice
+    assert tracebacks.advice(error, 1) == ""
+
+
+def test_a_file_that_another_worker_removed(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    assert "removed or renamed" in tracebacks.advice(caught(lambda: shutil.rmtree(gone)), 2)
+    assert tracebacks.advice(caught(lambda: Path(gone).read_text()), 2) == ""
+
+
+def test_the_frames_of_what_runs_a_script_are_in_neither(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def f():\n    raise ValueError('x')\nf()\n")
+    code = (
+        "from syrtos.launch import main_module, program, tracebacks\n"
+        f"try:\n    main_module.run(program.Program({str(script)!r}))\n"
+        "except ValueError as error:\n    print(tracebacks.whole(error.with_traceback(error.__traceback__.tb_next)), end='')"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    plain = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60
+    ).stderr
+    assert printed == plain
