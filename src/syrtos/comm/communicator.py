@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 import enum
+import functools
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.errors import ExchangeError, OutOfStepError
 
 Array = npt.NDArray[Any]
+Reduce = Callable[[Sequence[Array], "ReduceOp", Sequence[float]], list[Array]]
 
 
 class ReduceOp(enum.Enum):
@@ -54,8 +56,8 @@ class Communicator(abc.ABC):
     `OutOfStepError` that says who called what, instead of waiting for each other. Results are bitwise
     equal on every worker, and in every run with the same world.
 
-    Arrays are NumPy's, C-contiguous or made so; 16-bit floats (``bfloat16`` as ``ml_dtypes`` has it) are
-    summed in float32 and rounded once.
+    Arrays are NumPy's, C-contiguous or made so. 16-bit floats (``bfloat16`` as ``ml_dtypes`` has it) travel as such, and are summed in
+    float32: the sum is rounded once, and between hosts each host's part once more.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -75,12 +77,13 @@ class Communicator(abc.ABC):
         self.agree(f"allreduce {op.value} {signature(array)}")
         if self.size == 1 or array.size == 0:
             return array.copy()
-        wide = array.astype(np.float32) if is_half(array.dtype) else array
         if op is ReduceOp.ADASUM:
-            everyone = self._allgather(wide.reshape(-1), [wide.size] * self.size).reshape(self.size, -1)
-            return adasum.combine(list(everyone)).reshape(array.shape).astype(array.dtype, copy=False)
-        result = self._reduce([wide.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
-        return (result / self.size if op is ReduceOp.MEAN else result).astype(array.dtype, copy=False)
+            everyone = self._allgather(array.reshape(-1), [array.size] * self.size).reshape(self.size, -1)
+            wide = everyone.astype(np.float32) if is_half(array.dtype) else everyone
+            return adasum.combine(list(wide)).reshape(array.shape).astype(array.dtype, copy=False)
+        result = self.reduced([array.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
+        mean = op is ReduceOp.MEAN and not is_half(array.dtype)
+        return (result / self.size if mean else result).astype(array.dtype, copy=False)
 
     def weighted_sum(self, parts: Sequence[Array], weight: float) -> tuple[list[Array], float]:
         """Sums ``weight / total weight`` times each part over all workers: the exchange of a step.
@@ -97,10 +100,7 @@ class Communicator(abc.ABC):
         weights = self.agree(f"exchange {dtype} {sizes}", weight)
         total = float(sum(weights))
         shares = [w / total if total else 0.0 for w in weights]
-        if not is_half(dtype):
-            return self._reduce(parts, ReduceOp.SUM, shares), total
-        wide = self._reduce([part.astype(np.float32) for part in parts], ReduceOp.SUM, shares)
-        return [part.astype(dtype) for part in wide], total
+        return self.reduced(parts, ReduceOp.SUM, shares), total
 
     def allgather(self, array: npt.ArrayLike) -> Array:
         """Concatenates the workers' arrays along the first axis, in rank order; row counts may differ.
@@ -187,6 +187,28 @@ class Communicator(abc.ABC):
             self._explain(call)
         return values
 
+    def reduced(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]``, when all workers have agreed to: new arrays.
+
+        Means of 16-bit floats come divided, those of others as sums.
+        """
+        return (self._reduce_half if is_half(parts[0].dtype) else self._reduce)(parts, op, shares)
+
+    def sum_of_halves(self, array: Array, op: ReduceOp, shares: Sequence[float]) -> Array:
+        """Reduces a flat array of 16-bit floats. Each worker gets a part of all arrays, reduces it in float32 and gives it to all: a number
+        is sent twice, as many bytes as the best sum of numbers that are 16 bits long."""
+        bounds = [share_of(array.size, rank, self.size) for rank in range(self.size)]
+        counts = [stop - start for start, stop in bounds]
+        received = self._alltoall(array, counts, [counts[self.rank]] * self.size).reshape(self.size, -1)
+        shares = self._mean_shares() if op is ReduceOp.MEAN else shares
+        wide = [_widened(part, share) for part, share in zip(received, shares, strict=True)]
+        return self._allgather(functools.reduce(UFUNC[op], wide).astype(array.dtype), counts)
+
+    def in_float32(self, reduce: Reduce, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+        """Reduces 16-bit floats by a ``reduce`` of wider ones, for where bytes are cheap: inside a host."""
+        shares = self._mean_shares() if op is ReduceOp.MEAN else shares
+        return [part.astype(parts[0].dtype) for part in reduce([part.astype(np.float32) for part in parts], op, shares)]
+
     # -- what an engine provides ---------------------------------------------------------------
 
     @abc.abstractmethod
@@ -205,6 +227,11 @@ class Communicator(abc.ABC):
     def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only). No 16-bit floats come here."""
 
+    def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+        """The same for 16-bit floats."""
+        result = self.sum_of_halves(np.concatenate(parts), op, shares)
+        return np.split(result, np.cumsum([part.size for part in parts])[:-1])
+
     @abc.abstractmethod
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
         """Concatenates arrays with the given first dimensions."""
@@ -218,6 +245,10 @@ class Communicator(abc.ABC):
         """Exchanges groups of rows."""
 
     # -- helpers -------------------------------------------------------------------------------
+
+    def _mean_shares(self) -> list[float]:
+        """Means of 16-bit floats are scaled before they are summed: the sum could be more than 16 bits hold."""
+        return [1.0 / self.size] * self.size
 
     def _known(self, root: int) -> int:
         if not 0 <= root < self.size:
@@ -309,6 +340,13 @@ def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
 def is_half(dtype: np.dtype[Any]) -> bool:
     """Whether sums of this dtype are accumulated in float32."""
     return dtype.itemsize == 2 and dtype.kind not in "iu"
+
+
+def _widened(half: Array, share: float) -> Array:
+    """``share * half`` as float32; a share of 0 gives 0 even where there is NaN."""
+    wide = half.astype(np.float32)
+    scaled_copy(wide, share, wide)
+    return wide
 
 
 def scaled_copy(source: Array, share: float, target: Array) -> None:

@@ -46,6 +46,21 @@ class HierarchicalCommunicator(MPICommunicator):
 
         return self.host.reduce_through_window(parts, op, shares[self.rank], self.lanes, carry)
 
+    def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+        """In float32 inside the host; what travels between hosts is rounded."""
+        lane_op = ReduceOp.SUM if op is ReduceOp.MEAN else op  # means are scaled on the way into the window
+
+        def carry(lane_slice: Array) -> Callable[[], None]:
+            assert self.lane is not None
+            rounded = lane_slice.astype(parts[0].dtype)
+            lane_slice[...] = self.lane.sum_of_halves(rounded, lane_op, [1.0] * self.lane.size)
+            return lambda: None
+
+        def reduce(wide: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+            return self.host.reduce_through_window(wide, op, shares[self.rank], self.lanes, carry)
+
+        return self.in_float32(reduce, parts, op, shares)
+
 
 def communicator_over(comm: MPI.Comm, watchdog: Watchdog | None = None) -> MPICommunicator:
     """The fastest engine for the workers of ``comm``, chosen alike by all of them."""

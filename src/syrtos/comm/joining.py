@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 
-from syrtos.comm.communicator import JOINED, Array, Communicator, ReduceOp, is_half
+from syrtos.comm.communicator import JOINED, Array, Communicator, ReduceOp
 from syrtos.comm.objects import dtype_of
 
 _CALL = re.compile(r"(allreduce (?P<op>\w+)|allgather|broadcast from (?P<root>\d+)) (?P<dtype>\w+) \((?P<shape>.*)\)$")
@@ -40,25 +40,24 @@ def _follow(comm: Communicator, call: str, tags: list[int], values: list[float])
         _, dtype, sizes = call.split(" ")
         zeros = [_zeros(dtype, (int(size),)) for size in sizes.split(",")]
         weights = [1.0 if tag == JOINED else value for tag, value in zip(tags, values, strict=True)]
-        comm._reduce(zeros, ReduceOp.SUM, [weight / sum(weights) for weight in weights])
+        comm.reduced(zeros, ReduceOp.SUM, [weight / sum(weights) for weight in weights])
         return
     found = _CALL.match(call)
     if found is None:  # a barrier
         return
     shape = [int(n) for n in found["shape"].split(", ") if n.isdigit()]
     if call.startswith("allgather"):
-        comm._allgather(_zeros(found["dtype"], (0, *shape), wide=False), [int(n) for n in counts])
+        comm._allgather(_zeros(found["dtype"], (0, *shape)), [int(n) for n in counts])
     elif found["root"]:
-        comm._broadcast(_zeros(found["dtype"], shape, wide=False), int(found["root"]))
+        comm._broadcast(_zeros(found["dtype"], shape), int(found["root"]))
     elif size := int(np.prod(shape, dtype=np.int64)):
         zeros, op = _zeros(found["dtype"], (size,)), ReduceOp(found["op"])
         if op is ReduceOp.ADASUM:
             comm._allgather(zeros, [size] * comm.size)
         else:
-            comm._reduce([zeros], op, [1.0] * comm.size)
+            comm.reduced([zeros], op, [1.0] * comm.size)
 
 
-def _zeros(dtype: str, shape: tuple[int, ...] | list[int], wide: bool = True) -> Array:
-    """What this worker adds: nothing. Sums of 16-bit floats travel as float32."""
-    kind = dtype_of(dtype)
-    return np.zeros(shape, np.float32 if wide and is_half(kind) else kind)
+def _zeros(dtype: str, shape: tuple[int, ...] | list[int]) -> Array:
+    """What this worker adds: nothing."""
+    return np.zeros(shape, dtype_of(dtype))

@@ -46,6 +46,9 @@ class SharedMemoryCommunicator(MPICommunicator):
             return super()._reduce(parts, op, shares)
         return self.reduce_through_window(parts, op, shares[self.rank], self.size)
 
+    def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+        return self.in_float32(self._reduce, parts, op, shares)
+
     def reduce_through_window(
         self, parts: Sequence[Array], op: ReduceOp, share: float, lanes: int, carry: Carry | None = None
     ) -> list[Array]:

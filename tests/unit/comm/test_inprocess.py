@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ExchangeError, StalledError
 
@@ -39,6 +41,39 @@ def test_halves_are_summed_wide_and_rounded_once(together: Any) -> None:
     for total in together(3, lambda comm: comm.allreduce(ones_last[comm.rank])):
         assert total.dtype == np.float16
         assert total == 2050
+
+
+class _Counting(InProcessCommunicator):
+    """Counts the bytes that leave for other workers."""
+
+    sent = 0
+
+    def _alltoall(self, array: Any, sent: Any, received: Any) -> Any:
+        self.sent += array.nbytes - sent[self.rank] * array.itemsize
+        return super()._alltoall(array, sent, received)
+
+    def _allgather(self, array: Any, rows: Any) -> Any:
+        self.sent += array.nbytes * (self.size - 1)
+        return super()._allgather(array, rows)
+
+    def _reduce(self, parts: Any, op: Any, shares: Any) -> Any:
+        raise AssertionError("16-bit floats were widened before they were sent")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_halves_travel_in_two_bytes(together: Any, dtype: Any) -> None:
+    """As many as a sum of 16-bit numbers needs: ``2 (N - 1) / N`` times the array."""
+
+    def play(comm: InProcessCommunicator) -> tuple[int, Any, Any]:
+        mine = _Counting(comm.rank, comm.size, comm._board)
+        mean = mine.allreduce(np.full(300, 3 * comm.rank, dtype), ReduceOp.MEAN)
+        (weighted,), _ = mine.weighted_sum([np.full(300, comm.rank or np.nan, dtype)], weight=float(comm.rank))
+        return mine.sent, mean, weighted
+
+    for sent, mean, weighted in together(3, play):
+        assert sent == 2 * (2 * 300 * 2 * 2 // 3)
+        np.testing.assert_array_equal(mean, np.full(300, 3, dtype))
+        np.testing.assert_array_equal(weighted, np.full(300, 5 / 3, dtype))  # rank 0 counts for nothing
 
 
 def test_groups_do_not_wait_for_each_other(together: Any) -> None:
