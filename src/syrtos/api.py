@@ -130,7 +130,10 @@ def process_set(ranks: Sequence[int]) -> ProcessSet:
     members = sorted(ranks)
     comm.agree(f"process_set {members}")
     group = comm.split(int(comm.rank in members))
-    return ProcessSet(members, group if comm.rank in members else None)
+    if comm.rank in members:
+        return ProcessSet(members, group)
+    group.close()  # nobody will: an MPI has some 2000 communicators to give
+    return ProcessSet(members, None)
 
 
 @unconverted

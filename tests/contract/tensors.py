@@ -131,3 +131,10 @@ def process_sets() -> str:
         syrtos.process_set([0, 0])
     syrtos.barrier()
     return "ok"
+
+
+def many_process_sets() -> str:
+    """Workers outside of a set hold nothing of it: MPI has some 2000 communicators to give."""
+    for _ in range(2100):
+        syrtos.process_set([0]).close()
+    return "ok"
