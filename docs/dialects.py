@@ -17,8 +17,14 @@ Scripts written for these APIs run unchanged under `syrtos run`, on today's Kera
 meant. Written by `python docs/dialects.py` from [matrix.toml](../src/syrtos/dialects/matrix.toml); the tests check that every name is
 what it says. What each dialect computes is compared with one process in [tests/parity/dialects.py](../tests/parity/dialects.py).
 
-Spellings of Keras 2 are understood by Keras 3 in scripts of Horovod and SMDDP: `optimizer.lr`, `optimizer.variables()`, `lr=` and `decay=`,
-`optimizers.legacy`, `optimizer.minimize`, `fit_generator`, `experimental_run_tf_function`, `K.get_value` and `K.set_value`.
+Spellings of Keras 2 are understood by Keras 3 in scripts that use Horovod, SMDDP, `multi_gpu_model` or a strategy of `tf.distribute`:
+`optimizer.lr`, `optimizer.variables()`, `lr=` and `decay=`, `optimizers.legacy`, `optimizer.minimize`, `fit_generator`,
+`metric.reset_states()`, `BatchNormalization(fused=True)`, `utils.experimental.DatasetCreator`, `experimental_run_tf_function`,
+`K.get_value` and `K.set_value`.
+
+Errors of exchanges are TensorFlow's errors too, in graphs as well: `syrtos.errors.OutOfStepError` is a `tf.errors.FailedPreconditionError`,
+other `ExchangeError`s are `InvalidArgumentError`s, a stalled exchange is an `UnknownError`. Scripts of TensorFlow 1 (`tf.Session`,
+`tf.layers`, `tf.train.AdamOptimizer`) get one sentence that says what to write.
 """
 
 

@@ -2,6 +2,7 @@
 
     SyrtosError
      ├─ ConfigurationError    what was asked for can't be: options, environment, versions
+     │   └─ GoneError         a name that the library of today no longer has
      ├─ LaunchError           workers could not be started, or one of them failed
      ├─ WorldError            the world is not the one that was asked for
      ├─ ExchangeError         an exchange between workers can't be completed
@@ -22,6 +23,10 @@ class SyrtosError(Exception):
 
 class ConfigurationError(SyrtosError):
     """An option, script or environment that can't work."""
+
+
+class GoneError(ConfigurationError, AttributeError):
+    """A name that the library of today no longer has; `hasattr` is False for it."""
 
 
 class LaunchError(SyrtosError):

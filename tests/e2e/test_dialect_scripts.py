@@ -29,7 +29,7 @@ def run(folder: Path, checks: str, *flags: str, script: str = SCRIPT) -> subproc
 @pytest.mark.parametrize(
     "checks",
     [
-        "before_init,basics,explained,one_evaluates,draws_apart,uneven",
+        "before_init,basics,explained,errors_of_tensorflow,in_graphs,one_evaluates,draws_apart,uneven",
         "late",
         "seeded",
         "synchronized_batchnorm,local_variables,keras_2_spellings,loads,diverged",
@@ -137,13 +137,20 @@ def test_a_horovod_script_alone(tmp_path: Path) -> None:
 def test_horovod_run_calls_a_function_on_new_workers(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(
-        "import horovod\n"
+        "import horovod, syrtos.errors\n"
         "def train(a, b):\n"
         "    import horovod.tensorflow as hvd\n"
         "    hvd.init()\n"
         "    return [hvd.rank(), hvd.size(), a + b]\n"
         "if __name__ == '__main__':\n"
-        "    print(horovod.run(train, args=(1, 2), np=2))\n"
+        "    print(horovod.run(train, args=(1,), kwargs={'b': 2}, hosts='localhost:2', use_mpi=True, verbose=2))\n"
+        "    for wrong in ({'hosts': 'elsewhere:2'}, {'min_np': 1}, {'num_proc': 3, 'hosts': 'localhost:2'}):\n"
+        "        try:\n"
+        "            horovod.run(train, args=(1, 2), **wrong)\n"
+        "        except syrtos.errors.ConfigurationError:\n"
+        "            pass\n"
+        "        else:\n"
+        "            print('not refused', wrong)\n"
     )
     command = [sys.executable, "-m", "syrtos", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
@@ -151,6 +158,29 @@ def test_horovod_run_calls_a_function_on_new_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_script_of_tensorflow_1_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "old.py"
+    script.write_text(
+        "import tensorflow as tf\n"
+        "import tensorflow.compat.v1 as tf1\n"
+        "assert tf1 is tf.compat.v1 and tf1.estimator.Estimator is tf.estimator.Estimator\n"
+        "assert tf1.layers.dense and not hasattr(tf, 'ConfigProto') and not hasattr(tf, 'nonsense')\n"
+        "for call in (lambda: tf.train.AdamOptimizer(0.1), lambda: tf.layers.dense, lambda: tf.contrib.slim):\n"
+        "    try:\n"
+        "        call()\n"
+        "    except AttributeError as error:\n"
+        "        print(error)\n"
+        "tf.Session()\n"
+    )
+    command = [sys.executable, "-m", "syrtos", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    for name in ("tf.train.AdamOptimizer", "tf.layers", "tf.contrib"):
+        assert f"`{name}` belongs to TensorFlow 1" in done.stdout, done.stderr[-3000:]
+    assert "GoneError: `tf.Session` belongs to TensorFlow 1" in done.stderr
+    assert "model.fit" in done.stderr
+
+
 def test_an_installed_original_is_served_elsewhere_only(tmp_path: Path) -> None:
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("original = True\n")

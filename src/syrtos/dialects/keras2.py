@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ import tensorflow as tf
 from syrtos import settings
 from syrtos.errors import ConfigurationError
 from syrtos.keras.replacing import Method, replace
+from syrtos.launch.import_hook import after_import
 
 
 def is_legacy() -> bool:
@@ -57,6 +60,12 @@ def build(optimizer: Any, model: Any) -> None:
 
 
 @functools.cache
+def expect() -> None:
+    """Teaches Keras 3 the spellings of Keras 2 once the script imports it, or now if it has."""
+    after_import("keras", install)
+
+
+@functools.cache
 def install() -> None:
     """Teaches Keras 3 the spellings of Keras 2."""
     if is_legacy():
@@ -68,11 +77,13 @@ def install() -> None:
         importlib.import_module("keras.src.backend.tensorflow.trainer").TensorFlowTrainer,
     )
     _models(keras().Model, trainers)
+    _layers_and_metrics()
     keras().Variable.ref = lambda self: self.value.ref()
     for found in _both():
         _optimizers(found, base)
         _backend(found)
         _functions(found)
+        found.utils.experimental = types.SimpleNamespace(DatasetCreator=DatasetCreator)
 
 
 class _Callable(list[Any]):
@@ -108,9 +119,11 @@ def _minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> None:
 
 
 def _optimizers(found: Any, base: Any) -> None:
-    """`keras.optimizers.legacy` has the optimizers of today."""
-    for name, optimizer in _classes(found.optimizers, base).items():
+    """`keras.optimizers.legacy` and `keras.optimizers.experimental` have the optimizers of today."""
+    known = {**_classes(found.optimizers, base), "Optimizer": found.optimizers.Optimizer}
+    for name, optimizer in known.items():
         setattr(found.optimizers.legacy, name, optimizer)
+    found.optimizers.experimental = types.SimpleNamespace(**known)
 
 
 def _classes(module: Any, base: Any) -> dict[str, Any]:
@@ -147,6 +160,26 @@ def _models(model: Any, trainers: tuple[Any, Any]) -> None:
     for name in ("fit", "evaluate", "predict"):
         replace(trainers[1], name, _without("workers", "use_multiprocessing", "max_queue_size"))
         setattr(model, f"{name}_generator", _from_generator(name))
+    for name in ("fit", "evaluate"):
+        replace(trainers[1], name, _from_creator)
+
+
+class DatasetCreator:
+    """`keras.utils.experimental.DatasetCreator`: a function that makes the data set of one process, of which each worker takes its share."""
+
+    def __init__(
+        self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], input_options: Any = None
+    ) -> None:
+        self.dataset_fn = dataset_fn
+        self.input_options = input_options
+
+
+def _from_creator(original: Method) -> Method:
+    def method(self: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        made = x.dataset_fn(tf.distribute.InputContext()) if isinstance(x, DatasetCreator) else x
+        return original(self, made, *args, **kwargs)
+
+    return method
 
 
 def _without(*arguments: str) -> Callable[[Method], Method]:
@@ -160,6 +193,7 @@ def _without(*arguments: str) -> Callable[[Method], Method]:
                     _say(f"`{name}` means nothing to Keras 3 and is ignored; remove it.")
             return original(self, *args, **kwargs)
 
+        vars(method)["__signature__"] = inspect.signature(original)  # Keras reads a layer's, and binds its config to it
         return method
 
     return wrapper
@@ -209,6 +243,12 @@ def _functions(found: Any) -> None:
                 setattr(public, name, function)
     if not hasattr(found.layers, "ThresholdedReLU"):
         found.layers.ThresholdedReLU = importlib.import_module("keras.src.legacy.layers").ThresholdedReLU
+
+
+def _layers_and_metrics() -> None:
+    """`metric.reset_states()`; and an argument that chose between two ways of computing the same."""
+    keras().metrics.Metric.reset_states = lambda self: self.reset_state()
+    replace(keras().layers.BatchNormalization, "__init__", _without("fused"))
 
 
 def _both() -> list[Any]:

@@ -16,6 +16,8 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.rounds import KEPT
 from syrtos.comm.servers import Servers
+from syrtos.dialects import keras2
+from syrtos.dialects.tf_distribute import places
 from syrtos.errors import ConfigurationError
 from syrtos.keras import activate, pace
 from syrtos.keras.strategy import Strategy
@@ -33,12 +35,12 @@ def install() -> None:
     session = world.init()
     if session.world.size == 1 and not session.servers:
         return
-    for place, name in STRATEGIES:
-        setattr(functools.reduce(getattr, place.split("."), tf), name, ParameterServerStrategy)
-    for place in COORDINATORS:
-        module: Any = functools.reduce(getattr, place.split("."), tf)
-        module.ClusterCoordinator = ClusterCoordinator
-        module.RemoteValue = RemoteValue
+    for path, name in STRATEGIES:
+        for module in places(path, name):
+            setattr(module, name, ParameterServerStrategy)
+    for path in COORDINATORS:
+        for module in places(path, "ClusterCoordinator"):
+            module.ClusterCoordinator, module.RemoteValue = ClusterCoordinator, RemoteValue
 
 
 def ParameterServerStrategy(cluster_resolver: Any = None, variable_partitioner: Any = None) -> tf.distribute.Strategy:
@@ -53,6 +55,7 @@ def ParameterServerStrategy(cluster_resolver: Any = None, variable_partitioner: 
     """
     del cluster_resolver, variable_partitioner
     _servers("ParameterServerStrategy")
+    keras2.expect()
     return Strategy()
 
 

@@ -5,6 +5,7 @@ Alone in a world of one worker a script gets TensorFlow's own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
+from syrtos.dialects import keras2
 from syrtos.keras import activate
 from syrtos.keras.input import heed_policy
+from syrtos.keras.replacing import Method, replace
 from syrtos.keras.strategy import Strategy, not_chosen
 
 # Where TensorFlow has them: (module, name).
@@ -30,20 +33,38 @@ RESOLVERS = ("SlurmClusterResolver", "KubernetesClusterResolver", "GCEClusterRes
 
 @functools.cache
 def install() -> None:
-    """Serves the strategies, and the resolvers that ask a cluster who is in it, in processes of several workers."""
-    if world.init().world.size == 1:
-        return
+    """Serves the strategies, and the resolvers that ask a cluster who is in it, in processes of several workers.
+
+    Scripts that make a strategy use Keras 2's spellings, as TensorFlow's own tutorials do.
+    """
+    alone = world.init().world.size == 1
     for place, name in SERVED:
-        module = _module(place)
-        original = getattr(module, name)
-        setattr(module, name, _Strategies(name, (), {"__doc__": original.__doc__, "original": original}))
-    resolvers = _module("distribute.cluster_resolver")
-    for name in RESOLVERS:
-        setattr(resolvers, name, functools.partial(_resolver, name))
+        for module in places(place, name):
+            original = getattr(module, name)
+            if alone:
+                replace(original, "__init__", _expecting_keras2)
+                continue
+            setattr(module, name, _Strategies(name, (), {"__doc__": original.__doc__, "original": original}))
+    for name in RESOLVERS if not alone else ():
+        for module in places("distribute.cluster_resolver", name):
+            setattr(module, name, functools.partial(_resolver, name))
 
 
-def _module(place: str) -> Any:
-    return functools.reduce(getattr, place.split("."), tf)
+def _expecting_keras2(original: Method) -> Method:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        keras2.expect()
+        original(self, *args, **kwargs)
+
+    return init
+
+
+def places(module: str, name: str) -> list[Any]:
+    """The modules of this path that have the name: TensorFlow's own, and those under `tf.compat`."""
+    found = []
+    for root in (tf, tf.compat.v1, tf.compat.v2):
+        with contextlib.suppress(AttributeError):
+            found.append(functools.reduce(getattr, module.split("."), root))
+    return [place for place in found if hasattr(place, name)]
 
 
 class _Strategies(type):
@@ -61,6 +82,7 @@ class _Strategies(type):
         if cls.__name__ == "OneDeviceStrategy" and world.explicit():  # it places, and reduces nothing
             return cls.original(*args, **kwargs)
         activate.check_not_explicit(cls.__name__)
+        keras2.expect()
         _compare(cls.__name__, _asked_for(args, kwargs), world.current().world.size)
         if cls.__name__ == "MultiWorkerMirroredStrategy":
             heed_policy()

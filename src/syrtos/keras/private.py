@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.client import session as client_session
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.data.util import structure
 from tensorflow.python.distribute import device_util, one_device_strategy
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, core, execute
 from tensorflow.python.eager.polymorphic_function import tracing_compilation
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
@@ -108,6 +109,48 @@ def watch_tracing(tracing: Callable[[], AbstractContextManager[None]]) -> None:
             return original(*args, **kwargs)
 
     tracing_compilation._create_concrete_function = create
+
+
+def keep_compat_modules() -> None:
+    """`import tensorflow.compat.v1` gives `tf.compat.v1`.
+
+    TensorFlow's modules are those of ``tensorflow._api.v2``. Imported by their public names they would be made a second time, without what
+    was added to them, and take the first ones' place.
+    """
+    prefix = "tensorflow._api.v2."
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(prefix + "compat"):
+            continue
+        public = name.removeprefix(prefix)
+        if functools.reduce(lambda found, part: getattr(found, part, None), public.split("."), tf) is module:
+            sys.modules.setdefault(f"tensorflow.{public}", module)
+
+
+def convert_errors(convert: Callable[[BaseException], BaseException]) -> None:
+    """Errors that leave a graph are what ``convert`` makes of them. An operation in Python can't choose the class: all but a few come as
+    UnknownError."""
+    of_status = core._status_to_exception
+    setattr(core, "_status_to_exception", lambda status: convert(of_status(status)))  # noqa: B010
+
+    def converting(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            except tf.errors.OpError as error:
+                converted = convert(error)
+                if converted is error:
+                    raise
+                raise converted from None
+
+        return call
+
+    for owner, names in (
+        (execute, ("execute", "execute_with_cancellation")),
+        (client_session.BaseSession, ("_do_call",)),
+    ):
+        for name in names:
+            setattr(owner, name, converting(getattr(owner, name)))
 
 
 def last_token() -> tf.Tensor:

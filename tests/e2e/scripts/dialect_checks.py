@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from syrtos.errors import ConfigurationError, DivergenceError, SyrtosError
+from syrtos.errors import ConfigurationError, DivergenceError, ExchangeError, OutOfStepError, SyrtosError
 
 
 def before_init(folder: Path) -> None:
@@ -31,10 +31,17 @@ def basics(folder: Path) -> None:
     assert hvd.is_homogeneous()
     assert hvd.broadcast_object({"epoch": 3 + hvd.rank(), "best": np.float32(1.5)}) == {"epoch": 3, "best": 1.5}
     assert hvd.allgather_object((hvd.rank(), "x")) == [(0, "x"), (1, "x")]
-    everyone = hvd.add_process_set([0, 1])
-    assert everyone.included()
-    assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, process_set=everyone)) == 2.0
-    assert hvd.remove_process_set(everyone)
+    first = hvd.add_process_set([0])
+    if first.included():
+        assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, process_set=first)) == 1.0
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no member"):
+            hvd.allreduce(tf.constant(1.0), process_set=first)
+    for ranks in ([0], [0, 1]):
+        with pytest.raises(ValueError, match="registered already"):
+            hvd.add_process_set(ranks)
+    assert hvd.remove_process_set(first)
+    assert first.process_set_id is None
 
 
 def explained(folder: Path) -> None:
@@ -45,9 +52,41 @@ def explained(folder: Path) -> None:
         "tensor allreduce b": lambda: hvd.allreduce(tf.ones(2), name="b" if hvd.rank() else "a"),
     }
     for text, call in wrong.items():
-        with pytest.raises(SyrtosError, match="out of step") as caught:
+        with pytest.raises(OutOfStepError, match="out of step") as caught:
             call()
         assert text in str(caught.value)
+        assert isinstance(caught.value, tf.errors.FailedPreconditionError)
+
+
+def errors_of_tensorflow(folder: Path) -> None:
+    """The classes that Horovod raises, in a function and in a session too."""
+    wrong = tf.ones(2 + hvd.rank())
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"rank 1: .* float32 \(3\)") as caught:
+        tf.function(hvd.allreduce)(wrong)
+    assert isinstance(caught.value, OutOfStepError)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="give `splits`") as uneven:
+        tf.function(hvd.alltoall)(tf.ones(3))
+    assert isinstance(uneven.value, ExchangeError)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        reduced = hvd.allreduce(tf.ones(2 + hvd.rank()))
+        with pytest.raises(tf.errors.FailedPreconditionError, match="out of step") as in_session:
+            session.run(reduced)
+    assert isinstance(in_session.value, OutOfStepError)
+    with pytest.raises(tf.errors.FailedPreconditionError):
+        hvd.broadcast_object("x", root_rank=hvd.rank())
+    with pytest.raises(tf.errors.InvalidArgumentError) as own:  # what is TensorFlow's stays so
+        tf.function(lambda x: 1 // x)(tf.constant(0))
+    assert not isinstance(own.value, SyrtosError)
+
+
+def in_graphs(folder: Path) -> None:
+    """Variables of a graph of TensorFlow 1 are broadcast by an operation."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("v", initializer=tf.constant([float(hvd.rank()), 1.0]))
+        everything = hvd.broadcast_global_variables(1)
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(everything)
+        assert session.run(variable).tolist() == [1.0, 1.0]
 
 
 def one_evaluates(folder: Path) -> None:
@@ -145,6 +184,12 @@ def keras_2_spellings(folder: Path) -> None:
     for _ in range(3):
         decayed.apply_gradients([(tf.constant(-1.0), weight)])
     np.testing.assert_allclose(float(weight), 1.0 + 1 / 2 + 1 / 3, rtol=1e-6)
+    layer = tf.keras.layers.BatchNormalization(fused=True)
+    assert layer(np.ones((2, 3), "float32")).shape == (2, 3)
+    metric = tf.keras.metrics.Mean()
+    metric(2.0)
+    metric.reset_states()
+    assert float(metric.result()) == 0.0
     plain.lr = float(tf.keras.backend.get_value(plain.lr)) / 2
     assert float(plain.learning_rate) == 0.125
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,9 +12,18 @@ from syrtos import api, errors
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.dialects import manual
+from syrtos.keras import op_errors
 
-_initialized = False
-_by_id: dict[int, ProcessSet] = {}
+
+@dataclasses.dataclass
+class _State:
+    """What `init` and `add_process_set` have changed in this process."""
+
+    initialized: bool = False
+    sets: dict[int, ProcessSet] = dataclasses.field(default_factory=dict)
+
+
+_state = _State()
 
 
 class ProcessSet:
@@ -55,7 +66,7 @@ class ProcessSet:
         return list(range(world.current().world.size)) if self.ranks is None else self.ranks
 
     def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
 
 
 global_process_set = ProcessSet()
@@ -71,15 +82,14 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     Raises:
         ConfigurationError: ``comm`` is not the whole world.
     """
-    global _initialized
-    if _initialized:
+    if _state.initialized:
         return
     manual.begin("Horovod")
     _check_comm(comm)
-    _initialized = True
+    _state.initialized = True
     global_process_set.process_set_id = 0
     global_process_set.ranks = list(range(size()))
-    _by_id[0] = global_process_set
+    _state.sets[0] = global_process_set
     for process_set in process_sets if process_sets and not isinstance(process_sets, str) else []:
         add_process_set(process_set)
 
@@ -95,17 +105,19 @@ def _check_comm(comm: Any) -> None:
 
 
 def shutdown() -> None:
-    """Ends the use of the library; `init` may be called again."""
-    global _initialized
-    if _initialized:
-        _initialized = False
-        global_process_set.process_set_id = None
-        api.shutdown()
+    """Ends the use of the library and of all process sets; `init` may be called again."""
+    if not _state.initialized:
+        return
+    for process_set in _state.sets.values():
+        process_set.process_set_id = None
+    _state.sets.clear()
+    _state.initialized = False
+    api.shutdown()
 
 
 def is_initialized() -> bool:
     """Whether `init` has been called."""
-    return _initialized
+    return _state.initialized
 
 
 def session() -> world.Session:
@@ -114,7 +126,7 @@ def session() -> world.Session:
     Raises:
         ValueError: `init` has not been called.
     """
-    if not _initialized:
+    if not _state.initialized:
         raise ValueError("Horovod has not been initialized; use hvd.init().")
     return world.current()
 
@@ -165,15 +177,17 @@ def comm_of(process_set: ProcessSet) -> Communicator:
     """The communicator of a registered set that this worker is a member of.
 
     Raises:
-        ValueError: the set is not registered, or this worker is no member.
+        ValueError: the set is not registered.
+        ExchangeError: this worker is no member; it is a `tf.errors.InvalidArgumentError` as well.
     """
     everyone = session().comm
-    if process_set.process_set_id is None:
+    if process_set.process_set_id is None or _state.sets.get(process_set.process_set_id) is not process_set:
         raise ValueError(f"{process_set} is not registered: give it to hvd.init or hvd.add_process_set first.")
     if process_set.process_set_id == 0:
         return everyone
     if process_set._members is None or process_set._members.comm is None:
-        raise ValueError(f"rank {rank()} is no member of {process_set}: guard the call with process_set.included().")
+        error = f"rank {rank()} is no member of {process_set}: guard the call with process_set.included()."
+        raise op_errors.of_tensorflow(errors.ExchangeError(error))
     return process_set._members.comm
 
 
@@ -181,18 +195,19 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Registers a set. All workers call it with the same ranks.
 
     Raises:
-        ValueError: a rank is unknown or named twice, or the set is registered already.
+        ValueError: a rank is unknown or named twice, or a set of these ranks is registered already.
     """
-    chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    if chosen.process_set_id is not None:
-        raise ValueError(f"{chosen} is registered already.")
     session()
+    chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    same = [other for other in _state.sets.values() if other.ranks == chosen._registered_ranks()]
+    if chosen.process_set_id is not None or same:
+        raise ValueError(f"{(same or [chosen])[0]} is registered already.")
     try:
         chosen._members = api.process_set(chosen._registered_ranks())
     except errors.ConfigurationError as error:
         raise ValueError(str(error)) from error
-    chosen.process_set_id = max(_by_id) + 1
-    _by_id[chosen.process_set_id] = chosen
+    chosen.process_set_id = next(number for number in itertools.count(1) if number not in _state.sets)
+    _state.sets[chosen.process_set_id] = chosen
     return chosen
 
 
@@ -203,7 +218,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     session().comm.agree(f"remove process set {process_set.ranks}")
     if process_set._members is not None:
         process_set._members.close()
-    del _by_id[process_set.process_set_id]
+    del _state.sets[process_set.process_set_id]
     process_set.process_set_id = process_set._members = None
     return True
 
@@ -215,9 +230,14 @@ def process_set_of(process_set_id: int) -> ProcessSet:
         ValueError: there is none.
     """
     session()
-    if process_set_id not in _by_id:
-        raise ValueError(f"No process set has the id {process_set_id}. Registered: {sorted(_by_id)}.")
-    return _by_id[process_set_id]
+    if process_set_id not in _state.sets:
+        raise ValueError(f"No process set has the id {process_set_id}. Registered: {sorted(_state.sets)}.")
+    return _state.sets[process_set_id]
+
+
+def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The registered sets, as Horovod's own tests ask for them."""
+    return {number: process_set._registered_ranks() for number, process_set in _state.sets.items()}
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import tensorflow as tf
+
 from syrtos.dialects.horovod.basics import ProcessSet, comm_of, global_process_set
-from syrtos.dialects.horovod.ops import root_in
-from syrtos.keras import state
+from syrtos.dialects.horovod.ops import broadcast_, root_in
+from syrtos.keras import op_errors
 
 
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
-) -> None:
-    """Overwrites Keras or TensorFlow variables with the root's values."""
+) -> tf.Operation | None:
+    """Overwrites Keras or TensorFlow variables with the root's values: now, or when the operation of a graph that is returned runs."""
     del inplace
-    state.broadcast(comm_of(process_set), variables, root_in(process_set, root_rank))
+    assigned = broadcast_(list(variables), root_rank, process_set=process_set)
+    return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
 def broadcast_object(
@@ -27,7 +30,8 @@ def broadcast_object(
 ) -> Any:
     """The root's object. Plain data (see `syrtos.comm.objects`): nothing is pickled."""
     del session, name
-    return comm_of(process_set).broadcast_object(obj, root_in(process_set, root_rank))
+    with op_errors.raising():
+        return comm_of(process_set).broadcast_object(obj, root_in(process_set, root_rank))
 
 
 def broadcast_object_fn(
@@ -45,15 +49,18 @@ def allgather_object(
 ) -> list[Any]:
     """The objects of all workers in rank order. Plain data: nothing is pickled."""
     del session, name
-    return comm_of(process_set).allgather_object(obj)
+    with op_errors.raising():
+        return comm_of(process_set).allgather_object(obj)
 
 
-def broadcast_global_variables(root_rank: int) -> None:
-    """TensorFlow 1 kept all variables in its graph.
+def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
+    """Overwrites all variables of a graph of TensorFlow 1 when the returned operation runs.
 
     Raises:
-        RuntimeError: always: TensorFlow 2 has no such list.
+        RuntimeError: operations run eagerly: TensorFlow 2 has no list of all variables.
     """
+    if not tf.executing_eagerly():
+        return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
     raise RuntimeError(
         "hvd.broadcast_global_variables() needs TensorFlow 1's list of all variables. Write "
         f"hvd.broadcast_variables(model.variables, root_rank={root_rank}), or use "

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from syrtos.dialects.horovod import callbacks, elastic, ops
+from syrtos.dialects.horovod import callbacks, ops
+from syrtos.dialects.horovod import keras_elastic as elastic
 from syrtos.dialects.horovod import optimizer as common
 from syrtos.dialects.horovod.basics import (
     ProcessSet,

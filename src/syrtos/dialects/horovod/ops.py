@@ -13,9 +13,10 @@ from syrtos.comm.communicator import Communicator, ReduceOp
 from syrtos.dialects.horovod import basics
 from syrtos.dialects.horovod.basics import ProcessSet, comm_of, global_process_set
 from syrtos.dialects.horovod.compression import Compression
-from syrtos.keras import private, state
+from syrtos.keras import op_errors, private, state
 from syrtos.keras.backends import tensorflow as core
 
+_basics = basics
 Average, Sum, Adasum = ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.ADASUM
 Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 
@@ -148,9 +149,12 @@ def broadcast(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Overwrites variables with the root's."""
-    comm = _named(comm_of(process_set), "broadcast", name)
-    state.broadcast(comm, variables, root_in(process_set, root_rank))
+    """Overwrites variables with the root's: now, or when what is returned is evaluated in a graph."""
+    comm, root = _named(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
+    if not tf.executing_eagerly():
+        return [v.assign(core.broadcast(comm, state.tensor_of(v), root)) for v in state.unique(variables)]
+    with op_errors.raising():
+        state.broadcast(comm, variables, root)
     return list(variables)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from syrtos.dialects.horovod import elastic
+from syrtos.dialects.horovod import elastic, util
+from syrtos.dialects.horovod import ops as mpi_ops
 from syrtos.dialects.horovod.basics import (
     ProcessSet,
     add_process_set,
@@ -69,6 +70,8 @@ from syrtos.dialects.horovod.optimizer import (
 )
 from syrtos.dialects.horovod.sync_batch_norm import SyncBatchNormalization
 
+_executing_eagerly = util._executing_eagerly
+
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedGradientTape", "DistributedOptimizer", "Max", "Min",
     "PartialDistributedGradientTape", "ProcessSet", "Product", "Sum", "SyncBatchNormalization", "add_process_set", "allgather",
@@ -76,6 +79,6 @@ __all__ = [
     "broadcast_object_fn", "broadcast_variables", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic",
     "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "init",
     "is_homogeneous", "is_initialized", "join", "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built",
-    "mpi_enabled", "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op", "reducescatter",
-    "remove_process_set", "rocm_built", "shutdown", "size", "size_op", "start_timeline", "stop_timeline",
+    "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op", "reducescatter",
+    "remove_process_set", "rocm_built", "shutdown", "size", "size_op", "start_timeline", "stop_timeline", "util",
 ]  # fmt: skip

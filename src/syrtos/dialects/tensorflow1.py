@@ -1,0 +1,49 @@
+"""Scripts of TensorFlow 1 are told that they are, in place of an AttributeError that names one missing name after the other."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.errors import GoneError
+from syrtos.keras import private
+
+# Parts of TensorFlow that have lost names; each has a counterpart under `tf.compat.v1`.
+_PARTS = ("image", "initializers", "io", "losses", "math", "metrics", "nn", "random", "saved_model", "summary", "train")
+# Names that need another word than the one for all.
+_INSTEAD = {
+    "contrib": "tf.contrib was removed as a whole; Keras has layers, metrics and optimizers in its place, and `tf.data` its input pipelines",
+    "layers": "use `keras.layers` and a keras.Model, or `tf.compat.v1.layers` inside the `model_fn` of a tf.estimator.Estimator",
+}
+_TRAINING = (
+    "train a keras.Model by `model.fit`, or keep the graph as the `model_fn` of a tf.estimator.Estimator, which syrtos serves; helpers alone "
+    "(flags, logging, gfile) are under `tf.compat.v1`"
+)
+
+
+@functools.cache
+def install() -> None:
+    """Names of TensorFlow 1 that are asked of TensorFlow 2 are explained, and `import tensorflow.compat.v1` finds what we add to it."""
+    private.keep_compat_modules()
+    _explain(tf, tf.compat.v1, "tf")
+    for part in _PARTS:
+        _explain(getattr(tf, part, None), getattr(tf.compat.v1, part, None), f"tf.{part}")
+
+
+def _explain(module: Any, before: Any, name: str) -> None:
+    """Makes ``module`` explain the names that only ``before``, the same module in TensorFlow 1, has."""
+    if isinstance(module, ModuleType) and before is not None and "__getattr__" not in vars(module):
+        vars(module)["__getattr__"] = functools.partial(_missing, name, before)
+
+
+def _missing(place: str, before: Any, name: str) -> Any:
+    known = name in _INSTEAD if place == "tf" else False
+    if name.startswith("_") or not (known or name in dir(before)):
+        raise AttributeError(f"module 'tensorflow' has no attribute {f'{place}.{name}'.removeprefix('tf.')!r}")
+    raise GoneError(
+        f"`{place}.{name}` belongs to TensorFlow 1, for which this script was written, and TensorFlow {tf.__version__} runs it no longer: "
+        f"{_INSTEAD.get(name, _TRAINING)}."
+    )

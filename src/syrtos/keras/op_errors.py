@@ -1,0 +1,58 @@
+"""Errors of exchanges are TensorFlow's errors too: a script that catches TensorFlow's classes catches them, eagerly and in graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.errors import ExchangeError, OutOfStepError, SharedMemoryError, StalledError, SyrtosError
+from syrtos.keras import private
+
+# The first that fits: the classes that Horovod raises for the same mistakes (horovod 0.28.1, common/controller.cc and tensorflow/mpi_ops.cc).
+_CLASSES: tuple[tuple[type[SyrtosError], type[tf.errors.OpError]], ...] = (
+    (OutOfStepError, tf.errors.FailedPreconditionError),
+    (StalledError, tf.errors.UnknownError),
+    (SharedMemoryError, tf.errors.ResourceExhaustedError),
+    (ExchangeError, tf.errors.InvalidArgumentError),
+    (SyrtosError, tf.errors.UnknownError),
+)
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """Errors of ours that leave the block are TensorFlow's as well. Afterwards those that leave a graph are, too."""
+    _convert_in_graphs()
+    try:
+        yield
+    except SyrtosError as error:
+        raise of_tensorflow(error) from None
+
+
+@functools.cache
+def _convert_in_graphs() -> None:
+    private.convert_errors(_original)
+
+
+def _original(error: BaseException) -> BaseException:
+    """The error of ours that TensorFlow's quotes, as one of both kinds; else TensorFlow's."""
+    found = world.original_of(error)
+    return of_tensorflow(found) if isinstance(found, SyrtosError) else error
+
+
+def of_tensorflow(error: SyrtosError) -> SyrtosError:
+    """The same error, also an instance of the class that TensorFlow's own operations would raise."""
+    if isinstance(error, tf.errors.OpError):
+        return error
+    theirs = next(theirs for ours, theirs in _CLASSES if isinstance(error, ours))
+    made = _both(type(error), theirs)(None, None, str(error))
+    return made.with_traceback(error.__traceback__)
+
+
+@functools.cache
+def _both(ours: type[SyrtosError], theirs: type[tf.errors.OpError]) -> type[SyrtosError]:
+    """A class that is called as ``ours`` and made as ``theirs``."""
+    return type(ours.__name__, (ours, theirs), {"__module__": ours.__module__, "__doc__": ours.__doc__})
