@@ -80,7 +80,7 @@ class Counted(Records):
 def planned(files: Iterable[str] | str, kept: cache.Cache, reader: str) -> tuple[Any, Counted]:
     source = Counted(find(files, kept), TFRecord(), kept)
     raw = "raw" in reader
-    dataset = from_source(
+    dataset: Any = from_source(
         source, objects if raw else each(parse), batch_size=BATCH, shuffle="shuffled" in reader, seed=1
     )
     return Stream(dataset, lambda batch: batch).pipeline(), source
@@ -157,7 +157,7 @@ def resume() -> dict[str, Any]:
 
     times = []
     for place in (0, 900_000):
-        dataset = from_arrays(np.zeros((1_000_000, 8), np.float32), batch_size=BATCH, shuffle=True, seed=place)
+        dataset: Any = from_arrays(np.zeros((1_000_000, 8), np.float32), batch_size=BATCH, shuffle=True, seed=place)
         dataset.position = Position(3, place)
         started = time.perf_counter()
         next(iter(Stream(dataset, lambda batch: batch).pipeline()))

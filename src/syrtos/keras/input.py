@@ -33,12 +33,12 @@ class Share(NamedTuple):
     """A worker's part of a batch, as the steps of `fit`, `evaluate` and `predict` take it.
 
     Attributes:
-        count: this worker's rows, int64 scalar.
-        data: the rows. Where ``count`` is 0 they are one row of the batch (or of an earlier one) that does not count: layers that refuse an
+        samples: the number of this worker's rows, int64 scalar.
+        data: the rows. Where ``samples`` is 0 they are one row of the batch (or of an earlier one) that does not count: layers that refuse an
             empty batch, zeros or "" (a lookup without unknown words) meet data of the script's own.
     """
 
-    count: tf.Tensor
+    samples: tf.Tensor
     data: Any
 
 
@@ -76,7 +76,7 @@ def _plain(shares: tf.data.Dataset) -> tf.data.Dataset:
     def strip(share: Share) -> Any:
         # tf.data runs maps without side effects in parallel, ahead of the step. Reading the clock is a side effect.
         with tf.control_dependencies([tf.timestamp()]):
-            return tf.nest.map_structure(lambda leaf: _same(_none_if(share.count, leaf)), share.data)
+            return tf.nest.map_structure(lambda leaf: _same(_none_if(share.samples, leaf)), share.data)
 
     return private.with_counts(_unhurried(shares.map(strip)), shares)
 
@@ -103,7 +103,7 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     def take(index: tf.Tensor, *group: Any) -> Any:
         raw = group if spread else group[0]
         share = _share(raw, comm)
-        return index, _sum_of(index, raw), share.count, _mapped(found.maps, share.data)
+        return index, _sum_of(index, raw), share.samples, _mapped(found.maps, share.data)
 
     @_as_it_is
     def checked(index: tf.Tensor, checksum: tf.Tensor, count: tf.Tensor, data: Any) -> Share:

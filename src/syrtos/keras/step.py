@@ -320,7 +320,7 @@ def _ready_at(data: Any) -> tf.Tensor:
 
 
 def _counted(share: Share) -> tuple[tf.Tensor, Any]:
-    return tf.cast(share.count, tf.float32), share.data
+    return tf.cast(share.samples, tf.float32), share.data
 
 
 def _never_empty(data: Any) -> tuple[tf.Tensor, Any]:

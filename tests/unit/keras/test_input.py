@@ -66,19 +66,19 @@ def test_a_share_without_rows_holds_a_row_that_does_not_count() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((np.arange(1, 6), ["a", "b", "c", "d", "e"])).batch(4)
     for rank, expected in enumerate([(0, 5), (0, 5), (0, 5), (1, 5)]):
         *_, last = private.counted(global_batches(dataset, OneOf(rank, 4)))
-        assert (int(last.count), int(last.data[0][0]), last.data[1].numpy().tolist()) == (*expected, [b"e"])
+        assert (int(last.samples), int(last.data[0][0]), last.data[1].numpy().tolist()) == (*expected, [b"e"])
 
 
 def test_a_worker_that_has_run_out_holds_a_row_of_its_own() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(1, 6)).batch(2)
     *_, last, idle = private.counted(worker_batches(dataset, OneOf(0, 2, busy_for(4))))
-    assert (int(last.count), last.data.numpy().tolist()) == (1, [5])
-    assert (int(idle.count), idle.data.numpy().tolist()) == (0, [5])
+    assert (int(last.samples), last.data.numpy().tolist()) == (1, [5])
+    assert (int(idle.samples), idle.data.numpy().tolist()) == (0, [5])
 
 
 def test_sizes_of_shares_are_static_only_where_they_are_equal() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(8)).batch(4, drop_remainder=True)
-    specs = [global_batches(dataset, OneOf(1, size)).element_spec for size in (2, 3)]
+    specs: list[Any] = [global_batches(dataset, OneOf(1, size)).element_spec for size in (2, 3)]
     assert [spec.shape.as_list() for spec in specs] == [[2], [None]]
 
 
