@@ -29,6 +29,10 @@ upstream: .venv/ready .venv-upstream/ready
 	$(BIN)/python tests/upstream/run.py keras $(KERAS_SRC)
 	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod $(HOROVOD_SRC),@echo "Horovod's tests need HOROVOD_SRC=, a checkout of it.")
 
+# All examples on two workers, a line for each.
+examples: .venv/ready
+	$(BIN)/python examples/run_all.py
+
 bench: .venv/ready .venv/bench-ready
 	$(BIN)/python benchmarks/run.py
 
