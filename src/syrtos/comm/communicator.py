@@ -22,7 +22,7 @@ Reduce = Callable[[Sequence[Array], "ReduceOp", Sequence[float]], list[Array]]
 
 
 class ReduceOp(enum.Enum):
-    """How the values of all workers become one."""
+    """The reduction over the values of all workers."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -34,7 +34,7 @@ class ReduceOp(enum.Enum):
 
 # The tag of a worker that has joined (see `syrtos.comm.joining`): no checksum is that large.
 JOINED = 1 << 40
-# What workers that have joined can take part in.
+# The calls that workers which have joined can take part in.
 _FOLLOWED = re.compile(
     r"exchange |allreduce (sum|mean|adasum) |allgather \w+ \(|broadcast from (\d+) |barrier$|tensor "
 )
@@ -51,9 +51,9 @@ UFUNC: dict[ReduceOp, np.ufunc] = {
 class Communicator(abc.ABC):
     """A group of workers that exchange arrays.
 
-    Every operation is called by all workers of the group, in the same order. Each begins by agreeing on what is called:
+    Every operation is called by all workers of the group, in the same order. Each begins with a check that all workers make the same call:
     workers that call different operations, or the same one with arrays that don't fit, all get an
-    `OutOfStepError` that says who called what, instead of waiting for each other. Results are bitwise
+    `OutOfStepError` that lists each rank's call, instead of waiting for each other. Results are bitwise
     equal on every worker, and in every run with the same world.
 
     Arrays are NumPy's, C-contiguous or made so. 16-bit floats (``bfloat16`` as ``ml_dtypes`` has it) travel as such, and are summed in
@@ -64,7 +64,7 @@ class Communicator(abc.ABC):
         self.rank = rank
         self.size = size
 
-    # -- what a user calls ---------------------------------------------------------------------
+    # -- public exchanges -----------------------------------------------------------------------
 
     def allreduce(self, array: npt.ArrayLike, op: ReduceOp = ReduceOp.SUM) -> Array:
         """Reduces equally shaped arrays elementwise; every worker gets a new array with the result.
@@ -209,7 +209,7 @@ class Communicator(abc.ABC):
         shares = self._mean_shares() if op is ReduceOp.MEAN else shares
         return [part.astype(parts[0].dtype) for part in reduce([part.astype(np.float32) for part in parts], op, shares)]
 
-    # -- what an engine provides ---------------------------------------------------------------
+    # -- implemented by engines -----------------------------------------------------------------
 
     @abc.abstractmethod
     def split(self, color: int) -> Communicator:
@@ -217,11 +217,11 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Frees what the group holds. Called by all its workers."""
+        """Frees the group's resources. Called by all its workers."""
 
     @abc.abstractmethod
     def _meet(self, tag: int, value: float, call: str) -> tuple[list[int], list[float]]:
-        """Gathers every worker's tag and value; ``call`` is what to say if someone does not come."""
+        """Gathers every worker's tag and value; ``call`` names the exchange in the error of a worker that did not come."""
 
     @abc.abstractmethod
     def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
@@ -279,12 +279,12 @@ class Communicator(abc.ABC):
         return counts
 
     def _hear(self, tags: Sequence[int], call: str) -> str:
-        """Tells the workers that have joined what the others call, if that is one thing."""
+        """Broadcasts the other workers' call to those that have joined, if it is the same on all of them."""
         if len(set(tags) - {JOINED}) > 1:
             self._explain(call)
         leader = next(rank for rank, tag in enumerate(tags) if tag != JOINED)
         text = np.frombuffer(bytearray(call.encode()), np.uint8)
-        sizes = self._meet(0, text.size, "what the others call")[1]
+        sizes = self._meet(0, text.size, "the call of the other workers")[1]
         if self.rank != leader:
             text = np.zeros(int(sizes[leader]), np.uint8)
         heard = self._broadcast(text, leader).tobytes().decode()
@@ -292,8 +292,8 @@ class Communicator(abc.ABC):
         joined = [rank for rank, tag in enumerate(tags) if tag == JOINED]
         if not found or (found[2] and int(found[2]) in joined):
             raise ExchangeError(
-                f"Workers {joined} have joined (they have no more data), and the others call `{heard}`, in which nobody can take part "
-                "with nothing. After `join` on one worker the others may sum, average and gather tensors, and broadcast their own."
+                f"Workers {joined} have joined (they have no more data), and the others call `{heard}`, which needs data of "
+                "every worker. After `join` on one worker the others may sum, average and gather tensors, and broadcast their own."
             )
         return heard
 

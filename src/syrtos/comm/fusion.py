@@ -1,4 +1,4 @@
-"""Which tensors travel together: a static plan, made once from sizes that all workers agree on."""
+"""Buckets of tensors that are exchanged together: a static plan, made once from sizes that are equal on all workers."""
 
 from __future__ import annotations
 

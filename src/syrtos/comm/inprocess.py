@@ -14,7 +14,7 @@ from syrtos.errors import StalledError
 
 
 class _Board:
-    """Where the threads of one group meet and leave things for each other."""
+    """The barrier of one group's threads, and the slots through which they pass values."""
 
     def __init__(self, size: int, timeout: float) -> None:
         self.barrier = threading.Barrier(size)

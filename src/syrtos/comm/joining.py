@@ -1,4 +1,4 @@
-"""A worker that has no more data takes part in what the others still do, with nothing of its own, until all have come to that point.
+"""A worker that has no more data takes part in the other workers' exchanges with zeros or no rows, until all workers have joined.
 
 The meaning is Horovod's ``join``: such a worker adds zeros to sums, and averages are still divided by the number of all workers.
 """
@@ -22,7 +22,7 @@ def join(comm: Communicator) -> int:
         The rank that joined last; the highest of them if several did at once.
 
     Raises:
-        ExchangeError: the others call an operation that nobody can take part in with nothing.
+        ExchangeError: the others call an operation that needs data of every worker.
     """
     followed = 0
     while True:
@@ -59,5 +59,5 @@ def _follow(comm: Communicator, call: str, tags: list[int], values: list[float])
 
 
 def _zeros(dtype: str, shape: tuple[int, ...] | list[int]) -> Array:
-    """What this worker adds: nothing."""
+    """This worker's contribution: zeros."""
     return np.zeros(shape, dtype_of(dtype))

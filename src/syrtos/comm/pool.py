@@ -17,7 +17,7 @@ from syrtos.comm.communicator import Array
 
 # Bytes. Smaller arrays come from the allocator's own free lists.
 _LARGE = 1 << 16
-# What TensorFlow asks of memory that it uses in place (EIGEN_MAX_ALIGN_BYTES).
+# The alignment of memory that TensorFlow uses in place (EIGEN_MAX_ALIGN_BYTES).
 _ALIGN = 64
 # Sizes of memory for each power of two, so that arrays of nearly the same size use the same memory in turn.
 _STEPS = 8
@@ -88,7 +88,7 @@ class Pool:
         return None
 
     def _collect(self) -> None:
-        """Keeps what was given back."""
+        """Takes in the memory that was given back."""
         while self._returned:
             memory = self._returned.popleft()
             self._serial += 1
@@ -97,7 +97,7 @@ class Pool:
             self._used -= memory.nbytes
 
     def _shrink(self) -> None:
-        """Frees what is too much, the memory that was not used for longest first."""
+        """Frees memory above the limit, least recently used first."""
         now = time.monotonic()
         if now - self._period_began > _PERIOD:
             self._period_began, self._most_before, self._most = now, self._most, self._used

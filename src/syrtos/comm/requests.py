@@ -1,7 +1,7 @@
-"""Questions of workers to servers over MPI: who asks waits for the answer, and a server may answer when it can.
+"""Questions of workers to servers over MPI: a worker waits for its answer, and a server may answer later.
 
-Messages go from one process to one other, never through a collective: a worker that dies costs nobody else an answer. A message is
-plain data as JSON, and arrays that follow as they are.
+Messages are point-to-point, never collective: the death of a worker delays no answer to another. A message is plain data as JSON,
+followed by arrays as raw bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from syrtos.comm.watchdog import Watchdog
 from syrtos.errors import ExchangeError
 
 _QUESTION, _QUESTION_ARRAYS, _ANSWER, _ANSWER_ARRAYS = 1, 2, 3, 4
-# Seconds between two looks at who is gone, and the longest nap of an idle server.
+# Seconds between two checks for dead workers, and the sleep of an idle server.
 _LOOK_EVERY = 0.2
 _NAP = 2e-4
 
@@ -32,7 +32,7 @@ Message = tuple[Fields, list[Array]]
 
 
 class Asking:
-    """A worker's side; threads may ask at once, and take turns."""
+    """A worker's side. Threads may ask concurrently: a lock lets one question through at a time."""
 
     def __init__(self, comm: MPI.Comm, watchdog: Watchdog) -> None:
         self._comm = comm
@@ -45,7 +45,7 @@ class Asking:
         """Asks several servers, given by rank, at the same time.
 
         Raises:
-            ExchangeError: a server could not do what it was asked.
+            ExchangeError: a server could not answer.
             StalledError: an answer did not come within the watchdog's time.
         """
         with self._turn:
@@ -55,7 +55,7 @@ class Asking:
                 for server, (fields, arrays) in questions.items()
             ]
             answers = {server: self._answer(server, str(questions[server][0]["ask"])) for server in questions}
-            del sent  # what is sent must be kept until it has arrived
+            del sent  # sent arrays must live until they have arrived
         for fields, _ in answers.values():
             if "error" in fields:
                 raise ExchangeError(fields["error"])
@@ -71,7 +71,7 @@ class Asking:
                 return False
             if incoming[0].fields["id"] == self._asked:
                 return True
-            incoming.clear()  # of a question whose asker has given up
+            incoming.clear()  # the answer to a question that was given up
             return False
 
         self._watchdog.wait(arrived, call, self.rank)
@@ -80,12 +80,12 @@ class Asking:
 
 @dataclasses.dataclass
 class Question:
-    """What one worker asked.
+    """A question of one worker.
 
     Attributes:
-        worker: who asks.
-        fields: plain data; ``"ask"`` names what is asked for.
-        arrays: what came with it.
+        worker: the rank of the worker.
+        fields: plain data; ``"ask"`` names the kind of question.
+        arrays: the arrays of the question.
         reply: gives the answer.
     """
 
@@ -112,11 +112,11 @@ def serve(
         comm: all workers and servers; the workers are its first ranks.
         workers: how many there are.
         handle: answers a question, now or at a later one.
-        gone: who has died so far.
-        lose: told once of everybody who has died, or has said ``leave``.
+        gone: gives the workers that have died so far.
+        lose: called once for each worker that has died or asked to ``leave``.
     """
     left: set[int] = set()
-    buried: list[Any] = []  # messages of the dead, whose memory MPI may still use
+    buried: list[Any] = []  # messages of dead workers: MPI may still use their memory
     incoming: list[_Incoming] = []
     outgoing: list[_Outgoing] = []
     looked = time.monotonic()
@@ -162,7 +162,7 @@ def _replier(
     comm: MPI.Comm, asked: _Incoming, left: set[int], outgoing: list[_Outgoing]
 ) -> Callable[[Fields, Sequence[Array]], None]:
     def reply(fields: Fields, arrays: Sequence[Array]) -> None:
-        if asked.source not in left:  # nobody would take it, and the server would wait for that
+        if asked.source not in left:  # it would never be received, and the server would wait for that
             outgoing.append(_send(comm, asked.source, _ANSWER, {**fields, "id": asked.fields["id"]}, list(arrays)))
 
     return reply

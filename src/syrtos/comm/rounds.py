@@ -1,7 +1,7 @@
-"""How workers that train at their own pace share out the work of an epoch, and meet at its end. Kept by the first server.
+"""Rounds: the pieces of an epoch are assigned to workers that train at their own pace, which meet at its end. Kept by the first server.
 
-The invariant: a round ends when every worker that lives has finished it, and each piece of its work was handed out once; what a
-worker had in hand when it died is handed out again, if the work can be repeated.
+The invariant: a round ends when every live worker has finished it, and each piece of its work was assigned once; the pieces that a
+worker was working on when it died are assigned again, if the work can be repeated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from syrtos.comm.requests import Question
 
 # Answers of a round that has no piece to give: there will be none, or there may be one if a worker dies.
 NONE, LATER = -1, -2
-# How many results are kept.
+# The number of results that are kept.
 KEPT = 1 << 14
 
 
@@ -23,13 +23,13 @@ class _Round:
     """One round.
 
     Attributes:
-        begun: how many pieces were handed out for the first time.
-        again: pieces that a worker had in hand when it died.
-        in_hand: pieces that are being worked on, and by whom.
+        begun: the number of pieces that were assigned for the first time.
+        again: pieces that a worker was working on when it died.
+        in_hand: the worker of each piece that is being worked on.
         idle: workers that ask for a piece while others may still die with theirs.
-        sums: what the workers added, by name.
+        sums: the sums of the workers' arrays, by name.
         finished: the question of each worker that has finished.
-        served: who has got a piece. As long as there are enough, the last ones are kept for workers that have not.
+        served: workers that had a piece. The last pieces are kept for workers that had none, as long as there are enough.
     """
 
     begun: int = 0
@@ -62,7 +62,7 @@ class Rounds:
         }
 
     def lose(self, worker: int) -> None:
-        """This worker asks nothing any more."""
+        """This worker asks no more questions."""
         self._live.discard(worker)
         for number, current in list(self._rounds.items()):
             lost = [piece for piece, by in current.in_hand.items() if by == worker]
@@ -73,6 +73,8 @@ class Rounds:
             current.finished.pop(worker, None)
             self._serve_idle(current)
             self._end_if_finished(number)
+        for number in list(self._shared):
+            self._forget_shared(number)
 
     # -- pieces of work ------------------------------------------------------------------------
 
@@ -85,7 +87,7 @@ class Rounds:
 
     def _serve_idle(self, current: _Round) -> None:
         served = None
-        while served != current.served:  # whoever gets its first piece frees one that was kept
+        while served != current.served:  # a worker that gets its first piece frees one that was kept
             served = set(current.served)
             waiting, current.idle = current.idle, []
             for question in waiting:
@@ -160,10 +162,10 @@ class Rounds:
                 question.answer([current.sums[name] for name in names], names=names, counts=current.counts)
         del self._rounds[number]
 
-    # -- what one worker gives to all ------------------------------------------------------------
+    # -- broadcasts of worker 0 ------------------------------------------------------------------
 
     def _share(self, question: Question) -> None:
-        """Worker 0's arrays for everybody; ``number`` counts such questions."""
+        """Worker 0's arrays for all workers; ``number`` counts such questions."""
         number = question.fields["number"]
         self._sharing[number].append(question)
         if question.worker == 0:
@@ -173,5 +175,8 @@ class Rounds:
         for waiting in self._sharing.pop(number):
             waiting.answer([] if waiting.worker == 0 else self._shared[number])
             self._given[number].add(waiting.worker)
+        self._forget_shared(number)
+
+    def _forget_shared(self, number: int) -> None:
         if self._live <= self._given[number]:
             del self._shared[number], self._given[number]

@@ -38,7 +38,7 @@ class Servers:
 
     @property
     def synchronous(self) -> bool:
-        """Whether every update is made of all workers' gradients, as without servers."""
+        """Whether every update uses the gradients of all workers, as without servers."""
         return self.staleness == 0
 
     # -- parameters ------------------------------------------------------------------------------
@@ -53,17 +53,17 @@ class Servers:
         return self._ask_all("push", parts, key=key, clock=clock, round=self._round)
 
     def state(self, key: str) -> list[Message]:
-        """The values and all that an optimizer remembers."""
+        """The values and the state of an optimizer."""
         return self._ask_all("state", [({}, [])] * self.count, key=key)
 
     # -- rounds ------------------------------------------------------------------------------------
 
     def take(self, limit: int | None, repeatable: bool = False) -> int | None:
-        """The next piece of this round's work that nobody has taken, below ``limit``; None: there is none."""
+        """The next piece of this round's work that is not assigned yet, below ``limit``; None: there is none."""
         most = 1 << 62 if limit is None else limit
         answer, _ = self._ask_first("take", limit=most, repeatable=repeatable, wait=False)
         if answer["piece"] == LATER:
-            self._idle()  # before waiting: nobody waits for this worker's updates meanwhile
+            self._idle()  # before waiting, so that no other worker waits for this one's updates
             answer, _ = self._ask_first("take", limit=most, repeatable=repeatable, wait=True)
         return None if answer["piece"] == NONE else int(answer["piece"])
 
@@ -72,7 +72,7 @@ class Servers:
         self._ask_first("done", [to_bytes(result)], piece=piece, number=number)
 
     def result(self, number: int, over: bool) -> Any:
-        """What `done` was given for this number, maybe by another worker. ``over``: its round has ended, so nothing is waited for.
+        """The result that was given to `done` for this number, by any worker. ``over``: its round has ended, so there is no waiting.
 
         Raises:
             KeyError: it is not kept any more.
@@ -86,7 +86,7 @@ class Servers:
         """Waits until every worker that lives has ended the round.
 
         Returns:
-            The sum of what the workers added under each name, and how many of them added something.
+            For each name the sum over the workers that gave an array of it, and their number.
         """
         self._idle()
         answer, sums = self._ask_first("finish", list(added.values()), names=list(added))
@@ -102,7 +102,7 @@ class Servers:
         return mine or [np.asarray(array) for array in shared]
 
     def leave(self) -> None:
-        """This worker will ask nothing any more."""
+        """This worker will ask no more questions."""
         self._ask_all("leave", [({}, [])] * self.count)
 
     # -- helpers -----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Workers of one host: MPI shared windows, in which each worker reduces a slice of its own.
 
 A window is the memory model of MPI 3 (MPI-4.1 standard, §12.4 "unified"): every worker maps the segments of all. One
-exchange copies the gradients in once, sums, and copies out once; nobody leads and nobody is idle.
+exchange copies the gradients in once, sums, and copies out once; there is no leader, and no worker is idle.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def free_shared_memory() -> int:
 
 
 class _Layout:
-    """Where each part lies in a segment, in elements, aligned for vector instructions."""
+    """The offset of each part in a segment, in elements, aligned for vector instructions."""
 
     def __init__(self, parts: Sequence[Array]) -> None:
         self.parts = parts

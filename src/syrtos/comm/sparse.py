@@ -21,7 +21,7 @@ def weighted_rows(
         table_rows: rows of the whole table.
         weight: this worker's share of the step.
         may_merge: whether values of the same row may be added up on the way. Sent as the table they are; an optimizer that
-            squares or clips single values would then not compute what it computes in one process.
+            squares or clips single values would then not compute the same as in one process.
 
     Returns:
         Values and indices of the sum.

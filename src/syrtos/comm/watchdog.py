@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from syrtos.errors import StalledError
 
-# Seconds. A wait this short is cheaper awake than asleep; a longer one would take the core from whoever computes on it. MPI moves
+# Seconds. A wait this short is cheaper awake than asleep; a longer one would take the core from other threads. MPI moves
 # data over the network only while it is asked, so naps stay short: with 0.2 ms a 1 Gbit/s link is full, at a tenth of a core.
 _AWAKE = 200e-6
 _NAP = 20e-6

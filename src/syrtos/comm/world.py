@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from syrtos.comm.servers import Servers
 
 
-# How many errors are kept: an old one that the script has caught must not push out the one that ends it.
+# The number of errors that are kept: an old one that the script has caught must not push out the one that ends it.
 _REMEMBERED = 8
 
 
@@ -36,7 +36,7 @@ class Session:
         world: ranks and sizes.
         comm: exchanges between all workers.
         input_comm: the same workers, for what input pipelines exchange while a step runs.
-        options: what the run was asked to do.
+        options: the options of the run.
         ledger: where the time goes; one object for the life of the process.
         watchdog: counts and bounds the waiting of ``comm``.
         errors: the latest errors of exchanges and readers, of all threads, oldest first; frameworks wrap them into errors of their own.
@@ -67,7 +67,7 @@ class Session:
         return dataclasses.replace(self, world=topology.World(), comm=own, input_comm=own)
 
     def at_own_pace(self) -> Session:
-        """This worker as a world of one that knows its rank: what is written once is written by rank 0."""
+        """This worker as a world of one that keeps its rank: files that one worker writes are written by rank 0."""
         return dataclasses.replace(self.alone(), world=topology.World(rank=self.world.rank))
 
     def record_in(self, run_dir: str) -> None:
@@ -115,12 +115,12 @@ def current() -> Session:
 
 
 def sharing() -> Session:
-    """Whom this worker shares its data sets, steps and callbacks with: all, or nobody after `each_for_itself`."""
+    """The session over which data sets, steps and callbacks are split: all workers, or this one alone after `each_for_itself`."""
     return _sharing or current()
 
 
 def each_for_itself() -> None:
-    """From now on the script says what is exchanged. `fit` trains on what it is given, as in one process.
+    """From now on only the script's own calls exchange. `fit` trains on all data it is given, as in one process.
 
     Raises:
         ConfigurationError: the run has parameter servers.
@@ -135,7 +135,7 @@ def each_for_itself() -> None:
 
 
 def explicit() -> bool:
-    """Whether the script says itself what is exchanged."""
+    """Whether only the script's own calls exchange."""
     return _sharing is not None and current().servers is None
 
 
@@ -146,7 +146,7 @@ def joined() -> bool:
 
 @contextlib.contextmanager
 def remembering_errors() -> Iterator[None]:
-    """Keeps what is raised inside, in any thread, so that `original_of` finds it when a framework has wrapped it."""
+    """Keeps errors that are raised inside, in any thread, so that `original_of` finds it when a framework has wrapped it."""
     try:
         yield
     except BaseException as error:

@@ -1,10 +1,10 @@
-"""Data sets whose every record is used once in an epoch, by whichever worker, in an order that no number of workers changes.
+"""Data sets of which each record is used once in an epoch, in an order that does not depend on the number of workers.
 
     train = syrtos.data.from_tfrecord("data/train-*.tfrecord", parse_fn, batch_size=256, shuffle=True, seed=1)
     model.fit(train, epochs=5)
 
-``batch_size`` is that of a global batch, which the workers share. Each worker reads only its own records. What is returned goes into `fit`,
-`evaluate` and `predict`; its position is saved with the model.
+``batch_size`` is that of a global batch, which is split over the workers. Each worker reads only its own records. The result is passed to
+`fit`, `evaluate` and `predict`; its position is saved with the model.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ArrayTree: TypeAlias = "npt.NDArray[Any] | Sequence[ArrayTree] | Mapping[str, Ar
 
 
 class Options(TypedDict, total=False):
-    """What all data sets are asked for by; see `from_source`."""
+    """Options of all data sets; see `from_source`."""
 
     batch_size: Required[int]
     shuffle: bool | int
@@ -95,7 +95,10 @@ def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], Any], **options: 
         pattern: files, folders or patterns with ``*``; paths, or ``s3://``, ``gs://``, ``az://``, ``http(s)://``.
         parse_fn: from one record (a string tensor, or bytes) to features, ``(x, y)`` or ``(x, y, sample_weight)``. Written with
             TensorFlow's operations it runs as a graph.
-        options: ``batch_size``, ``shuffle`` ... as of `from_source`, whose result it is too.
+        options: ``batch_size``, ``shuffle`` ... as of `from_source`.
+
+    Returns:
+        A data set for `fit`, `evaluate` and `predict`.
 
     Raises:
         DataError: no file is found, or there are no records.
@@ -215,12 +218,12 @@ def from_source(
         batch_size: records of a batch.
         shuffle: whether every epoch has another order; a number bounds the bytes of records that one process holds for it.
         seed: of the order.
-        on_bad_record: what happens with a record that can't be read or parsed: ``"fail"``, ``"skip"`` (left out, and listed) or
+        on_bad_record: the treatment of a record that can't be read or parsed: ``"fail"``, ``"skip"`` (left out, and listed) or
             ``"quarantine"`` (its bytes are kept too).
-        bad_budget: how many may be left out: a number, or below 1 a part of all.
+        bad_budget: the most records that may be left out: a number, or below 1 a fraction of all.
 
     Returns:
-        What `fit`, `evaluate` and `predict` take as their ``x``.
+        A data set for `fit`, `evaluate` and `predict`.
 
     Raises:
         ConfigurationError: an option is none of those above.
@@ -251,12 +254,12 @@ def _check_same(source: Source) -> None:
         raise DataError(
             "Workers see different data sets:\n"
             + "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(everyone))
-            + "\nEach must see all files: put them where every host finds them, or read them by URL. Which of them a worker reads is then planned."
+            + "\nEach must see all files: put them where every host finds them, or read them by URL. The plan then assigns records to workers."
         )
 
 
 def _found(pattern: Patterns) -> tuple[list[File], cache.Cache]:
-    """The files, and the cache that keeps what is read of them."""
+    """The files, and the cache for their pieces and indexes."""
     kept = cache.default()
     return find(pattern, kept), kept
 

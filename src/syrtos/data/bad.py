@@ -1,4 +1,4 @@
-"""What happens to records that can't be read."""
+"""Records that can't be read: left out up to a budget, and listed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Policy:
 
     Attributes:
         on_bad_record: ``"fail"`` raises; ``"skip"`` leaves the record out and lists it; ``"quarantine"`` also keeps its bytes.
-        budget: how many may be left out: a number, or below 1 a part of all records.
-        records: how many there are.
+        budget: the most records that may be left out: a number, or below 1 a fraction of all.
+        records: the number of records.
     """
 
     on_bad_record: OnBadRecord
@@ -54,7 +54,7 @@ class Policy:
 
     @property
     def allowed(self) -> int:
-        """How many may be left out, by all workers together."""
+        """The most records that may be left out, by all workers together."""
         return int(self.budget * self.records) if self.budget < 1 else int(self.budget)
 
     def write_to(self, run_dir: str, rank: int) -> None:
@@ -106,7 +106,7 @@ class Policy:
 
 
 def bad_list(folder: Path, rank: int) -> Path:
-    """Where ``rank`` lists what it has left out."""
+    """The file in which ``rank`` lists the records that it has left out."""
     return folder / f"bad-rank-{rank}.jsonl"
 
 
@@ -118,7 +118,7 @@ def _end_line(path: Path) -> None:
 
 
 def left_out(run_dir: Path) -> list[dict[str, Any]]:
-    """What the workers of a run have left out, each record once, in order."""
+    """The records that the workers of a run have left out, each once, in order."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for path in (run_dir / "data").glob("bad-rank-*.jsonl"):
         for line in path.read_text(encoding="utf-8").splitlines():

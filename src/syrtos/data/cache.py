@@ -20,7 +20,7 @@ from typing import Literal
 from syrtos import settings
 from syrtos.errors import ConfigurationError
 
-# What is made of what, from above: an index of an unpacked file, of pieces.
+# Files of a kind are made from files of kinds further down: an index of an unpacked file, of pieces.
 Kind = Literal["index", "unpacked", "piece"]
 
 _DEFAULT_BYTES = 20 << 30
@@ -48,11 +48,11 @@ class Cache:
     def file(self, kind: Kind, name: str, make: Callable[[Path], None]) -> Path:
         """The path of the file of this name, made by ``make`` (it writes to the path it is given) if there is none.
 
-        Who makes a file may ask for others, of kinds further down in `Kind` only: no two wait for each other. A file may be gone when it
+        ``make`` may ask for other files, of kinds further down in `Kind` only, so that no two wait for each other. A file may be gone when it
         is opened, if others needed the room: then it is asked for again.
 
         Raises:
-            whatever ``make`` raises; then there still is none.
+            any error of ``make``; the file then still does not exist.
         """
         digest = hashlib.sha256(f"{kind} {name}".encode()).hexdigest()
         path = self._folder / digest[:2] / digest
@@ -107,7 +107,7 @@ class Cache:
             for path, _, bytes_ in files:
                 if self._size <= wanted:
                     break
-                path.unlink(missing_ok=True)  # who has it open goes on reading
+                path.unlink(missing_ok=True)  # processes that have it open go on reading
                 self._size -= bytes_
 
     def _files(self) -> Iterator[tuple[Path, float, int]]:

@@ -1,4 +1,4 @@
-"""What a data set on disk or in a store is, for people who look before they train."""
+"""Facts about a data set on disk or in a store, to look at before training."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from syrtos.errors import DataError, SyrtosError
 
 # Batches whose bytes are asked for before they are needed, where that takes long.
 _FETCHED_AHEAD = 32
-# Batches that are read together: a call has its price, and who waits for the first should not wait long.
+# Batches that are read together: each call costs time, and the first batch should come soon.
 _CHUNK_BYTES, _CHUNK_BATCHES = 1 << 20, 16
-# What shuffling holds in memory unless told otherwise.
+# Bytes that shuffling holds in memory by default.
 MEMORY = 256 << 20
 
 
@@ -36,13 +36,13 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one worker reads of a global batch.
+    """One worker's records of a global batch.
 
     Attributes:
         plan: of the epoch.
         step: which global batch.
         indices: the records, also those that were left out.
-        left_out: how many were.
+        left_out: the number of records that were left out.
     """
 
     plan: Plan
@@ -52,7 +52,7 @@ class Share:
 
     @property
     def after(self) -> Position:
-        """Where training goes on after this batch."""
+        """The position after this batch."""
         place = self.plan.place(self.step + 1)
         return Position(self.plan.epoch, place) if place < self.plan.records else Position(self.plan.epoch + 1)
 
@@ -63,7 +63,7 @@ class Chunk:
 
     Attributes:
         shares: one for each batch.
-        data: what ``parse`` made of the records of all.
+        data: the parsed records of all shares.
         splits: rows of ``data`` before each batch, and all: one more than there are batches.
     """
 
@@ -78,7 +78,7 @@ class Loader:
 
     Attributes:
         source: the records.
-        parse: from what ``source.read`` gives to a batch: arrays whose first dimension are the records.
+        parse: turns the result of ``source.read`` into a batch: arrays whose first dimension are the records.
         batch: records in a batch of the script.
         seed: of the order; None keeps the records in theirs.
         policy: about bad records.
@@ -102,7 +102,7 @@ class Loader:
 
     @property
     def name(self) -> str:
-        """What tells this order of records from others."""
+        """A name that is unique to this order of records."""
         block = self.plan().block
         return "-".join([self._fingerprint, str(self.seed), *([str(block)] if block > 1 else [])])
 
@@ -149,7 +149,7 @@ class Loader:
             _fetchers().submit(self.source.prefetch, self._share(plan, each, rank, size))
 
     def _share(self, plan: Plan, step: int, rank: int, size: int) -> Indices:
-        """By the plan; where workers see different files, by who can read a record."""
+        """By the plan; where workers see different files, by the workers that can read each record."""
         places = plan.places(step)
         readers = self.source.readers(plan.records_at(places), places) if size > 1 and self._divided else None
         return plan.share(step, rank, size) if readers is None else plan.records_at(places)[readers == rank]

@@ -1,11 +1,11 @@
-"""Which record is read at which place: pure functions of a handful of numbers, equal for every number of workers.
+"""The order of records, and each worker's share of it: pure functions of a few numbers. The order is equal for every number of workers.
 
 An epoch is a sequence of all records, each once; a global batch is the next so many of it. Shuffled, the sequence is made like this:
 records are cut into blocks of neighbours, the blocks are permuted, and so are the records inside each. The result is cut into
 `STREAMS` long pieces, and the sequence takes one record of each in turn. So
 
 - a batch mixes records of as many blocks as it has records;
-- whoever reads it all holds one block of each stream at a time, which bounds the memory (see `block_records`);
+- a process that reads it all holds one block of each stream at a time, which bounds the memory (see `block_records`);
 - workers take the streams in turn, so each reads its own blocks and nothing else, however many they are;
 - any place is found without going through those before it.
 """
@@ -36,8 +36,8 @@ class Plan:
     """One epoch of a data set.
 
     Attributes:
-        fingerprint: what the data set is; see `Source.fingerprint`.
-        records: how many there are.
+        fingerprint: identifies the data set; see `Source.fingerprint`.
+        records: the number of records.
         batch: records in a global batch, of all workers together; the last may have fewer.
         epoch: counts from 0; each has another order if it is shuffled.
         seed: of the order; None keeps the records as they are.
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Global batches in what is left of the epoch."""
+        """Global batches in the rest of the epoch."""
         return -(-(self.records - self.first) // self.batch)
 
     def places(self, step: int) -> Indices:
@@ -77,7 +77,7 @@ class Plan:
         """Indices of the records that ``rank`` of ``size`` workers reads for a global batch; possibly none.
 
         Shuffled, it is what lies in the streams of that worker; otherwise the rank's contiguous rows of the batch. Either way the shares of
-        all ranks make up the batch, whatever ``size`` is.
+        all ranks make up the batch, for every ``size``.
         """
         places = self.places(step)
         if self.seed is None or size > STREAMS:
@@ -121,7 +121,7 @@ def _sequence(plan: Plan, start: int, stop: int) -> Indices:
 
 @functools.lru_cache(maxsize=8)
 def _place_of_last(blocks: int, key: int) -> int:
-    """Where the last block, which may be shorter, comes to lie."""
+    """The place of the last block, which may be shorter, after permuting."""
     return int(np.argmax(permuted(np.arange(blocks), blocks, key)))
 
 

@@ -1,4 +1,4 @@
-"""The sample ledger: which records each worker has trained on, so that anyone can check that each was used once in every epoch.
+"""The sample ledger: the records that each worker has trained on. `verify` checks by it that each was used once in every epoch.
 
 Each worker appends a JSON line for each step to ``run_dir/data/samples-rank-R.jsonl``. A line holds the hash of the one before it, so none
 can be changed or left out unnoticed, and a sum that tells multisets of records apart (`plan.sum_of_records`): the sums of all lines of an
@@ -61,13 +61,13 @@ class SampleLedger:
         )
 
     def reached(self, position: Position, now: bool = False) -> None:
-        """All before ``position`` is trained. Written once a second, or ``now``: what a run that was killed has trained is known from it."""
+        """All before ``position`` is trained. Written once a second, or ``now``: it tells how far a run that was killed has trained."""
         if now or time.monotonic() - self._marked_at > _MARK_EVERY:
             self._marked_at = time.monotonic()
             self._write({"until": dataclasses.asdict(position)})
 
     def end(self, position: Position) -> None:
-        """Training has ended at ``position``: what was read ahead was not used."""
+        """Training has ended at ``position``: batches that were read ahead were not used."""
         self.reached(position, now=True)
         with self._lock:
             if self._file:
@@ -75,7 +75,7 @@ class SampleLedger:
             self._file = None
 
     def _write(self, facts: dict[str, Any]) -> None:
-        """Handed to the system at once: a killed worker must not lose what a checkpoint says is done."""
+        """Handed to the system at once: a killed worker must not lose steps that are in a checkpoint."""
         with self._lock:
             if self._file is None:
                 return
@@ -101,7 +101,7 @@ def _mend(path: Path) -> str:
 
 
 def next_generation(run_dir: str, name: str) -> int:
-    """How often training on this data set was begun under ``run_dir``."""
+    """The number of times that training on this data set was begun under ``run_dir``."""
     found = [0]
     for path in sorted((Path(run_dir) / "data").glob(f"samples-{name}-rank-*.jsonl")):
         with path.open(encoding="utf-8") as lines:
@@ -114,7 +114,7 @@ def next_generation(run_dir: str, name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """What the ledgers say about one epoch of one data set.
+    """The ledgers' record of one epoch of one data set.
 
     Attributes:
         data: name of the data set in this run.
@@ -200,7 +200,7 @@ def _epochs(name: str, ledgers: list[list[dict[str, Any]]]) -> Iterable[Epoch]:
 
 
 def _ends(lines: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
-    """How far each generation is known to have trained."""
+    """The position up to which each generation is known to have trained."""
     found = {line["generation"]: line["from"] for line in lines if "from" in line}
     for line in lines:
         if "until" in line:

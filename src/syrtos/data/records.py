@@ -19,7 +19,7 @@ from syrtos.data.plan import Indices
 from syrtos.data.sources import BadRecord, Source, fingerprint_of
 from syrtos.errors import DataError
 
-# What a format may know about a record already when the file is indexed.
+# The condition of a record as far as indexing the file has shown it.
 GOOD, TRUNCATED, BAD_LENGTH, MISSING = range(4)
 _REASONS = {
     TRUNCATED: "the file ends inside of it",
@@ -29,7 +29,7 @@ _REASONS = {
 
 
 class Format(abc.ABC):
-    """How records lie in a file.
+    """The layout of records in a file.
 
     Attributes:
         name: of the format and of its index's layout.
@@ -40,7 +40,7 @@ class Format(abc.ABC):
     around: tuple[int, int] = (0, 0)
 
     def opened(self, file: File, cache: Cache) -> File:
-        """The file itself, or what it is when unpacked."""
+        """The file itself, or its unpacked copy."""
         return file
 
     def unwrap_all(self, raws: Sequence[bytes]) -> list[bytes]:
@@ -68,7 +68,7 @@ class Records(Source):
     """
 
     def __init__(self, files: Sequence[File], layout: Format, cache: Cache, comm: Communicator | None = None) -> None:
-        """Indexes the files that have no index yet; the workers of ``comm`` share out the work."""
+        """Indexes the files that have no index yet; the work is split over the workers of ``comm``."""
         self._files, self._seen_by = _together(files, comm)
         self._format = layout
         self._cache = cache
@@ -208,7 +208,7 @@ def _together(files: Sequence[File], comm: Communicator | None) -> tuple[list[Fi
 def _all_tables(
     files: Sequence[File], seen_by: list[list[int]] | None, layout: Format, cache: Cache, comm: Communicator | None
 ) -> list[np.ndarray]:
-    """The index of each file; workers work out a part of them each, and all get all."""
+    """The index of each file: each worker makes a part of them, and all workers get all."""
     rank, size = (comm.rank, comm.size) if comm else (0, 1)
     makers = [seen_by[k][k % len(seen_by[k])] if seen_by else k % size for k in range(len(files))]
     mine = [_table(file, layout, cache) for file, maker in zip(files, makers, strict=True) if maker == rank]

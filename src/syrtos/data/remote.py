@@ -132,7 +132,7 @@ def persistently(ask: Callable[[], Any], name: str) -> Any:
                 f"{name} can't be read: {_first_line(error)}. Check the address and the credentials."
             ) from error
         except (exceptions.BaseError, OSError) as error:
-            if not left or not threading.main_thread().is_alive():  # nobody waits for it any more
+            if not left or not threading.main_thread().is_alive():  # the process is ending
                 raise OutOfReachError(f"{name} could not be read in {_TRIES} tries: {_first_line(error)}.") from error
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(pause * 2, _LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""What records are read from. A source knows how many there are, and reads any of them."""
+"""Sources of records: a source knows its number of records, and reads any of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BadRecord(DataError):
         index: the record's.
         file: where it lies.
         offset: at which byte, or row, of the file.
-        raw: what could be read of it.
+        raw: the bytes that could be read of it.
     """
 
     def __init__(self, index: int, file: str, offset: int, reason: str, raw: bytes = b"") -> None:
@@ -33,12 +33,12 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """How many records there are."""
+        """The number of records."""
 
     @property
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """What tells this data set from others, equal on all workers that read the same."""
+        """Identifies the data set; equal on all workers that read the same one."""
 
     @property
     @abc.abstractmethod
@@ -66,7 +66,7 @@ class Source(abc.ABC):
 
     @property
     def groups(self) -> list[tuple[str, int, int]]:
-        """Name, records and bytes of each file, for people who look."""
+        """Name, records and bytes of each file, for `syrtos data inspect`."""
         return [("", len(self), self.nbytes)]
 
 

@@ -156,3 +156,12 @@ def test_random_lives_and_deaths_repeat_no_piece_and_lose_none() -> None:
                 elif piece is not None and piece >= 0:
                     in_hand[worker] = piece
         assert sorted(done) == list(range(limit)), seed
+
+
+def test_what_a_dead_worker_has_not_asked_for_is_not_kept() -> None:
+    rounds = Rounds(3)
+    for worker in (0, 1):
+        Asked(rounds, worker, "share", [np.ones(3)] if worker == 0 else [], number=0)
+    assert rounds._shared
+    rounds.lose(2)
+    assert not rounds._shared
