@@ -14,6 +14,7 @@ _WORTH_A_WORD = 5.0  # seconds
 _BAD_SHOWN = 10
 _ADVICE = {
     "planned": "Parsing is the work left: make `parse_fn` cheaper (smaller images, fewer Python operations), or give each worker more cores.",
+    "own": "Let the pipeline prepare batches ahead (`dataset.prefetch`, `num_parallel_calls` in `map`), or make them cheaper to prepare.",
     "records": "Each worker reads all files, and parses its part: read them with `syrtos.data`, and it reads its own records alone.",
     "sliced": "Each worker reads and prepares every batch whole, and takes its rows: read the files with `syrtos.data`, and it reads its own "
     "records alone.",
@@ -27,7 +28,7 @@ _ALWAYS = ("compute", "exchange", "wait", "input", "rest")
 
 
 def print_summary(run_dir: Path) -> None:
-    """Shows what a run's ledgers add up to; just the folder if nothing was trained."""
+    """Shows what a run's ledgers add up to; just the folder if nothing was computed."""
     console = Console(stderr=True, highlight=False)
     print_table(console, run_dir)
     console.print(f"run directory: {run_dir}", soft_wrap=True)
@@ -36,7 +37,7 @@ def print_summary(run_dir: Path) -> None:
 def print_table(console: Console, run_dir: Path) -> None:
     """Shows what was recorded, if anything was trained."""
     summary = summarize(run_dir)
-    if summary.steps:
+    if summary.steps or summary.shares["compute"] or summary.shares["evaluation"]:
         console.print(_table(summary))
         _print_about_data(console, summary, run_dir)
 
@@ -63,17 +64,19 @@ def _print_about_data(console: Console, summary: Summary, run_dir: Path) -> None
 
 def _advice(summary: Summary) -> str:
     """The one change that helps."""
-    return _ADVICE[summary.facts.get("input", "sliced")]
+    return _ADVICE[summary.facts.get("input", "own")]
 
 
 def _table(summary: Summary) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("workers", str(summary.workers))
     table.add_row("time", f"{summary.seconds:,.1f} s, from the start of the run to its end")
-    table.add_row("steps", f"{summary.steps:,} {_counted(summary)}(median {summary.step_ms:.1f} ms)")
+    if summary.steps:
+        table.add_row("steps", f"{summary.steps:,} {_counted(summary)}(median {summary.step_ms:.1f} ms)")
     if "input" in summary.facts:
         table.add_row("data", _WAYS[summary.facts["input"]])
-    table.add_row(*_rate(summary))
+    if summary.steps:
+        table.add_row(*_rate(summary))
     for kind, words in SHARES.items():
         share = summary.shares[kind]
         if share >= 0.0005 or kind in _ALWAYS:

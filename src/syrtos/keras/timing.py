@@ -40,12 +40,16 @@ def part_of_run(original: Method) -> Method:
 
 def tracing() -> contextlib.AbstractContextManager[None]:
     """Around the making of a graph."""
-    return world.current().ledger.span("trace")
+    return _span("trace")
 
 
 def waiting_for_data() -> contextlib.AbstractContextManager[None]:
     """Around an iterator's next element, drawn eagerly."""
-    return world.current().ledger.span("input")
+    return _span("input")
+
+
+def _span(kind: Kind) -> contextlib.AbstractContextManager[None]:
+    return world.current().ledger.span(kind) if world.joined() else contextlib.nullcontext()
 
 
 # -- loops of the script's own -----------------------------------------------------------------------
@@ -64,8 +68,8 @@ def computing(function: Any = None) -> Iterator[None]:
 
     A call in which an optimizer makes an update is a step; ``function`` is known by it when it is called again.
     """
-    ledger = world.current().ledger
-    if not ledger.in_script or _call() is not None or not tf.executing_eagerly():
+    ledger = world.current().ledger if world.joined() else None
+    if ledger is None or not ledger.in_script or _call() is not None or not tf.executing_eagerly():
         yield
         return
     ledger.before_update()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,35 @@ def test_a_loop_of_the_scripts_own_has_a_rate_of_steps(tmp_path: Path, capsys: p
     assert "1,500 updates of the script's own loop" in screen
     assert "1.0 from the first update to the last" in screen
     assert "samples/s" not in screen
+
+
+def test_a_run_that_only_evaluates_has_no_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, 0, waited=0.0, phase="test")
+    print_summary(tmp_path)
+    screen = capsys.readouterr().err
+    assert "evaluation" in screen
+    assert not re.search("steps|samples", screen)
+
+
+@pytest.mark.parametrize(
+    ("facts", "advice"),
+    [
+        ({}, "`dataset.prefetch`"),
+        ({"input": "sliced"}, "read the files with `syrtos.data`"),
+        ({"input": "planned"}, "`parse_fn` cheaper"),
+    ],
+)
+def test_training_that_waits_for_data_is_told_what_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, str], advice: str
+) -> None:
+    train(tmp_path, 0, waited=0.0, input=0.25, compute=0.75)
+    with ledger_path(tmp_path, 0).open("a") as file:
+        file.write(json.dumps({"phase": "facts", **facts}) + "\n")
+        file.write(json.dumps({"phase": "script", "wall": 4000.0, "rest": 4000.0}) + "\n")
+    print_summary(tmp_path)
+    screen = capsys.readouterr().err
+    assert "input-bound: 25% of the time of training went into waiting for data" in screen
+    assert advice in screen
 
 
 def test_a_run_that_failed_shows_what_was_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
