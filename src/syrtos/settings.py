@@ -15,9 +15,10 @@ ScaleLR = Literal["none", "linear", "sqrt"]
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 
-# What the launcher tells workers beside: that it listens to them, and where their standard input is.
+# What the launcher tells workers beside: that it listens to them, where their standard input is, and the processes of TF_CONFIG's tasks.
 SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
 INPUT_VARIABLE = "SYRTOS_INPUT"
+TASKS_VARIABLE = "SYRTOS_TASKS"
 
 # Variables that begin like this configure libraries and hold no secrets: they may be shown, and sent to other hosts.
 # Not all of `TF_`: Terraform keeps tokens there.

@@ -55,14 +55,43 @@ def check(folder: Path, size: int) -> None:
 @pytest.mark.parametrize("code", ["0", "3"])
 def test_three_tasks_of_one_host(tmp_path: Path, code: str) -> None:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
-    tasks = [start(addresses, rank, tmp_path, code) for rank in (2, 0, 1)]
+    own = [{"CUDA_VISIBLE_DEVICES": str(5 + rank), "OF_THIS_TASK": f"= {rank}\nof 3"} for rank in range(3)]
+    tasks = [start(addresses, rank, tmp_path, code, **own[rank]) for rank in (2, 0, 1)]
     ended = [task.communicate(timeout=100) for task in tasks]
     assert [task.returncode for task in tasks] == [int(code)] * 3, ended
     check(tmp_path, 3)
+    assert [(worker["gpus"], worker["own"]) for worker in seen(tmp_path)] == [
+        (e["CUDA_VISIBLE_DEVICES"], e["OF_THIS_TASK"]) for e in own
+    ]
+    assert f"worker 0 at {addresses[1]} is rank 1 of 3" in ended[2][1]
+    assert ("the run ended with exit code 3; chief 0" in ended[2][1]) == (code == "3")
     secret = tmp_path / ".config" / "syrtos" / "secret"
     assert secret.stat().st_mode & 0o777 == 0o600
     with socket.socket() as sock:
         assert sock.connect_ex(("127.0.0.1", int(addresses[0].rpartition(":")[2]))) != 0, "the port is still open"
+
+
+def test_a_task_that_never_starts_is_named(tmp_path: Path) -> None:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    patience = {"SYRTOS_OPTIONS": '{"timeout": 4}'}
+    first, second = (start(addresses, rank, tmp_path, **patience) for rank in (0, 1))
+    (_, said), (_, said_by_second) = first.communicate(timeout=90), second.communicate(timeout=90)
+    assert (first.returncode, second.returncode) == (2, 1), said
+    assert f"Nobody has started worker 1 at {addresses[2]} of TF_CONFIG for 4 s" in said
+    assert f"chief 0 at {addresses[0]} of TF_CONFIG" in said_by_second
+
+
+@pytest.mark.timeout(180)
+def test_a_task_that_goes_away_ends_the_run(tmp_path: Path) -> None:
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    first, second = (start(addresses, rank, tmp_path, "wait") for rank in (0, 1))
+    while not (tmp_path / "1").exists() and first.poll() is None:
+        time.sleep(0.1)
+    second.kill()
+    _, said = first.communicate(timeout=90)
+    second.communicate(timeout=30)
+    assert first.returncode == 143
+    assert f"worker 0 at {addresses[1]} of TF_CONFIG is gone: the run ends" in said
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ def main(cluster: Cluster, script: list[str]) -> int:
     if cluster.rank:
         return attend(cluster, patience)
     meeting = Meeting(cluster, patience)
-    hosts = ",".join(f"{host}:{count}" for host, count in cluster.slots.items())
     code = 1
+    hosts = ",".join(f"{host}:{count}" for host, count in cluster.slots.items())
     try:
+        meeting.wait()
         code = command(["run", "--hosts", hosts, "--ssh", meeting.command, *script])
     finally:
         meeting.close(code)

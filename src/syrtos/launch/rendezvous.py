@@ -29,11 +29,13 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
+from syrtos.launch import tasks
 from syrtos.launch.supervise import die_with_parent
 from syrtos.topology import check_tf_config, detect
 
 _ADDRESS = "SYRTOS_RENDEZVOUS"
 _KEY = settings.SECRET_VARIABLE  # for the relays it is the run's own
+_QUIET = 10.0  # seconds of waiting for tasks without a word
 _TRAINING = ("chief", "master", "worker")
 
 
@@ -54,6 +56,11 @@ class Cluster:
         """Where all meet."""
         host, _, port = self.tasks[0][2].rpartition(":")
         return host, int(port)
+
+    def name(self, rank: int) -> str:
+        """A task in words: ``worker 0 at host:port``."""
+        role, index, address = self.tasks[rank]
+        return f"{role} {index} at {address}"
 
     @property
     def host(self) -> str:
@@ -141,9 +148,11 @@ class Meeting:
     def __init__(self, cluster: Cluster, patience: float) -> None:
         """Listens at the first task's address, and lets the launcher's relays know of it."""
         self._agents: dict[str, Connection] = {}
-        self._others: list[Connection] = []
+        self._others: dict[int, Connection] = {}
+        self._processes = {0: tasks.this_process()}
         self._relays: dict[str, Connection] = {}
         self._change = threading.Condition()
+        self._cluster = cluster
         self._key = cluster.key
         self._patience = patience
         self._closed = False
@@ -152,6 +161,31 @@ class Meeting:
         settings.set_environment({_ADDRESS: f"{host}:{port}", _KEY: self._key.hex()})
         self.command = shlex.join([sys.executable, "-m", "syrtos.launch.rendezvous"])
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def wait(self) -> None:
+        """Returns once all tasks are here, and lets workers know of their processes.
+
+        Raises:
+            WorldError: some have not come in time.
+        """
+        everybody = len(self._cluster.tasks)
+        with self._change:
+            if not self._change.wait_for(lambda: len(self._processes) == everybody, min(_QUIET, self._patience)):
+                print(
+                    f"syrtos: waiting for {self._missing()}, at most {self._patience:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            if not self._change.wait_for(lambda: len(self._processes) == everybody, max(self._patience - _QUIET, 0.0)):
+                raise WorldError(
+                    f"Nobody has started {self._missing()} of TF_CONFIG for {self._patience:.0f} s; training needs all {everybody} tasks. Start "
+                    "`python -m syrtos train.py` for each, or take it out of TF_CONFIG everywhere."
+                )
+            settings.set_environment(tasks.described(self._processes))
+
+    def _missing(self) -> str:
+        names = [self._cluster.name(rank) for rank in range(len(self._cluster.tasks)) if rank not in self._processes]
+        return ", ".join(names)
 
     def _accept(self) -> None:
         while True:
@@ -182,7 +216,8 @@ class Meeting:
                 self._relay(connection, asked)
                 return
             with self._change:
-                self._others.append(connection)
+                self._others[asked["rank"]] = connection
+                self._processes[asked["rank"]] = asked["process"]
                 if asked["leads"]:
                     self._agents[asked["host"]] = connection
                 self._change.notify_all()
@@ -190,9 +225,21 @@ class Meeting:
                 while True:
                     ended = _receive(connection)  # an agent's command, so a relay has asked for it by now
                     _send(self._relays[asked["host"]], ended)
-            except EOFError:  # it is gone, and its command with it
-                if asked["leads"] and asked["host"] in self._relays:
-                    _send(self._relays[asked["host"]], {"ended": 1})
+            except (EOFError, OSError):  # it is gone, and its command with it
+                self._lose(asked)
+
+    def _lose(self, asked: dict[str, Any]) -> None:
+        """A task's process is gone: a worker that nobody stands for must not go on, nor the others without it."""
+        if self._closed:
+            return
+        print(
+            f"syrtos: {self._cluster.name(asked['rank'])} of TF_CONFIG is gone: the run ends",
+            file=sys.stderr,
+            flush=True,
+        )
+        if asked["leads"] and asked["host"] in self._relays:
+            _send(self._relays[asked["host"]], {"ended": 1})
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _relay(self, connection: Connection, asked: dict[str, Any]) -> None:
         """Passes a launcher's command to the process on its host, once that is there."""
@@ -214,10 +261,10 @@ class Meeting:
 
     def close(self, code: int) -> None:
         """Tells the others how the run has ended."""
-        for connection in self._others:
+        self._closed = True
+        for connection in list(self._others.values()):
             with contextlib.suppress(OSError):
                 _send(connection, {"code": code})
-        self._closed = True
         self._listener.close()
 
 
@@ -232,12 +279,19 @@ def attend(cluster: Cluster, patience: float) -> int:
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     connection = _connected(cluster.address, cluster.key, patience)
-    _send(connection, {"is": "task", "host": cluster.host, "leads": cluster.leads})
+    who = {"host": cluster.host, "leads": cluster.leads, "rank": cluster.rank, "process": tasks.this_process()}
+    _send(connection, {"is": "task", **who})
+    first = f"{cluster.name(0)} of TF_CONFIG"
+    _say(
+        f"{cluster.name(cluster.rank)} is rank {cluster.rank} of {len(cluster.tasks)}; {first} shows the run, and where its logs are"
+    )
     proxy: subprocess.Popen[bytes] | None = None
     try:
         while True:
             told = _receive(connection)
             if "code" in told:
+                if told["code"]:
+                    _say(f"the run ended with exit code {told['code']}; {first} says why")
                 return told["code"]
             if "stop" in told and proxy:
                 _end(proxy)
@@ -247,10 +301,15 @@ def attend(cluster: Cluster, patience: float) -> int:
                 )
                 threading.Thread(target=_report, args=(connection, proxy), daemon=True).start()
     except EOFError:
-        return 1  # the first task is gone, and says on its terminal why
+        _say(f"{first} is gone, and the run with it")
+        return 1
     finally:
         if proxy:
             _end(proxy)
+
+
+def _say(text: str) -> None:
+    print(f"syrtos: {text}", file=sys.stderr, flush=True)
 
 
 def _report(connection: Connection, proxy: subprocess.Popen[bytes]) -> None:

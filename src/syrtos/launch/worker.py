@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
-from syrtos.launch import events, guard, leftovers, main_module, resources, seeds, standard_input, tracebacks
+from syrtos.launch import events, guard, leftovers, main_module, resources, seeds, standard_input, tasks, tracebacks
 from syrtos.launch.import_hook import after_import
 from syrtos.launch.program import Program, parse
 from syrtos.launch.spec import new_run_dir
@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs ``script [argument ...]`` or ``-m module [argument ...]``; ends the process with the script's exit code."""
     program = parse(sys.argv[1:] if arguments is None else arguments)
     env = settings.environment()
+    tasks.adopt(env, _rank_before_mpi(env))
     settings.forget_secret()
     resources.apply(env)
     options, rank = settings.options_from(env), _rank_before_mpi(env)
