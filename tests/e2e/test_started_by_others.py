@@ -147,6 +147,23 @@ def test_mpiexec(alone: dict[str, Any], tmp_path: Path) -> None:
     assert logs == ["rank-0.log", "rank-1.log", "rank-2.log"]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_mpiexec_shows_plain_text(tmp_path: Path, fails: bool) -> None:
+    """No launcher of ours listens: nothing of what workers tell one, but where the logs are, and why a rank failed."""
+    (tmp_path / "train.py").write_text(
+        f"import syrtos\nsyrtos.init()\nif {fails} and syrtos.rank() == 1:\n    raise ValueError('the moon is full')\nsyrtos.barrier()\n"
+    )
+    command = [str(BIN / "mpiexec"), "-n", "2", sys.executable, "-m", "syrtos", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+    (logs,) = tmp_path.glob("runs/*/logs")
+    assert "\x1e" not in done.stdout + done.stderr
+    assert '"kind"' not in done.stdout + done.stderr
+    assert f"syrtos: 2 workers, logs in {logs}\n" in done.stderr
+    assert (done.returncode != 0) == fails
+    assert ("syrtos: rank 1 failed:\n\nTraceback" in done.stderr) == fails
+    assert done.stderr.count("ValueError: the moon is full") == int(fails)
+
+
 @pytest.mark.root
 @pytest.mark.slow
 def test_slurm_step(alone: dict[str, Any], tmp_path: Path) -> None:

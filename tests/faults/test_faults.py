@@ -123,19 +123,24 @@ def test_the_one_of_three_that_vanished_is_named(tmp_path: Path, attempt: int) -
 def test_a_rank_that_ends_without_a_word_is_no_success_and_no_stop(
     tmp_path: Path, role: str, code: int, text: str
 ) -> None:
-    ended = run(tmp_path, "-n", "2", PLAIN, role, within=PROMISED)
+    ended = run(tmp_path, "-n", "2", PLAIN, role, within=START)
     ended.check_failure(1, code, "rank 1 on", text)
     assert "stopped by" not in ended.stderr, ended.stderr
     ended.check_nothing_left()
 
 
 def test_the_log_says_where_exit_was_called(tmp_path: Path) -> None:
-    ended = run(tmp_path, "-n", "2", PLAIN, "vanish_with_0", within=PROMISED)
+    ended = run(tmp_path, "-n", "2", PLAIN, "vanish_with_0", within=START)
     assert f'"{PLAIN}", line ' in ended.log(1)
 
 
+def test_a_folder_that_two_ranks_make(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-n", "2", PLAIN, "make_folder", within=START)
+    ended.check_failure(1, 1, "FileExistsError", "`exist_ok=True`", "`if syrtos.rank() == 0:`")
+
+
 def test_a_forked_child_does_not_speak_for_its_rank(tmp_path: Path) -> None:
-    ended = run(tmp_path, "-n", "2", PLAIN, "fork", within=PROMISED)
+    ended = run(tmp_path, "-n", "2", PLAIN, "fork", within=START)
     assert (tmp_path / "waited-1").exists()
     ended.check_failure(1, 5, "exit code 5")
     ended.check_nothing_left()

@@ -64,6 +64,16 @@ def fork() -> None:
         time.sleep(60)
 
 
+def make_folder() -> None:
+    """Rank 1 makes a folder that rank 0 has made."""
+    note("begun")
+    if RANK == 1:
+        while not Path("folder").exists():
+            time.sleep(0.01)
+    os.mkdir("folder")
+    time.sleep(60)
+
+
 def sleep() -> None:
     """Both wait for what comes."""
     note("begun")
@@ -95,7 +105,7 @@ def ignore() -> None:
 
 
 ROLES: dict[str, Callable[[], None]] = {
-    role.__name__: role for role in (fail, leave_with_3, leave_with_words, fork, sleep, obey, ignore)
+    role.__name__: role for role in (fail, leave_with_3, leave_with_words, make_folder, fork, sleep, obey, ignore)
 } | {
     "vanish": end_by(lambda: os._exit(3)),
     "vanish_with_0": end_by(lambda: os._exit(0)),
