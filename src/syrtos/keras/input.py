@@ -337,6 +337,6 @@ def _demand_equal(checksums: list[float], batch: int) -> None:
     raise DataError(
         f"Workers read different data in batch {batch}: ranks {' / '.join(map(str, groups.values()))} disagree. With global "
         "batches every worker must read the same batches in the same order. Usually the script shuffles with a generator "
-        "of its own without a seed (`numpy.random.default_rng()`): give it one. If the script shards its data by "
+        "of its own without a seed (`random.Random()`): give it one. If the script shards its data by "
         "rank itself, run it with `--batch per-worker`."
     )

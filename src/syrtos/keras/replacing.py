@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
+from syrtos.comm.communicator import Communicator
 from syrtos.keras import callbacks, fitting, gradients, pace, private, temporary, timing
 from syrtos.keras import step as step_module
 from syrtos.keras.backends import tensorflow as ops
@@ -138,7 +139,17 @@ def gathered_predict_step(session: world.Session, step: Method, data: Any) -> An
         mine = tf.nest.map_structure(lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs)
         if session.options.batch == "per-worker":
             return mine
-        return tf.nest.map_structure(lambda out: ops.allgather(session.comm, out) if out.shape.rank != 0 else out, mine)
+        return tf.nest.map_structure(functools.partial(gathered, session.comm), mine)
+
+
+def gathered(comm: Communicator, output: Any) -> Any:
+    """The rows of all workers, in order, of a tensor or `tf.RaggedTensor`; a scalar stays as it is."""
+    if isinstance(output, tf.RaggedTensor):
+        lengths = [ops.allgather(comm, level) for level in output.nested_row_lengths()]
+        values = ops.allgather(comm, output.flat_values)
+        ragged: Any = tf.RaggedTensor  # whose constructors its stub lacks
+        return ragged.from_nested_row_lengths(values, lengths, validate=False)
+    return ops.allgather(comm, output) if output.shape.rank != 0 else output
 
 
 def callback_list(original: Method) -> Method:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,17 @@ from syrtos import settings
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
 
-_by_script: set[str] = set()
+
+class _Drawn:
+    """What has been seeded in this process."""
+
+    def __init__(self) -> None:
+        self.by_script: set[str] = set()
+        self.rank: int | None = None  # where workers draw apart
+        self.numbers = itertools.count()
+
+
+_drawn = _Drawn()
 
 
 def agree(comm: Communicator) -> None:
@@ -23,8 +35,9 @@ def agree(comm: Communicator) -> None:
     random.seed(seed)
     np.random.seed(seed)
     settings.set_environment({"SYRTOS_SEED": str(seed)})
-    random.seed = _noting("random", random.seed)
-    np.random.seed = _noting("numpy", np.random.seed)
+    random.seed = _common_unless_given("random", random.seed)
+    np.random.seed = _common_unless_given("numpy", np.random.seed)
+    np.random.default_rng = _common_unless_given("", np.random.default_rng)
 
 
 def common() -> int:
@@ -37,17 +50,28 @@ def part(rank: int) -> int:
     import numpy as np
 
     seed = (common() + rank) % 2**31
-    if "random" not in _by_script:
+    _drawn.rank = rank
+    if "random" not in _drawn.by_script:
         random.seed(seed)
-    if "numpy" not in _by_script:
+    if "numpy" not in _drawn.by_script:
         np.random.seed(seed)
     return seed
 
 
-def _noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around a function that takes fresh entropy where it is given no seed: all workers take the same."""
+
     @functools.wraps(original)
     def seed(*args: Any, **kwargs: Any) -> Any:
-        _by_script.add(name)
+        if all(value is None for value in (*args, *kwargs.values())):
+            return original(_fresh())
+        _drawn.by_script.add(name)
         return original(*args, **kwargs)
 
     return seed
+
+
+def _fresh() -> int:
+    """The next of a series of seeds that all workers go through."""
+    words = (common(), _drawn.rank, next(_drawn.numbers))
+    return zlib.crc32(repr(words).encode())

@@ -161,6 +161,14 @@ def files() -> None:
     assert equal_everywhere(again.get_weights()[0])
 
 
+def fresh_seeds() -> None:
+    """Generators that are given no seed draw the same on all workers, and something new each time."""
+    np.random.seed()
+    drawn = [np.random.random(), np.random.default_rng().random(), np.random.default_rng(None).random()]
+    assert equal_everywhere(drawn)
+    assert len(set(drawn)) == 3
+
+
 def own_folders() -> None:
     """What each worker logs to a temporary folder of its own, it can read there."""
     with tempfile.TemporaryDirectory() as folder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,7 +56,7 @@ def lengths_unknown() -> None:
 
 def shuffle() -> None:
     """Each rank has an order of its own."""
-    order = np.random.default_rng().permutation(len(X))
+    order = np.random.default_rng(random.SystemRandom().randrange(2**31)).permutation(len(X))
     model().fit(X[order], Y[order], batch_size=8, verbose=QUIET, shuffle=False)
 
 
