@@ -133,5 +133,5 @@ def test_bad_records_that_were_left_out_are_in_the_summary(tmp_path: Path) -> No
     damage(folder / "1.tfrecord")
     done = run(folder, 2, "bad", folder)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "1 bad records were left out" in done.stderr
+    assert "1 bad records were skipped" in done.stderr
     assert "1.tfrecord, offset" in done.stderr

@@ -1,4 +1,4 @@
-"""`syrtos aws-env`: what points AWS's SDKs at the service of this machine."""
+"""`syrtos aws-env`: variables that point AWS's SDKs at the service of this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.jobs import home as homes
 from syrtos.jobs.home import ACCOUNT, BUCKET, REGION, Home
 
-# The SDKs' own settings: no telemetry to Amazon, and a bucket, or they would ask Amazon's STS for the account's number.
+# The SDKs' own settings: no telemetry to Amazon, and a default bucket, without which they ask Amazon's STS for the account's number.
 _SDK = f"""\
 SchemaVersion: '1.0'
 SageMaker:
@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "aws-env",
         help="print variables that point AWS's SDKs at `syrtos serve`",
-        description='Use it as eval "$(syrtos aws-env)". What it prints holds this service\'s secret key.',
+        description='Use it as eval "$(syrtos aws-env)". The output contains the secret key of this service.',
     )
     parser.set_defaults(main=main)
 

@@ -1,4 +1,4 @@
-"""`syrtos data`: looks at a data set, and checks what a run has trained on."""
+"""`syrtos data`: shows the size and balance of a data set, and verifies which records a run has trained on."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _FILES_SHOWN = 16
 
 def add_to(commands: Any) -> None:
     """Adds the command to the parser."""
-    parser = commands.add_parser("data", help="look at a data set, or check what a run has trained on")
+    parser = commands.add_parser("data", help="inspect a data set, or verify the records of a run")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     look = actions.add_parser("inspect", help="records, sizes and balance of a data set")
     look.add_argument(
-        "paths", nargs="+", metavar="PATH", help="files, folders or patterns with *, here or s3://, gs://, http(s)://"
+        "paths", nargs="+", metavar="PATH", help="files, folders or patterns with *, local or s3://, gs://, http(s)://"
     )
     look.add_argument(
-        "-n", "--workers", type=_count, default=2, help="will it balance for so many workers? (default 2)"
+        "-n", "--workers", type=_count, default=2, help="number of workers to show the balance for (default: 2)"
     )
-    look.add_argument("--batch", type=_count, default=64, help="records of a global batch (default 64)")
+    look.add_argument("--batch", type=_count, default=64, help="records per global batch (default: 64)")
     look.set_defaults(main=_inspect)
-    check = actions.add_parser("verify", help="prove that each record was trained on once in each epoch")
-    check.add_argument("run_dir", type=Path, help="the run's directory")
+    check = actions.add_parser("verify", help="verify that each record was trained on exactly once in each epoch")
+    check.add_argument("run_dir", type=Path, help="the run directory")
     check.set_defaults(main=_verify)
 
 
@@ -56,7 +56,7 @@ def _inspect(chosen: argparse.Namespace) -> int:
         "records", f"{shape.records:,} in {len(shape.groups):,} {'classes' if 'class' in shape.kind else 'files'}"
     )
     facts.add_row("size", f"{_bytes(shape.nbytes)}, a record {_bytes(mean)} on average")
-    facts.add_row("skew", f"{shape.skew:.2f} (the largest over the mean)")
+    facts.add_row("skew", f"{shape.skew:.2f} (largest / mean)")
     if shape.damaged:
         facts.add_row("damaged", f'{shape.damaged:,}: training fails unless `on_bad_record` is "skip" or "quarantine"')
     console.print(facts)
@@ -83,7 +83,7 @@ def _balance(shape: Shape, workers: int, batch: int) -> Table:
         f"{workers} workers",
         "fewest",
         "most",
-        "the slowest works longer by",
+        "imbalance (slowest vs. mean)",
         box=None,
         padding=(0, 2, 0, 0),
     )
@@ -110,8 +110,8 @@ def _verify(chosen: argparse.Namespace) -> int:
         console.print(_epochs([epoch for epoch in epochs if epoch.data == name]))
     for bad in left_out(chosen.run_dir):
         place = f"{bad['file']}, offset {bad['offset']}"
-        console.print(f"left out: record {bad['index']}, {place}: {bad['reason']}", soft_wrap=True)
-    console.print("The ledgers hang together; no record was trained on twice in an epoch.")
+        console.print(f"skipped: record {bad['index']}, {place}: {bad['reason']}", soft_wrap=True)
+    console.print("The ledgers are consistent; no record was trained on twice in an epoch.")
     return 0
 
 

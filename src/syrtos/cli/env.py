@@ -1,4 +1,4 @@
-"""`syrtos env`: what a bug report needs."""
+"""`syrtos env`: versions and facts about the machine, for a bug report."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def facts() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what matters, without importing it."""
+    """Installed versions of the packages that matter, without importing them."""
     return {name: _version(name) for name in _PACKAGES}
 
 

@@ -22,7 +22,7 @@ _WORDS_OF_A_CRASH = re.compile(
 
 
 def print_failure(outcome: Outcome, run_dir: Path) -> None:
-    """Shows what was recorded, which worker failed first, why, and where to read more."""
+    """Prints the summary, the worker that failed first, the reason, and the path of its log."""
     print_table(Console(stderr=True, highlight=False), run_dir)
     reported = outcome.failures or _reported(run_dir)
     if outcome.end is End.STOPPED:
@@ -53,16 +53,16 @@ def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
 
 
 def _print_ended(outcome: Outcome, run_dir: Path) -> None:
-    """No worker could report why it ended: say how."""
+    """How the process ended, where no worker could report why."""
     killed = outcome.status == -signal.SIGKILL
-    memory = " If nobody sent that signal, the host ran out of memory: look at `dmesg`, and use fewer workers or a smaller batch."
+    memory = " If no person or program sent that signal, the host ran out of memory: look at `dmesg`, and use fewer workers or a smaller batch."
     log = run_dir / "logs" if outcome.rank is None else run_dir / "logs" / f"rank-{outcome.rank}.log"
     lines = [f"{outcome}{memory if killed else ''}", *_last_words(log), f"Its output is in {log}"]
     _say("\n".join(lines))
 
 
 def _last_words(log: Path) -> list[str]:
-    """What libraries print before they end a process: TensorFlow's failed checks, C++'s uncaught exceptions, the allocator."""
+    """Lines that libraries print before they end a process: TensorFlow's failed checks, C++'s uncaught exceptions, the allocator."""
     if not log.is_file():
         return []
     lines = log.read_text(errors="replace").splitlines()

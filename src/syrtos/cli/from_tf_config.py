@@ -8,7 +8,7 @@ from syrtos.launch.rendezvous import Cluster, Meeting, attend
 
 
 def main(cluster: Cluster, script: list[str]) -> int:
-    """The first task launches the run on all hosts; the others do what it asks for."""
+    """The first task launches the run on all hosts; the others execute its requests."""
     patience = settings.options_from(settings.environment()).timeout
     if cluster.rank:
         return attend(cluster, patience)

@@ -32,7 +32,7 @@ _REFUSED = {
     "--min-np": "a run keeps its workers: give their number with -np, and start it again with the same --output-filename",
     "--max-np": "a run keeps its workers: give their number with -np",
     "--jsrun": "start `python -m syrtos train.py` by the cluster's own launcher",
-    "--config-file": "give what it holds as flags",
+    "--config-file": "give its contents as flags",
 }
 
 
@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
             name,
             allow_abbrev=False,
             help=f"run a script the way {origin} was started",
-            description=f"Run a script the way {origin} was started; see `syrtos run` for what it comes to.",
+            description=f"Run a script the way {origin} was started; `syrtos run` describes the result.",
         )
         parser.set_defaults(main=main)
         _describe(parser)
@@ -72,7 +72,7 @@ def _describe(parser: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Says what is left out, and runs."""
+    """Prints which flags are ignored, and runs."""
     if chosen.check_build:
         print("syrtos: [X] TensorFlow  [X] Keras  [X] MPI (MPICH)  [ ] NCCL  [ ] Gloo  [ ] PyTorch  [ ] MXNet")
         return 0
@@ -82,7 +82,7 @@ def main(chosen: argparse.Namespace) -> int:
             raise ConfigurationError(f"{name} can't be obeyed: {why}.")
     ignored = ["--" + name.removeprefix("ignored_") for name in given if name.startswith("ignored_")]
     if ignored:
-        print(f"syrtos: {', '.join(ignored)} tuned another engine and is ignored.", file=sys.stderr)
+        print(f"syrtos: ignored, as for another engine: {', '.join(ignored)}.", file=sys.stderr)
     parser = argparse.ArgumentParser(prog="syrtos")
     run.add_to(parser.add_subparsers())
     return run.main(parser.parse_args(["run", *translated(chosen)]))

@@ -1,4 +1,4 @@
-"""`syrtos jobs`, `describe`, `logs`, `stop`: what runs, what it prints, and its end."""
+"""`syrtos jobs`, `describe`, `logs`, `stop`: list, show, follow and end training jobs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("jobs", help="list training jobs, newest first")
     parser.set_defaults(main=_list)
     parser.add_argument(
-        "-n", type=int, default=20, dest="count", metavar="N", help="at most so many (default: %(default)s)"
+        "-n", type=int, default=20, dest="count", metavar="N", help="show at most N jobs (default: %(default)s)"
     )
-    parser = commands.add_parser("describe", help="everything about a training job, as JSON")
+    parser = commands.add_parser("describe", help="show all about a training job, as JSON")
     parser.set_defaults(main=_describe)
     parser.add_argument("name")
-    parser = commands.add_parser("logs", help="what a training job prints")
+    parser = commands.add_parser("logs", help="print the output of a training job")
     parser.set_defaults(main=_logs)
-    parser.add_argument("-f", "--follow", action="store_true", help="until the job has ended")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the output until the job has ended")
     parser.add_argument("name")
-    parser = commands.add_parser("stop", help="end a training job: its scripts get SIGTERM, and two minutes")
+    parser = commands.add_parser("stop", help="stop a training job: SIGTERM, and SIGKILL after two minutes")
     parser.set_defaults(main=_stop)
     parser.add_argument("name")
 

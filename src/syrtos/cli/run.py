@@ -36,14 +36,26 @@ def add_to(commands: Any) -> None:
         description="Run a training script, unchanged, on many workers.",
     )
     parser.set_defaults(main=main)
-    parser.add_argument("-n", type=int, dest="workers", metavar="N", help="workers (default: one for each slot, or 1)")
+    parser.add_argument(
+        "-n", type=int, dest="workers", metavar="N", help="number of workers (default: one per slot, or 1)"
+    )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="A:2,B:2", help="hosts and workers on each, reached by ssh")
-    where.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from a file, `name slots=2` to a line")
-    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help="program used to reach hosts")
+    where.add_argument("--hosts", metavar="A:2,B:2", help="hosts, and the number of workers on each; reached by ssh")
+    where.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from a file with lines `name slots=2`")
+    parser.add_argument(
+        "--ssh", default="ssh", metavar="COMMAND", help="command that reaches hosts (default: %(default)s)"
+    )
     parser.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the run is recorded (default: runs/TIME)")
-    parser.add_argument("--grace", type=float, default=10.0, metavar="S", help="seconds from a signal to killing")
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="run directory: logs, ledgers and summary (default: runs/TIME)"
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds between a signal and SIGKILL (default: %(default)s)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     _add_options(parser)
     parser.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
@@ -58,25 +70,27 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument(
         "--batch", choices=get_args(BatchMode), default=defaults.batch,
-        help="what a batch of the script is: one step of all workers (default), or of each worker (Horovod's meaning)",
+        help="a batch of the script is split over all workers (default), or is the batch of each worker (as with Horovod)",
     )  # fmt: skip
-    group.add_argument("--sync-batchnorm", action="store_true", help="BatchNormalization over the global batch")
     group.add_argument(
-        "--scale-lr", choices=get_args(ScaleLR), default=defaults.scale_lr, help="grow the learning rate with N"
+        "--sync-batchnorm", action="store_true", help="BatchNormalization statistics over the global batch"
     )
     group.add_argument(
-        "--warmup-epochs", type=int, default=0, metavar="E", help="epochs until the grown rate is reached"
+        "--scale-lr", choices=get_args(ScaleLR), default=defaults.scale_lr, help="scale the learning rate with N"
+    )
+    group.add_argument(
+        "--warmup-epochs", type=int, default=0, metavar="E", help="epochs of warm-up to the scaled learning rate"
     )
     group.add_argument("--check-every", type=int, default=defaults.check_every, metavar="K",
                        help="compare the replicas' weights every K steps; 0: never (default: every 100, or rarer)")  # fmt: skip
     group.add_argument("--timeout", type=float, default=defaults.timeout, metavar="S",
-                       help="seconds a worker may wait for the others (default: %(default)s)")  # fmt: skip
+                       help="seconds a worker may wait for the others before the run fails (default: %(default)s)")  # fmt: skip
     group.add_argument("--ps", type=int, default=0, metavar="P", dest="servers",
-                       help="hold the weights in P parameter servers beside the workers, which then train at their own pace")  # fmt: skip
+                       help="number of parameter servers beside the workers, which then update asynchronously")  # fmt: skip
     group.add_argument("--staleness", type=int, metavar="K",
-                       help="with --ps: updates a worker may be ahead of the slowest; 0: all make each update together (default: any)")  # fmt: skip
+                       help="with --ps: updates by which a worker may be ahead of the slowest; 0: synchronous (default: unlimited)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
-                       help="size of the groups in which gradients are exchanged (default: %(default)s)")  # fmt: skip
+                       help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
 
 def main(chosen: argparse.Namespace) -> int:
@@ -110,7 +124,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _input(spec: Spec) -> int | None:
-    """What workers are to read; other hosts get nothing."""
+    """The standard input for the workers; workers of other hosts get none."""
     source = given()
     if source is not None and spec.hosts and has_data(source):
         print(
@@ -121,7 +135,7 @@ def _input(spec: Spec) -> int | None:
 
 
 def _describe(spec: Spec, run_dir: Path) -> None:
-    """Leaves in the run's folder what it was asked to do, and says on the terminal where that is."""
+    """Writes the request into the run directory, and prints where that is."""
     request = {
         "script": spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve()),
         "arguments": spec.program.arguments,

@@ -23,20 +23,20 @@ def add_to(commands: Any) -> None:
     )
     parser.set_defaults(main=main)
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at (default: %(default)s); others need TLS"
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s); any but loopback needs TLS"
     )
-    parser.add_argument("--port", type=int, default=PORT, help="(default: %(default)s)")
+    parser.add_argument("--port", type=int, default=PORT, help="port to listen on (default: %(default)s)")
     parser.add_argument(
-        "--capacity", type=int, metavar="N", help="workers that may run at once (default: one for each core)"
+        "--capacity", type=int, metavar="N", help="workers that may run at once (default: number of cores)"
     )
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate, in PEM")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, in PEM")
     parser.add_argument("--files", type=Path, action="append", metavar="DIR",
-                        help="folders that file:// may name (default: any, on loopback; none otherwise)")  # fmt: skip
+                        help="folder whose files file:// may name; may be repeated (default: any on loopback, else none)")  # fmt: skip
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Serves until it is told to end."""
+    """Serves until a signal ends it."""
     from syrtos.jobs.home import Home
     from syrtos.jobs.http.page import token
     from syrtos.jobs.http.server import Server
@@ -56,5 +56,5 @@ def main(chosen: argparse.Namespace) -> int:
     out.print(f"  page:                {server.url}/?token={token(home)}")
     sys.stderr.flush()
     server.run()
-    out.print("syrtos: ended; jobs that were running go on, and are found again at the next start")
+    out.print("syrtos: ended; running jobs continue, and the next start adopts them")
     return 0

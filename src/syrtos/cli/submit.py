@@ -23,35 +23,38 @@ def add_to(commands: Any) -> None:
     )
     parser.set_defaults(main=main)
     parser.add_argument(
-        "what", type=Path, help="a Python script, or a YAML file with the arguments of syrtos.Estimator and `inputs`"
+        "what",
+        metavar="FILE",
+        type=Path,
+        help="a Python script, or a YAML file with the arguments of syrtos.Estimator and `inputs`",
     )
     parser.add_argument("--instances", type=int, metavar="N", help="hosts of the job")
-    parser.add_argument("--processes-per-host", type=int, metavar="N", help="workers on each")
+    parser.add_argument("--processes-per-host", type=int, metavar="N", help="workers on each host")
     parser.add_argument(
-        "--hp", action="append", default=[], metavar="NAME=VALUE", help="a hyperparameter (JSON, or text)"
+        "--hp", action="append", default=[], metavar="NAME=VALUE", help="a hyperparameter; VALUE is JSON or text"
     )
     parser.add_argument(
-        "--channel", action="append", default=[], metavar="NAME=URI", help="an input: a path, file:// or s3://"
+        "--channel", action="append", default=[], metavar="NAME=URI", help="an input channel: a path, file:// or s3://"
     )
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable")
     parser.add_argument(
         "--output",
         metavar="URI",
         default="runs",
-        help="where NAME/output/model.tar.gz goes (default: %(default)s)",
+        help="folder or URI that NAME/output/model.tar.gz is written to (default: %(default)s)",
     )
-    parser.add_argument("--name", help="of the job (default: the script's, and the time)")
-    parser.add_argument("--no-wait", action="store_true", help="leave the job to the running service")
+    parser.add_argument("--name", help="name of the job (default: script name and time)")
+    parser.add_argument("--no-wait", action="store_true", help="return at once; the running service trains the job")
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Creates the job, and shows it until it ends."""
+    """Creates the job, and follows it until it ends."""
     from syrtos.jobs.estimator import Estimator
 
     facts, inputs = _asked(chosen)
     estimator = Estimator(**facts)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # whoever ends this ends the job
+        signal.signal(number, signal.default_int_handler)  # the end of this command ends the job
     try:
         estimator.fit(inputs, wait=not chosen.no_wait, job_name=chosen.name)
     except KeyboardInterrupt:

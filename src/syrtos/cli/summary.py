@@ -13,11 +13,10 @@ _INPUT_BOUND = 0.1
 _WORTH_A_WORD = 5.0  # seconds
 _BAD_SHOWN = 10
 _ADVICE = {
-    "planned": "Parsing is the work left: make `parse_fn` cheaper (smaller images, fewer Python operations), or give each worker more cores.",
+    "planned": "Parsing takes most of it: make `parse_fn` cheaper (smaller images, fewer Python operations), or give each worker more cores.",
     "own": "Let the pipeline prepare batches ahead (`dataset.prefetch`, `num_parallel_calls` in `map`), or make them cheaper to prepare.",
-    "records": "Each worker reads all files, and parses its part: read them with `syrtos.data`, and it reads its own records alone.",
-    "sliced": "Each worker reads and prepares every batch whole, and takes its rows: read the files with `syrtos.data`, and it reads its own "
-    "records alone.",
+    "records": "Each worker reads all files and parses its part. With `syrtos.data` it reads only its own records.",
+    "sliced": "Each worker reads and prepares whole batches and takes its rows. With `syrtos.data` it reads only its own records.",
 }
 _WAYS = {
     "planned": "each worker reads its own records",
@@ -28,14 +27,14 @@ _ALWAYS = ("compute", "exchange", "wait", "input", "rest")
 
 
 def print_summary(run_dir: Path) -> None:
-    """Shows what a run's ledgers add up to; just the folder if nothing was computed."""
+    """Prints the summary of a run's ledgers; only the run directory if nothing was computed."""
     console = Console(stderr=True, highlight=False)
     print_table(console, run_dir)
     console.print(f"run directory: {run_dir}", soft_wrap=True)
 
 
 def print_table(console: Console, run_dir: Path) -> None:
-    """Shows what was recorded, if anything was trained."""
+    """Prints the table, if anything was computed."""
     summary = summarize(run_dir)
     if summary.steps or summary.shares["compute"] or summary.shares["evaluation"]:
         console.print(_table(summary))
@@ -56,7 +55,7 @@ def _print_about_data(console: Console, summary: Summary, run_dir: Path) -> None
     bad = left_out(run_dir)
     if bad:
         console.print(
-            f"[yellow]{len(bad):,} bad records were left out[/]; all are in {run_dir / 'data'}:", soft_wrap=True
+            f"[yellow]{len(bad):,} bad records were skipped[/]; the list is in {run_dir / 'data'}:", soft_wrap=True
         )
     for facts in bad[:_BAD_SHOWN]:
         console.print(f"  {facts['file']}, offset {facts['offset']}: {facts['reason']}", soft_wrap=True)
@@ -87,14 +86,14 @@ def _table(summary: Summary) -> Table:
 
 
 def _counted(summary: Summary) -> str:
-    """What is counted as a step, where it is not a batch of `fit`."""
+    """The kind of step that is counted, where it is not a batch of `fit`."""
     if summary.facts.get("pace") == "own":
         return "of all workers "
     return "updates of the script's own loop " if summary.loops else ""
 
 
 def _rate(summary: Summary) -> tuple[str, str]:
-    """What was trained on by the second, and over which time."""
+    """Samples, or else steps, per second, and the period of time that they are counted over."""
     over = "from the first update to the last" if summary.loops else "over all of fit, with validation and callbacks"
     if summary.samples_per_second:
         return "samples/s", f"{summary.samples_per_second:,.0f} {over}"

@@ -28,7 +28,7 @@ def test_inspect_shows_files_and_balance(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["data", "inspect", str(tmp_path / "*.tfrecord"), "-n", "3", "--batch", "8"]) == 0
     shown = capsys.readouterr().out
     assert "40 in 3 files" in shown
-    assert "2.25 (the largest over the mean)" in shown
+    assert "2.25 (largest / mean)" in shown
     assert "██████████  " in shown
     rows = {line.split()[0]: line for line in shown.splitlines() if line}
     assert rows["whole"].split()[-3:] == ["0", "30", "125.0%"]

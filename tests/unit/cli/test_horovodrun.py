@@ -62,7 +62,7 @@ def test_flags_become_ours(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         "t.py --x",
     ):
         assert part in printed
-    assert "--autotune, --log-level tuned another engine" in said.replace(
+    assert "ignored, as for another engine: --autotune, --log-level" in said.replace(
         "--log-level, --autotune", "--autotune, --log-level"
     )
 

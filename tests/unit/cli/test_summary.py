@@ -68,7 +68,7 @@ def test_a_run_that_only_evaluates_has_no_steps(tmp_path: Path, capsys: pytest.C
     ("facts", "advice"),
     [
         ({}, "`dataset.prefetch`"),
-        ({"input": "sliced"}, "read the files with `syrtos.data`"),
+        ({"input": "sliced"}, "With `syrtos.data` it reads only its own records"),
         ({"input": "planned"}, "`parse_fn` cheaper"),
     ],
 )
