@@ -64,6 +64,14 @@ _INTERRUPTED = 2.0
 _TRAINED = "_syrtos_trained"
 
 
+def _index(batch: Any) -> int:
+    """The number of a batch; a loop of the script's own may say anything."""
+    try:
+        return int(batch)
+    except (TypeError, ValueError):
+        return 0
+
+
 class _Quiet:
     """A callback without a base class, so that it serves Keras 3 and Keras 2 alike."""
 
@@ -178,7 +186,7 @@ class Last(_Quiet):
         self._since_check += count
         if world.current().world.size > 1 and not pace.own() and self._check_is_due():
             self._check()
-        self._session.ledger.end_step(batch, count)
+        self._session.ledger.end_step(_index(batch), count)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
@@ -236,7 +244,7 @@ class Last(_Quiet):
         self._begin()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._session.ledger.end_step(batch, self._steps_since(batch))
+        self._session.ledger.end_step(_index(batch), self._steps_since(batch))
 
     on_predict_batch_begin, on_predict_batch_end = on_test_batch_begin, on_test_batch_end
 
@@ -324,8 +332,8 @@ class Last(_Quiet):
         self._session.ledger.become("compute")
         clock.step_begins()
 
-    def _steps_since(self, batch: int) -> int:
-        return min(int(getattr(self.model, "steps_per_execution", None) or 1), batch + 1)
+    def _steps_since(self, batch: Any) -> int:
+        return min(int(getattr(self.model, "steps_per_execution", None) or 1), _index(batch) + 1)
 
     def _replicas(self) -> tuple[Communicator, list[Any]]:
         """Who must hold equal values, and which: all variables on all workers, or what an optimizer reduces that the script has asked to."""

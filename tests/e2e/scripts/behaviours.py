@@ -260,8 +260,10 @@ def own_callback_list() -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((trained(x) - y) ** 2)
         optimizer.apply(tape.gradient(loss, trained.trainable_variables), trained.trainable_variables)
-        callbacks.on_train_batch_end(0, {"loss": float(loss)})
+        callbacks.on_train_batch_end(np.int64(0), {"loss": float(loss)})
         callbacks.on_epoch_end(epoch, {"loss": float(loss)})
+        callbacks.on_test_batch_begin("the only one")
+        callbacks.on_test_batch_end("the only one")
     callbacks.on_train_end()
     assert len(history.history["loss"]) == 2
     empty = keras.callbacks.CallbackList([])
