@@ -1,4 +1,4 @@
-"""What a job leaves: archives of its output folders, and checkpoints that are copied while it runs. Archives are unpacked with suspicion."""
+"""The results of a job: archives of its output folders, and checkpoints that are copied while it runs. Archives are checked before they are unpacked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST = 8 << 30
 
 
 def pack(folders: Sequence[Path], archive: Path) -> int:
-    """A ``tar.gz`` of what is in all ``folders``; where two have the same file, the later one's counts, as on SageMaker.
+    """A ``tar.gz`` of the files in all ``folders``; where two have the same file, the later one's is packed, as on SageMaker.
 
     Returns:
         The number of files; with none, no archive is made.
@@ -63,7 +63,7 @@ def _check(member: tarfile.TarInfo, archive: str) -> None:
 
 
 def upload(places: Places, folders: Sequence[Path], uri: str, archive: str | None, scratch: Path) -> bool:
-    """Uploads what is in ``folders`` to ``uri``: as one ``archive``, or file by file; whether there was anything."""
+    """Uploads the files in ``folders`` to ``uri``: as one ``archive``, or one by one. Returns whether there were any."""
     if archive is None:
         files = _merged(folders)
         for name, path in files.items():
@@ -78,7 +78,7 @@ def upload(places: Places, folders: Sequence[Path], uri: str, archive: str | Non
 
 
 class Checkpoints:
-    """Keeps a URI equal to what is in a job's checkpoint folders.
+    """Keeps a URI equal to the contents of a job's checkpoint folders.
 
     A file is copied once it has not changed between two looks, so that half a checkpoint is never uploaded over a whole one.
     """
@@ -93,7 +93,7 @@ class Checkpoints:
         self.error: Exception | None = None
 
     def restore(self) -> int:
-        """Copies what is there into every folder, and returns how many files."""
+        """Copies the files at the URI into every folder, and returns their number."""
         if not self._places.exists(self._uri + "/"):
             return 0
         found = self._places.under(self._uri + "/")
@@ -111,7 +111,7 @@ class Checkpoints:
         self._thread.start()
 
     def finish(self) -> None:
-        """Copies what is left; nobody writes any more."""
+        """Copies the rest, when no process writes any more."""
         self._over.set()
         self._thread.join()
         self.copy(settled=False)
@@ -125,7 +125,7 @@ class Checkpoints:
                 self.error = error
 
     def copy(self, settled: bool = True) -> None:
-        """Uploads what is new, and removes what is gone."""
+        """Uploads new files, and removes those that are gone."""
         names = set()
         for folder in self._folders:
             for path in sorted(p for p in folder.rglob("*") if p.is_file()):

@@ -23,7 +23,7 @@ _RECORD_IO = 0xCED7230A
 
 
 def sources(places: Places, channel: Channel, host: int, hosts: int, epoch: int = 0) -> list[Source]:
-    """What instance ``host`` of ``hosts`` reads of a channel, in the order in which it reads it.
+    """The objects of a channel that instance ``host`` of ``hosts`` reads, in its order.
 
     Raises:
         DataError: there is nothing.
@@ -72,7 +72,7 @@ def provide(places: Places, channel: Channel, host: int, hosts: int, folder: Pat
 
 
 def _link(file: Path, path: Path) -> None:
-    """A hard link, which outlives what it is a link to; a soft one on another file system."""
+    """A hard link, which outlives its target; a soft one on another file system."""
     try:
         os.link(file.resolve(), path)
     except OSError as error:
@@ -115,15 +115,15 @@ class Pipe:
                 epoch += 1
         except Exception as error:
             self.error = error
-            Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)  # nobody shall wait for it
+            Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)  # no reader shall wait for it
 
     def _opened(self, path: str) -> int | None:
-        """A descriptor once somebody reads; None if the job has ended before."""
+        """A descriptor once a process reads; None if the job has ended before."""
         while not self._over.wait(0.02):
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # nobody reads yet
+                if error.errno != errno.ENXIO:  # no reader yet
                     raise
                 continue
             os.set_blocking(descriptor, True)
@@ -154,7 +154,7 @@ def framed(record: bytes) -> bytes:
 
 
 def _augmented(places: Places, channel: Channel, host: int, hosts: int, epoch: int) -> Iterator[bytes]:
-    """Each line's attributes, one after the other: of ``*-ref``, what the URI holds."""
+    """Each line's attributes, one after the other: of ``*-ref``, the contents of the URI."""
     lines = [line for line in places.text(channel.uri).splitlines() if line]
     if channel.seed is not None:
         random.Random(f"{channel.seed} {epoch}").shuffle(lines)
@@ -180,7 +180,7 @@ def _gunzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
             else:
                 break
     if not unpack.eof and not fresh:
-        raise DataError("A file ends in the middle of what gzip has packed: it is truncated.")
+        raise DataError("A gzip file ends in the middle of a member: it is truncated.")
 
 
 def clean(folder: Path) -> None:

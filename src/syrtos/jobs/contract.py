@@ -1,4 +1,4 @@
-"""What a script finds on a SageMaker instance: variables, configuration files, paths. Pure functions of a job and an instance.
+"""The environment of a script on a SageMaker instance: variables, configuration files, paths. Pure functions of a job and an instance.
 
 The variables are the union of those of sagemaker-training 5.1 (SDK v2; environment.py) and of SDK v3's container drivers, so that scripts
 of either find theirs. Where the two disagree about a name, both spellings are there.
@@ -218,6 +218,6 @@ def _tf_config(job: Job, host: int, place: Place) -> dict[str, str]:
 
 
 def _asked(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables that somebody wants, but for those that hold a job together."""
+    """Variables as requested, without those that the job itself depends on."""
     kept = ("PMI_", "HYDRA_", "SYRTOS_OPTIONS", "SYRTOS_JOB")
     return {name: value for name, value in variables.items() if not name.startswith(kept)}

@@ -108,7 +108,7 @@ def _uri(place: str | Path) -> str:
 
 
 def _distribution(asked: Mapping[str, Any]) -> dict[str, str]:
-    """What SDK v2 makes of ``distribution=`` (estimator._distribution_configuration)."""
+    """The hyperparameters that SDK v2 makes of ``distribution=`` (estimator._distribution_configuration)."""
     found: dict[str, Any] = {}
     for kind, options in asked.items():
         if kind == "mpi":

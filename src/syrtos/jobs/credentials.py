@@ -1,4 +1,4 @@
-"""Who may do what: the owner's keys, and those of a job's script, which end with the job."""
+"""Keys and their permissions: the owner's, and those of a job's script, which expire with the job."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from syrtos.jobs.store import Record, Store
 
 @dataclasses.dataclass(frozen=True)
 class Caller:
-    """Whose signature a request has.
+    """The signer of a request.
 
     Attributes:
-        secret: what it must be signed with.
-        job: whose script it is; None for the owner.
+        secret: the key it must be signed with.
+        job: the job whose script signed it; None for the owner.
     """
 
     secret: str
@@ -47,13 +47,13 @@ def new_access_key() -> str:
 
 
 def job_secret(home: Home, access_key: str) -> str:
-    """A job's secret key, which is written down nowhere: made of its access key and the owner's secret."""
+    """A job's secret key, which is not stored: derived from its access key and the owner's secret."""
     digest = hmac.digest(home.keys()[1].encode(), access_key.encode(), "sha256")
     return base64.urlsafe_b64encode(digest).decode()[:40]
 
 
 def caller_of(home: Home, store: Store, access_key: str) -> Caller | None:
-    """Who has this access key now; None for nobody."""
+    """The owner of this access key at this time; None if it has none."""
     owner, secret = home.keys()
     if hmac.compare_digest(access_key.encode(), owner.encode()):
         return Caller(secret, None)

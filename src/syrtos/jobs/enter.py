@@ -38,13 +38,13 @@ class Spec:
         name: of the host.
         root: the folder that is to be ``/opt/ml``.
         isolated: make namespaces.
-        folder: what the command starts in.
+        folder: the working directory of the command.
         hosts: a file to be ``/etc/hosts``.
         mounts: more folders of the host, by the paths that they are to have.
         fixed: paths that must not be written to.
         variables: of the environment.
-        rank: what to report a command as that does not report by itself, as workers do.
-        output: a file that gets what such a command prints.
+        rank: the rank in reports about a command that, unlike workers, does not report by itself.
+        output: a file for the output of such a command.
     """
 
     name: str
@@ -92,7 +92,7 @@ def _stay_above(rank: int, output: str) -> None:
         descriptor = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # hydra's, which waits for whoever has its pipes
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # hydra's: it waits for all processes that hold its pipes
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the whole group gets it

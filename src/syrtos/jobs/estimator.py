@@ -32,8 +32,8 @@ class Estimator:
         environment: variables of the script.
         distribution: as SDK v2 has it, e.g. ``{"mpi": {"enabled": True, "processes_per_host": 2}}``. Without one the instances train together.
         output_path: where ``model.tar.gz`` goes: ``s3://``, ``file://`` or a folder.
-        metric_definitions: ``[{"Name": ..., "Regex": ...}]``, looked for in what the script prints.
-        checkpoint_s3_uri, checkpoint_local_path: what is copied while the job runs, and restored when it starts.
+        metric_definitions: ``[{"Name": ..., "Regex": ...}]``, searched for in the script's output.
+        checkpoint_s3_uri, checkpoint_local_path: the checkpoints that are copied while the job runs, and restored when it starts.
         use_spot_instances, max_wait: give way to other jobs, for at most so many seconds in all.
         max_run: seconds.
         input_mode: ``File``, ``FastFile`` or ``Pipe``.
@@ -88,7 +88,7 @@ class Estimator:
         logs: bool = True,
         job_name: str | None = None,
     ) -> None:
-        """Creates the job, and shows what it prints until it has ended.
+        """Creates the job, and prints its output until it has ended.
 
         Args:
             inputs: URIs or paths by channel, or one, which is then the channel ``training``. A value may be a mapping: of
@@ -101,7 +101,7 @@ class Estimator:
         with local.running(self._home) as (service, own):
             if own and not wait:
                 raise ConfigurationError(
-                    "Nobody would run the job after this process has ended: start `syrtos serve`, or wait."
+                    "No service runs that could continue the job after this process has ended: start `syrtos serve`, or wait."
                 )
             name = self.create(service, inputs, job_name)
             if wait:

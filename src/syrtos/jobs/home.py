@@ -42,7 +42,7 @@ class Home:
 
     @property
     def objects(self) -> Path:
-        """What the embedded object store holds."""
+        """The folder of the embedded object store."""
         return self.path / "objects"
 
     @property
@@ -89,14 +89,14 @@ class Home:
             return {}
 
     def announce(self, url: str, certificate: str | None, files: list[Path] | None, capacity: int) -> None:
-        """Lets processes of this user find the service, and its runners know what it allows."""
+        """Writes the service's address for processes of this user, and its limits for its runners."""
         folders = None if files is None else [str(path) for path in files]
         facts = {"url": url, "certificate": certificate, "files": folders, "capacity": capacity}
         write(self.path / "endpoint.json", json.dumps(facts))
 
 
 def write(path: Path, text: str) -> None:
-    """Replaces a file at once: whoever reads sees the old text or the new one. Readable by its owner only."""
+    """Replaces a file atomically: a reader sees the old text or the new one. Readable by its owner only."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
@@ -133,7 +133,7 @@ def try_lock(path: Path) -> IO[str] | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock. Asking takes no lock, or who wants it at that moment would be refused."""
+    """Whether some process holds the lock. The query takes no lock: a process that wants it at that moment would be refused."""
     if not path.exists():
         return False
     with path.open() as file:

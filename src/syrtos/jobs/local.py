@@ -82,12 +82,12 @@ def ask_to_stop(service: Service, name: str) -> None:
 
 
 def attended(service: Service, name: str) -> bool:
-    """Whether anything looks after a job: a running service, or its own runner."""
+    """Whether a process attends to a job: a running service, or its own runner."""
     return service.home.endpoint() is not None or is_locked(service.home.job(name) / runner.LOCK)
 
 
 def stop(service: Service, name: str) -> None:
-    """Ends a job within seconds: its scripts get SIGTERM, and what is left is killed."""
+    """Ends a job within seconds: its scripts get SIGTERM; processes that remain are killed."""
     with contextlib.suppress(ConfigurationError):
         ask_to_stop(service, name)
     deadline = time.monotonic() + _PATIENCE

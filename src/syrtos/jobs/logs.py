@@ -1,4 +1,4 @@
-"""What a job's instances print, as CloudWatch has it: a stream of events for each instance, in a file that only grows."""
+"""The output of a job's instances, in CloudWatch's form: a stream of events for each instance, in a file that only grows."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Tail:
     """Reads files that workers write, line by line, as they grow; they need not be there yet.
 
     Args:
-        sources: paths, with who is to get each one's lines.
+        sources: paths, each with the function that gets its lines.
     """
 
     def __init__(self, sources: Sequence[tuple[Path, Callable[[list[str]], None]]]) -> None:
@@ -128,7 +128,7 @@ class Tail:
         self._thread.start()
 
     def close(self) -> None:
-        """Reads what is left."""
+        """Reads the rest."""
         self._over.set()
         self._thread.join()
         self._look(last=True)
@@ -170,7 +170,7 @@ def _from(path: Path, offset: int) -> bytes:
 
 
 def shown(line: str) -> str:
-    """A line as a terminal would leave it: what was written over by a progress bar, colours and control characters are gone."""
+    """A line as a terminal would leave it: text that a progress bar has overwritten, colours and control characters are removed."""
     final = next((part for part in reversed(line.split("\r")) if part.strip()), "")
     if "\b" in final:
         final = final.rstrip("\b").rpartition("\b")[2]

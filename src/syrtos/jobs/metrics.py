@@ -53,7 +53,7 @@ def _number(text: str | None) -> float | None:
 
 
 def epochs(run_dir: Path) -> list[dict[str, Any]]:
-    """What rank 0 has written down about each epoch, see `epochs_path`."""
+    """The records of rank 0 about each epoch, see `epochs_path`."""
     path = epochs_path(run_dir)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]

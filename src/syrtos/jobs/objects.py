@@ -40,7 +40,7 @@ class Entry:
         size: bytes.
         etag: MD5 of its bytes in hex; with parts, of their MD5s, and their number.
         modified: seconds since 1970.
-        headers: what its writer wants readers to get: ``content-type``, ``x-amz-meta-*``, ``x-amz-checksum-*``.
+        headers: headers of the writer that readers get: ``content-type``, ``x-amz-meta-*``, ``x-amz-checksum-*``.
         blob: the file that holds it, in a folder's store.
     """
 
@@ -260,7 +260,7 @@ class FolderStore(ObjectStore):
         return self.folder / "blobs" / entry.blob
 
     def sweep(self, older: float = 3600.0) -> None:
-        """Removes files that killed processes left, never named by a row or not any more, and uploads that nobody has finished in a week."""
+        """Removes files that killed processes left, which no row names, and uploads that were not completed within a week."""
         for folder in (self.folder / "uploads").glob("*"):
             if time.time() - folder.stat().st_mtime > _LONGEST_UPLOAD:
                 shutil.rmtree(folder, ignore_errors=True)

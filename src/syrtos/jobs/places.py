@@ -183,7 +183,7 @@ def safe_name(name: str) -> str:
 
 
 def _relative(key: str, prefix: str) -> str:
-    """What is left of a key in a channel's folder: SageMaker cuts off the prefix, or the folder of a prefix that ends in a name."""
+    """The path of a key in a channel's folder: SageMaker cuts off the prefix, or the folder of a prefix that ends in a name."""
     if key.startswith(prefix.rstrip("/") + "/") and prefix:
         return key[len(prefix.rstrip("/")) + 1 :]
     return key[prefix.rfind("/") + 1 :]

@@ -1,4 +1,4 @@
-"""The processes of a job, found by a mark in their environment: whatever a script has started goes when its job ends."""
+"""The processes of a job, found by a mark in their environment: processes that a script has started end with its job."""
 
 from __future__ import annotations
 

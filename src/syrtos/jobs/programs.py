@@ -1,4 +1,4 @@
-"""A job's code on its instances: fetched, unpacked, and with what its requirements file asks for."""
+"""A job's code on its instances: fetched, unpacked, and with the packages of its requirements file."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
 def python_for(
     program: Program | None, code: Path, folder: Path, say: Callable[[list[str]], None], env: Mapping[str, str]
 ) -> Path:
-    """The interpreter for a job: ours, or one of an environment above ours that has what the job's requirements ask for.
+    """The interpreter for a job: ours, or one of an environment above ours that has the packages of the job's requirements.
 
     Args:
         code: the source folder.
         folder: where an environment may be made.
-        say: gets what pip prints.
+        say: gets the output of pip.
         env: for pip, which may run a job's ``setup.py``.
 
     Raises:
@@ -86,7 +86,7 @@ def python_for(
     say(installed or ["All of it is there already."] if not done.returncode else done.stderr.splitlines())
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["?"])[-1]
-        raise LaunchError(f"pip could not install what the job asks for: {reason}")
+        raise LaunchError(f"pip could not install the job's requirements: {reason}")
     return python
 
 

@@ -34,7 +34,7 @@ class Queue:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Begins to look after the jobs."""
+        """Starts the thread that schedules jobs."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -53,7 +53,7 @@ class Queue:
             try:
                 self.look()
             except Exception as error:
-                print(f"syrtos: the queue could not look after the jobs: {error}", file=sys.stderr, flush=True)
+                print(f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True)
             self._wake.wait(_LOOK)
             self._wake.clear()
 
@@ -73,7 +73,7 @@ class Queue:
                 waiting.append(record)
             else:
                 self._abandoned(record)
-        waiting.sort(key=lambda record: record.spot)  # what gives way does not come before what it gave way to
+        waiting.sort(key=lambda record: record.spot)  # a spot job does not start again before the job that preempted it
         self._begin(waiting, self._service.capacity - used, spots)
 
     def _runs(self, record: Brief) -> bool:
@@ -91,11 +91,11 @@ class Queue:
                 self._start(record)
                 continue
             self._wait(record)
-            if record.slots > self._service.capacity:  # the service has come back smaller: nobody shall wait for that
+            if record.slots > self._service.capacity:  # the capacity is smaller than when the job was created
                 continue
             if not record.spot:
                 self._make_way(record.slots - free, spots)
-            free = 0  # nobody overtakes: a big job would never run
+            free = 0  # in order: overtaking would starve big jobs
 
     def _start(self, record: Brief) -> None:
         name, home = record.name, self._service.home

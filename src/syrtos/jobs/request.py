@@ -1,4 +1,4 @@
-"""What a CreateTrainingJob request asks for, in our words: a pure function of the request."""
+"""A CreateTrainingJob request in our own terms: a pure function of the request."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Job:
         request: all of it, as it came.
         hosts: ``algo-1``, ``algo-2``, ...
         hyperparameters: all, as given: texts.
-        program: what to train with, or None: then ``command`` is run on each instance.
+        program: the training script and its source, or None: then ``command`` is run on each instance.
         command: the container's entry point and arguments.
         limits: seconds of running, of waiting and running (spot jobs), and of waiting.
     """
@@ -166,7 +166,7 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
     hyperparameters = dict(request.get("HyperParameters") or {})
     command = (*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ()))
-    # an entry point of its own takes the place of what an image would start, also where hyperparameters name a script
+    # an entry point in the request replaces that of an image, also where hyperparameters name a script
     program = _program_v3(request, drivers) if drivers else None if command else _program_v2(hyperparameters)
     if program is None and not command:
         raise ConfigurationError(
@@ -200,7 +200,7 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
 
 
 def _check(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> None:
-    """What the service's model leaves open, and every job needs."""
+    """Checks that the service's model leaves open, and every job needs."""
     missing = [name for name in ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig") if name not in request]
     if missing:
         raise ConfigurationError(f"A training job needs {', '.join(missing)}.")
@@ -300,7 +300,7 @@ def _program_v2(hyperparameters: Mapping[str, str]) -> Program | None:
     source = source_of(hyperparameters)
     values = of_script(hyperparameters)
     if str(values.get("model_dir", "")).startswith("s3://"):
-        # No TensorFlow since 2.18 can write there; what is in the folder is uploaded.
+        # No TensorFlow since 2.18 can write there; the folder's contents are uploaded.
         values["model_dir"] = "/opt/ml/model"
     return Program(
         entry=_entry(decoded(hyperparameters["sagemaker_program"])),

@@ -1,6 +1,6 @@
 """One attempt at one job, in a process of its own: it goes on when the service that started it is killed.
 
-`python -m syrtos.jobs.runner JOB`. It holds a lock in the job's folder for as long as it lives; whoever finds a running job without the
+`python -m syrtos.jobs.runner JOB`. It holds a lock in the job's folder for as long as it lives; a process that finds a running job without the
 lock knows that its runner is gone.
 """
 
@@ -63,7 +63,7 @@ def main() -> None:
     home, name = Home(), sys.argv[1]
     lock = try_lock(home.job(name) / LOCK)
     if lock is None:
-        return  # somebody has been faster
+        return  # another runner has the lock
     signal.signal(signal.SIGTERM, _too_early)
     store = Store(home.database, home.place)
     try:
@@ -82,7 +82,7 @@ def _too_early(*_: object) -> None:
 
 
 class Runner:
-    """What an attempt holds."""
+    """One attempt at one job."""
 
     def __init__(self, home: Home, store: Store, name: str) -> None:
         self._home, self._store, self._name = home, store, name
@@ -113,7 +113,7 @@ class Runner:
             self._finish(self._why)
         except SyrtosError as error:
             self._fail(f"ClientError: {error}")
-        except Exception as error:  # what it has made may still be of use: it stays
+        except Exception as error:  # its files may still be of use: they stay
             traceback.print_exc()
             self._fail(f"InternalServerError: {type(error).__name__}: {error}")
             self._failed_inside = True
@@ -183,7 +183,7 @@ class Runner:
         return python
 
     def _say_versions(self) -> None:
-        """An image of another time or maker means this environment: nobody should have to guess that."""
+        """Logs that an image of another version or framework is replaced by this environment."""
         image = self._job.request["AlgorithmSpecification"].get("TrainingImage", "")
         asked = re.search(r"/?([\w-]+):(\d+\.\d[\w.]*)", image)
         if asked:
@@ -281,7 +281,7 @@ class Runner:
             self._finish("Completed")
 
     def _say_how_it_ended(self, outcome: Outcome) -> None:
-        """What no process could write into its own log."""
+        """Lines that no process could write into its own log."""
         if outcome.end is End.FINISHED or self._why or self._job.distribution.kind == "copies":
             return
         for failure in outcome.failures:
@@ -291,7 +291,7 @@ class Runner:
             self._say(str(outcome))
 
     def _reason(self, outcome: Outcome) -> str:
-        """What the script has written for this, or how its first failing process ended."""
+        """The text that the script has written for this, or how its first failing process ended."""
         for host in range(len(self._job.hosts)):
             path = self._folders.ml(host) / "output" / "failure"
             if path.is_file() and (text := path.read_text(errors="replace").strip()):
@@ -311,10 +311,10 @@ class Runner:
         events = [event.text for event in stream.before(stream.size, 100) if event.text.strip()]
         return events[-1] if events else ""
 
-    # -- what others want of it ----------------------------------------------------------------
+    # -- requests from outside ------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Stops the job when somebody asks for it or its time is up; writes down how far it is."""
+        """Stops the job on request or when its time is up; records its progress."""
         saved = time.monotonic()
         while not self._over.wait(_LOOK):
             try:
@@ -352,7 +352,7 @@ class Runner:
     # -- the record ----------------------------------------------------------------------------
 
     def _move(self, secondary: str) -> None:
-        """Goes on, unless somebody has just asked for the job's end: then there is nothing left to do but to upload."""
+        """Continues, unless a stop was requested just now: then only the upload is left."""
         after = self._store.change(
             self._name,
             lambda record: (
@@ -400,12 +400,12 @@ def _fail(store: Store, name: str, reason: str) -> None:
 
 
 def mark(home: Home, name: str) -> str:
-    """What this job's processes have in their environment."""
+    """The mark in the environment of this job's processes."""
     return f"{home.path}/{name}"
 
 
 def _credentials(home: Home, access_key: str, secret: str) -> dict[str, str]:
-    """What a script's AWS clients need to reach the service, and nothing else."""
+    """The variables with which a script's AWS clients reach the service."""
     found = {
         "AWS_ACCESS_KEY_ID": access_key,
         "AWS_SECRET_ACCESS_KEY": secret,
@@ -423,7 +423,7 @@ def _credentials(home: Home, access_key: str, secret: str) -> dict[str, str]:
 
 
 def leave_nothing(home: Home, name: str) -> None:
-    """Removes what an attempt has worked with: its inputs, and outputs that are uploaded. Logs and ledgers stay."""
+    """Removes the working files of an attempt: inputs, and outputs that are uploaded. Logs and ledgers stay."""
     for path in ("instances", "shared", "python"):
         shutil.rmtree(home.job(name) / path, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""What must not be seen: values that are called like secrets, in what the API tells and in what scripts print."""
+"""Values that are named like secrets, hidden in the answers of the API and in the output of scripts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hidden(value: str) -> str:
-    """Of a JSON text another one: SDKs decode what Describe says."""
+    """A JSON text for a JSON text: SDKs decode the answer of Describe."""
     return json.dumps(_HIDDEN) if value.startswith('"') else _HIDDEN
 
 

@@ -1,4 +1,4 @@
-"""What SageMaker's training operations mean here: each takes and returns the parameters of its operation, as Python values.
+"""The implementation of SageMaker's training operations: each takes and returns the parameters of its operation, as Python values.
 
 Requests have been validated by SageMaker's service model; times are seconds since 1970.
 """
@@ -43,7 +43,7 @@ class Service:
 
     Args:
         capacity: workers that may run at the same time.
-        places: what URIs in requests may name.
+        places: the URIs that requests may name.
     """
 
     def __init__(self, home: Home, store: Store, places: Places, capacity: int) -> None:
@@ -51,7 +51,7 @@ class Service:
 
     @property
     def objects(self) -> ObjectStore:
-        """What ``s3://`` means."""
+        """The store behind ``s3://``."""
         return self.places.objects
 
     # -- operations ----------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Service:
         return {}
 
     def update_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Takes note of what may change while a job runs; nothing of it has an effect on machines of one's own."""
+        """Records the settings that may change while a job runs; they have no effect on one's own machine."""
         record = self._found(request["TrainingJobName"])
         wanted = {name: request[name] for name in ("ProfilerConfig", "RemoteDebugConfig") if name in request}
         kept = request.get("ResourceConfig", {})
@@ -133,7 +133,7 @@ class Service:
         return {"TrainingJobArn": arn(record.name)}
 
     def delete_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Forgets a job that has ended, with its logs; what it uploaded stays."""
+        """Deletes a job that has ended, with its logs; uploaded objects stay."""
         record = self._found(request["TrainingJobName"])
         if not record.state.final:
             raise ApiError("ResourceInUse", f"Training job {record.name} is {record.state.status}: stop it first.")

@@ -17,7 +17,7 @@ from typing import Any
 
 from syrtos.errors import ConfigurationError
 
-# What ends a job, and the status it then has.
+# Secondary statuses that end a job, and the status it then has.
 FINAL = {
     "Completed": "Completed",
     "Failed": "Failed",
@@ -58,7 +58,7 @@ MESSAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What Describe says about where a job is.
+    """The status of a job, as Describe gives it.
 
     Attributes:
         status: ``InProgress``, ``Stopping``, ``Completed``, ``Failed`` or ``Stopped``.

@@ -45,7 +45,7 @@ _jobs = sql.Table(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Brief:
-    """What the queue must know about a job; of hundreds, five times a second.
+    """The facts about a job that the queue reads, of hundreds of jobs, five times a second.
 
     Attributes:
         slots: workers it occupies while it runs.
@@ -167,7 +167,7 @@ class Store:
             return [Brief(**row._mapping) for row in connection.execute(_ACTIVE, {"here": self._place})]
 
     def change(self, name: str, how: Callable[[Record], Record | None]) -> Record | None:
-        """Replaces a job by what ``how`` makes of it, while nobody else can; None leaves it as it is.
+        """Replaces a job by the result of ``how``, in one transaction; None leaves it unchanged.
 
         Returns:
             The job after the change, or None if there is none.
@@ -236,7 +236,7 @@ def _engine(url: str) -> Engine:
 
 
 def prepare_sqlite(connection: Any, _record: Any) -> None:
-    """What each new connection is told: readers and a writer at the same time, and nothing lost when the machine goes down."""
+    """The settings of each new connection: concurrent readers beside a writer, and durable commits."""
     connection.isolation_level = None  # transactions are begun by us
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
         connection.execute(f"PRAGMA {pragma}")

@@ -37,7 +37,7 @@ class Folders:
     isolated: bool
 
     def ml(self, host: int) -> Path:
-        """What an instance calls ``/opt/ml``."""
+        """The folder that an instance sees as ``/opt/ml``."""
         return self.job / "instances" / f"algo-{host + 1}" / "ml"
 
     def code(self, job: Job, host: int) -> Path:
@@ -46,7 +46,7 @@ class Folders:
         return self.ml(host) / folder.removeprefix(f"{ML}/")
 
     def shared(self, name: str) -> Path:
-        """What all instances of a world have in common: one of them writes it, and all may read it."""
+        """The folder that all instances of a world share: one of them writes, all may read."""
         return self.job / "shared" / name
 
     def outputs(self, job: Job, name: str) -> list[Path]:
@@ -60,7 +60,7 @@ class Folders:
         return self.job / f"attempt-{attempt}"
 
     def make(self, job: Job) -> None:
-        """Makes what a script expects to be there."""
+        """Makes the folders and files that a script expects."""
         for host in range(len(job.hosts)):
             ml = self.ml(host)
             for name in ("input/data", "input/config", "code", "output", *_SHARED):
@@ -94,7 +94,7 @@ def hosts_file(job: Job) -> str:
 
 
 def base_environment(env: Mapping[str, str], mark: str) -> dict[str, str]:
-    """What a job's processes get of the service's environment: never its secrets."""
+    """The part of the service's environment that a job's processes get: never its secrets."""
     kept = {
         name: value
         for name, value in env.items()
@@ -115,7 +115,7 @@ def make_plan(
     """
     if job.checkpoints and not folders.isolated and job.checkpoints[1].rstrip("/") != f"{ML}/checkpoints":
         raise ConfigurationError(
-            f"This machine lets nobody make namespaces: checkpoints can't be at {job.checkpoints[1]}. Leave CheckpointConfig.LocalPath out."
+            f"The kernel does not allow user namespaces: checkpoints can't be at {job.checkpoints[1]}. Leave CheckpointConfig.LocalPath out."
         )
     run_dir = folders.run_dir(attempt)
     servers = len(job.hosts) if _wants_servers(job, folders) else 0
@@ -194,7 +194,7 @@ def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
 
 
 def arguments(job: Job, place: Place) -> list[str]:
-    """The script's arguments; what we have put into them of ``/opt/ml`` is where it is there."""
+    """The script's arguments, with our paths below ``/opt/ml`` replaced by their places on this machine."""
     assert job.program is not None
     return [place.inside(word) for word in job.program.arguments]
 

@@ -1,1 +1,1 @@
-"""Where the time goes: the step ledger and what it adds up to."""
+"""Where the time goes: the clock, the ledger, and the report that adds ledgers up."""

@@ -21,10 +21,10 @@ class Part:
     """A part of a run that has its own records, e.g. a step.
 
     Attributes:
-        phase: what the part is.
-        kind: what its time is spent on now.
-        is_step: whether it is one step, and not what the steps are in.
-        seconds: what has been spent since the last record, by kind; no more than was ever spent of a kind.
+        phase: the kind of part.
+        kind: the kind of time that passes now.
+        is_step: whether it is one step, and not a part that contains steps.
+        seconds: time since the last record, by kind; kinds without time are absent.
         wall: their sum.
         samples: training samples of this worker since the last record.
     """
@@ -48,7 +48,7 @@ class Part:
         self.wall += seconds
 
     def take(self, other: Part) -> None:
-        """Counts what another part has and will not write down."""
+        """Adds the time and samples of another part, which will not be recorded itself."""
         for kind, seconds in other.seconds.items():
             self.add(kind, seconds)
         self.samples += other.samples
@@ -57,8 +57,8 @@ class Part:
 class Clock:
     """Counts a worker's time: a stack of parts, of which the uppermost gets the time that passes.
 
-    It goes by one thread: the one that has made it, or that opens the first part above the script's own, until that part ends. Other
-    threads can only say (`spend`) what a part of the time has gone into while that thread waits for them.
+    It follows one thread: the one that has made it, or that opens the first part above the script's own, until that part ends. Other
+    threads can only attribute (`spend`) a part of the time in which that thread waits for them.
     """
 
     def __init__(self, age: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
@@ -77,7 +77,7 @@ class Clock:
 
     @property
     def is_mine(self) -> bool:
-        """Whether it goes by this thread."""
+        """Whether it follows this thread."""
         return self._thread == threading.get_ident()
 
     def tick(self) -> None:
@@ -94,7 +94,7 @@ class Clock:
             self.parts[-1].kind = kind
 
     def spend(self, kind: Kind, seconds: float) -> None:
-        """Says that of the time since the last change so many seconds went into ``kind``; what has been counted already is not counted again."""
+        """Attributes seconds of the time since the last change to ``kind``; time that was attributed before is not counted again."""
         with self._lock:
             part = self.parts[-1]
             seconds = min(seconds, self._now() - self._since - self._moved)
@@ -103,7 +103,7 @@ class Clock:
                 self._moved += seconds
 
     def begin(self, phase: Phase, kind: Kind, is_step: bool = False) -> Part | None:
-        """Opens a part on top of the others, which stand still until it is closed; None where the clock goes by another thread."""
+        """Opens a part on top of the others, which stand still until it is closed; None where the clock follows another thread."""
         if len(self.parts) == 1:
             self._thread = threading.get_ident()
         elif not self.is_mine:
@@ -114,7 +114,7 @@ class Clock:
         return part
 
     def unwind(self, part: Part) -> None:
-        """Closes what is still open above ``part``, e.g. a step that found its data at their end; its time is that part's."""
+        """Closes parts that are still open above ``part``, e.g. a step that found the data exhausted; their time is added to it."""
         self.tick()
         while self.parts[-1] is not part:
             above = self.parts.pop()
@@ -129,7 +129,7 @@ class Clock:
 
     @contextmanager
     def span(self, kind: Kind) -> Iterator[None]:
-        """Counts a block as ``kind``; what is inside and of another kind is not counted twice."""
+        """Counts a block as ``kind``, without blocks of other kinds inside of it."""
         if not self.is_mine:
             yield
             return

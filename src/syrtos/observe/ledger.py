@@ -1,9 +1,9 @@
 """Where the time of a worker goes, from the start of its process to its end, as JSON lines.
 
-A line says what has passed since the line before, so that the lines of a worker add up to its life: ``phase``, ``wall`` (seconds) and
+A line accounts for the time since the line before, so that the lines of a worker add up to its lifetime: ``phase``, ``wall`` (seconds) and
 the seconds of each kind that there are. A step of `fit`, `evaluate` or `predict`, and an update of a loop of the script's own, is a line
-of its own, with ``steps`` and ``samples`` (of this worker). Lines are handed to the system one by one: a worker that is killed loses
-none that is complete.
+of its own, with ``steps`` and ``samples`` (of this worker). Lines are written to the file one by one: a worker that is killed loses
+no complete line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ledger:
         self._epochs: Path | None = None
 
     def open(self, run_dir: str, rank: int) -> None:
-        """Writes to ``run_dir/ledger`` from now on, beginning with what has been counted so far."""
+        """Writes to ``run_dir/ledger`` from now on, beginning with the time counted so far."""
         self.close()
         path = ledger_path(Path(run_dir), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,8 +52,8 @@ class Ledger:
         """Counts a block as a part of the run: ``fit``, ``test`` (an `evaluate`) or ``predict``.
 
         Args:
-            phase: what it is.
-            kind: what its time is spent on before its first step.
+            phase: the kind of part.
+            kind: the kind of its time before its first step.
         """
         if phase == "fit":
             self._end_loop()
@@ -65,7 +65,7 @@ class Ledger:
                 self._close(part)
 
     def begin_step(self, phase: Phase, kind: Kind = "compute") -> None:
-        """A step, or several executed as one, begins now. One that was begun and not ended was none."""
+        """A step, or several executed as one, begins now. A step that was begun and not ended is dropped."""
         self.drop_step()
         outer = self.clock.top
         if self.clock.begin(phase, kind, is_step=True):
@@ -84,7 +84,7 @@ class Ledger:
             self._close(self.clock.top, step=step, steps=steps)
 
     def drop_step(self) -> None:
-        """A step that was begun and found no data was none: its time belongs to what is around it."""
+        """Drops a step that was begun and found no data: its time is added to the part around it."""
         if self.in_step:
             self.clock.unwind(self.clock.parts[-2])
 
@@ -101,7 +101,7 @@ class Ledger:
     # -- loops of the script's own -------------------------------------------------------------
 
     def before_update(self) -> None:
-        """What comes next may be the first update of a loop of the script's own: what was before is no part of it."""
+        """Before a possible first update of a loop of the script's own: time until now is no part of the loop."""
         part = self.clock.top
         if part.phase == "script" and self.in_script:
             self.clock.tick()
@@ -109,7 +109,7 @@ class Ledger:
                 self._record(part)
 
     def updated(self) -> None:
-        """A loop of the script's own has made an update of its weights. Its line has all that has passed since the last one."""
+        """A loop of the script's own has made an update of its weights. Its line has all time since the last one."""
         if self.in_script:
             self.clock.tick()
             self.clock.top.phase = "loop"
@@ -120,7 +120,7 @@ class Ledger:
             self.flush()
             self.clock.top.phase = "script"
 
-    # -- what else is known ---------------------------------------------------------------------
+    # -- times and counts -----------------------------------------------------------------------
 
     def span(self, kind: Kind) -> AbstractContextManager[None]:
         """Counts a block as ``kind``."""
@@ -151,7 +151,7 @@ class Ledger:
                 file.write(json.dumps({"time": round(time.time(), 3), **facts}) + "\n")
 
     def flush(self) -> None:
-        """Writes down what has passed outside of steps until now."""
+        """Records the time outside of steps until now."""
         if self.clock.is_mine:
             self.clock.tick()
             for part in self.clock.parts:
@@ -159,7 +159,7 @@ class Ledger:
                     self._record(part)
 
     def close(self) -> None:
-        """Writes what is left and closes the file."""
+        """Records the remaining time and closes the file."""
         if self._file is not None:
             self.clock.unwind(self.clock.parts[0])
             self._record(self.clock.top)
@@ -207,7 +207,7 @@ def launching(run_dir: Path, began: float) -> Iterator[None]:
 
 
 def forget(run_dir: Path) -> None:
-    """Removes what an earlier run left in the same folder: it may have had more workers, or failed."""
+    """Removes the files of an earlier run in the same folder: it may have had more workers, or failed."""
     for path in [*run_dir.glob("ledger/*.jsonl"), *run_dir.glob("ledger/launcher.*"), *run_dir.glob("logs/rank-*.*")]:
         path.unlink()
 
@@ -223,5 +223,5 @@ def ledger_path(run_dir: Path, rank: int) -> Path:
 
 
 def launcher_path(run_dir: Path) -> Path:
-    """Where it stands when the run began and ended: `launching`."""
+    """The file with the times at which the run began and ended: `launching`."""
     return run_dir / "ledger" / "launcher.json"

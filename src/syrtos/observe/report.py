@@ -1,4 +1,4 @@
-"""What a run's ledgers add up to."""
+"""Adds up the ledgers of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from syrtos.observe.ledger import launcher_path
 
-# What the time of a worker is spent on, in the order in which it is shown, and in words.
+# The kinds of time of a worker, in the order in which they are shown, and their names on the screen.
 SHARES = {
     "start": "start-up",
     "build": "building",
@@ -30,7 +30,7 @@ _TRAINING = ("train", "loop")
 
 @dataclasses.dataclass
 class Tally:
-    """What the ledger of one worker adds up to.
+    """The sums of the ledger of one worker.
 
     Attributes:
         seconds: from the start of the run to its end, by kind of `SHARES`.
@@ -84,7 +84,7 @@ class Tally:
         self.step_seconds.append(record["wall"] / record["steps"])
 
     def completed(self, launcher: dict[str, float]) -> dict[str, float]:
-        """The seconds, and what lies between the start of the run and that of the worker, and between its last line and the run's end.
+        """The seconds, with the time between the start of the run and that of the worker, and between its last line and the end of the run.
 
         Clocks of two hosts differ: all of it is as long as the launcher's own clock says.
         """
@@ -98,7 +98,7 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """One screen about a run.
+    """The facts of one screen about a run.
 
     Attributes:
         workers: ledgers found.
@@ -112,7 +112,7 @@ class Summary:
         input_seconds: seconds of a worker, in the mean, in which it waited for data.
         training_seconds: `fit` from begin to end, or a loop of the script's own from its first update to its last: on rank 0, or, where workers train at their
             own pace, on the one that took longest.
-        skew: rank that the others waited for most, and the share of time it waited less than the mean.
+        skew: the slowest rank (the others waited for it most), and the share of time by which it waited less than the mean.
         facts: how things are done in this run, as rank 0 says.
     """
 
@@ -158,7 +158,7 @@ def summarize(run_dir: Path) -> Summary:
 
 
 class SecondsByRank:
-    """Seconds by kind, for each rank of a run that goes on: only what is new is read."""
+    """Seconds by kind, for each rank of a running run: each call reads only new lines."""
 
     def __init__(self, run_dir: Path) -> None:
         self._reader = _Reader(run_dir)
@@ -177,7 +177,7 @@ class _Reader:
         self._tallies: dict[Path, Tally] = {}
 
     def read(self) -> list[Tally]:
-        """All that is there by now, by rank."""
+        """The sums of all lines so far, by rank."""
         for path in (self._run_dir / "ledger").glob("rank-*.jsonl"):
             self._add(path)
         return [self._tallies[path] for path in sorted(self._tallies, key=_rank)]
@@ -203,7 +203,7 @@ def _rank(path: Path) -> int:
 
 
 def _skew(ranks: list[Tally]) -> tuple[int, float] | None:
-    """The rank that waits least is the one that the others wait for."""
+    """The rank that waits least is the slowest one: the others wait for it."""
     if len(ranks) < 2 or not all(rank.stepping for rank in ranks):
         return None
     waits = [rank.waited / rank.stepping for rank in ranks]

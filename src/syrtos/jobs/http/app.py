@@ -147,7 +147,7 @@ _MALFORMED = frozenset(
 )
 
 
-# What services call the refusals that STS names as `signing` does.
+# The names that services give to refusals; `signing` uses those of STS.
 _JSON_NAMES = {
     "InvalidClientTokenId": "UnrecognizedClientException",
     "SignatureDoesNotMatch": "InvalidSignatureException",

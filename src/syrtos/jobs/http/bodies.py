@@ -63,7 +63,7 @@ async def whole(request: Request, limit: int = _LARGEST_JSON) -> bytes:
 
 
 async def checked(request: Request, signed: Signed) -> bytes:
-    """A short body of a request to S3, which is what was signed.
+    """A short body of a request to S3, checked to be the one that was signed.
 
     Raises:
         Refused: it is not.
@@ -108,7 +108,7 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
         Their MD5 in hex, and the checksum headers that they were sent with.
 
     Raises:
-        Refused: they are not what the signature, a checksum or ``Content-MD5`` says.
+        Refused: they don't match the signature, a checksum or ``Content-MD5``.
         TooLarge: there are too many.
     """
     headers = dict(request.headers)

@@ -1,4 +1,4 @@
-"""The part of CloudWatch Logs that shows what training jobs print: streams, pages, and what `aws logs tail --follow` asks for."""
+"""The part of CloudWatch Logs that shows the output of training jobs: streams, pages, and the requests of `aws logs tail --follow`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Logs:
         return {"logStreams": page, **more}
 
     def get_log_events(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A page of one stream. Its end has the token that was given, so that whoever waits for more asks with that again."""
+        """A page of one stream. Its end has the token that was given, so that a client that waits for more repeats the request with it."""
         _check_group(request)
         stream, limit = self._stream(request["logStreamName"]), min(request.get("limit") or _MOST, _MOST)
         token = request.get("nextToken") or ("f/0" if request.get("startFromHead") else f"b/{stream.size}")

@@ -1,4 +1,4 @@
-"""STS and IAM, as far as SageMaker's SDKs ask before they train: who am I, and may this role do it. The answers are XML."""
+"""STS and IAM, as far as SageMaker's SDKs need them before they train: the caller's identity, and whether a role has permissions. The answers are XML."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _role(name: str) -> str:
 
 
 def _allowed(asked: dict[str, str]) -> str:
-    """Roles mean nothing here: whoever may create a job may do what jobs do."""
+    """Roles have no effect here: a caller that may create a job has all permissions of jobs."""
     actions = [value for name, value in asked.items() if name.startswith("ActionNames.member.")]
     members = "".join(
         f"<member><EvalActionName>{escape(action)}</EvalActionName><EvalResourceName>*</EvalResourceName><EvalDecision>allowed</EvalDecision></member>"

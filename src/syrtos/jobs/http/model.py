@@ -1,4 +1,4 @@
-"""Requests and answers by AWS's own service models: what botocore's clients send and expect, and what their errors look like."""
+"""Requests and answers by AWS's own service models, as botocore's clients send and expect them, with their errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parsed(shape: Shape | None, body: bytes) -> dict[str, Any]:
     """A request's parameters.
 
     Raises:
-        ApiError: it is no JSON object, or not what the service's model allows.
+        ApiError: it is no JSON object, or the service's model does not allow it.
     """
     try:
         params = json.loads(body or b"{}", parse_constant=_no_number)
@@ -65,7 +65,7 @@ def _no_number(text: str) -> float:
 
 
 def answer(operation: OperationModel, result: dict[str, Any]) -> bytes:
-    """An answer's body; what it holds is checked against the model, as a client would."""
+    """An answer's body, checked against the model as a client would."""
     shape = operation.output_shape
     if shape is None:
         return b"{}"

@@ -1,4 +1,4 @@
-"""A page for people who would rather look: jobs, curves, logs, artifacts. Its data are JSON under ``/ui``, which is no bucket's name."""
+"""A page that shows jobs, curves, logs and artifacts. Its data are JSON under ``/ui``, which is no bucket's name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _JOB = r"/ui/jobs/([A-Za-z0-9-]{1,63})"
 
 
 def token(home: Home) -> str:
-    """What a browser must know: in the address that `syrtos serve` prints, then in a cookie."""
+    """The token of a browser: in the address that `syrtos serve` prints, then in a cookie."""
     return hmac.new(home.keys()[1].encode(), b"page", hashlib.sha256).hexdigest()
 
 

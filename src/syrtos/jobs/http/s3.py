@@ -342,7 +342,7 @@ def _answered(request: Request, entry: Entry, start: int, stop: int, body: Itera
     if partial or request.headers.get("x-amz-checksum-mode", "").upper() != "ENABLED":
         headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
     headers.setdefault("content-type", "binary/octet-stream")
-    # the page has the same origin: what a script has stored must not be able to act as the page
+    # the page has the same origin: an object that a script has stored must not be able to act as the page
     headers |= {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
     if partial:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{entry.size}"
@@ -368,7 +368,7 @@ _HARMLESS = frozenset({"x-id", "partNumber", "AWSAccessKeyId", "Signature", "Exp
 def _grouped(
     store: ObjectStore, bucket: str, prefix: str, delimiter: str, after: str, limit: int
 ) -> Iterator[Entry | str]:
-    """Objects, and where a delimiter follows the prefix, what is before it once for all of them."""
+    """Objects, and for keys with a delimiter after the prefix their common prefixes, once each."""
     count, group = 0, ""
     while page := store.list(bucket, prefix, after, 1000):
         for entry in page:
@@ -393,7 +393,7 @@ def _contents(entry: Entry, quote: Callable[[str], str]) -> str:
 
 
 def _asked(request: Request) -> set[str]:
-    """What a query asks for; how it is signed, and how the answer is to be labelled, set aside."""
+    """The parameters of a query, without those of the signature and of the answer's headers."""
     return {name for name in request.query_params if not name.startswith(("X-Amz-", "response-"))}
 
 
@@ -406,7 +406,7 @@ def _replaces(request: Request) -> str | None:
 
 
 def _text(value: str) -> str:
-    """A text in XML; of what XML can't hold, the place."""
+    """A text in XML; characters that XML can't hold are replaced."""
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "\ufffd", escape(value, {"\r": "&#13;"}))
 
 

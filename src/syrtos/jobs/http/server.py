@@ -158,9 +158,9 @@ def _listening(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
-        found.listen(512)  # whoever has read the address may come before the service is ready
+        found.listen(512)  # a client that has read the address may connect before the service is ready
     except OSError as error:
         raise ConfigurationError(
-            f"{host}:{port} can't be listened at: {error.strerror}. Give another `--port`."
+            f"The service can't listen on {host}:{port}: {error.strerror}. Give another `--port`."
         ) from error
     return found

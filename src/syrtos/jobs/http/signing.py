@@ -1,4 +1,4 @@
-"""Signature Version 4, checked with botocore's own signer: who sent a request, and that nobody changed it.
+"""Signature Version 4, checked with botocore's own signer: it proves the sender of a request, and that the request was not changed.
 
 The protocol is of AWS's reference "Authenticating Requests (AWS Signature Version 4)"; chunked bodies of "Signature calculations for the
 authorization header: transferring payload in multiple chunks".
@@ -34,7 +34,7 @@ STREAMS = (STREAMED, STREAMED_WITH_TRAILER, "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 
 
 class Refused(Exception):
-    """A request that nobody has signed, or not like this.
+    """A request without a signature, or with a wrong one.
 
     Attributes:
         code: of AWS's common errors.
@@ -51,7 +51,7 @@ class Signed:
 
     Attributes:
         service: that it was signed for.
-        payload: what it says of its body: a SHA-256 in hex, or one of the constants of this module.
+        payload: its statement about the body: a SHA-256 in hex, or one of the constants of this module.
         chunks: checks the signatures of a body that comes in signed pieces.
     """
 
@@ -73,7 +73,7 @@ class Chunks:
         """The next piece.
 
         Raises:
-            Refused: it was not sent by who sent the headers.
+            Refused: it was not sent by the sender of the headers.
         """
         request = AWSRequest(method="PUT", url="http://chunk/")
         request.context["timestamp"] = self.timestamp
@@ -116,11 +116,11 @@ def check(
     Args:
         url: path and query exactly as they were sent.
         headers: by lower-case name.
-        payload: the SHA-256 of the body in hex, or what a header says that it is.
-        who: whose an access key is.
+        payload: the SHA-256 of the body in hex, as computed or as a header states it.
+        who: finds the owner of an access key.
 
     Raises:
-        Refused: it is missing, wrong, too old or of nobody.
+        Refused: it is missing, wrong, too old, or its key has no owner.
     """
     path, _, query = url.partition("?")
     asked = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
@@ -200,7 +200,7 @@ def _verified(
     payload: str,
 ) -> Signed:
     loose = [n for n in headers if n.startswith("x-amz-") and n not in names.split(";") and n != "x-amz-content-sha256"]
-    if loose:  # somebody who was given a link could else ask for other things with it
+    if loose:  # else the holder of a link could request other things with it
         raise Refused(
             "AccessDenied", f"There were headers present in the request which were not signed: {', '.join(loose)}."
         )
