@@ -206,6 +206,22 @@ def explains_mistakes(comm: Communicator) -> None:
     assert comm.allreduce(np.float32(1)) == comm.size  # and the group still works
 
 
+def passes_by(comm: Communicator) -> None:
+    """A worker that passes by waits for the others, and does not get them out of step."""
+    assert comm.pass_by("all") == (True, False)
+    before = comm.meetings
+    if comm.rank == comm.size - 1 and comm.size > 1:
+        assert comm.pass_by("the last") == (False, False)
+    assert comm.allreduce(np.ones(3)).tolist() == [comm.size] * 3
+    if comm.size > 1:
+        assert comm.pass_by(f"each another {comm.rank}") == (False, True)
+        assert comm.pass_by(f"each another {comm.rank}", again=True) == (False, False)
+        assert comm.meetings == before + 1
+        if comm.rank == 0:
+            comm.pass_by("leaves early", until=lambda: True)
+    comm.barrier()
+
+
 def refuses_what_has_no_sum(comm: Communicator) -> None:
     for array in (np.array(["a"]), np.array([True]), np.array([1j])):
         with pytest.raises(ExchangeError, match="can't be reduced"):
@@ -215,7 +231,7 @@ def refuses_what_has_no_sum(comm: Communicator) -> None:
 CHECKS = [
     reduces, reduces_means, adds_adaptively, goes_on_with_those_who_have_data, keeps_shapes, reduces_alike_twice, weighs,
     ignores_workers_without_weight, sums_rows, gathers, broadcasts, scatters, sends_to_all, moves_objects, splits,
-    explains_mistakes, refuses_what_has_no_sum,
+    explains_mistakes, refuses_what_has_no_sum, passes_by,
 ]  # fmt: skip
 
 

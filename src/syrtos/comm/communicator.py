@@ -34,6 +34,8 @@ class ReduceOp(enum.Enum):
 
 # The tag of a worker that has joined (see `syrtos.comm.joining`): no checksum is that large.
 JOINED = 1 << 40
+# In the tag of a worker that passes by: the others' operation waits for it to come again.
+PASSING = 1 << 41
 # The calls that workers which have joined can take part in.
 _FOLLOWED = re.compile(
     r"exchange |allreduce (sum|mean|adasum) |allgather \w+ \(|broadcast from (\d+) |barrier$|tensor "
@@ -58,11 +60,17 @@ class Communicator(abc.ABC):
 
     Arrays are NumPy's, C-contiguous or made so. 16-bit floats (``bfloat16`` as ``ml_dtypes`` has it) travel as such, and are summed in
     float32: the sum is rounded once, and between hosts each host's part once more.
+
+    Attributes:
+        rank: this worker's number in the group.
+        size: the number of workers in the group.
+        meetings: operations so far; equal on all workers between two operations.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+        self.meetings = 0
 
     # -- public exchanges -----------------------------------------------------------------------
 
@@ -178,7 +186,10 @@ class Communicator(abc.ABC):
         """
         if self.size == 1:
             return [value]
+        self.meetings += 1
         tags, values = self._meet(zlib.crc32(call.encode()), value, call)
+        while max(tags) >= PASSING:
+            tags, values = self._meet(zlib.crc32(call.encode()), value, call)
         if JOINED in tags:
             self._hear(tags, call)
             nothing = 1.0 if call.startswith("exchange ") else 0.0
@@ -210,6 +221,29 @@ class Communicator(abc.ABC):
         return [part.astype(parts[0].dtype) for part in reduce([part.astype(np.float32) for part in parts], op, shares)]
 
     # -- implemented by engines -----------------------------------------------------------------
+    def pass_by(self, call: str, again: bool = False, until: Callable[[], bool] | None = None) -> tuple[bool, bool]:
+        """Waits until every other worker has come to an operation, or passes by as well; no worker gets out of step by it.
+
+        Args:
+            call: why this worker passes by.
+            again: it has passed by with this ``call`` before, and done nothing since.
+            until: ends the wait earlier.
+
+        Returns:
+            Whether all workers pass by with the same ``call``; whether one passes by with another ``call`` for the first time, so that
+            it may do more before its next operation.
+
+        Raises:
+            StalledError: another worker did not come within the watchdog's time.
+        """
+        if self.size == 1:
+            return True, False
+        tag = PASSING | zlib.crc32(call.encode())
+        tags, first = self._meet(tag, float(not again), call, until)
+        moving = any(value and other >= PASSING and other != tag for other, value in zip(tags, first, strict=True))
+        return set(tags) == {tag}, moving
+
+    # -- what an engine provides ---------------------------------------------------------------
 
     @abc.abstractmethod
     def split(self, color: int) -> Communicator:
@@ -220,8 +254,13 @@ class Communicator(abc.ABC):
         """Frees the group's resources. Called by all its workers."""
 
     @abc.abstractmethod
-    def _meet(self, tag: int, value: float, call: str) -> tuple[list[int], list[float]]:
-        """Gathers every worker's tag and value; ``call`` names the exchange in the error of a worker that did not come."""
+    def _meet(
+        self, tag: int, value: float, call: str, until: Callable[[], bool] | None = None
+    ) -> tuple[list[int], list[float]]:
+        """Gathers every worker's tag and value; ``call`` names the exchange in the error of a worker that did not come.
+
+        An engine that can leaves when ``until()`` is true, with empty lists; the others get this worker's tag and value all the same.
+        """
 
     @abc.abstractmethod
     def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,9 @@ class InProcessCommunicator(Communicator):
             raise StalledError(f"rank {self.rank} waited in `{call}` for a worker that did not come.") from error
         return values
 
-    def _meet(self, tag: int, value: float, call: str) -> tuple[list[int], list[float]]:
+    def _meet(
+        self, tag: int, value: float, call: str, until: Callable[[], bool] | None = None
+    ) -> tuple[list[int], list[float]]:
         pairs = self._swap((tag, value), call)
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 

@@ -31,6 +31,8 @@ class MPICommunicator(Communicator):
         self.comm = comm
         self.watchdog = watchdog or Watchdog()
         self._unfinished: list[MPI.Request] = []
+        # A meeting that this worker has left early, and its buffers: MPI writes into them later.
+        self._left: tuple[MPI.Request, Array, Array] | None = None
 
     def split(self, color: int) -> MPICommunicator:
         return type(self)(self.comm.Split(color, self.rank), self.watchdog)
@@ -70,10 +72,21 @@ class MPICommunicator(Communicator):
         request = self.comm.Iallreduce(MPI.IN_PLACE, array, _OPS[op])
         return lambda: self.wait(request, f"allreduce of {array.nbytes} bytes")
 
-    def _meet(self, tag: int, value: float, call: str) -> tuple[list[int], list[float]]:
+    def _meet(
+        self, tag: int, value: float, call: str, until: Callable[[], bool] | None = None
+    ) -> tuple[list[int], list[float]]:
+        if self._left is not None:
+            self.wait(self._left[0], call)
+            self._left = None
         mine = np.array([tag, value], np.float64)
         everyone = np.empty((self.size, 2), np.float64)
-        self.wait(self.comm.Iallgather(mine, everyone), call)
+        request = self.comm.Iallgather(mine, everyone)
+        if until is not None:
+            self.watchdog.wait(lambda: request.Test() or until(), call, self.rank)
+            if not request.Test():
+                self._left = request, mine, everyone
+                return [], []
+        self.wait(request, call)
         return everyone[:, 0].astype(np.int64).tolist(), everyone[:, 1].tolist()
 
     def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:

@@ -105,6 +105,11 @@ class Servers:
         """This worker will ask no more questions."""
         self._ask_all("leave", [({}, [])] * self.count)
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds this worker has ended."""
+        return self._round
+
     # -- helpers -----------------------------------------------------------------------------------
 
     def _idle(self) -> None:

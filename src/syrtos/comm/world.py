@@ -6,8 +6,10 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import shutil
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos import settings, topology
@@ -79,6 +81,8 @@ class Session:
             self.ledger.open(run_dir, self.world.rank)
         if self.options.own_pace:
             self.ledger.say(pace="own")
+        if self.world.local_rank == 0:  # of an earlier run in the same folder
+            shutil.rmtree(claims_folder(run_dir), ignore_errors=True)
 
 
 _session: Session | None = None
@@ -142,6 +146,11 @@ def explicit() -> bool:
 def joined() -> bool:
     """Whether `init` has been called."""
     return _session is not None
+
+
+def claims_folder(run_dir: str) -> Path:
+    """Where the workers of a run note which of them writes a file."""
+    return Path(run_dir) / "claims"
 
 
 @contextlib.contextmanager

@@ -11,6 +11,12 @@ from syrtos.errors import ConfigurationError
 from syrtos.topology import BACKENDS, check_keras_backend
 
 
+def tensorflow() -> None:
+    """Lets TensorFlow write each file once."""
+    world.init()
+    importlib.import_module("syrtos.keras.replacing").patch_tensorflow()
+
+
 def keras3() -> None:
     """Makes plain Keras 3 scripts distributed.
 

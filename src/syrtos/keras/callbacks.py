@@ -14,7 +14,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.data.loader import Position
 from syrtos.errors import DataError
-from syrtos.keras import files, fitting, gradients, interrupts, pace, state, temporary
+from syrtos.keras import fitting, gradients, interrupts, pace, state, temporary
 from syrtos.keras.learning_rate import Scaling
 from syrtos.keras.timing import clock
 
@@ -23,7 +23,15 @@ if TYPE_CHECKING:  # they import Keras 3, and this serves Keras 2 too
     from syrtos.keras.resume import Saved
 
 # These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all, except in folders that each worker has made.
-_WRITERS = {"ModelCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor", "ProgbarLogger"}
+_WRITERS = {
+    "ModelCheckpoint",
+    "BackupAndRestore",
+    "OrbaxCheckpoint",
+    "CSVLogger",
+    "TensorBoard",
+    "RemoteMonitor",
+    "ProgbarLogger",
+}
 _PATHS = ("filepath", "backup_dir", "directory", "filename", "log_dir")
 
 
@@ -194,7 +202,7 @@ class Last(_Quiet):
             self.model.stop_training = True
         if self._stream:
             self._stream.end_epoch(self._session, self._stops())
-        if not self._steps and files.fit_is_running() and not pace.own():  # there others may have been faster
+        if not self._steps and fitting.fit_is_running() and not pace.own():  # there others may have been faster
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from syrtos.comm import world
@@ -11,6 +13,31 @@ from syrtos.errors import ConfigurationError, DataError
 from syrtos.keras import private
 from syrtos.keras.input import is_own_shard
 from syrtos.keras.strategy import Strategy
+
+
+class _Fits:
+    """How many calls of `fit` this process is in."""
+
+    running = 0
+
+
+def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Counts the calls of Keras's `fit`."""
+
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        _Fits.running += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _Fits.running -= 1
+
+    return fit
+
+
+def fit_is_running() -> bool:
+    """Whether this process is inside a `fit` of Keras."""
+    return _Fits.running > 0
 
 
 def check_strategy(strategy: Any) -> None:

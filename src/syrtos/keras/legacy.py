@@ -15,13 +15,15 @@ from tf_keras.src.metrics import base_metric
 from tf_keras.src.mixed_precision import loss_scale_optimizer
 from tf_keras.src.optimizers import optimizer
 from tf_keras.src.optimizers.legacy import optimizer_v2
-from tf_keras.src.utils import losses_utils
+from tf_keras.src.saving import saving_api, saving_lib
+from tf_keras.src.saving.legacy import save as save_module
+from tf_keras.src.utils import data_utils, losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
 from syrtos.keras import files, fitting, gradients, interrupts, private, timing
 from syrtos.keras import replacing as common
-from syrtos.keras.replacing import Method, replace
+from syrtos.keras.replacing import Method, replace, replace_everywhere
 from syrtos.keras.step import StepScope, current_step
 from syrtos.keras.strategy import Strategy
 
@@ -48,6 +50,7 @@ def apply_all() -> None:
     common.patch_tensorflow()
     _patch_losses()
     _patch_model()
+    _patch_files()
     # Equal seeds on all workers must not mean equal dropout masks.
     replace(backend.RandomGenerator, "make_legacy_seed", _seed_by_rank)
 
@@ -127,17 +130,32 @@ def _patch_model() -> None:
     # These build the functions that call `train_step` and its like: here a step becomes a step on a share.
     for name in ("train", "test", "predict"):
         replace(model, f"make_{name}_function", functools.partial(_make_function, f"{name}_step"))
-    replace(model, "fit", files.inside_fit)
+    replace(model, "fit", fitting.inside_fit)
     replace(model, "fit", interrupts.together)
     # Workers that don't call the same are told so at once.
     for name in ("fit", "evaluate", "predict"):
         replace(model, name, common.agreeing)
         replace(model, name, timing.part_of_run)
-    for name in ("save", "save_weights", "export"):
-        replace(model, name, files.by_rank_0)
     replace(data_adapter.DataHandler, "__init__", _data_handler)
     # Files are written once, decisions are taken together.
     replace(callbacks.CallbackList, "__init__", _callback_list)
+
+
+def _patch_files() -> None:
+    # Behind the methods and the functions of all names: the path is final, and its suffix has been checked on all workers.
+    for owner, name in (
+        (saving_lib, "save_model"),
+        (saving_lib, "save_weights_only"),
+        (save_module, "save_model"),
+        (save_module, "save_weights"),
+    ):
+        replace(owner, name, files.writing("filepath"))
+    # The files are written by `tf.saved_model.save`, which makes them appear complete.
+    replace(training.Model, "export", files.writing("filepath", complete=False))
+    for name in ("load_model", "load_weights"):
+        replace_everywhere(saving_api, name, files.reading("filepath"))
+    replace(data_utils, "urlretrieve", files.writing("filename"))
+    replace_everywhere(data_utils, "get_file", files.fetching)
 
 
 def _make_function(step_name: str, original: Method) -> Method:

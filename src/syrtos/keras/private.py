@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint_management
+from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 from tensorflow.python.client import session as client_session
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.data.util import structure
@@ -22,6 +24,9 @@ from tensorflow.python.eager.polymorphic_function import tracing_compilation
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
 from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops import summary_ops_v2 as summary_ops
+from tensorflow.python.saved_model import load as saved_model_load
+from tensorflow.python.saved_model import save as saved_model_save
 
 # Untyped, because the original annotates its hooks with the constants it returns.
 _OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
@@ -50,6 +55,10 @@ class OneDeviceExtended(_OneDeviceExtended):
 
 # The same decorator, without its annotation: it says that the function returns its gradient too.
 custom_gradient: Any = tf.custom_gradient
+
+# The modules behind `tf.train`, `tf.saved_model` and `tf.summary`, whose functions others import by name, and the class that writes a
+# checkpoint's files: all names under which a script can save lead there.
+__all__ = ["TrackableSaver", "checkpoint_management", "saved_model_load", "saved_model_save", "summary_ops"]
 
 _default_strategy: tf.distribute.Strategy | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import callbacks, fitting, gradients, pace, private, temporary, timing
+from syrtos.keras import callbacks, files, fitting, gradients, pace, private, temporary, timing
 from syrtos.keras import step as step_module
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.input import policy_ignored
@@ -30,6 +31,16 @@ def replace(owner: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
     setattr(owner, name, functools.wraps(original)(wrapper(original)))
 
 
+def replace_everywhere(owner: Any, name: str, wrapper: Callable[[Method], Method], public: str | None = None) -> None:
+    """Replaces a function also where other modules have imported it, under its own name or its ``public`` one."""
+    original = getattr(owner, name)
+    replace(owner, name, wrapper)
+    for module in list(sys.modules.values()):
+        for known in {name, public or name}:
+            if vars(module).get(known) is original:
+                setattr(module, known, getattr(owner, name))
+
+
 @functools.cache
 def patch_tensorflow() -> None:
     """Installs what does not depend on the version of Keras."""
@@ -44,6 +55,20 @@ def patch_tensorflow() -> None:
     replace(tf.GradientTape, "gradient", timing.as_computing)
     # A worker reads what it has logged to a folder that it made for itself.
     replace(tempfile, "mkdtemp", temporary.remembering)
+    _patch_files()
+
+
+def _patch_files() -> None:
+    """Files that TensorFlow writes: once for all workers, complete or not at all."""
+    # `tf.saved_model.save` and `load`, which Keras calls too.
+    replace_everywhere(private.saved_model_save, "save", files.writing("export_dir"))
+    replace_everywhere(private.saved_model_load, "load", files.reading("export_dir"))
+    # Behind `tf.train.Checkpoint`, its managers, and Keras 2's weights: counters and lists of checkpoints go on on each worker.
+    replace(private.TrackableSaver, "save", files.checkpointing)
+    replace(private.TrackableSaver, "restore", files.reading("save_path"))
+    replace_everywhere(private.checkpoint_management, "latest_checkpoint", files.latest)
+    # Workers log the same numbers: TensorBoard would show them twice.
+    replace_everywhere(private.summary_ops, "create_file_writer_v2", files.writer, "create_file_writer")
 
 
 def _refusing_scope(original: Method) -> Method:

@@ -1,18 +1,18 @@
 """The position in the data, saved with the model and found again.
 
-It is stamped into the file that Keras has written: a member of the ``.keras`` archive, an attribute of an HDF5 file. Such a file appears
-complete or not at all.
+It is stamped into the file that Keras has written, before that takes its place: a member of the ``.keras`` archive, an attribute of an
+HDF5 file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from syrtos.data.loader import Position
@@ -20,7 +20,7 @@ from syrtos.keras.planned import PlannedDataset, Stream
 
 _STAMP = "syrtos.json"
 _TRAINED_ON, _SAVED = "_syrtos_trained_on", "_syrtos_saved"
-_ENDINGS = (".keras", ".weights.h5", ".h5")
+_ENDINGS = (".keras", ".h5", ".hdf5")
 
 
 @dataclasses.dataclass
@@ -68,21 +68,15 @@ def saved_of(model: Any) -> Saved | None:
 
 
 def stamping(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around methods that save a model to a file."""
+    """Around functions that save a model to a file."""
 
-    def save(self: Any, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
-        training: Training | None = getattr(self, _TRAINED_ON, None)
+    @functools.wraps(original)
+    def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(model, filepath, *args, **kwargs)
+        training: Training | None = getattr(model, _TRAINED_ON, None)
         path = str(filepath)
-        ending = next((ending for ending in _ENDINGS if path.endswith(ending)), None)
-        if training is None or ending is None or "://" in path or (not overwrite and os.path.exists(path)):
-            return original(self, filepath, overwrite, *args, **kwargs)
-        beside = f"{path[: -len(ending)]}.partial{ending}"
-        try:
-            result = original(self, beside, True, *args, **kwargs)
-            _stamp(beside, training)
-            os.replace(beside, path)
-        finally:
-            Path(beside).unlink(missing_ok=True)
+        if training is not None and path.endswith(_ENDINGS) and os.path.isfile(path):
+            _stamp(path, training)
         return result
 
     return save

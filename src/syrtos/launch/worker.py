@@ -115,6 +115,7 @@ class _Worker:
         seeds.agree(session.comm)
         check_tf_config(settings.environment())
         settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
+        after_import("tensorflow", _activate("tensorflow"))
         after_import(
             "keras", _activate("keras3"), before=lambda: check_keras_backend(settings.environment(), session.world.size)
         )
