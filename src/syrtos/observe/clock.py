@@ -66,7 +66,7 @@ class Clock:
         self._now = now
         self._since = now() - age
         self._moved = 0.0  # seconds since then that `spend` has counted
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler of the script may save a model in the middle of a tick
         self._home = self._thread = threading.get_ident()
         self.parts = [Part("script", "start")]
 
@@ -116,14 +116,15 @@ class Clock:
     def unwind(self, part: Part) -> None:
         """Closes parts that are still open above ``part``, e.g. a step that found the data exhausted; their time is added to it."""
         self.tick()
-        while self.parts[-1] is not part:
+        while part in self.parts and self.parts[-1] is not part:
             above = self.parts.pop()
             self.parts[-1].take(above)
 
     def end(self, part: Part) -> None:
         """Closes a part, whose seconds then are complete."""
         self.unwind(part)
-        self.parts.pop()
+        if self.parts[-1] is part:  # else another thread has closed it with what was below
+            self.parts.pop()
         if len(self.parts) == 1:
             self._thread = self._home
 
@@ -139,7 +140,8 @@ class Clock:
         try:
             yield
         finally:
-            self.unwind(part)
+            if self.is_mine:  # else another thread has opened a part meanwhile, which goes on
+                self.unwind(part)
             part.kind = before
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -189,8 +190,13 @@ class Ledger:
         return any(outer.phase == "fit" for outer in around)
 
     def _write(self, line: dict[str, object]) -> None:
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             self._file.write(json.dumps(line).encode() + b"\n")
+        except OSError as error:  # e.g. a full disk: no reason to end the training
+            self._file = None
+            print(f"syrtos: the record of this run ends here, its file can't be written: {error}", file=sys.stderr)
 
 
 @contextmanager

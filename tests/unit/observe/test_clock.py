@@ -152,6 +152,38 @@ def test_a_fit_in_another_thread_has_the_clock_while_it_lasts(hands: Hands) -> N
     assert clock.is_mine
 
 
+def test_a_part_of_another_thread_survives_the_end_of_a_span_here(hands: Hands) -> None:
+    """E.g. a thread that predicts while the main thread's own loop trains."""
+    clock = Clock(0.0, hands)
+    clock.become("rest")
+    begun, over, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def elsewhere() -> None:
+        part = clock.begin("predict", "build")
+        assert part
+        begun.set()
+        over.wait(30)
+        clock.end(part)
+        ended.set()
+
+    with clock.span("compute"):
+        threading.Thread(target=elsewhere, daemon=True).start()
+        assert begun.wait(30)
+    over.set()
+    assert ended.wait(30)
+    assert ([part.phase for part in clock.parts], clock.top.kind, clock.is_mine) == (["script"], "rest", True)
+
+
+def test_the_scripts_part_is_never_closed(hands: Hands) -> None:
+    clock = Clock(0.0, hands)
+    outer, inner = clock.begin("fit", "build"), clock.begin("test", "build")
+    assert outer
+    assert inner
+    clock.end(outer)
+    clock.end(inner)
+    assert [part.phase for part in clock.parts] == ["script"]
+
+
 @given(
     st.lists(
         st.tuples(

@@ -196,6 +196,18 @@ def test_a_closed_ledger_takes_no_more_and_does_not_mind(run: Run) -> None:
     assert run.lines() == before
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_ends_the_record_and_not_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = ledger_path(tmp_path, 0)
+    path.parent.mkdir()
+    path.symlink_to("/dev/full")
+    run = Run(tmp_path)
+    run.step()
+    run.step()
+    run.ledger.close()
+    assert capsys.readouterr().err.count("the record of this run ends here") == 1
+
+
 KILLED = """
 import os, signal, sys, time
 from syrtos.observe.ledger import Ledger
