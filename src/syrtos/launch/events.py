@@ -1,6 +1,6 @@
-"""What workers tell the launcher: lines on their standard error, so that it works wherever MPI does.
+"""Messages of workers to the launcher: lines on their standard error, so that they work wherever MPI does.
 
-A line is a mark and a JSON object. It needs no file system or port in common, and whoever reads the stream without a launcher
+A line is a mark and a JSON object. It needs no file system or port in common, and a reader of the stream without a launcher
 sees plain text.
 """
 
@@ -28,7 +28,7 @@ def line(kind: str, rank: int, **facts: Any) -> bytes:
 
 
 def machine() -> str:
-    """What two processes have in common whose numbers mean the same: the boot of a machine, and the namespace of process numbers."""
+    """An identifier of the boot of a machine and the namespace of process numbers: equal where process numbers mean the same."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
@@ -45,7 +45,7 @@ def born(pid: int) -> int:
 
 
 def started(descriptor: int, rank: int, **facts: Any) -> None:
-    """Says where this process is, for who may have to signal it."""
+    """Reports the host and number of this process, for a process that may have to signal it."""
     pid = os.getpid()
     here = {"host": socket.gethostname(), "machine": machine(), "pid": pid, "born": born(pid)}
     send(descriptor, "started", rank, **here, **facts)
@@ -64,7 +64,7 @@ def parse(data: bytes) -> dict[str, Any] | None:
 
 
 def drain(descriptor: int, seconds: float = 1.0) -> None:
-    """Waits until whoever reads the pipe has taken everything: what ends the process may end the reader too."""
+    """Waits until the reader of the pipe has taken everything: the end of this process may end the reader too."""
     deadline = time.monotonic() + seconds
     unread = array.array("i", [1])
     while unread[0] and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A worker whose death ends nobody else: a process above it sees how it ends, and says so.
+"""A worker whose death ends no other process: a process above it sees how it ends, and reports it.
 
 hydra, the launcher of our MPI, kills all processes of a host when one that it started is killed (`hydra_pmi_proxy` of MPICH 5.0.2). With
 parameter servers a worker's death costs its own work only, so what hydra starts is this guard, which is never killed with it.
@@ -21,7 +21,7 @@ _FOLDER = "lost"
 
 
 class Guard:
-    """What a guarded worker tells the process above it."""
+    """Messages of a guarded worker to the process above it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -72,7 +72,7 @@ def _note(rank: int, run_dir: str) -> None:
 
 
 def forget(run_dir: Path) -> None:
-    """Nobody has died yet: what an earlier run left in this folder is no news."""
+    """Removes the records of deaths of an earlier run in this folder."""
     shutil.rmtree(run_dir / _FOLDER, ignore_errors=True)
 
 
@@ -80,5 +80,5 @@ def lost(run_dir: str) -> set[int]:
     """The ranks whose workers have died so far, as far as this host can see: none where the run directory is not shared."""
     try:
         return {int(name) for name in os.listdir(os.path.join(run_dir, _FOLDER))}
-    except OSError:  # nobody has died, or this host has no such folder
+    except OSError:  # no worker has died, or this host has no such folder
         return set()

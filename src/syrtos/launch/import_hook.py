@@ -1,4 +1,4 @@
-"""What happens when a script imports a module: another answers for it, or a function runs right after it."""
+"""Hooks on the imports of a script: another module is served in place of one, or a function runs right after an import."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Server(MetaPathFinder):
             return ModuleSpec(fullname, _Substitute(real))
         if (
             fullname.split(".")[0] in self._modules
-        ):  # what answers for a package has insides of its own, which are no business of scripts
+        ):  # the module that is served has submodules of its own, which scripts don't see
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: syrtos answers for {fullname.split('.')[0]} without it", name=fullname
             )
@@ -58,7 +58,7 @@ class _Substitute(Loader):
     def exec_module(self, module: ModuleType) -> None:
         found = importlib.import_module(self._real)
         if not hasattr(found, "__path__"):
-            found.__path__ = []  # the import system asks it of whatever has modules inside
+            found.__path__ = []  # the import system requires it of a module with submodules
         sys.modules[module.__name__] = found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# What TensorFlow 2.21 says on each start, twice and whatever TF_CPP_MIN_LOG_LEVEL is: more than many a script.
+# Lines that TensorFlow 2.21 prints on each start, twice and at any TF_CPP_MIN_LOG_LEVEL: more than many scripts print.
 _WARNING = b"WARNING: All log messages before absl::InitializeLog"
 _START = re.compile(rb"[IE]0000 \S+ +\d+ (port|cudart_stub|cuda_platform|cuda_executor)\.cc:\d+\]")
 _MAY_START = re.compile(rb"[IE]0{0,4}\Z|[IE]0000 ")

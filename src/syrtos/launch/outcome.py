@@ -1,4 +1,4 @@
-"""How a run ended: a pure function from what the launcher saw.
+"""How a run ended: a pure function of the facts that the launcher saw.
 
 A rank has finished only if it said so. Exit codes alone prove nothing: a library may end a process with code 0 in the middle of training,
 and the launcher of our MPI ends all others then, with code 0 too.
@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# What the launcher of our MPI sends to the others once one has ended.
+# Signals that the launcher of our MPI sends to the other processes once one has ended.
 _CLEANING = (signal.SIGKILL, signal.SIGTERM)
 
 
@@ -23,14 +23,14 @@ class End(enum.Enum):
     FINISHED = "all workers finished"
     FAILED = "a worker reported an error"
     CRASHED = "a signal ended a worker"
-    LOST = "a worker ended without a word"
+    LOST = "a worker ended without a report"
     STOPPED = "a signal to the launcher ended the run"
     NOT_STARTED = "no worker started"
 
 
 @dataclasses.dataclass(kw_only=True)
 class Facts:
-    """What the launcher saw of a run.
+    """Facts about a run that the launcher saw.
 
     Attributes:
         processes: how many must say that they have finished, by rank from 0 on; 0: none can.
@@ -95,7 +95,7 @@ class Outcome:
     lost: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        """What happened, in one sentence, where no worker could say it."""
+        """One sentence about the end, where no worker could report it."""
         if self.end is End.STOPPED:
             return f"the run was stopped by {signal_name(self.code - 128)}."
         if self.end not in (End.CRASHED, End.LOST):

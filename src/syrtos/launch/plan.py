@@ -12,7 +12,7 @@ from syrtos.launch.spec import Spec
 from syrtos.settings import OPTIONS_VARIABLE, SUPERVISED_VARIABLE, is_harmless
 from syrtos.topology import check_tf_config
 
-# What other hosts get of this environment, beside what begins with one of the prefixes. Never everything: it holds secrets.
+# Variables that are forwarded to other hosts, beside those with one of the prefixes. Never all: some hold secrets.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "HOME", "LANG", "TMPDIR", "COLUMNS", "LINES")
 
 
@@ -33,7 +33,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is executed.
+    """The command that is executed.
 
     Attributes:
         command: the whole command line.

@@ -33,7 +33,7 @@ class ProcessManager:
             self.ends.append(theirs)
 
     def environment(self, rank: int, descriptor: int) -> dict[str, str]:
-        """What tells the MPI of a worker its place and where to ask; the names are those that hydra sets."""
+        """Variables that give the MPI of a worker its rank and the address of this server; the names are those that hydra sets."""
         place = {"PMI_RANK": rank, "PMI_ID": rank, "PMI_SIZE": self._size, "PMI_FD": descriptor}
         here = {"MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": self._size}
         return {name: str(value) for name, value in {**place, **here}.items()}

@@ -1,4 +1,4 @@
-"""What is run on each worker: a file or a module, as `python` takes them on its command line."""
+"""The program of each worker: a file or a module, as `python` takes them on its command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Program:
         return (*start, *self.arguments)
 
     def check(self) -> None:
-        """Refuses what Python could not run.
+        """Refuses a program that Python could not run.
 
         Raises:
             ConfigurationError: missing, a folder, or unreadable.

@@ -2,7 +2,7 @@
 
 The first task's process launches the run as `syrtos run --hosts` does. Where that would reach a host by ssh, a relay (this file as a
 program) asks the process that somebody has started there already. Processes meet at the first task's address in TF_CONFIG, and prove to
-each other that they know the same secret (the challenge of `multiprocessing.connection`); what they say is JSON.
+each other that they know the same secret (the challenge of `multiprocessing.connection`); their messages are JSON.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Cluster:
 
     @property
     def key(self) -> bytes:
-        """What processes prove to know: made of the secret and of this cluster, so that no other run's proof is good here."""
+        """The key that processes prove to know: derived from the secret and this cluster, so that the proof of another run is not valid here."""
         return hmac.digest(secret(), json.dumps(self.tasks).encode(), "sha256")
 
     @property
@@ -117,7 +117,7 @@ def cluster_to_form(env: Mapping[str, str]) -> Cluster | None:
 
 
 def secret() -> bytes:
-    """What processes prove to know: SYRTOS_SECRET, or a file of this user's that is made at first."""
+    """The secret of this user: SYRTOS_SECRET, or a file that is created on first use."""
     given = settings.environment().get(settings.SECRET_VARIABLE)
     if given:
         return given.encode()
@@ -198,7 +198,7 @@ class Meeting:
             threading.Thread(target=self._welcome, args=(connection,), daemon=True).start()
 
     def _welcome(self, connection: Connection) -> None:
-        """Attends to who knows the secret; others hold up nobody."""
+        """Serves connections that know the secret; others delay no task."""
         try:
             with _in_time(connection):
                 deliver_challenge(connection, self._key)
@@ -229,7 +229,7 @@ class Meeting:
                 self._lose(asked)
 
     def _lose(self, asked: dict[str, Any]) -> None:
-        """A task's process is gone: a worker that nobody stands for must not go on, nor the others without it."""
+        """A task's process is gone: its worker must not continue, nor the others without it."""
         if self._closed:
             return
         print(
@@ -272,7 +272,7 @@ class Meeting:
 
 
 def attend(cluster: Cluster, patience: float) -> int:
-    """Does what the first task's launcher asks for on this host, and waits for the end of the run; its exit code.
+    """Executes the requests of the first task's launcher on this host, and waits for the end of the run; its exit code.
 
     Raises:
         WorldError: the first task could not be reached within ``patience`` seconds, or knows another secret.
@@ -367,7 +367,7 @@ def _receive(connection: Connection) -> dict[str, Any]:
 
 
 def relay(arguments: list[str]) -> int:
-    """What our MPI's launcher runs in place of ssh: ``[-x] HOST COMMAND ...``; ends as the command on that host does."""
+    """The command that our MPI's launcher runs in place of ssh: ``[-x] HOST COMMAND ...``; ends as the command on that host does."""
     host, *command = [word for word in arguments if word != "-x"]
     address, _, port = settings.environment()[_ADDRESS].rpartition(":")
     connection = _connected((address, int(port)), bytes.fromhex(settings.environment()[_KEY]), 30.0)

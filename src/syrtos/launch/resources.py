@@ -1,4 +1,4 @@
-"""What each worker may use of its host: threads from the core budget, one GPU by local rank."""
+"""The resources of a worker on its host: threads from the core budget, one GPU by local rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def apply(env: Mapping[str, str]) -> None:
-    """Sets what libraries read when they are imported; what the user has set stays."""
+    """Sets variables that libraries read when they are imported; variables of the user stay."""
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     wanted = share(env, cores=len(os.sched_getaffinity(0)), gpus=gpus)
     settings.set_environment({name: value for name, value in wanted.items() if name not in env or name == _GPUS})

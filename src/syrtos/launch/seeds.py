@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Drawn:
-    """What has been seeded in this process."""
+    """The seeds of this process."""
 
     def __init__(self) -> None:
         self.by_script: set[str] = set()

@@ -1,4 +1,4 @@
-"""What was asked for: the script, how many workers, where."""
+"""A request: the program, the number of workers, the hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Spec:
         program: what each worker runs.
         workers: how many, over all hosts.
         hosts: where; empty for this machine.
-        options: what travels to the workers.
+        options: the options that travel to the workers.
         oversubscribe: allow more workers than cores.
         grace: seconds between a signal to the scripts and their killing.
         ssh: command used to reach hosts, with options of its own.

@@ -31,7 +31,7 @@ def given() -> int | None:
 
 
 def has_data(source: int) -> bool:
-    """Whether there is something to read right now: a file that is not empty, or what a pipe holds."""
+    """Whether there is something to read right now: a file that is not empty, or data in a pipe."""
     facts = os.fstat(source)
     if stat.S_ISREG(facts.st_mode):
         return facts.st_size > os.lseek(source, 0, os.SEEK_CUR)
@@ -43,7 +43,7 @@ def has_data(source: int) -> bool:
 
 @contextlib.contextmanager
 def copied(source: int | None, ranks: int) -> Iterator[str]:
-    """Inside, `adopt` gives each of ``ranks`` workers what ``source`` holds, if it is told the text that this yields."""
+    """Inside, `adopt` with the text that this yields gives each of ``ranks`` workers the contents of ``source``."""
     if source is None:
         yield ""
         return
@@ -60,7 +60,7 @@ def copied(source: int | None, ranks: int) -> Iterator[str]:
 
 
 def adopt(text: str, rank: int) -> None:
-    """Makes what `copied` holds for this rank the standard input of this process; nothing, if there is nothing."""
+    """Makes the copy of `copied` for this rank the standard input of this process; an empty input if there is none."""
     offset, *paths = text.split() if text else ("0", os.devnull)
     descriptor = os.open(paths[rank % len(paths)], os.O_RDONLY)
     if offset != "0":

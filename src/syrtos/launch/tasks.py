@@ -16,7 +16,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch import events
 from syrtos.settings import TASKS_VARIABLE
 
-# What MPI's launcher and ours say to workers.
+# Variables by which MPI's launcher and ours address workers.
 _PROTOCOL = ("PMI", "MPI", "HYD", "SYRTOS_")
 Process = dict[str, int | str]
 

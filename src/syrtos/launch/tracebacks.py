@@ -1,4 +1,4 @@
-"""What a user sees of an exception: the lines of the script and the error's text; the whole traceback is in the worker's log."""
+"""The part of a traceback that a user sees: the lines of the script and the error's text; the whole is in the worker's log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def short(error: BaseException) -> str:
 
 
 def advice(error: BaseException, size: int) -> str:
-    """What to do about an error that only several workers of one script have; empty if there is nothing to say."""
+    """Advice on an error that occurs only where several workers run one script; empty for others."""
     if size < 2 or not isinstance(error, OSError):
         return ""
     if isinstance(error, FileExistsError):

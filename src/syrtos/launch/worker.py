@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 class _Worker:
-    """What a worker holds for its whole life."""
+    """The state of a worker for its whole life."""
 
     def __init__(self, rank: int, options: settings.Options, supervised: bool, above: guard.Guard | None) -> None:
         self.rank = rank
@@ -59,7 +59,7 @@ class _Worker:
         self._above = above
         self._pid = os.getpid()
         self._control = os.dup(2)
-        self._supervised = supervised  # else nobody listens
+        self._supervised = supervised  # else no launcher reads the reports
         self._tees: list[subprocess.Popen[bytes]] = []
         self._log_path: Path | None = None
 
@@ -205,7 +205,7 @@ class _Worker:
             return
         sys.stdout.flush()
         sys.stderr.flush()
-        self._close_tees()  # they may still hold what the script has printed before
+        self._close_tees()  # they may still hold earlier output of the script
         with self._log_path.open("a", encoding="utf-8", errors="replace") as log:
             log.write(text)
 
@@ -226,11 +226,11 @@ class _Worker:
                 stream,
             )
         faulthandler.enable()
-        if not self._options.own_pace:  # there MPI is told by this signal that somebody has died
+        if not self._options.own_pace:  # there the signal tells MPI that a process has died
             faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def _tee(self, path: Path, stream: int) -> int:
-        """A descriptor for what is to go to the log and to where ``stream`` goes now."""
+        """A descriptor whose output goes to the log and to the present target of ``stream``."""
         tee = subprocess.Popen(
             ["tee", "-ia", str(path)], stdin=subprocess.PIPE, stdout=os.dup(stream), start_new_session=True
         )
@@ -254,7 +254,7 @@ class _Worker:
         self._close_tees()
         events.drain(self._control)
         if self._options.own_pace and self._above is not None and (code == 0 or self.rank > 0):
-            _exit(code)  # MPI would wait for those who have died
+            _exit(code)  # MPI would wait for processes that have died
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
 
@@ -276,7 +276,7 @@ class _Worker:
 
 
 def _activate(name: str) -> Callable[[], None]:
-    """What adapts Keras, found only when the script has imported it: this room knows no framework."""
+    """A function that adapts Keras, loaded when the script has imported it: this room knows no framework."""
     return lambda: getattr(importlib.import_module("syrtos.keras.activate"), name)()
 
 
@@ -299,7 +299,7 @@ def _rank_before_mpi(env: Mapping[str, str]) -> int:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """TensorFlow wraps what an exchange raised into an error of its own: show the original."""
+    """The original error of an exchange, which TensorFlow wraps into one of its own."""
     from syrtos.comm import world
 
     return world.original_of(error) if type(error).__module__.startswith("tensorflow") else error
