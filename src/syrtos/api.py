@@ -132,7 +132,7 @@ def process_set(ranks: Sequence[int]) -> ProcessSet:
     group = comm.split(int(comm.rank in members))
     if comm.rank in members:
         return ProcessSet(members, group)
-    group.close()  # nobody will: an MPI has some 2000 communicators to give
+    group.close()  # no other owner: an MPI has some 2000 communicators
     return ProcessSet(members, None)
 
 

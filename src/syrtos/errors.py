@@ -1,10 +1,10 @@
 """Every exception syrtos raises on purpose.
 
     SyrtosError
-     ├─ ConfigurationError    what was asked for can't be: options, environment, versions
+     ├─ ConfigurationError    options, environment, versions or a script that can't work
      │   └─ GoneError         a name that the library of today no longer has
      ├─ LaunchError           workers could not be started, or one of them failed
-     ├─ WorldError            the world is not the one that was asked for
+     ├─ WorldError            the world is not the requested one
      ├─ ExchangeError         an exchange between workers can't be completed
      │   ├─ OutOfStepError    workers called different operations, or with different tensors
      │   ├─ StalledError      a worker did not arrive within the watchdog's time
@@ -34,7 +34,7 @@ class LaunchError(SyrtosError):
 
 
 class WorldError(SyrtosError):
-    """The world of workers is not the one that was asked for."""
+    """The world of workers is not the requested one."""
 
 
 class ExchangeError(SyrtosError):
@@ -62,4 +62,4 @@ class DataError(SyrtosError):
 
 
 class OutOfReachError(SyrtosError):
-    """A store of data does not answer, or refuses: that says nothing about the data."""
+    """A store of data does not answer, or refuses; its records are not counted as bad."""

@@ -15,7 +15,7 @@ ScaleLR = Literal["none", "linear", "sqrt"]
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 
-# What the launcher tells workers beside: that it listens to them, where their standard input is, and the processes of TF_CONFIG's tasks.
+# Further variables of the launcher for workers: that it reads their reports, the place of their standard input, and the processes of TF_CONFIG's tasks.
 SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
 INPUT_VARIABLE = "SYRTOS_INPUT"
 TASKS_VARIABLE = "SYRTOS_TASKS"
@@ -52,7 +52,7 @@ DATABASE_VARIABLE = "SYRTOS_DATABASE_URL"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What one run was asked to do; the same on every worker.
+    """The options of one run; the same on every worker.
 
     Attributes:
         batch: ``"global"``: a batch of the script is one optimizer step over all workers.
@@ -104,7 +104,7 @@ class Options:
             )
         if self.own_pace and self.batch == "per-worker":
             raise ConfigurationError(
-                "`--batch per-worker` can't be given with `--ps`: servers deal out the batches of data that all workers read alike. Leave it "
+                "`--batch per-worker` can't be given with `--ps`: servers assign whole batches to workers, from data that all workers read alike. Leave it "
                 "out, or add `--staleness 0`."
             )
         for name in ("timeout", "bucket_mb"):
@@ -131,13 +131,13 @@ def is_harmless(name: str) -> bool:
 
 
 def forget_secret() -> None:
-    """From now on this process, and what it starts, does not know any secret."""
+    """Removes secrets from the environment of this process and of processes that it starts."""
     for name in (SECRET_VARIABLE, DATABASE_VARIABLE):
         os.environ.pop(name, None)
 
 
 def take(name: str) -> str:
-    """A variable's value, or an empty text; from now on what this process starts does not have it."""
+    """Removes a variable, so that processes started from here don't inherit it. Returns its value, or an empty text."""
     return os.environ.pop(name, "")
 
 
@@ -150,7 +150,7 @@ def options_from(env: Mapping[str, str]) -> Options:
     """The options the launcher left in ``env``, or the defaults.
 
     Raises:
-        ConfigurationError: the variable does not hold what a launcher of this version writes.
+        ConfigurationError: the variable was not written by a launcher of this version.
     """
     text = env.get(OPTIONS_VARIABLE)
     if not text:

@@ -1,4 +1,4 @@
-"""Who we are among the workers, and who started us. Pure functions over a mapping."""
+"""The rank of this process, and the launcher that started it. Pure functions over a mapping."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def world_from_hosts(rank: int, hosts: Sequence[str]) -> World:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What the environment says about who started this process.
+    """The launcher that started this process, from the environment.
 
     Attributes:
-        starter: who set the variables, as a person would name it.
+        starter: name of the launcher that set the variables.
         size: the number of workers they promise.
         joins: whether our MPI can join that starter's workers into one world.
     """
@@ -55,7 +55,7 @@ _STARTERS: tuple[tuple[str, str, bool], ...] = (
 
 
 def detect(env: Mapping[str, str]) -> Launch | None:
-    """Who started this process as one of several, or None for a plain process."""
+    """The launcher that started this process as one of several, or None for a plain process."""
     for starter, variable, joins in _STARTERS:
         if env.get(variable, "").isdigit():
             return Launch(starter, int(env[variable]), joins)
@@ -91,7 +91,7 @@ def check_keras_backend(env: Mapping[str, str], size: int) -> None:
 
 
 def check_tf_config(env: Mapping[str, str]) -> None:
-    """Refuses a TF_CONFIG that can't be what somebody meant.
+    """Refuses a malformed TF_CONFIG.
 
     Raises:
         ConfigurationError: it is no JSON object.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Drawn:
-    """The seeds of this process."""
+    """The state of random numbers of this process."""
 
     def __init__(self) -> None:
         self.by_script: set[str] = set()

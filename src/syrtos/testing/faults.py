@@ -1,4 +1,4 @@
-"""Faults as a vocabulary: what goes wrong, on which rank, at which step."""
+"""Faults as a vocabulary: the kind of fault, its rank and its step."""
 
 from __future__ import annotations
 

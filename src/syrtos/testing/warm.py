@@ -22,7 +22,7 @@ from syrtos import settings
 from syrtos.errors import LaunchError
 from syrtos.launch.pmi import ProcessManager
 
-# What the frameworks read when they are imported: a process gets a zygote that has imported them with the same values.
+# Variables that frameworks read when they are imported: a process gets a zygote that has imported them with the same values.
 _READ_AT_IMPORT = ("KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_", "CUDA_", "LD_", "PYTHON")
 # One thread for NumPy: a fork keeps none of the others.
 _OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
@@ -30,7 +30,7 @@ _OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """What a process is to run.
+    """The call that a process is to run.
 
     Attributes:
         argv: ``("-m", module, ...)`` or ``(script, ...)``.
@@ -118,7 +118,7 @@ class Family:
     def _hear(self) -> dict[str, int]:
         text = self._connection.recv(1000)
         if not text:
-            raise LaunchError("The process that imports for others has ended; what it printed may say why.")
+            raise LaunchError("The process that imports for others has ended; its output may have the reason.")
         return json.loads(text)
 
     def signal(self, number: int) -> None:

@@ -39,7 +39,7 @@ Path(folder, f"{syrtos.rank()}.json").write_text(json.dumps(result))
 
 
 class WorldFailed(SyrtosError):
-    """A worker failed; the message holds what all of them printed."""
+    """A worker failed; the message holds the output of all."""
 
 
 def run_world(
