@@ -2,13 +2,29 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test conformance check parity upstream bench examples clean
+# Tests that stand in one file share what they have set up, so they stay in one process; two of those fill two cores.
+JOBS ?= 2
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --durations 10 --ignore tests/conformance
+
+.PHONY: demo test test-all test-slow test-versions conformance check parity upstream bench examples clean
 
 demo: .venv/ready
 	$(BIN)/syrtos run -n 2 examples/digits.py
 
+# Two tiers. `make test`, some minutes: all units, every engine in real worlds, and of each kind of longer test a part.
+# `make test-all`: that, and what is marked `slow`: every parity case on two and three workers and over servers, with Keras 2 too, all
+# dialects on two to four workers, all faults, the page in a browser, other starters; and AWS's own SDKs.
 test: .venv/ready
-	$(BIN)/pytest --ignore=tests/conformance
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/ready
+	$(PYTEST) -m slow
+
+test-all: test test-slow conformance
+
+# The quick tests with the oldest Keras and TensorFlow that pyproject.toml admits, and with the newest there are.
+test-versions:
+	$(PYTHON) tests/versions.py
 
 # Amazon's own SDKs and toolkit, each in an environment of its own.
 conformance: .venv/ready

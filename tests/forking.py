@@ -8,43 +8,49 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from syrtos.testing import warm
 
-HERE = Path(__file__).parent
+SYRTOS = str(Path(__file__).with_name("forked_syrtos.py"))
 ZYGOTE = "SYRTOS_TESTS_ZYGOTE"
 
 
+def command(first: object, env: dict[str, str]) -> list[str]:
+    """How to start the command `syrtos` as a process whose workers are forked, or a script; ``env`` learns of the zygote."""
+    env[ZYGOTE] = warm.zygote(env).path
+    return [sys.executable, SYRTOS] if first == "syrtos" else [sys.executable, str(first)]
+
+
 def run(
-    command: Sequence[object], env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 200
+    words: Sequence[object], env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 200
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``script ...``, ``-m module ...`` or ``syrtos ...`` to its end, as `subprocess.run` does with captured output.
+    """Runs ``script ...`` or ``syrtos ...`` to its end in a forked process, as `subprocess.run` does with captured output.
 
     Raises:
         TimeoutError: it has not ended within ``timeout`` seconds; it is killed then.
     """
     environment = {**os.environ, **(env or {})}
-    environment[ZYGOTE] = warm.zygote(environment).path
-    words = [str(word) for word in command]
-    if words[0] == "syrtos":
-        words[0] = str(HERE / "forked_syrtos.py")
+    argv = [*command(words[0], environment)[1:], *map(str, words[1:])]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as nothing:
         family = warm.Family(environment[ZYGOTE])
         try:
-            family.fork(
-                warm.Command(words, environment, str(cwd or ".")), (nothing.fileno(), out.fileno(), err.fileno())
-            )
+            started = warm.Command(argv, environment, str(cwd or "."))
+            family.fork(started, (nothing.fileno(), out.fileno(), err.fileno()))
             _, code = family.wait(timeout)
         finally:
             family.close()
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-    return subprocess.CompletedProcess(words, code, *texts)
+        texts = [_text(file) for file in (out, err)]
+    return subprocess.CompletedProcess(argv, code, *texts)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def syrtos_run(folder: Path, workers: int, *words: object, flags: Sequence[object] = ()) -> Sequence[object]:

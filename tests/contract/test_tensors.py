@@ -10,7 +10,6 @@ import tensors
 from syrtos.testing import WorldFailed, run_world
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
     "check", [tensors.exchanges, tensors.gradients, tensors.loops, tensors.process_sets, tensors.many_process_sets]

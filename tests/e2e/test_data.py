@@ -117,7 +117,6 @@ def test_checks(tmp_path: Path, size: int, flags: Sequence[str], checks: str) ->
     assert all(f"ok {name}" in done.stdout for name in checks.split(","))
 
 
-@pytest.mark.slow
 def test_bad_records_end_the_run_with_their_place(tmp_path: Path) -> None:
     folder = write(tmp_path, 20, 30)
     damage(folder / "1.tfrecord")
@@ -127,7 +126,6 @@ def test_bad_records_end_the_run_with_their_place(tmp_path: Path) -> None:
     assert "its checksum (CRC32C) is wrong" in done.stderr
 
 
-@pytest.mark.slow
 def test_bad_records_that_were_left_out_are_in_the_summary(tmp_path: Path) -> None:
     folder = write(tmp_path, 20, 30)
     damage(folder / "1.tfrecord")

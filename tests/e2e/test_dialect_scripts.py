@@ -25,7 +25,6 @@ def run(folder: Path, checks: str, *flags: str, script: str = SCRIPT) -> subproc
     return forking.run(forking.syrtos_run(folder / "run", 2, script, checks, folder, flags=flags))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "checks",
     [
@@ -70,14 +69,12 @@ def test_scripts_for_parameter_servers(tmp_path: Path, flags: tuple[str, ...], c
         assert f"ok {name}" in done.stdout
 
 
-@pytest.mark.slow
 def test_two_dialects_that_both_reduce_are_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "mixed")
     assert done.returncode == 1
     assert "both would reduce the gradients" in done.stderr
 
 
-@pytest.mark.slow
 def test_flags_for_scripts_without_workers_are_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "basics", "--scale-lr", "linear")
     assert done.returncode == 1

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+import forking
+
 SCRIPTS = Path(__file__).parent / "scripts"
 HOST = os.uname().nodename
 
@@ -27,13 +29,19 @@ _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 class Run:
     """One `syrtos run`, in a folder of its own.
 
+    Its workers are new interpreters that MPI's launcher starts, or ``forked``, which spares them the import of TensorFlow.
+
     Attributes:
         code: its exit code, once it has ended.
         seconds: how long it took, or how long it took since `mark_time`.
     """
 
-    def __init__(self, folder: Path, *arguments: str | Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str | Path, env: Mapping[str, str] | None = None, forked: bool = False
+    ) -> None:
         self._folder = folder
+        environment = {**os.environ, **(env or {})}
+        command = forking.command("syrtos", environment) if forked else [str(_SYRTOS)]
         self._mark = uuid.uuid4().hex
         self._ports: set[int] = set()
         self._segments: set[str] = set()
@@ -42,9 +50,9 @@ class Run:
         self.seconds = 0.0
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             self.process = subprocess.Popen(
-                [str(_SYRTOS), "run", "--run-dir", "run", *map(str, arguments)],
+                [*command, "run", "--run-dir", "run", *map(str, arguments)],
                 cwd=folder,
-                env={**os.environ, **(env or {}), _MARK: self._mark},
+                env={**environment, _MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -106,7 +114,8 @@ class Run:
     def _members(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                ours = process.environ().get(_MARK) == self._mark or process.cwd() == str(self._folder)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
 
     # -- after it has ended --------------------------------------------------------------------
@@ -168,9 +177,15 @@ class Run:
             Path(path).unlink(missing_ok=True)
 
 
-def run(folder: Path, *arguments: str | Path, within: float = 60.0, env: Mapping[str, str] | None = None) -> Run:
+def run(
+    folder: Path,
+    *arguments: str | Path,
+    within: float = 60.0,
+    env: Mapping[str, str] | None = None,
+    forked: bool = False,
+) -> Run:
     """Runs `syrtos run ARGUMENTS` to its end."""
-    return Run(folder, *arguments, env=env).ends(within)
+    return Run(folder, *arguments, env=env, forked=forked).ends(within)
 
 
 def _listening(connections: Iterable[Any]) -> set[int]:

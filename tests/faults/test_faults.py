@@ -154,9 +154,9 @@ def test_syntax_error(tmp_path: Path, script: Path) -> None:
     ended.check_nothing_left()
 
 
-def train_until_fault(folder: Path, *options: str, fault: str) -> Run:
+def train_until_fault(folder: Path, *options: str, fault: str, forked: bool = True) -> Run:
     """Time counts from the first steps."""
-    started = Run(folder, "-n", "2", *options, TRAINING, fault)
+    started = Run(folder, "-n", "2", *options, TRAINING, fault, forked=forked)
     started.until_exist("begun-0", within=START)
     started.mark_time()
     return started
@@ -165,10 +165,9 @@ def train_until_fault(folder: Path, *options: str, fault: str) -> Run:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Rank 1 gets a SIGKILL in the middle of training."""
-    return train_until_fault(tmp_path_factory.mktemp("killed"), fault="kill").ends(PROMISED)
+    return train_until_fault(tmp_path_factory.mktemp("killed"), fault="kill", forked=False).ends(PROMISED)
 
 
-@pytest.mark.slow
 def test_killed_worker(killed: Run) -> None:
     killed.check_failure(1, 128 + signal.SIGKILL, "ended first: its process (number ", "SIGKILL (signal 9)", "dmesg")
     killed.check_nothing_left()
@@ -215,14 +214,12 @@ def ending_early(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train_until_fault(folder, fault="end_early").ends(PROMISED)
 
 
-@pytest.mark.slow
 def test_script_that_ends_early_on_one_rank_is_no_hang(ending_early: Run) -> None:
     assert ending_early.code == 1
     assert "failed first" in ending_early.stderr
     ending_early.check_nothing_left()
 
 
-@pytest.mark.slow
 def test_script_that_ends_early_on_one_rank_is_named(ending_early: Run) -> None:
     assert "OutOfStepError" in ending_early.stderr, ending_early.stderr
     assert "rank 0: " in ending_early.stderr
@@ -232,7 +229,7 @@ def test_script_that_ends_early_on_one_rank_is_named(ending_early: Run) -> None:
 @pytest.fixture(scope="module")
 def evaluating(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Rank 1 evaluates while rank 0 trains; both have the same number of batches."""
-    return run(tmp_path_factory.mktemp("evaluating"), "-n", "2", TRAINING, "evaluate", within=START)
+    return run(tmp_path_factory.mktemp("evaluating"), "-n", "2", TRAINING, "evaluate", within=START, forked=True)
 
 
 @pytest.mark.slow
@@ -252,7 +249,7 @@ def test_evaluate_on_one_rank_is_named(evaluating: Run) -> None:
 
 @pytest.mark.slow
 def test_replicas_that_diverge(tmp_path: Path) -> None:
-    ended = run(tmp_path, "-n", "2", "--check-every", "1", TRAINING, "diverge", within=START)
+    ended = run(tmp_path, "-n", "2", "--check-every", "1", TRAINING, "diverge", within=START, forked=True)
     assert ended.code == 1
     for text in ("DivergenceError", "by step 4:", "second/kernel", "ranks [0] / [1]"):
         assert text in ended.stderr, ended.stderr
@@ -268,7 +265,7 @@ _CAUGHT = ("empty", "lengths", "structure", "depth", "jit", "strategy_of_another
 def mistakes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[dict[str, Any]]]:
     """One run that makes them all, and what each rank was told."""
     folder = tmp_path_factory.mktemp("mistakes")
-    ended = run(folder, "-n", "2", "--timeout", "20", MISTAKES, *_CAUGHT, within=START + 30)
+    ended = run(folder, "-n", "2", "--timeout", "20", MISTAKES, *_CAUGHT, within=START + 30, forked=True)
     assert ended.code == 0, ended.stderr
     return ended, told(folder)
 
@@ -277,7 +274,6 @@ def told(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistake", "error", "texts"),
     [
@@ -306,7 +302,6 @@ def test_every_rank_is_told(
         assert not missing, each[mistake]["text"]
 
 
-@pytest.mark.slow
 def test_jit_compile_is_said_to_be_off(mistakes: tuple[Run, list[dict[str, Any]]]) -> None:
     assert mistakes[0].stderr.count("jit_compile=True is turned off") == 1
     mistakes[0].check_nothing_left()
@@ -322,7 +317,7 @@ def test_jit_compile_is_said_to_be_off(mistakes: tuple[Run, list[dict[str, Any]]
     ],
 )
 def test_mistake_that_is_not_caught(tmp_path: Path, mistake: str, error: str) -> None:
-    ended = run(tmp_path, "-n", "2", "--timeout", "20", MISTAKES, f"uncaught:{mistake}", within=START)
+    ended = run(tmp_path, "-n", "2", "--timeout", "20", MISTAKES, f"uncaught:{mistake}", within=START, forked=True)
     assert ended.code == 1, ended.stderr
     assert f"errors.{error}: " in ended.stderr, ended.stderr
     assert "Graph execution error" not in ended.stderr, "what TensorFlow makes of it hides what happened"
@@ -354,7 +349,16 @@ def per_worker(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]
     """Rank 0 has 5 batches, rank 1 has 2."""
     folder = tmp_path_factory.mktemp("per_worker")
     ended = run(
-        folder, "-n", "2", "--batch", "per-worker", "--timeout", "20", SCRIPTS / "per_worker.py", within=START + 30
+        folder,
+        "-n",
+        "2",
+        "--batch",
+        "per-worker",
+        "--timeout",
+        "20",
+        SCRIPTS / "per_worker.py",
+        within=START + 30,
+        forked=True,
     )
     assert ended.code == 0, ended.stderr
     ended.check_nothing_left()

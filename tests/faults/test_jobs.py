@@ -9,6 +9,7 @@ import random
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,8 @@ def test_a_job_that_runs_is_adopted_by_the_next_server(tmp_path: Path) -> None:
 def test_a_job_whose_runner_dies_is_begun_again(tmp_path: Path) -> None:
     with served(tmp_path) as client:
         sagemaker = client("sagemaker")
-        sagemaker.create_training_job(**request("again", "echo $$ >> /opt/ml/model/seen; sleep 2"))
-        until(sagemaker, "again", ("Training",))
-        time.sleep(0.5)
+        sagemaker.create_training_job(**request("again", "echo begun; sleep 2"))
+        until_said(client, "again", "begun")
         subprocess.run(["pkill", "-9", "-f", "syrtos.jobs.runner again"], check=True)
         found = final(sagemaker, "again")
     assert statuses(found) == [*_LIFE[:3], "Restarting", *_LIFE]
@@ -59,8 +59,8 @@ def test_a_job_whose_runner_dies_is_begun_again(tmp_path: Path) -> None:
 
 def test_a_spot_job_gives_way_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     counts = "n=$(cat /opt/ml/checkpoints/n 2>/dev/null || echo 0); echo from $n; " + (
-        "while [ $n -lt 40 ]; do n=$((n+1)); echo $n > /opt/ml/checkpoints/n.new; mv /opt/ml/checkpoints/n.new /opt/ml/checkpoints/n; "
-        "sleep 0.1; done; echo to $n"
+        "while [ $n -lt 80 ]; do n=$((n+1)); echo $n > /opt/ml/checkpoints/n.new; mv /opt/ml/checkpoints/n.new /opt/ml/checkpoints/n; "
+        "[ $n = 6 ] && echo at 6; sleep 0.1; done; echo to $n"
     )
     spot = request(
         "spot", counts, EnableManagedSpotTraining=True, CheckpointConfig={"S3Uri": "s3://bucket/checkpoints"},
@@ -69,8 +69,7 @@ def test_a_spot_job_gives_way_and_goes_on_from_its_checkpoint(tmp_path: Path) ->
     with served(tmp_path, capacity=1) as client:
         sagemaker = client("sagemaker")
         sagemaker.create_training_job(**spot)
-        until(sagemaker, "spot", ("Training",))
-        time.sleep(1.5)
+        until_said(client, "spot", "at 6")
         sagemaker.create_training_job(**request("first", "sleep 0.5"))
         found, other = final(sagemaker, "spot"), final(sagemaker, "first")
         lines = [line for line in _lines(client("logs"), "spot") if line.startswith(("from", "to"))]
@@ -80,7 +79,7 @@ def test_a_spot_job_gives_way_and_goes_on_from_its_checkpoint(tmp_path: Path) ->
     began = [int(line.split()[1]) for line in lines if line.startswith("from")]
     assert began[0] == 0
     assert began[1] > 5
-    assert lines[-1] == "to 40"
+    assert lines[-1] == "to 80"
 
 
 @pytest.mark.parametrize(
@@ -113,8 +112,7 @@ def test_a_stopped_job_hears_of_it_and_leaves_nothing(tmp_path: Path) -> None:
         sagemaker = client("sagemaker")
         sagemaker.create_training_job(**request("stopped", command))
         until(sagemaker, "stopped", ("Training",))
-        while _lines(client("logs"), "stopped") != ["ready"]:
-            time.sleep(0.1)
+        until_said(client, "stopped", "ready")
         sagemaker.stop_training_job(TrainingJobName="stopped")
         found = final(sagemaker, "stopped")
         assert "told" in _lines(client("logs"), "stopped")
@@ -125,10 +123,11 @@ def test_a_stopped_job_hears_of_it_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_job_that_waits_can_be_stopped(tmp_path: Path) -> None:
     with served(tmp_path, capacity=1) as client:
         sagemaker = client("sagemaker")
-        sagemaker.create_training_job(**request("runs", "sleep 3"))
+        sagemaker.create_training_job(**request("runs", "sleep 6"))
         sagemaker.create_training_job(**request("waits", "echo never"))
         sagemaker.stop_training_job(TrainingJobName="waits")
-        found = final(sagemaker, "waits", seconds=2)
+        found = final(sagemaker, "waits")
+        assert sagemaker.describe_training_job(TrainingJobName="runs")["TrainingJobStatus"] == "InProgress"
         assert final(sagemaker, "runs")["TrainingJobStatus"] == "Completed"
     assert found["SecondaryStatus"] == "Stopped"
     assert "Training" not in statuses(found)
@@ -187,6 +186,14 @@ def _write_until_killed(s3: Any, sagemaker: Any, number: int, written: dict[str,
             written[key].add(digest)
         s3.put_object(Bucket="bucket", Key=key, Body=body)
         written[key] = {digest}
+
+
+def until_said(client: Callable[[str], Any], job: str, line: str, seconds: float = 60) -> None:
+    """Waits for a line of a job's log."""
+    deadline = time.monotonic() + seconds
+    while line not in (said := _lines(client("logs"), job)):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.1)
 
 
 def _lines(logs: Any, job: str) -> list[str]:

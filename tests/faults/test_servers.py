@@ -16,9 +16,9 @@ BATCHES, EPOCHS = 64, 2
 ALL = BATCHES * (1 + EPOCHS)
 
 
-def served(folder: Path, what: str, *flags: str, workers: int = 3) -> Run:
+def served(folder: Path, what: str, *flags: str, workers: int = 3, forked: bool = True) -> Run:
     flags = ("-n", str(workers), "--oversubscribe", "--timeout", "60", *flags)
-    return run(folder, *flags, SERVED, what, folder, within=120.0)
+    return run(folder, *flags, SERVED, what, folder, within=120.0, forked=forked)
 
 
 def seen(folder: Path) -> dict[int, dict[str, Any]]:
@@ -53,7 +53,7 @@ def test_every_batch_is_taken_once_and_all_end_equal(tmp_path: Path) -> None:
     ],
 )
 def test_a_worker_that_dies_costs_its_own_work_only(tmp_path: Path, what: str, said: str) -> None:
-    ended = served(tmp_path, what, "--ps", "2")
+    ended = served(tmp_path, what, "--ps", "2", forked=False)
     assert ended.code == 0, ended.stderr + ended.logs
     assert f"{said} before its script had come to its end. Its last batch is lost; the others go on." in ended.stderr
     if what == "error":
@@ -99,7 +99,7 @@ def test_staleness_bounds_how_far_a_worker_is_ahead(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [(), ("--staleness", "0")])
 @pytest.mark.parametrize(("what", "code"), [("killed by rank 0", 128 + signal.SIGKILL), ("vanished rank 0", 1)])
 def test_rank_0_ends_the_run(tmp_path: Path, what: str, code: int, flags: tuple[str, ...]) -> None:
-    ended = served(tmp_path, what, "--ps", "1", *flags, workers=2)
+    ended = served(tmp_path, what, "--ps", "1", *flags, workers=2, forked=False)
     assert ended.code == code, ended.stderr
     assert "rank 0 on" in ended.stderr
     ended.check_nothing_left()

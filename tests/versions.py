@@ -1,0 +1,49 @@
+"""Runs the quick tests with the oldest Keras and TensorFlow that pyproject.toml admits, and with the newest: ``versions.py [minimum] [newest]``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / ".venv-versions"
+EXTRAS = "tensorflow,legacy,examples,remote,parquet,jobs,postgres,dev"
+FRAMEWORKS = ("keras", "tensorflow-cpu", "tf_keras")
+
+
+def minimums() -> list[str]:
+    """The lowest release of each framework that is declared, with its newest fixes: ``keras==3.12.*``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["tensorflow"]]
+    declared += project["optional-dependencies"]["legacy"]
+    pairs = (requirement.split(">=") for requirement in declared)
+    return [f"{name}=={version}.*" for name, version in pairs if name in FRAMEWORKS]
+
+
+def build(name: str) -> Path:
+    """Makes the environment of that name anew; its interpreter."""
+    venv.create(FOLDER / name, clear=True, with_pip=True)
+    python = FOLDER / name / "bin" / "python"
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, *(minimums() if name == "minimum" else []), "-e", f"{ROOT}[{EXTRAS}]"], check=True)
+    return python
+
+
+def main(names: list[str]) -> int:
+    """Exit code 1 if a test fails anywhere."""
+    failed = []
+    for name in names or ["minimum", "newest"]:
+        python = build(name)
+        versions = subprocess.run([str(python), "-m", "pip", "freeze"], capture_output=True, text=True, check=True)
+        print(name, *(line for line in versions.stdout.split() if line.startswith(FRAMEWORKS)), flush=True)
+        tests = ["-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not slow", "--ignore", "tests/conformance"]
+        if subprocess.run([str(python), *tests], cwd=ROOT, check=False).returncode:
+            failed.append(name)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
