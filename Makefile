@@ -68,4 +68,4 @@ bench: .venv/ready .venv/bench-ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-upstream runs
+	rm -rf .venv .venv-sagemaker .venv-upstream .venv-versions runs
