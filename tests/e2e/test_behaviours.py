@@ -43,6 +43,7 @@ def test_synchronized_batchnorm_is_one_processes(tmp_path: Path) -> None:
 
 def test_learning_rate_warms_up(tmp_path: Path) -> None:
     checks = "learning_rate,learning_rate_accumulated,learning_rate_unknown_length,learning_rate_resumed"
+    checks += ",learning_rate_of_a_loaded_model"
     run(tmp_path, checks, "--scale-lr", "linear", "--warmup-epochs", "2")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tarfile
 import tempfile
@@ -77,6 +78,10 @@ def upload(places: Places, folders: Sequence[Path], uri: str, archive: str | Non
     return True
 
 
+# How files are named that a worker is still writing (`syrtos.keras.atomic`).
+_UNFINISHED = re.compile(r"\..+\.partial")
+
+
 class Checkpoints:
     """Keeps a URI equal to the contents of a job's checkpoint folders.
 
@@ -129,7 +134,10 @@ class Checkpoints:
         names = set()
         for folder in self._folders:
             for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-                names.add(path.relative_to(folder).as_posix())
+                name = path.relative_to(folder)
+                if any(_UNFINISHED.fullmatch(part) for part in name.parts):
+                    continue
+                names.add(name.as_posix())
                 self._copy_one(folder, path, settled)
         for name in self._names - names:
             self._places.remove(f"{self._uri}/{name}")

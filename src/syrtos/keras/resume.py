@@ -1,4 +1,4 @@
-"""The position in the data, saved with the model and found again.
+"""The position in the data, and the script's own learning rate where it is scaled, saved with the model and found again.
 
 It is stamped into the file that Keras has written, before that takes its place: a member of the ``.keras`` archive, an attribute of an
 HDF5 file.
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from syrtos.data.loader import Position
+from syrtos.keras import learning_rate
 from syrtos.keras.planned import PlannedDataset, Stream
 
 _STAMP = "syrtos.json"
@@ -73,10 +74,9 @@ def stamping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(model, filepath, *args, **kwargs)
-        training: Training | None = getattr(model, _TRAINED_ON, None)
-        path = str(filepath)
-        if training is not None and path.endswith(_ENDINGS) and os.path.isfile(path):
-            _stamp(path, training)
+        facts, path = _facts(model), str(filepath)
+        if facts and path.endswith(_ENDINGS) and os.path.isfile(path):
+            _stamp(path, facts)
         return result
 
     return save
@@ -90,22 +90,37 @@ def finding(original: Callable[..., Any]) -> Callable[..., Any]:
         given = [*args, *kwargs.values()]
         path = next((str(each) for each in given if isinstance(each, str | os.PathLike)), None)
         model = result if result is not None else args[0]
-        if path is not None and (found := _stamp_of(path)) is not None:
-            object.__setattr__(model, _SAVED, found)
+        if path is not None and (facts := _stamp_of(path)):
+            _take(model, facts)
         return result
 
     return load
 
 
-def _stamp(path: str, training: Training) -> None:
-    stream = training.stream
-    stream.mark()
-    facts = {
-        "data": stream.dataset.name,
-        **dataclasses.asdict(stream.position),
-        "offset": training.offset,
-        "number": stream.number,
-    }
+def _facts(model: Any) -> dict[str, Any]:
+    """What a file of the model is to say."""
+    facts: dict[str, Any] = {}
+    training: Training | None = getattr(model, _TRAINED_ON, None)
+    if training is not None:
+        stream = training.stream
+        stream.mark()
+        position = dataclasses.asdict(stream.position)
+        facts |= {"data": stream.dataset.name, **position, "offset": training.offset, "number": stream.number}
+    rate = learning_rate.base_rate(getattr(model, "optimizer", None))
+    return facts if rate is None else facts | {"base_rate": rate}
+
+
+def _take(model: Any, facts: dict[str, Any]) -> None:
+    if "data" in facts:
+        position = Position(int(facts["epoch"]), int(facts["place"]))
+        saved = Saved(facts["data"], position, int(facts["offset"]), int(facts["number"]))
+        object.__setattr__(model, _SAVED, saved)
+    optimizer = getattr(model, "optimizer", None)
+    if "base_rate" in facts and optimizer is not None:
+        learning_rate.set_base_rate(optimizer, float(facts["base_rate"]))
+
+
+def _stamp(path: str, facts: dict[str, Any]) -> None:
     text = json.dumps(facts)
     if path.endswith(".keras"):
         with zipfile.ZipFile(path, "a") as archive:
@@ -117,21 +132,15 @@ def _stamp(path: str, training: Training) -> None:
         file.attrs[_STAMP] = text
 
 
-def _stamp_of(path: str) -> Saved | None:
+def _stamp_of(path: str) -> dict[str, Any] | None:
     """None if the file is none of ours, or says nothing."""
-    text = None
-    with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile):
+    with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile, ValueError):
         if path.endswith(".keras"):
             with zipfile.ZipFile(path) as archive:
-                text = archive.read(_STAMP).decode()
-        elif path.endswith(".h5"):
+                return json.loads(archive.read(_STAMP))
+        if path.endswith(".h5"):
             import h5py
 
             with h5py.File(path, "r") as file:
-                text = str(file.attrs[_STAMP])
-    if text is None:
-        return None
-    facts = json.loads(text)
-    return Saved(
-        facts["data"], Position(int(facts["epoch"]), int(facts["place"])), int(facts["offset"]), int(facts["number"])
-    )
+                return json.loads(str(file.attrs[_STAMP]))
+    return None

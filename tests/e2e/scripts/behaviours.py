@@ -139,6 +139,18 @@ def learning_rate_resumed() -> None:
     assert abs(rates[1][-1] - 0.01 * COMM.size) < 1e-6
 
 
+def learning_rate_of_a_loaded_model() -> None:
+    """A model that was saved in the middle of the warm-up, and is loaded, climbs on."""
+    trained, watch = model(rate=0.01), Rates()
+    trained.fit(*data(), batch_size=30, epochs=1, verbose=0)
+    path = FOLDER / "warm.keras"
+    trained.save(path)
+    loaded = keras.saving.load_model(path)
+    loaded.fit(*data(), batch_size=30, epochs=3, verbose=0, callbacks=[watch])
+    np.testing.assert_allclose(watch.seen[:3], climb(3)[3:], rtol=1e-6)
+    assert abs(watch.seen[-1] - 0.01 * COMM.size) < 1e-6
+
+
 def files() -> None:
     """Written once; complete when the call returns; readable on every worker."""
     trained = model()

@@ -267,6 +267,13 @@ def test_a_file_that_changes_while_it_is_copied_does_not_take_the_place_of_a_who
     assert kept(places)["a"] in ("first, whole", "second, whole")
 
 
+def test_a_file_that_a_worker_is_still_writing_stays_here(places: Places, tmp_path: Path) -> None:
+    folder = write(tmp_path / "checkpoints", a="1")
+    write(folder / ".model.keras.0a1b2c3d.partial", model="half")
+    Checkpoints(places, URI, [folder]).copy(settled=False)
+    assert kept(places) == {"a": "1"}
+
+
 def test_removed_files_are_removed(places: Places, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoints", a="1", deep__b="2")
     checkpoints = Checkpoints(places, URI, [folder])
