@@ -13,9 +13,9 @@ OUT = Path(__file__).parent / "dialects.md"
 
 HEAD = """# Dialects
 
-Scripts written for these APIs run unchanged under `syrtos run`, on today's Keras 3 and TensorFlow 2. Names marked *same* mean what they
-meant. Written by `python docs/dialects.py` from [matrix.toml](../src/syrtos/dialects/matrix.toml); the tests check that every name is
-what it says. What each dialect computes is compared with one process in [tests/parity/dialects.py](../tests/parity/dialects.py).
+Scripts written for these APIs run unchanged under `syrtos run`, on today's Keras 3 and TensorFlow 2. Names marked *same* keep their
+original semantics. Written by `python docs/dialects.py` from [matrix.toml](../src/syrtos/dialects/matrix.toml); tests check the verdict on
+every name, and [tests/parity/dialects.py](../tests/parity/dialects.py) compares the results of each dialect with those of one process.
 
 Spellings of Keras 2 are understood by Keras 3 in scripts that use Horovod, SMDDP, `multi_gpu_model` or a strategy of `tf.distribute`:
 `optimizer.lr`, `optimizer.variables()`, `lr=` and `decay=`, `optimizers.legacy`, `optimizer.minimize`, `fit_generator`,
