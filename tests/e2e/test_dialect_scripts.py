@@ -18,6 +18,7 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "dialect_checks.py")
 
 
 SERVERS = str(Path(__file__).parent / "scripts" / "server_checks.py")
+KERAS_2 = str(Path(__file__).parent / "scripts" / "keras2_checks.py")
 ESTIMATOR = str(Path(__file__).parent / "scripts" / "estimator_checks.py")
 
 
@@ -36,6 +37,18 @@ def run(folder: Path, checks: str, *flags: str, script: str = SCRIPT) -> subproc
 )
 def test_horovod_scripts(tmp_path: Path, checks: str) -> None:
     done = run(tmp_path, checks)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for name in checks.split(","):
+        assert f"ok {name}" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("legacy", ["1", "0"])
+def test_horovod_scripts_of_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, legacy: str) -> None:
+    """Under Keras 2 itself; and what of it is the same under Keras 3."""
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy)
+    checks = "unshaped,corrects_momentum,accumulates" if legacy == "1" else "unshaped,corrects_momentum"
+    done = run(tmp_path, checks, script=KERAS_2)
     assert done.returncode == 0, done.stderr[-4000:]
     for name in checks.split(","):
         assert f"ok {name}" in done.stdout

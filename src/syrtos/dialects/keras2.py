@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from syrtos import settings
+from syrtos.dialects import accumulation
 from syrtos.errors import ConfigurationError
 from syrtos.keras.replacing import Method, replace
 from syrtos.launch.import_hook import after_import
@@ -43,13 +44,22 @@ def accumulate(optimizer: Any, steps: int) -> None:
     """Makes an optimizer apply the mean gradient of every ``steps`` calls.
 
     Raises:
-        ConfigurationError: Keras 2's optimizers can't, or this one has made steps already.
+        ConfigurationError: an optimizer of Keras 3 has made steps already.
     """
     if not hasattr(optimizer, "gradient_accumulation_steps"):
-        raise ConfigurationError("backward_passes_per_step needs an optimizer of Keras 3: unset TF_USE_LEGACY_KERAS.")
+        accumulation.accumulate(optimizer, steps)
+        return
     if optimizer.built:
         raise ConfigurationError("backward_passes_per_step must be given before the optimizer's first step.")
     optimizer.gradient_accumulation_steps = steps
+
+
+def velocities(optimizer: Any, model: Any) -> list[Any]:
+    """The variables in which an optimizer with momentum adds up its updates; none before its first step."""
+    if hasattr(optimizer, "get_slot"):  # of old Keras 2
+        known = set(optimizer.get_slot_names())
+        return [optimizer.get_slot(v, "momentum") for v in model.trainable_variables] if "momentum" in known else []
+    return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or [])
 
 
 def build(optimizer: Any, model: Any) -> None:

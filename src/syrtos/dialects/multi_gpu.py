@@ -13,10 +13,10 @@ from syrtos.dialects import keras2
 
 
 def install() -> None:
-    """Puts the function where scripts import it from."""
-    keras2.keras().utils.multi_gpu_model = multi_gpu_model
-    if not keras2.is_legacy():
-        importlib.import_module("keras._tf_keras.keras").utils.multi_gpu_model = multi_gpu_model
+    """Puts the function where scripts import it from, as far as that has been imported."""
+    for name in ("keras", "keras._tf_keras.keras", "tf_keras"):
+        if name.partition(".")[0] in sys.modules:
+            importlib.import_module(name).utils.multi_gpu_model = multi_gpu_model
 
 
 def multi_gpu_model(

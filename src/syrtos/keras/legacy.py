@@ -5,6 +5,7 @@ The strategy is the same as for Keras 3, and Keras 2 asks it for more, so there 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -189,8 +190,22 @@ def _data_handler(original: Method) -> Method:
         self._dataset = private.counted(self._dataset)
         dataset = args[0] if args else kwargs.get("x")
         self._inferred_steps = fitting.agree_on_length(self._inferred_steps, dataset)
+        if world.current().world.size > 1:
+            _build(kwargs.get("model"), self._dataset.element_spec)
 
     return init
+
+
+def _build(model: Any, spec: Any) -> None:
+    """Makes the weights of a model that has no input shape, so that all workers have them before the first step.
+
+    A model that can't be built from shapes alone is built by its first step, as in one process.
+    """
+    if model is None or model.built:
+        return
+    inputs = spec[0] if isinstance(spec, tuple) else spec
+    with contextlib.suppress(Exception):
+        model.build(tf.nest.map_structure(lambda each: each.shape, inputs))
 
 
 def _callback_list(original: Method) -> Method:

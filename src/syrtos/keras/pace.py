@@ -152,8 +152,8 @@ def begin_equal(model: Any) -> None:
         found = state.of_model(model)
         for variable, value in zip(found, asked.share([state.tensor_of(v).numpy() for v in found]), strict=True):
             variable.assign(value)
-    trained = {state.identity(v) for v in model.trainable_variables}
     for one in held():
+        trained = {state.identity(v) for v in model.trainable_variables}
         if trained & {state.identity(v) for v in one.variables}:
             one.begin()
 

@@ -48,13 +48,21 @@ def of_model(model: Any) -> list[Any]:
 
     Gradients that are being accumulated are each worker's own.
     """
-    found: list[Any] = [*model.variables]
+    found = variables_in(model)
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         own = {id(v) for v in getattr(inner, "_accumulated_gradients", None) or []}
         found += [v for v in variables_of(optimizer) if id(v) not in own]
     return unique(found)
+
+
+def variables_in(model: Any) -> list[Any]:
+    """A model's variables; none before it is built, which Keras 2 refuses to say."""
+    try:
+        return [*model.variables]
+    except ValueError:
+        return []
 
 
 def variables_of(optimizer: Any) -> list[Any]:

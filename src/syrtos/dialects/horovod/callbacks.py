@@ -33,7 +33,9 @@ class BroadcastGlobalVariablesCallback(_Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """All workers must find the same: whether there are weights is compared too."""
         comm = comm_of(global_process_set)
-        if min(comm.agree("hvd.callbacks: weights before the first step?", float(bool(self.model.variables)))):
+        if min(
+            comm.agree("hvd.callbacks: weights before the first step?", float(bool(state.variables_in(self.model))))
+        ):
             self._broadcast()
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -43,7 +45,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
     on_train_batch_end = on_batch_end
 
     def _broadcast(self) -> None:
-        found = [v for v in self.model.variables if state.identity(v) not in self._local]
+        found = [v for v in state.variables_in(self.model) if state.identity(v) not in self._local]
         comm = comm_of(global_process_set)
         mine = self.model.optimizer and state.variables_of(self.model.optimizer)
         if len(set(comm.agree("hvd.callbacks: variables of the optimizer", len(mine or [])))) == 1:
@@ -72,7 +74,7 @@ class LearningRateScheduleCallback(_Callback):
     """Sets the learning rate to ``initial_lr`` times a multiplier, from ``start_epoch`` up to but not at ``end_epoch``.
 
     A number ``m`` means ``m ** (epoch - start_epoch)``; a function is called with the epoch, with a fraction if ``staircase`` is False.
-    ``momentum_correction`` is accepted; Keras keeps momentum as a constant of the traced step.
+    With ``momentum_correction`` the velocities of an optimizer with momentum, which hold the rate they were made with, are scaled with it.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class LearningRateScheduleCallback(_Callback):
         super().__init__()
         if initial_lr is None:
             raise ValueError("Parameter `initial_lr` is required")
+        self.momentum_correction = momentum_correction
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
@@ -134,7 +137,11 @@ class LearningRateScheduleCallback(_Callback):
         return model.optimizer
 
     def _set(self, epoch: float) -> None:
-        self._optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
+        before, rate = float(np.asarray(self._optimizer.learning_rate)), self.initial_lr * self.multiplier(epoch)
+        self._optimizer.learning_rate = rate
+        if self.momentum_correction and before and rate != before and getattr(self._optimizer, "momentum", 0.0):
+            for velocity in keras2.velocities(self._optimizer, self.model):
+                velocity.assign(velocity * (rate / before))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

@@ -1,0 +1,53 @@
+"""Gradients of several steps applied as one, for the optimizers of Keras 2, which can't; those of Keras 3 can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def accumulate(optimizer: Any, steps: int) -> None:
+    """Makes an optimizer of Keras 2 apply the mean gradient of every ``steps`` calls of `apply_gradients`; ``iterations`` counts all calls,
+    as Horovod's do."""
+    object.__setattr__(optimizer, "apply_gradients", _Accumulation(optimizer, steps))
+
+
+class _Accumulation:
+    """Stands for an optimizer's `apply_gradients`."""
+
+    def __init__(self, optimizer: Any, steps: int) -> None:
+        self._optimizer = optimizer
+        self._apply = optimizer.apply_gradients
+        self._steps = steps
+        self._sums: list[tf.Variable] = []
+        self._calls: tf.Variable | None = None
+
+    def __call__(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adds the gradients up, and applies their mean if this is the last of ``steps`` calls."""
+        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
+        variables = [variable for _, variable in pairs]
+        calls = self._begin(variables)
+        added = [s.assign_add(tf.convert_to_tensor(g)) for s, (g, _) in zip(self._sums, pairs, strict=True)]
+        with tf.control_dependencies(added):
+            due = tf.equal(calls.assign_add(1) % self._steps, 0)
+
+        def apply() -> tf.Tensor:
+            means = [total / tf.cast(self._steps, total.dtype) for total in self._sums]
+            self._apply(zip(means, variables, strict=True), *args, **kwargs)
+            with tf.control_dependencies(means):
+                for total in self._sums:
+                    total.assign(tf.zeros_like(total))
+            return tf.identity(self._optimizer.iterations)
+
+        return tf.cond(due, apply, lambda: tf.identity(self._optimizer.iterations.assign_add(1)))
+
+    def _begin(self, variables: list[Any]) -> tf.Variable:
+        """Makes the sums once, outside of any graph, and the optimizer's own variables."""
+        if self._calls is None:
+            with tf.init_scope():
+                self._sums = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]
+                self._calls = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+                if hasattr(self._optimizer, "build"):
+                    self._optimizer.build(variables)
+        return self._calls

@@ -1,0 +1,82 @@
+"""Run by every worker of `syrtos run` under TF_USE_LEGACY_KERAS=1: ``keras2_checks.py CHECK,CHECK FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow.keras as hvd
+import numpy as np
+import tensorflow as tf
+
+keras: Any = tf.keras
+ROUNDS, ROWS = 2, 16
+
+
+def data(rank: int) -> Any:
+    x = np.random.default_rng(rank).normal(size=(ROWS, 3)).astype("float32")
+    return x, x.sum(1, keepdims=True) * 2
+
+
+def unshaped(folder: Path) -> None:
+    """A model without an input shape has its weights before the first step, and the root's are broadcast then."""
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+    model.fit(*data(hvd.rank()), verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(1)])
+    both = hvd.allgather(model.get_weights()[0][None])
+    np.testing.assert_array_equal(both[0], both[1])
+    keras.utils.set_random_seed(1)
+    again = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+    again.build((None, 3))
+    np.testing.assert_array_equal(both[0], again.get_weights()[0])
+
+
+def accumulates(folder: Path) -> None:
+    """`backward_passes_per_step=2`, against the same by hand."""
+    for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        for average in (False, True):
+            optimizer = hvd.DistributedOptimizer(
+                make(0.1, momentum=0.9), backward_passes_per_step=2, average_aggregated_gradients=average
+            )
+            model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+            model.compile(optimizer, "mse")
+            model.fit(*data(hvd.rank()), batch_size=4, epochs=ROUNDS, verbose=0, shuffle=False)
+            weight, velocity = np.ones((3, 1), "float32"), np.zeros((3, 1), "float32")
+            for _ in range(ROUNDS):
+                for first in (0, 8):
+                    passes = [_gradient(weight, r, b) for r in range(hvd.size()) for b in (first, first + 4)]
+                    velocity = 0.9 * velocity - 0.1 * np.sum(passes, 0) / hvd.size() / (2 if average else 1)
+                    weight = weight + velocity
+            np.testing.assert_allclose(model.get_weights()[0], weight, rtol=1e-5)
+            assert int(optimizer.iterations) == ROUNDS * ROWS // 4
+
+
+def corrects_momentum(folder: Path) -> None:
+    """When the rate doubles, so does the velocity (Goyal et al. 2017, section 2.1)."""
+    for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        for correction in (False, True):
+            model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+            model.compile(hvd.DistributedOptimizer(make(0.1, momentum=0.9)), "mse")
+            schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, 2.0, momentum_correction=correction)
+            model.fit(*data(hvd.rank()), batch_size=ROWS, epochs=2, verbose=0, callbacks=[schedule])
+            weight, velocity = np.ones((3, 1), "float32"), np.zeros((3, 1), "float32")
+            for rate, scale in ((0.1, 1.0), (0.2, 2.0 if correction else 1.0)):
+                gradient = np.mean([_gradient(weight, r, 0, ROWS) for r in range(hvd.size())], 0)
+                velocity = 0.9 * velocity * scale - rate * gradient
+                weight = weight + velocity
+            np.testing.assert_allclose(model.get_weights()[0], weight, rtol=1e-5)
+
+
+def _gradient(weight: Any, rank: int, first: int, rows: int = 4) -> Any:
+    x, y = (each[first : first + rows] for each in data(rank))
+    return 2 * x.T @ (x @ weight - y) / rows
+
+
+if __name__ == "__main__":
+    names, where = sys.argv[1].split(","), Path(sys.argv[2])
+    hvd.init()
+    for name in names:
+        globals()[name](where)
+        print(f"ok {name}", flush=True)
