@@ -96,6 +96,17 @@ def plain_sockets(hosts: netns.Hosts) -> float:
 
 
 @pytest.mark.root
+def test_a_worker_of_another_host_that_ends_without_a_word(hosts: netns.Hosts, tmp_path: Path) -> None:
+    """MPI's launcher would let the others wait for it."""
+    script = tmp_path / "vanishes.py"
+    script.write_text("import os, syrtos\nsyrtos.init()\nif syrtos.rank() == 1:\n    os._exit(0)\nsyrtos.barrier()\n")
+    done = on_hosts(hosts, 1, "--run-dir", str(tmp_path / "run"), str(script))
+    assert done.returncode == 1, done.stderr
+    assert f"rank 1 on {hosts.names[1]} ended first" in done.stderr
+    assert "ended with exit code 0 before its script had come to its end" in done.stderr
+
+
+@pytest.mark.root
 def test_unreachable_hosts_are_explained(hosts: netns.Hosts, tmp_path: Path) -> None:
     run = [
         str(BIN / "syrtos"),

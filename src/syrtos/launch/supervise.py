@@ -170,13 +170,21 @@ class _Supervisor:
         elif event["kind"] == "finished":
             self._facts.finished.add(event["rank"])
         elif event["kind"] == "left":
-            self._facts.left.setdefault(event["rank"], event["code"])
+            self._on_left(event["rank"], event["code"])
         elif event["kind"] == "interrupted":
             self._facts.interrupted.append(event["rank"])
         elif event["kind"] == "lost":
             self._on_lost(event["rank"], event["code"])
         elif event["kind"] == "stalled" and not self._facts.spared:  # there the signal tells MPI of a death
             self._signal_workers(signal.SIGUSR1)  # every rank writes its stack into its log
+
+    def _on_left(self, rank: int, code: int) -> None:
+        """MPI's launcher does not notice on another host that a process has ended with code 0: the others would wait for it."""
+        facts = self._facts
+        if rank in facts.spared or rank in facts.finished or facts.stopped_by is not None:
+            return
+        facts.left.setdefault(rank, code)
+        self._kill_at = self._kill_at or time.monotonic() + _LAST_REPORTS
 
     def _on_lost(self, rank: int, status: int) -> None:
         if self._facts.stopped_by is not None or self._kill_at is not None:
@@ -239,6 +247,7 @@ class _Deaths:
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # not loaded after a fork: another thread may have held the loader's lock
+_LAST_REPORTS = 1.0  # seconds for what others still have to say
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # What hydra, the launcher of our MPI, prints of its own accord. A rule is a line of this many signs; a script may print one too, so it

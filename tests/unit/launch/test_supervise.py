@@ -309,6 +309,15 @@ def test_other_hosts_are_not_seen() -> None:
     assert (outcome.end, outcome.rank, outcome.unfinished) == (End.LOST, None, (0, 1))
 
 
+def test_others_do_not_wait_for_one_that_has_left() -> None:
+    started = time.perf_counter()
+    outcome = run(
+        "started(0, os.getpid()); started(1, 1, 'far-away'); send(2, 'left', 1, code=0); time.sleep(60)", processes=2
+    )
+    assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, 0, 1)
+    assert time.perf_counter() - started < 30
+
+
 def test_it_is_a_success_when_all_have_said_so() -> None:
     assert run("started(0, os.getpid()); send(2, 'finished', 0)", processes=1).end is End.FINISHED
 
