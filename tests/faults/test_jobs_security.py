@@ -670,7 +670,7 @@ def test_xml_with_entities(server: Server) -> None:
             began = time.monotonic()
             status, _, text = s3(server, "POST", "/bucket?delete=", encoded)
             assert (status, b"root:" in text) == (400, False)
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 30
     for body in (b"", b"<", b"<a>" * 100_000, b"\x00", b"<Delete><Object/></Delete>"):
         assert s3(server, "POST", "/bucket?delete=", body)[0] in (200, 400)
 

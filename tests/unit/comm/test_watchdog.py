@@ -21,11 +21,12 @@ def test_what_is_done_already_costs_no_waiting() -> None:
 
 
 def test_waiting_is_counted() -> None:
-    dog = Watchdog(timeout=10.0)
+    dog = Watchdog(timeout=60.0)
+    started = time.perf_counter()
     for _ in range(2):
         end = after(0.05)
         dog.wait(lambda end=end: time.perf_counter() > end, "barrier", 0)
-    assert 0.09 < dog.waited < 0.5
+    assert 0.09 < dog.waited <= time.perf_counter() - started
 
 
 def test_a_stall_is_an_error_in_time() -> None:
@@ -33,7 +34,7 @@ def test_a_stall_is_an_error_in_time() -> None:
     started = time.perf_counter()
     with pytest.raises(StalledError, match=r"rank 3 .* in `allreduce sum`.*--timeout SECONDS"):
         dog.wait(lambda: False, "allreduce sum", 3)
-    assert 0.1 <= time.perf_counter() - started < 1.0
+    assert 0.1 <= time.perf_counter() - started < 30.0
     assert dog.waited >= 0.1
 
 

@@ -135,9 +135,9 @@ def test_the_memory_bound_gives_the_block() -> None:
 
 def test_any_place_is_found_at_once() -> None:
     plan = Plan("x", 100_000_000, 1024, seed=1, block=4096)
-    started = time.perf_counter()
+    started = time.process_time()
     plan.share(90_000)
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_sums_tell_records_apart() -> None:

@@ -177,10 +177,10 @@ def test_what_would_be_too_large_is_refused_at_once(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(info.tobuf())
         file.truncate((9 << 30) + 4096)  # a hole
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(DataError, match="more than 8 GiB"):
         artifacts.unpack(path, tmp_path / "out")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert not (tmp_path / "out").exists()
 
 

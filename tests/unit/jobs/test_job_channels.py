@@ -271,7 +271,7 @@ def test_a_pipe_that_nobody_reads_ends(places: Places, tmp_path: Path, reader: R
     pipe = Pipe(places, channel(mode="Pipe"), 0, 1, tmp_path / "ml")
     began = time.monotonic()
     pipe.close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     assert pipe.error is None
 
 

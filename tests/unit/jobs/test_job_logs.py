@@ -128,14 +128,14 @@ def test_a_long_line_takes_no_time(line: str) -> None:
     """The thread that shows it is one of the process that stops the job."""
     thread = threading.Thread(target=lambda: done.append(shown(line[:20_000])), daemon=True)
     done: list[str] = []
-    began = time.monotonic()
+    began = time.process_time()
     thread.start()
     thread.join()
-    short = time.monotonic() - began
+    short = time.process_time() - began
     assert short < 0.2, f"20,000 characters took {short:.1f} s"
-    began = time.monotonic()
+    began = time.process_time()
     shown(line)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @given(st.text(alphabet="ab\r\x08\x1b[0m1;", max_size=60))
@@ -159,7 +159,7 @@ def tail(tmp_path: Path, taken: list[str]) -> Iterator[Tail]:
 
 
 def wait_for(taken: list[str], count: int) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(taken) < count and time.monotonic() < deadline:
         time.sleep(0.01)
 

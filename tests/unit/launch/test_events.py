@@ -87,8 +87,8 @@ def test_draining_waits_until_all_has_been_read() -> None:
     late = threading.Timer(0.2, os.read, (reader, 100))
     late.start()
     started = time.monotonic()
-    events.drain(writer, seconds=10.0)
-    assert 0.15 <= time.monotonic() - started < 5
+    events.drain(writer, seconds=100.0)
+    assert 0.15 <= time.monotonic() - started < 30
     late.join()
     os.close(reader)
     os.close(writer)
@@ -99,6 +99,6 @@ def test_draining_gives_up_on_a_reader_that_is_gone_astray() -> None:
     os.write(writer, b"unread")
     started = time.monotonic()
     events.drain(writer, seconds=0.1)
-    assert 0.1 <= time.monotonic() - started < 5
+    assert 0.1 <= time.monotonic() - started < 30
     os.close(reader)
     os.close(writer)
