@@ -1,10 +1,10 @@
-"""`horovod.keras` and `horovod.tensorflow.keras`. Exchanges take and return NumPy values here, as Keras 2's sessions did."""
+"""`horovod.keras` and `horovod.tensorflow.keras`. Exchanges take anything that is a tensor or becomes one, and return tensors."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+import tensorflow as tf
 
 from syrtos.dialects.horovod import callbacks, ops
 from syrtos.dialects.horovod import keras_elastic as elastic
@@ -91,23 +91,23 @@ def allreduce(
     postscale_factor: float = 1.0,
     op: Any = None,
     compression: Any = Compression.none,
-) -> np.ndarray[Any, Any]:
+) -> tf.Tensor:
     """The reduced value."""
     return ops.allreduce(
         value, average, "", "", compression, op, prescale_factor, postscale_factor, name
-    ).numpy()  # fmt: skip
+    )  # fmt: skip
 
 
-def allgather(value: Any, name: str | None = None) -> np.ndarray[Any, Any]:
+def allgather(value: Any, name: str | None = None) -> tf.Tensor:
     """The values of all workers, concatenated along the first axis."""
-    return ops.allgather(value, name).numpy()
+    return ops.allgather(value, name)
 
 
-def broadcast(value: Any, root_rank: int, name: str | None = None) -> np.ndarray[Any, Any]:
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
     """The root's value."""
-    return ops.broadcast(value, root_rank, name).numpy()
+    return ops.broadcast(value, root_rank, name)
 
 
-def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> np.ndarray[Any, Any]:
+def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> tf.Tensor:
     """This worker's rows of the reduced value."""
-    return ops.reducescatter(value, op=op, name=name).numpy()
+    return ops.reducescatter(value, op=op, name=name)
