@@ -1,7 +1,7 @@
 """Recommend items to users: a factorization model with 96 million embedding weights.
 
 1.4 million users and 100 000 items get 64 numbers each; the dot product says whether a click follows. The clicks
-come from a hidden model of rank 2, so the best AUC that anyone could reach is 0.88 and guessing gives 0.50.
+come from a hidden model of rank 2, so the best possible AUC is 0.88 and guessing gives 0.50.
 Takes about two minutes and 2.3 GB of memory; expect a test AUC of 0.75 or a little more.
 
     python examples/recommender.py

@@ -1,4 +1,4 @@
-"""The multi-worker guide of TensorFlow: the chief saves, the others save where nobody looks.
+"""The multi-worker guide of TensorFlow: the chief saves the model, the others save to folders of their own.
 
 syrtos run -n 2 examples/dialects/multi_worker_mirrored.py
 """
