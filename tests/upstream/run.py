@@ -95,10 +95,10 @@ def main() -> int:
     runner = Runner(SITE / "runs" / chosen.suite, root, suite.paths)
     plain = runner.run(files, size=1) if suite.plain else {}
     workers = dict.fromkeys(plain, _NOT_RUN) | runner.run(files, size=_SIZE)
-    counted = [test for test in workers if plain[test].outcome == "passed"] if plain else _run(workers)
+    counted = [test for test in plain if plain[test].outcome == "passed"] if suite.plain else _run(workers)
     failures = [test for test in counted if workers[test].outcome == "failed"]
     workers |= runner.run([path for path in files if _holds(root, path, failures)], _SIZE, only=failures)
-    return int(report(counted, workers) < suite.goal)
+    return int(report(counted, "pass in one process" if suite.plain else "are run", workers) < suite.goal)
 
 
 class Runner:
@@ -148,12 +148,12 @@ class Runner:
         return self._folder / f"world-{self._worlds}" / "log.txt"
 
 
-def report(tests: Sequence[str], workers: Results) -> float:
-    """Prints a table by file and the tests that fail on workers; returns the share that passes."""
+def report(tests: Sequence[str], counted: str, workers: Results) -> float:
+    """Prints a table by file and the tests that fail on workers; returns the share that passes. ``counted`` says which they are."""
     by_file: dict[str, list[str]] = defaultdict(list)
     for test in tests:
         by_file[test.partition("::")[0]].append(test)
-    print("\n| file | tests | passed on workers | ratio |\n|---|---:|---:|---:|")
+    print(f"\n| file | {counted} | pass on workers | ratio |\n|---|---:|---:|---:|")
     for name, group in [*sorted(by_file.items()), ("all", list(tests))]:
         passed = sum(workers[test].outcome == "passed" for test in group)
         print(f"| {name} | {len(group)} | {passed} | {passed / len(group):.1%} |")
