@@ -26,6 +26,7 @@ from syrtos.launch.pmi import ProcessManager
 _READ_AT_IMPORT = ("KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_", "CUDA_", "LD_", "PYTHON")
 # One thread for NumPy: a fork keeps none of the others.
 _OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
+_LONGEST_IMPORT = 600.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +59,13 @@ class Zygote:
         with log.open("wb") as said:
             self._process = subprocess.Popen(command, env={**env, **_OF_ZYGOTES}, stdin=subprocess.PIPE, stderr=said)
         while not os.path.exists(self.path):
-            if self._process.poll() is not None:
+            if not self.lives():
                 raise LaunchError(f"The process that imports the frameworks once has ended:\n{log.read_text()}")
             time.sleep(0.005)
+
+    def lives(self) -> bool:
+        """Whether it can still fork."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """Ends it, and whatever it has forked that still runs."""
@@ -74,7 +79,10 @@ def zygote(env: Mapping[str, str]) -> Zygote:
     """This process's zygote for ``env``, started when it is asked for first: with TensorFlow and the Keras that ``env`` chooses."""
     keras = "tf_keras" if env.get("TF_USE_LEGACY_KERAS", "") in ("1", "true", "True") else "keras"
     modules = tuple(name for name in (keras, "tensorflow") if importlib.util.find_spec(name))
-    return _zygote(modules, tuple(sorted(item for item in env.items() if item[0].startswith(_READ_AT_IMPORT))))
+    read = tuple(sorted(item for item in env.items() if item[0].startswith(_READ_AT_IMPORT)))
+    if not _zygote(modules, read).lives():
+        _zygote.cache_clear()
+    return _zygote(modules, read)
 
 
 @functools.cache
@@ -98,8 +106,15 @@ class Family:
         """Starts a process with these as standard input, output and error, and a fourth for PMI; returns its number."""
         request = {"argv": list(command.argv), "env": dict(command.env), "cwd": os.path.abspath(command.cwd)}
         socket.send_fds(self._connection, [json.dumps(request).encode()], list(files))
-        while "status" in (heard := self._hear()):
-            self._unheard.append(heard)
+        self._connection.settimeout(_LONGEST_IMPORT)
+        try:
+            while "status" in (heard := self._hear()):
+                self._unheard.append(heard)
+        except TimeoutError as error:
+            raise LaunchError(
+                f"The process that imports for others has not answered in {_LONGEST_IMPORT:g} s."
+            ) from error
+        self._connection.settimeout(None)
         self.pids.append(heard["pid"])
         return heard["pid"]
 

@@ -37,8 +37,9 @@ def main(path: str, names: list[str]) -> None:
     """Imports ``names`` and serves requests; in a child, returns from that and runs what was asked for."""
     del sys.path[0]  # the folder of this file
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
-    listener.listen(64)  # who connects while we import is served afterwards
+    listener.bind(path + ".new")
+    listener.listen(64)  # clients that connect during the imports are served afterwards
+    os.rename(path + ".new", path)  # a path that exists can be connected to
     imported = Imported(names)
     gc.freeze()  # else the first collection of each child copies all pages
     request = Server(listener).run()
