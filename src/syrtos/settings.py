@@ -19,6 +19,7 @@ OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
 INPUT_VARIABLE = "SYRTOS_INPUT"
 TASKS_VARIABLE = "SYRTOS_TASKS"
+FOR_WORKERS = (OPTIONS_VARIABLE, SUPERVISED_VARIABLE, INPUT_VARIABLE, TASKS_VARIABLE)
 
 # Variables that begin like this configure libraries and hold no secrets: they may be shown, and sent to other hosts.
 # Not all of `TF_`: Terraform keeps tokens there.

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from syrtos.launch import events
 from syrtos.launch.supervise import die_with_parent
-from syrtos.settings import environment
+from syrtos.settings import FOR_WORKERS, environment
 
 _NEW_MOUNTS, _NEW_NAMES, _NEW_USER = 0x00020000, 0x04000000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER
 _READ_ONLY, _REMOUNT, _BIND, _MOVE, _RECURSIVE, _PRIVATE = 1, 32, 4096, 8192, 16384, 1 << 18  # MS_* of mount(2)
@@ -70,7 +70,8 @@ def main() -> NoReturn:
         _isolate(spec)
     env = {**environment(), **spec.variables}
     if spec.rank is not None:
-        env = {name: value for name, value in env.items() if not name.startswith(("PMI_", "MPI_LOCAL", "HYDI_"))}
+        mpi = ("PMI_", "MPI_LOCAL", "HYDI_")
+        env = {name: value for name, value in env.items() if name not in FOR_WORKERS and not name.startswith(mpi)}
         _stay_above(spec.rank, spec.output)
     os.chdir(spec.folder)
     try:
