@@ -34,6 +34,8 @@ def add_to(commands: Any) -> None:
         allow_abbrev=False,  # the script's options are not ours
         help="run a training script on many workers",
         description="Run a training script, unchanged, on many workers.",
+        epilog="Every worker of this machine reads the same standard input. A pipe is read at once and to its end, even if the script "
+        "does not read it: inside a loop of the shell that reads lines, add `< /dev/null`.",
     )
     parser.set_defaults(main=main)
     parser.add_argument(

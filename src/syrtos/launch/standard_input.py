@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import stat
-import tempfile
 import termios
 import threading
 from collections.abc import Iterator, Sequence
@@ -74,28 +73,30 @@ def _path(descriptor: int) -> str:
 
 
 class _Copies:
-    """Copies a stream to several pipes, each as fast as it is read, by way of a file without a name."""
+    """Copies a stream to several pipes, each as fast as it is read. What not all have read is kept in memory: it may be a password."""
 
     def __init__(self, source: int, targets: Sequence[int]) -> None:
         self._source = source
-        self._spool = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this process lives)
-        self._size = 0
+        self._held = bytearray()
+        self._start = 0  # of what is held
         self._over = False
-        self._positions = [0] * len(targets)
+        self._positions = dict.fromkeys(range(len(targets)), 0)  # of those that still read
         self._change = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
         for rank, target in enumerate(targets):
             threading.Thread(target=self._write, args=(rank, target), daemon=True).start()
 
+    @property
+    def _size(self) -> int:
+        return self._start + len(self._held)
+
     def _read(self) -> None:
         with contextlib.suppress(OSError):
             while data := os.read(self._source, _CHUNK):
                 with self._change:
-                    self._spool.write(data)
-                    self._spool.flush()
-                    self._size += len(data)
+                    self._held += data
                     self._change.notify_all()
-                    self._change.wait_for(lambda: max(self._positions) + _AHEAD > self._size)
+                    self._change.wait_for(lambda: max(self._positions.values(), default=0) + _AHEAD > self._size)
         with self._change:
             self._over = True
             self._change.notify_all()
@@ -106,11 +107,22 @@ class _Copies:
                 while data:
                     data = data[os.write(target, data) :]
         os.close(target)
+        with self._change:
+            del self._positions[rank]
+            self._forget()
 
     def _next(self, rank: int) -> bytes:
         with self._change:
             self._change.wait_for(lambda: self._size > self._positions[rank] or self._over)
-            data = os.pread(self._spool.fileno(), _CHUNK, self._positions[rank])
+            begin = self._positions[rank] - self._start
+            data = bytes(self._held[begin : begin + _CHUNK])
             self._positions[rank] += len(data)
+            self._forget()
             self._change.notify_all()
             return data
+
+    def _forget(self) -> None:
+        """Drops what all have read."""
+        read = min(self._positions.values(), default=self._size) - self._start
+        del self._held[:read]
+        self._start += read

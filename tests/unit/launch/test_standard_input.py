@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from syrtos.launch.standard_input import copied, has_data
+from syrtos.launch.standard_input import _Copies, copied, has_data
 
 READ = "import sys\nfrom syrtos.launch.standard_input import adopt\nadopt(sys.argv[1], int(sys.argv[2]))\n"
 
@@ -27,6 +28,31 @@ def test_a_pipe_is_copied_to_those_who_read_though_others_do_not() -> None:
         with os.fdopen(target, "wb") as stream:
             stream.write(data)
         assert [reader.communicate(timeout=60)[0] for reader in readers] == [data, data]
+
+
+def test_nothing_of_a_pipe_is_written_to_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    source, target = os.pipe()
+    with copied(source, 1) as told:
+        os.write(target, b"password\n")
+        assert worker(told, 0, "print(input())").communicate(timeout=60)[0] == b"password\n"
+        os.close(target)
+
+
+def test_bytes_that_all_have_read_are_dropped() -> None:
+    source, target = os.pipe()
+    pipes = [os.pipe() for _ in range(3)]
+    copies = _Copies(source, [end for _, end in pipes])
+    os.close(pipes[2][0])  # this one ends
+    for _ in range(4):
+        os.write(target, bytes(1 << 16))
+        for end, _ in pipes[:2]:
+            wanted = 1 << 16
+            while wanted:
+                wanted -= len(os.read(end, wanted))
+    with copies._change:
+        assert copies._change.wait_for(lambda: (copies._size, len(copies._held)) == (4 << 16, 0), 60)
+    os.close(target)
 
 
 def test_lines_arrive_while_the_stream_goes_on() -> None:
