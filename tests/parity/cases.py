@@ -167,6 +167,29 @@ class BareStep(Residual):
         return {"own_loss": loss}
 
 
+class SummingStep(OwnStep):
+    """A custom `train_step` that adds up a number for each batch."""
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self.total.update_state(loss)
+        self.batches.update_state(1.0)
+        return {"total": self.total.result(), "batches": self.batches.result()}
+
+
+@case
+def custom_train_step_with_sums() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(5)
+    model = SummingStep()
+    model.total, model.batches = keras.metrics.Sum(name="total"), keras.metrics.Sum(name="batches")
+    model.compile(keras.optimizers.SGD(0.02), "mse")
+    return fit(model, *data())
+
+
 @case
 def custom_train_step_without_keras_loss() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(5)

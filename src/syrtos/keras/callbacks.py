@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.data.loader import Position
 from syrtos.errors import DataError
-from syrtos.keras import fitting, gradients, interrupts, pace, state, temporary
+from syrtos.keras import fitting, gradients, interrupts, pace, replicas, state, temporary
 from syrtos.keras.learning_rate import Scaling
 from syrtos.keras.timing import clock
 
@@ -68,8 +67,6 @@ def _as_list(saved: Saved | None) -> list[Any] | None:
 _CHECK_STEPS = 100
 _CHECK_COST = 200
 _INTERRUPTED = 2.0
-# Set on a model that `fit` has trained: from then on its replicas are equal.
-_TRAINED = "_syrtos_trained"
 
 
 def _index(batch: Any) -> int:
@@ -157,7 +154,6 @@ class Last(_Quiet):
         self._trains = self._checked = self._built_by_step = False
         self.scaling = Scaling(self._session)
         self._steps = self._epoch = self._epoch_began_at = 0
-        self._batches: int | None = None  # of an epoch, if one has ended
         self._since_check = 0
         self._interval = _CHECK_STEPS
         self._checked_at = time.perf_counter()
@@ -184,7 +180,7 @@ class Last(_Quiet):
         self._session.ledger.become("input")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps") or self._batches)
+        self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps"))
         self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -206,7 +202,7 @@ class Last(_Quiet):
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
             )
-        self._batches = self._steps - self._epoch_began_at
+        self.scaling.epoch_ended(self._steps - self._epoch_began_at)
         self._session.ledger.epoch(
             epoch=epoch + 1,
             epochs=self.params.get("epochs"),
@@ -266,11 +262,8 @@ class Last(_Quiet):
     def _begin_equal(self, comm: Communicator) -> None:
         if comm.size == 1:
             return
-        variables = state.of_model(self.model)
         with self._session.ledger.span("exchange"):
-            state.check_structure(comm, variables)
-            state.broadcast(comm, variables)
-        object.__setattr__(self.model, _TRAINED, True)
+            replicas.begin_training(comm, self.model)
         self.model._initial_epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
 
     def _check_built(self) -> None:
@@ -280,23 +273,9 @@ class Last(_Quiet):
             state.check_equal(self._session.comm, state.of_model(self.model), self._steps)
 
     def _evaluate_equal(self, name: str) -> None:
-        """All replicas compute with rank 0's weights, as `fit` begins with them; after a `fit` unequal ones have diverged.
-
-        Raises:
-            DivergenceError: the model was trained by `fit`, and its replicas differ.
-        """
-        comm = self._session.comm
-        if comm.size == 1 or self.model is None:
-            return
-        variables = state.of_model(self.model)
-        self._built_by_step = not variables
-        state.check_structure(comm, variables)
-        if getattr(self.model, _TRAINED, False):
-            state.check_equal(comm, variables, self._steps)
-        elif not state.are_equal(comm, [state.checksum(v) for v in variables]):
-            state.broadcast(comm, variables)
-            if comm.rank == 0:
-                print(f"syrtos: the workers held different weights: `{name}` uses those of rank 0", file=sys.stderr)
+        if self.model is not None:
+            self._built_by_step = not state.of_model(self.model)
+            replicas.compute_equal(self._session.comm, self.model, name)
 
     def _begin_stream(self, comm: Communicator) -> None:
         """If the model was trained on this data set before, and saved, training goes on from there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,8 +10,22 @@ from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import private
 
-# Where an optimizer keeps the rate that its script gave it.
-_BASE_RATE = "_syrtos_base_rate"
+_CLIMB = "_syrtos_climb"
+
+
+@dataclasses.dataclass
+class Climb:
+    """Kept on an optimizer whose rate is scaled, from one `fit` to the next.
+
+    Attributes:
+        base: the rate that the script gave it.
+        batches: of an epoch, if one has ended.
+        going_on: whether the warm-up has begun and not ended.
+    """
+
+    base: float
+    batches: int | None = None
+    going_on: bool = False
 
 
 def factor(scale: str, size: int) -> float:
@@ -23,12 +38,13 @@ def factor(scale: str, size: int) -> float:
 
 def base_rate(optimizer: Any) -> float | None:
     """The rate that the script gave an optimizer whose rate is scaled; None for others."""
-    return getattr(optimizer, _BASE_RATE, None)
+    climb = _climb_of(optimizer)
+    return climb and climb.base
 
 
 def set_base_rate(optimizer: Any, rate: float) -> None:
     """Notes the script's own rate of an optimizer that has been scaled, here or before its model was saved."""
-    object.__setattr__(optimizer, _BASE_RATE, rate)
+    object.__setattr__(optimizer, _CLIMB, Climb(rate))
 
 
 class Scaling:
@@ -73,12 +89,20 @@ class Scaling:
             trained: batches of this `fit` before this one.
             batches: batches of an epoch. While they are unknown (the first epoch over a generator) the rate climbs from epoch to epoch.
         """
-        epochs, base = self._options.warmup_epochs, base_rate(self._optimizer)
-        if base is None or not epochs or self._factor == 1.0:
+        epochs, climb = self._options.warmup_epochs, _climb_of(self._optimizer)
+        if climb is None or not epochs or self._factor == 1.0:
             return
+        batches = batches or climb.batches
         done = (self._before + trained) / (epochs * batches) if batches else epoch / epochs
-        if done <= 1.0:
-            self._optimizer.learning_rate = base * (1.0 + (self._factor - 1.0) * done)
+        if done <= 1.0 or climb.going_on:
+            self._optimizer.learning_rate = climb.base * (1.0 + (self._factor - 1.0) * min(done, 1.0))
+        climb.going_on = done < 1.0
+
+    def epoch_ended(self, batches: int) -> None:
+        """Notes how many batches an epoch had, for warm-ups over data of unknown length."""
+        climb = _climb_of(self._optimizer)
+        if climb is not None:
+            climb.batches = batches
 
 
 def batches_trained(optimizer: Any) -> int:
@@ -86,6 +110,10 @@ def batches_trained(optimizer: Any) -> int:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     accumulates = getattr(inner, "gradient_accumulation_steps", None)
     return int(private.updates_of(inner) if accumulates else inner.iterations)
+
+
+def _climb_of(optimizer: Any) -> Climb | None:
+    return getattr(optimizer, _CLIMB, None)
 
 
 def _rate_of(optimizer: Any) -> float:

@@ -64,7 +64,8 @@ def _patch_losses() -> None:
     replace(losses_utils, "scale_loss_for_distribution", common.only_in_strategy_run)
     replace(losses.Loss, "_get_reduction", _reduction_of_one_process)
     # A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks.
-    replace(base_metric.Mean, "update_state", common.counting_share)
+    for metric in (base_metric.Mean, base_metric.Sum):
+        replace(metric, "update_state", common.counting_share)
 
 
 def _reduce_weighted_loss(original: Method) -> Method:

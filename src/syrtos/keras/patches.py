@@ -30,7 +30,7 @@ from keras.src.utils import file_utils
 from syrtos.comm import world
 from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
-from syrtos.keras import files, fitting, gradients, interrupts, pace, private, resume, served, timing
+from syrtos.keras import files, fitting, gradients, interrupts, pace, private, replicas, resume, served, timing
 from syrtos.keras import replacing as common
 from syrtos.keras.input import Share
 from syrtos.keras.planned import PlannedDataset, Stream
@@ -66,7 +66,8 @@ def _patch_losses() -> None:
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
         replace(loss_module, name, common.only_in_strategy_run)
     # A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks.
-    replace(reduction_metrics.Mean, "update_state", common.counting_share)
+    for metric in (reduction_metrics.Mean, reduction_metrics.Sum):
+        replace(metric, "update_state", common.counting_share)
 
 
 def _reduce_values(original: Method) -> Method:
@@ -230,6 +231,7 @@ def _on_share_of_batch(original: Method) -> Method:
         place = world.sharing().world
         if place.size == 1 or world.sharing().options.batch == "per-worker":
             return original(self, *args, **kwargs)
+        replicas.compute_equal(world.sharing().comm, self, original.__name__)
         share = functools.partial(_rows, rank=place.rank, size=place.size)
         args = tuple(tf.nest.map_structure(share, arg) for arg in args)
         arrays = ("x", "y", "sample_weight")

@@ -37,7 +37,7 @@ def replace_everywhere(owner: Any, name: str, wrapper: Callable[[Method], Method
     replace(owner, name, wrapper)
     for module in list(sys.modules.values()):
         for known in {name, public or name}:
-            if vars(module).get(known) is original:
+            if getattr(module, "__dict__", {}).get(known) is original:  # a module that is blocked is None
                 setattr(module, known, getattr(owner, name))
 
 
@@ -107,7 +107,7 @@ def masked_globally(weights: Any, mask: Any) -> Any:
 
 
 def counting_share(original: Method) -> Method:
-    """A scalar that a mean is told of counts as one value of one batch: here by this worker's part of the batch's samples."""
+    """A scalar that a mean or a sum is given counts as one value of one batch: here it is weighted by this worker's part of the samples."""
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         step = current_step()

@@ -116,7 +116,10 @@ def _take(model: Any, facts: dict[str, Any]) -> None:
         saved = Saved(facts["data"], position, int(facts["offset"]), int(facts["number"]))
         object.__setattr__(model, _SAVED, saved)
     optimizer = getattr(model, "optimizer", None)
-    if "base_rate" in facts and optimizer is not None:
+    restored = (
+        optimizer is not None and learning_rate.batches_trained(optimizer) > 0
+    )  # weights alone: the script's own rate counts
+    if "base_rate" in facts and restored:
         learning_rate.set_base_rate(optimizer, float(facts["base_rate"]))
 
 
@@ -138,7 +141,7 @@ def _stamp_of(path: str) -> dict[str, Any] | None:
         if path.endswith(".keras"):
             with zipfile.ZipFile(path) as archive:
                 return json.loads(archive.read(_STAMP))
-        if path.endswith(".h5"):
+        if path.endswith(_ENDINGS):
             import h5py
 
             with h5py.File(path, "r") as file:

@@ -128,9 +128,9 @@ def are_equal(comm: Communicator, checksums: Sequence[int]) -> bool:
     return len(set(comm.agree("compare weights", digest))) == 1
 
 
-def checksum(variable: Any) -> int:
-    """A 32-bit digest of the value's bytes."""
-    return zlib.crc32(_bytes_of(memory_of(variable)))
+def checksum(variable: Any, limit: int | None = None) -> int:
+    """A 32-bit digest of the value's bytes, or of the first ``limit`` of them."""
+    return zlib.crc32(_bytes_of(memory_of(variable))[:limit])
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:

@@ -59,11 +59,13 @@ def functions_of_step() -> dict[int, Any] | None:
     return step.functions if step else None
 
 
-def calling(function: Any) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def calling(function: Any) -> Iterator[None]:
     """Around a call of one of the script's `tf.function`s: its time counts, and inside `strategy.run` a later call, which traces nothing,
     assigns too."""
     run = None if current_step() else getattr(_local, "run", None)
-    return run.calling(function) if run else computing(function)
+    with computing(function), run.calling(function) if run else contextlib.nullcontext():
+        yield
 
 
 class _Watcher:

@@ -62,7 +62,11 @@ class Strategy(tf.distribute.Strategy):
         del options
         session = world.current()
         alone = session.world.size == 1 or current_step() is not None or world.sharing() is not session
-        with timing.computing(), self.scope(), contextlib.nullcontext() if alone else RunScope(session.comm).entered():
+        with (
+            timing.computing(fn),
+            self.scope(),
+            contextlib.nullcontext() if alone else RunScope(session.comm).entered(),
+        ):
             return self.extended.call_for_each_replica(fn, args=args, kwargs=kwargs)
 
 

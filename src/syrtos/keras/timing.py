@@ -69,8 +69,13 @@ def computing(function: Any = None) -> Iterator[None]:
     A call in which an optimizer makes an update is a step; ``function`` is known by it when it is called again.
     """
     ledger = world.current().ledger if world.joined() else None
-    if ledger is None or not ledger.in_script or _call() is not None or not tf.executing_eagerly():
+    if ledger is None or not ledger.in_script or not tf.executing_eagerly():
         yield
+        return
+    outer = _call()
+    if outer is not None:
+        with _nested(outer, function):
+            yield
         return
     ledger.before_update()
     call = _local.call = _Call(function is not None and function in _updating)
@@ -80,9 +85,24 @@ def computing(function: Any = None) -> Iterator[None]:
     finally:
         _local.call = None
     if call.updates:
+        _remember(function)
+        ledger.updated()
+
+
+@contextlib.contextmanager
+def _nested(outer: _Call, function: Any) -> Iterator[None]:
+    """A call inside of another: a `tf.function` that is known to make updates makes the outer call a step."""
+    before, outer.updates = outer.updates, function is not None and function in _updating
+    yield
+    if outer.updates:
+        _remember(function)
+    outer.updates = outer.updates or before
+
+
+def _remember(function: Any) -> None:
+    with contextlib.suppress(TypeError):  # it can't be referred to weakly: it is found out again at its next trace
         if function is not None:
             _updating.add(function)
-        ledger.updated()
 
 
 @contextlib.contextmanager

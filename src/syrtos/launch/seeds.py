@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
 import zlib
 from collections.abc import Callable
@@ -22,6 +23,16 @@ class _Drawn:
         self.by_script: set[str] = set()
         self.rank: int | None = None  # where workers draw apart
         self.numbers = itertools.count()
+        self.line: tuple[int, ...] = ()  # this process's number among the children of its parent, and so on
+        self._children = 0
+
+    def about_to_fork(self) -> None:
+        """A child draws other numbers than its parent and its siblings, and the same as its counterpart on the other workers."""
+        self._children += 1
+
+    def forked(self) -> None:
+        """In the child."""
+        self.line, self._children, self.numbers = (*self.line, self._children), 0, itertools.count()
 
 
 _drawn = _Drawn()
@@ -35,6 +46,7 @@ def agree(comm: Communicator) -> None:
     random.seed(seed)
     np.random.seed(seed)
     settings.set_environment({"SYRTOS_SEED": str(seed)})
+    os.register_at_fork(before=_drawn.about_to_fork, after_in_child=_drawn.forked)
     random.seed = _common_unless_given("random", random.seed)
     np.random.seed = _common_unless_given("numpy", np.random.seed)
     np.random.default_rng = _common_unless_given("", np.random.default_rng)
@@ -73,5 +85,5 @@ def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..
 
 def _fresh() -> int:
     """The next of a series of seeds that all workers go through."""
-    words = (common(), _drawn.rank, next(_drawn.numbers))
+    words = (common(), _drawn.rank, _drawn.line, next(_drawn.numbers))
     return zlib.crc32(repr(words).encode())

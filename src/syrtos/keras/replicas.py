@@ -1,0 +1,88 @@
+"""Replicas of a model that are about to compute together: `fit` makes them equal, `evaluate` and `predict` need them so."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from typing import Any
+
+from syrtos.comm.communicator import Communicator
+from syrtos.keras import state
+
+_KEPT = "_syrtos_equality"
+# Comparing whole weights may take one part in so many of the time; in between so many bytes of each variable are compared.
+_COST = 200
+_HEAD = 4096
+
+
+@dataclasses.dataclass
+class _Equality:
+    """What is known about the replicas of a model.
+
+    Attributes:
+        trained: `fit` has trained them: from then on they are equal, or have diverged.
+        compared: when they were compared last, s on `time.perf_counter`; None: never.
+        took: how long that took, s.
+    """
+
+    trained: bool = False
+    compared: float | None = None
+    took: float = 0.0
+
+    def is_due(self) -> bool:
+        return self.compared is None or time.perf_counter() - self.compared >= _COST * self.took
+
+
+def begin_training(comm: Communicator, model: Any) -> None:
+    """Gives all replicas rank 0's state.
+
+    Raises:
+        OutOfStepError: workers have built different models.
+    """
+    variables = state.of_model(model)
+    state.check_structure(comm, variables)
+    state.broadcast(comm, variables)
+    _known(model).trained = True
+
+
+def compute_equal(comm: Communicator, model: Any, name: str) -> None:
+    """Before any `fit` all replicas compute with rank 0's weights; after it unequal ones have diverged.
+
+    The weights are compared whole when a method is called for the first time, and then so rarely that it costs at most one part in `_COST` of the
+    time; every other call compares the beginning of each variable, which shows weights that were loaded on one rank only.
+
+    Args:
+        comm: the workers.
+        model: has been built, or is by its first step: see `check_built`.
+        name: the method that is about to compute.
+
+    Raises:
+        DivergenceError: the model was trained by `fit`, and its replicas differ.
+    """
+    known, variables = _known(model), state.of_model(model)
+    if comm.size == 1 or not variables:
+        return
+    began, whole = time.perf_counter(), any(comm.agree("compare whole weights?", float(known.is_due())))
+    if whole:
+        state.check_structure(comm, variables)
+    if not state.are_equal(comm, [state.checksum(v, None if whole else _HEAD) for v in variables]):
+        _unequal(comm, known.trained, variables, name)
+    if whole:
+        known.compared = time.perf_counter()
+        known.took = known.compared - began
+
+
+def _unequal(comm: Communicator, trained: bool, variables: list[Any], name: str) -> None:
+    if trained:
+        state.check_equal(comm, variables, 0)
+        return
+    state.broadcast(comm, variables)
+    if comm.rank == 0:
+        print(f"syrtos: the workers held different weights: `{name}` uses those of rank 0", file=sys.stderr)
+
+
+def _known(model: Any) -> _Equality:
+    if getattr(model, _KEPT, None) is None:
+        object.__setattr__(model, _KEPT, _Equality())
+    return getattr(model, _KEPT)
