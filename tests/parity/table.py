@@ -43,7 +43,7 @@ def run(
     runner = [HERE / "runner.py", out, *names]
     command = forking.syrtos_run(out / "run", workers, *runner, flags=flags) if workers else runner
     environment = {**ONE_THREAD, "SYRTOS_PARITY_ID": out.name, **(env or {})}
-    done = forking.run(command, environment, timeout=1500)
+    done = forking.run(command, environment, timeout=3000)
     if done.returncode:
         raise RuntimeError(f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}")
     return out

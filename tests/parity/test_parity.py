@@ -50,25 +50,25 @@ def check(rows: Rows, name: str) -> None:
     assert rows[name][0] <= registry.TOLERANCE.get(name, table.BOUND)
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", some_quick(CURRENT, CURRENT[::6]))
 def test_keras_3(rows: Rows, name: str) -> None:
     check(rows, name)
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", some_quick(CURRENT[1::3]))
 def test_keras_3_on_three_workers(rows_of_three: Rows, name: str) -> None:
     check(rows_of_three, name)
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", some_quick(LEGACY))
 def test_keras_2(legacy_rows: Rows, name: str) -> None:
     check(legacy_rows, name)
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", some_quick(SERVED[::3]))
 def test_two_parameter_servers_without_staleness(served_rows: Rows, name: str) -> None:
     check(served_rows, name)
