@@ -38,7 +38,7 @@ class Cache:
     """
 
     def __init__(self, folder: Path, limit: int = _DEFAULT_BYTES) -> None:
-        self._folder = folder
+        self._folder = folder.absolute()  # the script may change its working directory
         self._limit = limit
         self._threads = threading.Lock()
         self._making: dict[str, threading.Lock] = {}

@@ -10,11 +10,14 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from syrtos.errors import DataError
 
 _WINDOW = 64 << 20
 _MAPPED = 256
+_TRIES = 20
+Result = TypeVar("Result")
 
 
 class File(abc.ABC):
@@ -85,23 +88,43 @@ class CachedFile(File):
         """``made`` gives its path; ``name`` and ``version`` are those of the file that this is a copy of."""
         self._made = made
         self.name, self.version = name, version
-        self._find()
+        from_cache(self._find)
 
     def _find(self) -> None:
         """A file that was made again has another number: as long as the old one is mapped, its number is taken."""
-        while True:
-            with contextlib.suppress(FileNotFoundError):  # others needed its room at that moment
-                self._path = self._made()
-                facts = self._path.stat()
-                self.size, self._number = facts.st_size, str(facts.st_ino)
-                return
+        self._path = self._made()
+        facts = self._path.stat()
+        self.size, self._number = facts.st_size, str(facts.st_ino)
 
     def read(self, start: int, stop: int) -> bytes:
         """See `File.read`."""
-        while True:
-            with contextlib.suppress(FileNotFoundError):
-                return _mapped(str(self._path), self._number)[start:stop]
+
+        def again() -> bytes:
             self._find()
+            return _mapped(str(self._path), self._number)[start:stop]
+
+        with contextlib.suppress(FileNotFoundError):
+            return _mapped(str(self._path), self._number)[start:stop]
+        return from_cache(again)
+
+
+def from_cache(use: Callable[[], Result]) -> Result:
+    """The result of ``use``, which asks for a file of the cache and opens it: again if others needed its room in between.
+
+    Raises:
+        DataError: the file was gone each time.
+    """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return use()
+    try:
+        return use()
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{error.filename}, a file of the cache, was made {_TRIES} times and was gone each time when it was to be read. Either another "
+            "program removes files of the cache, or it is too small for all that use it: set SYRTOS_CACHE to another folder, or "
+            "SYRTOS_CACHE_BYTES to more bytes."
+        ) from error
 
 
 def is_of_this_host(error: OSError) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
 import itertools
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import numpy as np
 
 from syrtos.comm.communicator import Communicator
 from syrtos.data.cache import Cache
-from syrtos.data.files import File, MissingFile
+from syrtos.data.files import File, MissingFile, from_cache
 from syrtos.data.plan import Indices
 from syrtos.data.sources import BadRecord, Source, fingerprint_of
 from syrtos.errors import DataError
@@ -231,6 +230,5 @@ def _table(file: File, layout: Format, cache: Cache) -> np.ndarray:
         with path.open("wb") as out:
             np.save(out, rows, allow_pickle=False)
 
-    while True:
-        with contextlib.suppress(FileNotFoundError):  # others needed the room
-            return np.load(cache.file("index", f"{layout.name} {file.name} {file.version}", make), allow_pickle=False)
+    name = f"{layout.name} {file.name} {file.version}"
+    return from_cache(lambda: np.load(cache.file("index", name, make), allow_pickle=False))

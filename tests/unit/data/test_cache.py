@@ -116,3 +116,12 @@ def test_a_file_of_more_than_half_of_the_room(tmp_path: Path) -> None:
     cache = Cache(tmp_path, limit=1000)
     assert cache.file("piece", "a", make).stat().st_size == 900
     assert cache.file("piece", "b", make).stat().st_size == 900
+
+
+def test_a_relative_folder_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = Cache(Path("cache"))
+    path = cache.file("piece", "a", lambda path: None)
+    monkeypatch.chdir("/")
+    assert path.exists()
+    assert cache.file("piece", "a", lambda path: None) == path

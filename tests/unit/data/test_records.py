@@ -160,3 +160,13 @@ def test_a_copy_that_others_needed_the_room_of_is_made_again(tmp_path: Path) -> 
     made[0].unlink()
     assert copy.read(2, 5) == b"234"
     assert len(made) == 4
+
+
+def test_a_copy_that_is_always_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{tmp_path}/gone, a file of the cache, .* SYRTOS_CACHE"):
+        CachedFile(lambda: tmp_path / "gone", "name", "1")
+    (tmp_path / "gone").write_bytes(b"0123456789")
+    copy = CachedFile(lambda: tmp_path / "gone", "name", "1")
+    (tmp_path / "gone").unlink()
+    with pytest.raises(DataError, match="was gone each time"):
+        copy.read(2, 5)
