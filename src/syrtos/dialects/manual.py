@@ -19,7 +19,7 @@ def begin(name: str) -> None:
     """Joins the world for a script of the dialect ``name``. A second call does nothing.
 
     Raises:
-        ConfigurationError: the run was given flags that mean something only where `fit` shares out the work, or the script
+        ConfigurationError: the run was given flags that mean something only where `fit` splits the work, or the script
             already trains under a strategy.
     """
     session = world.init()

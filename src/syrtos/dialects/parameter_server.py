@@ -157,7 +157,7 @@ class ClusterCoordinator:
     # -- helpers ---------------------------------------------------------------------------------
 
     def _make_one(self) -> bool:
-        """Makes the next call that nobody has made, if there is one."""
+        """Makes the next call that no worker has made, if there is one."""
         if not self._in_round:
             if not self._calls:
                 return False

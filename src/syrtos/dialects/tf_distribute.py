@@ -33,7 +33,7 @@ RESOLVERS = ("SlurmClusterResolver", "KubernetesClusterResolver", "GCEClusterRes
 
 @functools.cache
 def install() -> None:
-    """Serves the strategies, and the resolvers that ask a cluster who is in it, in processes of several workers.
+    """Serves the strategies, and the resolvers that ask a cluster for its tasks, in processes of several workers.
 
     Scripts that make a strategy use Keras 2's spellings, as TensorFlow's own tutorials do.
     """

@@ -1,4 +1,4 @@
-"""What happens around the callbacks of a script, which need not know that they are many."""
+"""Wraps the callbacks of a script so that they behave as in one process: they see all samples, write once, and decide alike."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Last(_Quiet):
     """Runs after the script's callbacks, on every worker, and makes their decisions common."""
 
     def __init__(self, everyone: Any) -> None:
-        """``everyone``: the list of callbacks."""
+        """``everyone``: the list of all callbacks, these two among them."""
         super().__init__()
         self._everyone = everyone
         self._session = world.sharing()

@@ -48,7 +48,7 @@ def check_strategy(strategy: Any) -> None:
     """
     if world.explicit() and isinstance(strategy, Strategy) and world.current().world.size > 1:
         raise ConfigurationError(
-            "The model was made before Horovod or SMDDP was initialized, and would share out its batches between the workers. Call "
+            "The model was made before Horovod or SMDDP was initialized, and would split its batches over the workers. Call "
             "init() before the model is made."
         )
     size = world.sharing().world.size
@@ -74,7 +74,7 @@ def iterator_in_use() -> Any:
 
 
 def check_class_weight(dataset: Any, class_weight: Any) -> None:
-    """Refuses class weights on a data set that has been shared out: Keras would make another of it, which is shared out again.
+    """Refuses class weights on a data set that is split over the workers: Keras would make another of it, which would be split again.
 
     Raises:
         ConfigurationError: both are given.
@@ -87,15 +87,15 @@ def check_class_weight(dataset: Any, class_weight: Any) -> None:
 
 
 def check_dealt(adapter: Any) -> None:
-    """Refuses data that workers read unalike where their batches are dealt out.
+    """Refuses data that workers read unalike where each batch goes to the worker that asks next.
 
     Raises:
         ConfigurationError: the data set's policy says that the script shares it out itself.
     """
     if is_own_shard(getattr(adapter, "_dataset", None)):
         raise ConfigurationError(
-            "With parameter servers batches are dealt out, so all workers must read the same data; AutoShardPolicy.OFF says that each reads "
-            "its own. Leave the policy out, or run with `--staleness 0`."
+            "With parameter servers each batch goes to the worker that asks next, so all workers must read the same data; "
+            "AutoShardPolicy.OFF says that each reads its own. Leave the policy out, or run with `--staleness 0`."
         )
 
 

@@ -19,7 +19,7 @@ from syrtos.keras.step import current_step
 _MARK = "_syrtos_reduction"
 _APPLIED = "_syrtos_applied"
 _EQUAL = "_syrtos_equal"
-# How many there have been, for whoever wants to know that there was one.
+# The number of reductions of this process so far: a change shows that there was one.
 reductions = 0
 _zero_edits = False
 _by_tape = False

@@ -154,7 +154,7 @@ def heed_policy() -> None:
 
 @contextlib.contextmanager
 def policy_ignored() -> Iterator[None]:
-    """Inside, batches are shared out as one process would see them: predictions are the same rows on all workers."""
+    """Inside, batches are split as one process would see them: predictions are the same rows on all workers."""
     global _policy_counts
     before, _policy_counts = _policy_counts, False
     try:
@@ -164,14 +164,14 @@ def policy_ignored() -> Iterator[None]:
 
 
 def is_own_shard(dataset: Any) -> bool:
-    """Whether the script says that it shares out the data itself: `AutoShardPolicy.OFF`."""
+    """Whether the script says that it shards the data itself: `AutoShardPolicy.OFF`."""
     if not _policy_counts or not isinstance(dataset, tf.data.Dataset):
         return False
     return dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
 def split_batches(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
-    """Each batch as ``parts`` batches in order, as TensorFlow does where a script shares out the data itself: its batches have the
+    """Each batch as ``parts`` batches in order, as TensorFlow does where a script shards the data itself: its batches have the
     global size, and a worker takes a part of one in a step."""
 
     @_as_it_is

@@ -1,6 +1,6 @@
 """Training at each worker's own pace, over parameter servers.
 
-The batches of an epoch are dealt out one by one to whoever asks next, so a slow worker takes fewer and holds up nobody. Between two
+Each batch of an epoch goes to the worker that asks next, so a slow worker takes fewer and delays no other. Between two
 meetings of the workers (a round: an epoch of `fit`, a `join` of a coordinator) each assigns its own metrics and moving statistics; at
 the meeting what they added is summed, or averaged, and all take the servers' weights.
 """
@@ -92,7 +92,7 @@ def on_all_data() -> Iterator[None]:
 
 
 def deals() -> bool:
-    """Whether the batches of a data set are dealt out here and now."""
+    """Whether batches of a data set go to the worker that asks next, here and now."""
     return own() is not None and not _whole
 
 
@@ -120,7 +120,7 @@ def end_round(wish: bool = False) -> bool:
             share = count if _is_mean(variable) else 1
             variable.assign(_base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))
     _pull()
-    meet()  # or somebody's next update would be in the weights of those who are late
+    meet()  # or the next update of a fast worker would be in the weights of a slow one
     return _WISH in sums
 
 
@@ -134,7 +134,7 @@ def average(logs: dict[str, Any]) -> None:
 
 
 def take_weights() -> None:
-    """At the end of an epoch, for whoever saves the model. At their own pace workers have met and done so."""
+    """At the end of an epoch, so that the model is saved with them. At their own pace workers have met and taken them already."""
     if own() is None:
         _pull()
 

@@ -28,7 +28,7 @@ Gradient = Array | tuple[Array, Array]
 
 
 def serve(gone: Callable[[], set[int]]) -> None:
-    """Does what workers ask until all have left; ``gone`` gives those who have died."""
+    """Does what workers ask until all have left; ``gone`` gives the ranks that have died."""
     session = world.current()
     assert session.questions is not None
     workers = session.questions.Get_size() - session.world.size
@@ -60,7 +60,7 @@ class Parameters:
         self._ahead: list[tuple[tuple[int, int], Question, _Held]] = []
 
     def lose(self, worker: int) -> None:
-        """This worker asks nothing any more; nobody waits for it."""
+        """This worker asks nothing any more; no other waits for it."""
         self._live.discard(worker)
         self._ahead = [one for one in self._ahead if one[1].worker != worker]
         for registered in self._beginning.values():

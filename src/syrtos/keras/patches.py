@@ -165,7 +165,7 @@ def _patch_trainer() -> None:
     replace(trainer, "make_predict_function", _make_predict_function)
     # The original draws a batch to build the model from, which moves shuffles and uses up generators.
     replace(trainer, "_maybe_symbolic_build", _build_from_spec)
-    # These take a batch as it is, without a data set that could be shared out.
+    # These take a batch as it is, without a data set that could be split.
     for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
         replace(trainer, name, _on_share_of_batch)
     replace(trainer, "fit", fitting.inside_fit)
@@ -225,7 +225,7 @@ def _build_from_spec(original: Method) -> Method:
 
 
 def _on_share_of_batch(original: Method) -> Method:
-    """A batch given by hand is shared out like one of a data set."""
+    """A batch given by hand is split over the workers like one of a data set."""
 
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         place = world.sharing().world

@@ -106,7 +106,7 @@ class Stream:
     """The batches of one `fit`, `evaluate` or `predict`, as a `tf.data` pipeline whose iterators begin at ``position``.
 
     Attributes:
-        dataset: whose.
+        dataset: the planned data set.
         position: how far training has come; the beginning where nothing is trained.
         number: how many models began to train on the data set before this one.
     """
@@ -191,7 +191,7 @@ class Stream:
             position = Position(position.epoch + 1)
 
     def _loaded(self, position: Position) -> Iterator[Chunk]:
-        """The rest of an epoch; what goes wrong is kept for whoever sees TensorFlow's error about it."""
+        """The rest of an epoch; an error is kept, so that it can be shown in place of TensorFlow's error about it."""
         if self._training or not world.explicit():
             chunks = self.dataset.loader.chunks(self.dataset.plan(position), *ranks())
         else:  # such a script may evaluate on one worker alone: all of it
@@ -240,7 +240,7 @@ class Stream:
 
     def trained(self, steps: int) -> None:
         """So many batches more have made their update."""
-        if world.current().options.own_pace:  # batches are dealt: nobody has had all
+        if world.current().options.own_pace:  # each worker had some batches: none has had all
             return
         for _ in range(min(steps, len(self._drawn))):
             self._reached(self._drawn.popleft().after)
@@ -254,7 +254,7 @@ class Stream:
             self._reached(Position(self._epoch + 1))
         self._epoch = self.position.epoch
         policy, everyone = self.dataset.loader.policy, world.current().comm
-        if session.options.own_pace:  # a worker may be dead: nobody is asked
+        if session.options.own_pace:  # a worker may be dead: none is asked
             policy.check(len(policy.known))
         elif any(everyone.agree("bad records", float(len(policy.known)))):
             policy.check(len(set().union(*everyone.allgather_object(sorted(policy.known)))))
@@ -314,6 +314,6 @@ def _spec(leaf: Any) -> Any:
 
 
 def ranks() -> tuple[int, int]:
-    """This worker's rank, and how many share the data. At their own pace over servers workers are dealt batches that all of them read."""
+    """This worker's rank, and how many share the data. At their own pace over servers all workers read all batches, and each batch is trained on by one."""
     session = world.current()
     return (0, 1) if session.options.own_pace else (session.world.rank, session.world.size)

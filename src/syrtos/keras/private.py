@@ -223,7 +223,7 @@ def clip(optimizer: Any, gradients: list[Any]) -> list[Any]:
 
 
 def legacy_layers() -> Any:
-    """`tf.compat.v1.layers`, where TensorFlow itself finds it in Keras 2; it keeps them from whoever uses Keras 3."""
+    """`tf.compat.v1.layers`, where TensorFlow itself finds it in Keras 2; it hides them from scripts that use Keras 3."""
     return importlib.import_module("tf_keras.api._v1.keras.__internal__.legacy.layers")
 
 

@@ -142,7 +142,7 @@ def paused(original: Method) -> Method:
 
 
 def agreeing(original: Method) -> Method:
-    """All workers call the method, or all get an error that says who calls what."""
+    """All workers call the method, or all get an error that says which rank calls which."""
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -72,7 +72,7 @@ class _Evaluations:
         return self._result
 
     def follow(self) -> tuple[Any, Any]:
-        """Evaluates each new checkpoint that somebody else writes."""
+        """Evaluates each new checkpoint that another process writes."""
         time.sleep(self._spec.start_delay_secs)
         while True:
             found, started = tf.train.latest_checkpoint(self._estimator.model_dir), time.monotonic()

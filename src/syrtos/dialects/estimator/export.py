@@ -132,7 +132,7 @@ def write(
             raise ValueError(f"`assets_extra` names a file outside of the saved model: {name}.")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)
-    building.rename(folder)  # whoever looks for exports sees complete ones
+    building.rename(folder)  # an export is seen when it is complete
     return str(folder)
 
 
@@ -151,7 +151,7 @@ def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
 
 
 def new_folder(base: Path) -> Path:
-    """A path in ``base`` named by the time, which nobody has used."""
+    """A path in ``base`` named by the time, which no other export has."""
     base.mkdir(parents=True, exist_ok=True)
     now = int(time.time())
     while (base / str(now)).exists():

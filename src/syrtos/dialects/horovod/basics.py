@@ -1,4 +1,4 @@
-"""Who is who: `hvd.init`, ranks and sizes, process sets, and what the library was built with."""
+"""`hvd.init`, ranks and sizes, process sets, and what the library was built with."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(_ModelCheckpoint):
-    """A `ModelCheckpoint` that keeps the best; whoever uses it sets ``filepath``."""
+    """A `ModelCheckpoint` that keeps the best model; its ``filepath`` is set later, by the code that uses it."""
 
     def __init__(
         self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch"

@@ -238,7 +238,7 @@ def grouped_reducescatter(
 
 
 def join() -> int:
-    """Takes part in what the others still do, adding zeros, until all have joined; returns who did so last."""
+    """Takes part in what the others still do, adding zeros, until all have joined; returns the rank that joined last."""
     return joining.join(basics.session().comm)
 
 
