@@ -100,7 +100,7 @@ class RunScope(_Watcher):
     """What a function assigns inside `strategy.run`, in a loop of the script's own, and what becomes of it on all workers.
 
     As `tf.distribute` reads such variables outside of `run`: SUM (metric states) is the sum over the workers of what each added,
-    other floating ones (moving statistics) are the mean.
+    ONLY_FIRST_REPLICA is rank 0's value, MEAN and other floating ones (moving statistics) are the mean.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -128,14 +128,22 @@ class RunScope(_Watcher):
 
     def _make_equal(self) -> None:
         for variable, base in self._dirty.values():
-            if _is_sum(variable):
-                change = tf.cast(private_read(variable), tf.float64) - tf.cast(base, tf.float64)
-                total = tf.cast(base, tf.float64) + ops.allreduce(self._comm, change)
-            elif variable.dtype.is_floating:
-                total = ops.allreduce(self._comm, tf.cast(private_read(variable), tf.float64), ReduceOp.MEAN)
-            else:
-                continue
-            variable.assign(tf.cast(total, variable.dtype))
+            equal = self._made_equal(variable, base)
+            if equal is not None:
+                variable.assign(tf.cast(equal, variable.dtype))
+
+    def _made_equal(self, variable: tf.Variable, base: tf.Tensor) -> tf.Tensor | None:
+        """The value on all workers; None for a number that changes alike on all of them (a random seed)."""
+        mine, aggregation = private_read(variable), variable.aggregation
+        if aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return ops.broadcast(self._comm, mine)
+        exact = tf.cast(mine, tf.float64)
+        if _is_sum(variable):
+            before = tf.cast(base, tf.float64)
+            return before + ops.allreduce(self._comm, exact - before)
+        if variable.dtype.is_floating or aggregation == tf.VariableAggregation.MEAN:
+            return ops.allreduce(self._comm, exact, ReduceOp.MEAN)
+        return None
 
 
 class StepScope(_Watcher):

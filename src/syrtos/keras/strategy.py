@@ -184,6 +184,11 @@ class _Extended(private.OneDeviceExtended):
             return dataset
         return private.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
 
+    def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
+        """What the function returns for this worker's rank: the value of the one replica in this process."""
+        place = self._session.world
+        return value_fn(tf.distribute.experimental.ValueContext(place.rank, place.size))
+
     # -- facts ---------------------------------------------------------------------------------
 
     @property

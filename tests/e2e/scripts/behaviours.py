@@ -316,6 +316,23 @@ def custom_strategy_loop() -> None:
     assert gathered.shape == (2, sum(range(1, COMM.size + 1)))
 
 
+def values_of_a_strategy() -> None:
+    """What `tf.distribute` gives each replica is given by rank, and variables hold what their aggregation says after `run`."""
+    strategy = tf.distribute.MirroredStrategy()
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant([context.replica_id_in_sync_group + 1.0, context.num_replicas_in_sync])
+    )
+    np.testing.assert_array_equal(strategy.run(lambda value: value, args=(values,)), [COMM.rank + 1, COMM.size])
+    held = {"SUM": 6, "MEAN": 2, "ONLY_FIRST_REPLICA": 1}  # of 1, 2 and 3
+    for dtype in (tf.float32, tf.int64):
+        for name, expected in held.items():
+            with strategy.scope():
+                aggregation = tf.VariableAggregation[name]
+                variable = tf.Variable(tf.zeros([], dtype), trainable=False, aggregation=aggregation)
+            strategy.run(lambda value, v=variable: v.assign_add(tf.cast(value[0], v.dtype)), args=(values,))
+            assert float(variable) == expected, (name, dtype)
+
+
 if __name__ == "__main__":
     for name in sys.argv[1].split(","):
         (FOLDER / name).mkdir(exist_ok=True)
