@@ -1,6 +1,7 @@
 """Files appear complete or not at all: they are written into a folder beside their place, forced to disk, and renamed.
 
-A process that is killed meanwhile leaves the old files as they were, and a folder ``.NAME.*.partial`` that the next writer removes.
+A process that is killed meanwhile leaves the old files as they were, and a folder ``.NAME.BOOT-ID.partial`` that the next writer removes:
+a writer that lives holds a lock on its folder. Locks of another machine may not be seen here: its folders are removed when they are old.
 Several files that belong together (a checkpoint's data and index) can't be renamed at once: the folder is renamed to
 ``.NAME.complete`` first, and from then on `settle` ends what a killed process has begun.
 """
@@ -9,10 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
+import functools
 import os
+import re
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +29,8 @@ _PARTIAL, _COMPLETE = ".partial", ".complete"
 # Through these a reader finds the other files: they come last.
 _FOUND_FIRST = (".index", ".json", "saved_model.pb")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+# Seconds without a change after which a folder that another machine has made is no longer being written.
+_OLD = 24 * 3600.0
 
 _writing = threading.local()
 
@@ -42,22 +49,22 @@ def write(path: str, function: Callable[[str], Result]) -> Result:
     place = top = Path(os.path.realpath(path))
     while not top.parent.exists():  # the function makes folders, or says that there is none
         top = top.parent
-    folder = None if getattr(_writing, "now", False) else _folder_beside(top)
-    if folder is None:
-        return function(path)
+    with contextlib.nullcontext() if getattr(_writing, "now", False) else _folder_beside(top) as folder:
+        return function(path) if folder is None else _write_in(folder, path, place, top, function)
+
+
+def _write_in(folder: Path, path: str, place: Path, top: Path, function: Callable[[str], Result]) -> Result:
     beside = str(folder / place.relative_to(top.parent))
-    with _held(folder):
-        _writing.now = True
-        try:
-            result = function(beside)
-            settle(path)
-            _publish(folder, top)
-        except Exception as error:
-            _name_place(error, {beside: path, str(top): path, str(folder): str(top.parent)})
-            raise
-        finally:
-            _writing.now = False
-            shutil.rmtree(folder, ignore_errors=True)
+    _writing.now = True
+    try:
+        result = function(beside)
+        settle(path)
+        _publish(folder, top)
+    except Exception as error:
+        _name_place(error, {beside: path, str(top): path, str(folder): str(top.parent)})
+        raise
+    finally:
+        _writing.now = False
     return result
 
 
@@ -67,44 +74,92 @@ def settle(path: str) -> None:
     complete = place.with_name(f".{place.name}{_COMPLETE}")
     if not complete.is_dir():
         return
-    for file in _in_order(complete):
-        with contextlib.suppress(FileNotFoundError):  # another worker settles as well
-            os.replace(file, place.parent / file.name)
+    with contextlib.suppress(FileNotFoundError):  # another worker has settled all of it
+        for file in _in_order(complete):
+            with contextlib.suppress(FileNotFoundError):  # another worker settles as well
+                os.replace(file, place.parent / file.name)
     _force(place.parent)
-    shutil.rmtree(complete, ignore_errors=True)
-
-
-def _folder_beside(place: Path) -> Path | None:
-    """A new folder; what earlier writers have left is removed."""
-    for left in place.parent.glob(f".{_literal(place.name)}.*{_PARTIAL}"):
-        with _held(left) as held:
-            if held:
-                shutil.rmtree(left, ignore_errors=True)
-    folder = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}{_PARTIAL}")
-    try:
-        folder.mkdir(mode=0o700)
-        return folder
-    except OSError:  # no such folder, or not ours to write to: the original says so, or can do without
-        return None
-
-
-def _literal(name: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
+    with contextlib.suppress(OSError):  # a writer has put the next version there meanwhile, and settles it
+        complete.rmdir()
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Marks a folder as in use by a process that lives; whether that was possible, and no other process does so."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _folder_beside(place: Path) -> Iterator[Path | None]:
+    """A new folder that no other writer removes, and that is removed in the end. None where none can be made: no such folder, or not ours
+    to write to. The original says so, or can do without."""
+    _remove_left(place)
+    for folder in iter(lambda: _new_folder(place), None):
+        with _held(folder) as held:
+            if held is False:  # another writer has found it before it was locked, and removes it
+                continue
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            return
+    yield None
+
+
+def _new_folder(place: Path) -> Path | None:
+    folder = place.with_name(f".{place.name}.{_boot()}-{uuid.uuid4().hex[:8]}{_PARTIAL}")
     try:
-        held = True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            held = False
-        yield held
+        folder.mkdir(mode=0o700)
+        return folder
+    except OSError:
+        return None
+
+
+def _remove_left(place: Path) -> None:
+    """Removes what earlier writers of this name have left."""
+    name = re.compile(rf"\.{re.escape(place.name)}\.([0-9a-f]{{8}})-[0-9a-f]{{8}}{re.escape(_PARTIAL)}")
+    entries: list[str] = []
+    with contextlib.suppress(OSError):  # a folder that may be written to and not read
+        entries = os.listdir(place.parent)
+    for left in filter(None, map(name.fullmatch, entries)):
+        folder = place.with_name(left[0])
+        with contextlib.suppress(OSError), _held(folder) as held:  # another user's can't be opened
+            if held and (left[1] == _boot() or time.time() - _changed(folder) > _OLD):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def _boot() -> str:
+    """Eight digits for the boot of this machine: its processes see each other's locks."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+
+
+def _changed(folder: Path) -> float:
+    """When anything in a folder was last changed."""
+    return max(found.lstat().st_mtime for found in (folder, *folder.rglob("*")))
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[bool | None]:
+    """Locks a folder. False: it is gone, or another process holds it; None: its file system has no locks."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        held = _lock(descriptor)
+        yield held if folder.exists() else False
     finally:
+        with contextlib.suppress(
+            OSError
+        ):  # a process forked meanwhile has the descriptor too: closing it is not enough
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def _publish(folder: Path, place: Path) -> None:
@@ -115,10 +170,22 @@ def _publish(folder: Path, place: Path) -> None:
     if len(entries) == 1:
         _move(entries[0], place.parent / entries[0].name)
     elif entries:
-        os.rename(folder, place.with_name(f".{place.name}{_COMPLETE}"))
-        _force(place.parent)
-        settle(str(place))
+        _complete(folder, place)
     _force(place.parent)
+
+
+def _complete(folder: Path, place: Path) -> None:
+    """Renames a folder with several files, when those of the version before are in their places."""
+    while True:
+        settle(str(place))
+        try:
+            os.rename(folder, place.with_name(f".{place.name}{_COMPLETE}"))
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:  # or another process came first
+            _force(place.parent)
+            return settle(str(place))
 
 
 def _move(new: Path, place: Path) -> None:
