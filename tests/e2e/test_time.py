@@ -14,6 +14,9 @@ from syrtos.observe.ledger import launcher_path, ledger_path
 from syrtos.observe.report import SecondsByRank, Tally, summarize
 
 BIN = Path(sys.executable).parent
+# Seconds by which two clocks may differ on a busy machine, which can stop a process between their readings. Tests of the clock alone
+# (tests/unit/observe/test_clock.py) are exact.
+SLACK = 0.5
 FIT = """
 import sys, time
 import keras, numpy as np
@@ -99,16 +102,16 @@ def test_all_time_of_a_run_is_accounted_for(tmp_path: Path) -> None:
     launcher = json.loads(launcher_path(tmp_path / "run").read_text())
     wall = launcher["ended"] - launcher["began"]
     for seconds in SecondsByRank(tmp_path / "run").now():
-        assert sum(seconds.values()) == pytest.approx(wall, rel=0.01)
-    assert age * 0.99 <= mine.total <= wall
+        assert sum(seconds.values()) == pytest.approx(wall, abs=SLACK)
+    assert age - SLACK <= mine.total <= wall + SLACK
 
-    assert mine.training == pytest.approx(fits, rel=0.01)
-    assert callbacks <= mine.seconds["callbacks"] <= callbacks + fits * 0.1
+    assert mine.training == pytest.approx(fits, abs=SLACK)
+    assert callbacks - SLACK <= mine.seconds["callbacks"] <= callbacks + fits * 0.1 + SLACK
     assert mine.seconds["checkpoint"] > 0
     assert mine.seconds["evaluation"] > 0
     assert mine.seconds["rest"] >= 1.0
     assert (summary.steps, summary.loops) == (40, False)
-    assert summary.samples_per_second == pytest.approx(800 / fits, rel=0.01)
+    assert 800 / summary.samples_per_second == pytest.approx(fits, abs=SLACK)
     shown = re.search(r"callbacks +([\d.]+)%", screen)
     assert shown
     assert float(shown[1]) == pytest.approx(summary.shares["callbacks"] * 100, abs=0.06)
