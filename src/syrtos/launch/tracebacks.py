@@ -18,7 +18,11 @@ _PACKAGES = tuple(
     for name in ("keras", "tf_keras", "tensorflow", "mpi4py")
 )
 _REMOVES = re.compile(r"\b(remove|unlink|rmdir|rmtree|rename|replace|move)\(")
-_LEFT_OUT = "(lines of Keras, TensorFlow and syrtos are left out; the log has them)\n"
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = re.compile(
+    r"[/\\](site|dist)-packages[/\\]"
+)  # below the standard library, where there is no virtual environment
+_LEFT_OUT = "(lines of Keras, TensorFlow, syrtos and Python's standard library are left out; the log has them)\n"
 
 
 def whole(error: BaseException) -> str:
@@ -27,8 +31,8 @@ def whole(error: BaseException) -> str:
 
 
 def short(error: BaseException) -> str:
-    """The lines of the script, and of libraries that are neither frameworks nor ours."""
-    text = "".join(_formatted(error, lambda frames: [frame for frame in frames if not _is_inside(frame)]).format())
+    """The lines of the script, and of libraries that are neither frameworks, nor ours, nor Python's."""
+    text = "".join(_formatted(error, _of_script).format())
     return text + _LEFT_OUT if text != whole(error) else text
 
 
@@ -68,6 +72,15 @@ def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.Tra
 
 def _runs_scripts(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith((_OURS + "launch" + os.sep, "<frozen runpy>"))
+
+
+def _of_script(frames: Frames) -> Frames:
+    outside = [frame for frame in frames if not _is_inside(frame)]
+    return [frame for frame in outside if not _is_pythons(frame.filename)] or outside
+
+
+def _is_pythons(file: str) -> bool:
+    return file.startswith(_PYTHON) and not _INSTALLED.search(file)
 
 
 def _is_inside(frame: traceback.FrameSummary) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,9 +66,30 @@ def test_errors_that_it_came_from_are_shortened_alike() -> None:
 
 
 def test_other_libraries_are_shown() -> None:
-    shown = tracebacks.short(caught(lambda: __import__("json").loads("{")))
-    assert "decoder.py" in shown
+    shown = tracebacks.short(caught(lambda: __import__("numpy").stack([])))
+    assert "shape_base.py" in shown
     assert "left out" not in shown
+
+
+def test_lines_of_the_standard_library_are_shown_where_no_others_are() -> None:
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        yield
+
+    def fails() -> None:
+        with context():
+            json.loads("{")
+
+    shown = tracebacks.short(caught(fails))
+    assert 'json.loads("{")' in shown
+    assert "contextlib.py" not in shown
+    assert "decoder.py" not in shown
+    assert shown.endswith("the log has them)\n")
+    error = caught(fails)
+    assert error.__traceback__ is not None
+    assert error.__traceback__.tb_next is not None
+    error.__traceback__ = error.__traceback__.tb_next.tb_next
+    assert "decoder.py" in tracebacks.short(error)
 
 
 @pytest.mark.parametrize(
