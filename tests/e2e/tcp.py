@@ -1,4 +1,4 @@
-"""What the link gives to plain sockets, both ways at once: ``tcp.py serve PORT``, then ``tcp.py ADDRESS PORT MEGABYTES`` prints bytes/s."""
+"""What the link gives to plain sockets, both ways at once: ``tcp.py serve PORT``, and once it is ready ``tcp.py ADDRESS PORT MEGABYTES`` prints bytes/s."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def both_ways(peer: socket.socket, count: int) -> None:
 
 def serve(port: int) -> None:
     with socket.create_server(("0.0.0.0", port)) as server:
+        print("ready", flush=True)
         peer, _ = server.accept()
         with peer:
             both_ways(peer, int.from_bytes(peer.recv(8), "big"))

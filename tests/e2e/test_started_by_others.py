@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,8 @@ def plain_sockets(hosts: netns.Hosts) -> float:
     """Bytes per second each way, once, under the same load."""
     script = str(Path(__file__).parent / "tcp.py")
     server = hosts.start([sys.executable, script, "serve", "5001"], on=1)
-    time.sleep(1.0)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
     done = hosts.run([sys.executable, script, hosts.names[1], "5001", "64"], timeout=60)
     server.wait(timeout=10)
     return float(done.stdout)

@@ -114,6 +114,16 @@ def test_a_task_that_is_not_in_its_cluster(tmp_path: Path) -> None:
     assert said.startswith("syrtos: TF_CONFIG names task worker 4")
 
 
+def waits(hosts: netns.Hosts, rank: int) -> bool:
+    """Whether the first task listens, or the second has asked for it: if in vain, the first host's kernel has refused (proc_net(5))."""
+    net = Path(f"/proc/{hosts.first_pids[0]}/net")
+    if rank == 0:
+        return any(":7AB7" in line and " 0A " in line for line in (net / "tcp").read_text().splitlines())
+    names, values = (line.split() for line in (net / "snmp").read_text().splitlines() if line.startswith("Tcp:"))
+    facts = dict(zip(names, values, strict=True))
+    return int(facts["OutRsts"]) + int(facts["PassiveOpens"]) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first task first", "first task last"])
@@ -128,7 +138,8 @@ def test_two_hosts(tmp_path: Path, order: tuple[int, int]) -> None:
                 on=rank,
                 env={"TF_CONFIG": tf_config(addresses, rank), "SYRTOS_SECRET": "of this test", "HOME": str(tmp_path)},
             )
-            time.sleep(3)  # the second finds the first waiting
+            while not waits(hosts, rank) and tasks[rank].poll() is None:
+                time.sleep(0.1)
         ended = [tasks[rank].communicate(timeout=150) for rank in (0, 1)]
     assert [tasks[rank].returncode for rank in (0, 1)] == [0, 0], ended
     check(tmp_path, 2)

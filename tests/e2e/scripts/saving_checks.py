@@ -145,8 +145,11 @@ def guarded() -> None:
     for writer in (0, 1):
         COMM.barrier()
         if syrtos.rank() == writer:
-            time.sleep(1)  # whoever reads comes first
+            while not (FOLDER / f"read-{writer}").exists():
+                time.sleep(0.05)
             saved.save(FOLDER / f"by-{writer}.keras")
+        else:
+            (FOLDER / f"read-{writer}").touch()
         assert same(keras.models.load_model(FOLDER / f"by-{writer}.keras"), saved)
     if syrtos.rank() == 0:
         saved.save(FOLDER / "polled.keras")
