@@ -170,8 +170,8 @@ class BareStep(Residual):
 class SummingStep(OwnStep):
     """A custom `train_step` that adds up a number for each batch."""
 
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
+    def train_step(self, data: Any) -> Any:
+        x, y = data
         with tf.GradientTape() as tape:
             loss = self.compute_loss(x, y, self(x, training=True))
         variables = self.trainable_variables

@@ -15,7 +15,7 @@ from syrtos.topology import World
 
 
 def model(rate: Any = 0.1, trained: int = 0) -> Any:
-    optimizer = keras.optimizers.SGD(rate)
+    optimizer: Any = keras.optimizers.SGD(rate)
     optimizer.build([keras.Variable([1.0])])
     optimizer.iterations.assign(trained)
     return SimpleNamespace(optimizer=optimizer)
