@@ -56,7 +56,7 @@ def add_to(commands: Any) -> None:
         type=float,
         default=10.0,
         metavar="S",
-        help="seconds between a signal and SIGKILL (default: %(default)s)",
+        help="seconds that scripts have to end after a signal, or once a worker has ended early with exit code 0 (default: %(default)s)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     _add_options(parser)

@@ -32,7 +32,7 @@ class Spec:
         hosts: where; empty for this machine.
         options: the options that travel to the workers.
         oversubscribe: allow more workers than cores.
-        grace: seconds between a signal to the scripts and their killing.
+        grace: seconds between a signal to the scripts, or the early end of a worker with exit code 0, and their killing.
         ssh: command used to reach hosts, with options of its own.
     """
 

@@ -316,13 +316,20 @@ def test_other_hosts_are_not_seen(tmp_path: Path) -> None:
     assert (outcome.end, outcome.rank, outcome.unfinished) == (End.LOST, None, (0, 1, 2))
 
 
+LEFT = "started(0, os.getpid()); started(1, 1, 'far-away'); send(2, 'left', 1, code=0); "
+
+
 def test_others_do_not_wait_for_one_that_has_left() -> None:
     started = time.perf_counter()
-    outcome = run(
-        "started(0, os.getpid()); started(1, 1, 'far-away'); send(2, 'left', 1, code=0); time.sleep(60)", processes=2
-    )
+    outcome = run(LEFT + "time.sleep(600)", grace=0.2, processes=2)
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, 0, 1)
-    assert time.perf_counter() - started < 30
+    assert time.perf_counter() - started < LONG
+
+
+def test_others_have_their_grace_when_one_has_left(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run(LEFT + "heard(); time.sleep(1.5); print('uploaded')", grace=LONG, processes=2)
+    assert (outcome.end, outcome.rank) == (End.LOST, 1)
+    assert capfd.readouterr().out == "uploaded\n"
 
 
 def test_it_is_a_success_when_all_have_said_so() -> None:
