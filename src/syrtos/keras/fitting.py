@@ -162,6 +162,6 @@ def adapt(model: Any) -> None:
 
 def synchronize_batchnorm(model: Any) -> None:
     """Makes every BatchNormalization layer compute its statistics over the global batch."""
-    for layer in model._flatten_layers():
+    for layer in private.layers_of(model):
         if any(base.__name__ == "BatchNormalization" for base in type(layer).__mro__):
             layer.synchronized = True

@@ -207,6 +207,16 @@ def updates_of(optimizer: Any) -> Any:
     return optimizer._iterations
 
 
+def layers_of(model: Any) -> list[Any]:
+    """All layers of a model, at any depth: `layers` has its own alone. Of the same name in Keras 3 and Keras 2 (2.21)."""
+    return list(model._flatten_layers())
+
+
+def momentums_of(optimizer: Any) -> list[Any]:
+    """The velocities of an optimizer with momentum: public in SGD; `_momentums` in RMSprop, Adam, Nadam and Lion, of Keras 3 and 2.21."""
+    return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or [])
+
+
 def has_schedule(optimizer: Any, schedule: type) -> bool:
     """Whether a Keras 3 optimizer's rate follows a schedule; `learning_rate` gives the number of the moment."""
     return isinstance(optimizer._learning_rate, schedule)
