@@ -107,7 +107,7 @@ def agree_on_length(mine: int | None, dataset: Any = None) -> int | None:
         dataset: the data set, if it is a `tf.data.Dataset`.
 
     Returns:
-        The number of batches to draw: with batches per worker that of the longest, None if someone does not know.
+        The number of batches to draw: with batches per worker that of the longest, None if a worker does not know its own.
 
     Raises:
         DataError: the data set is empty, or workers have unequal numbers of global batches.

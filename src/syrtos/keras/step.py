@@ -43,7 +43,7 @@ def training_now() -> bool:
 
 
 def _watching() -> StepScope | RunScope | None:
-    """Who wants to know what is assigned: the step of `fit`, or the innermost `strategy.run`."""
+    """The record of assignments: that of the step of `fit`, or of the innermost `strategy.run`."""
     return current_step() or getattr(_local, "run", None)
 
 

@@ -43,7 +43,7 @@ class Facts:
         failures: the workers' reports, in the order in which they came in.
         workers: host and process of every rank that started.
         gone: ranks of this machine in the order in which their processes ended.
-        fatal: rank and exit code of a process without which the others, who would survive its death, can't go on.
+        fatal: rank and exit code of a process that the others need: they would survive its death, and can't go on.
         lost: ranks that died and that the others went on without, with their exit codes.
         noise: what MPI's launcher printed.
     """

@@ -41,7 +41,7 @@ class _Supervisor:
         self._grace = grace
         self._kill_at: float | None = None
         self._rules_held: set[IO[str]] = set()
-        self._quiet = env.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # who sets that wants to see all
+        self._quiet = env.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # 0 asks for all lines
         self._deaths = _Deaths()
         self._machine = events.machine()
         self._process = subprocess.Popen(

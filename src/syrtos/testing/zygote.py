@@ -61,7 +61,7 @@ class Imported(MetaPathFinder, Loader):
         self._modules = {name: importlib.import_module(name) for name in names}
 
     def hide(self) -> None:
-        """From now on nobody has imported them."""
+        """From now on they count as not imported."""
         for name in self._modules:
             del sys.modules[name]
         sys.meta_path.insert(0, self)

@@ -386,7 +386,7 @@ class Log {
     for (let k = 0; k < PAGES && page.lines?.length !== 0; k++) {
       page = await ask(`${address(name)}/logs/${this.number}?offset=${this.offset}`);
       this.offset = page.offset;
-      if (page.lines.length) this.take(page.lines); // at once: whoever looks elsewhere ends this loop
+      if (page.lines.length) this.take(page.lines); // at once: choosing another log ends this loop
     }
     return page.lines.length > 0;
   }
@@ -437,7 +437,7 @@ class Log {
     box.scrollTop = box.children[k - (end - last)].offsetTop - above;
   }
 
-  /** Whoever scrolls up reads in peace; at the lower end new lines come in again. */
+  /** Scrolled up, the log stands still; at its lower end new lines come in again. */
   scrolled() {
     const { scrollHeight, scrollTop, clientHeight } = at("log");
     const low = scrollHeight - scrollTop - clientHeight < 24;
