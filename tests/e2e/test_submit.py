@@ -151,8 +151,8 @@ def test_ctrl_c_ends_the_job_and_all_its_processes(tmp_path: Path) -> None:
     assert b"ready" in process.stdout.readline()
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
-    assert time.monotonic() - began < 10
+    assert process.wait(120) == 130
+    assert time.monotonic() - began < 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
     assert left.stdout == ""
 

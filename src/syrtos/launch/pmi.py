@@ -10,6 +10,7 @@ import selectors
 import socket
 import threading
 import uuid
+from collections.abc import Callable
 from typing import IO
 
 
@@ -18,18 +19,25 @@ class ProcessManager:
 
     Attributes:
         ends: the workers' ends, in rank order; the descriptor must be inherited, see `environment`. Close them once the workers run.
+        aborted: exit codes of the ranks that have called MPI_Abort. ``end_all`` is called then: MPI leaves it to us to end the others, and
+            itself, which may wait for threads of its own in C's exit handlers.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, end_all: Callable[[], None]) -> None:
         self._size = size
+        self._end_all = end_all
+        self._ranks: dict[object, int] = {}
+        self.aborted: dict[int, int] = {}
         self._name = f"kvs_{uuid.uuid4().hex[:12]}"  # MPICH names its shared memory by it: never the same twice
         self._values = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
         self._arrived: list[IO[bytes]] = []
         self._selector = selectors.DefaultSelector()
         self.ends: list[socket.socket] = []
-        for _ in range(size):
+        for rank in range(size):
             ours, theirs = socket.socketpair()
-            self._selector.register(ours, selectors.EVENT_READ, ours.makefile("rwb", buffering=0))
+            file = ours.makefile("rwb", buffering=0)
+            self._ranks[file] = rank
+            self._selector.register(ours, selectors.EVENT_READ, file)
             self.ends.append(theirs)
 
     def environment(self, rank: int, descriptor: int) -> dict[str, str]:
@@ -65,7 +73,10 @@ class ProcessManager:
         elif command == "get":
             found = self._values.get(asked["key"])
             _say(worker, f"cmd=get_result rc=0 msg=success value={found}" if found else _NO_VALUE)
-        elif command != "abort":  # the worker ends itself, and its exit code is nothing of MPI's
+        elif command == "abort":
+            self.aborted[self._ranks[worker]] = int(asked.get("exitcode", "1"))
+            self._end_all()
+        else:
             _say(worker, self._fact(command))
 
     def _arrive(self, worker: IO[bytes]) -> None:

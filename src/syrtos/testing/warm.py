@@ -138,7 +138,7 @@ class Family:
 
     def signal(self, number: int) -> None:
         """Sends a signal to those that still run."""
-        for pid in self.pids:
+        for pid in list(self.pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -152,7 +152,7 @@ class World(Family):
 
     def __init__(self, path: str, size: int, command: Command, files: Sequence[tuple[int, int, int]]) -> None:
         super().__init__(path)
-        manager = ProcessManager(size)
+        self._manager = manager = ProcessManager(size, end_all=lambda: self.signal(signal.SIGKILL))
         manager.start()
         self.ranks: dict[int, int] = {}
         for rank, end in enumerate(manager.ends):
@@ -174,4 +174,4 @@ class World(Family):
             codes[self.ranks[pid]] = code
             if code and not spare:
                 self.signal(signal.SIGKILL)
-        return codes
+        return {**self._manager.aborted, **codes, **self._manager.aborted}

@@ -64,6 +64,22 @@ def test_a_killed_worker_ends_the_others_and_leaves_its_words() -> None:
         run_world(2, dies_on_one)
 
 
+def aborts_on_one() -> None:
+    """A thread that never ends would hold up C's exit handlers."""
+    from mpi4py import MPI
+
+    import syrtos
+
+    if syrtos.rank() == 1:
+        MPI.COMM_WORLD.Abort(7)
+    syrtos.barrier()
+
+
+def test_a_worker_that_aborts_ends_the_others() -> None:
+    with pytest.raises(WorldFailed, match=r"Rank 1 failed \(exit code 7\)"):
+        run_world(2, aborts_on_one)
+
+
 def waits() -> None:
     """Longer than anybody."""
     import time
