@@ -208,18 +208,40 @@ def explains_mistakes(comm: Communicator) -> None:
 
 def passes_by(comm: Communicator) -> None:
     """A worker that passes by waits for the others, and does not get them out of step."""
-    assert comm.pass_by("all") == (True, False)
-    before = comm.meetings
-    if comm.rank == comm.size - 1 and comm.size > 1:
-        assert comm.pass_by("the last") == (False, False)
+    assert not comm.pass_by("all")
+    before, last = comm.meetings, comm.rank == comm.size - 1 and comm.size > 1
+    if last:
+        assert not comm.pass_by("the last")
     assert comm.allreduce(np.ones(3)).tolist() == [comm.size] * 3
-    if comm.size > 1:
-        assert comm.pass_by(f"each another {comm.rank}") == (False, True)
-        assert comm.pass_by(f"each another {comm.rank}", again=True) == (False, False)
-        assert comm.meetings == before + 1
-        if comm.rank == 0:
-            comm.pass_by("leaves early", until=lambda: True)
-    comm.barrier()
+    assert comm.meetings == before + (comm.size > 1)
+    if comm.size == 1:
+        return
+    assert comm.pass_by(f"each another {comm.rank}")
+    assert not comm.pass_by(f"each another {comm.rank}", again=True)
+    if last:
+        comm.pass_by("before a mistake of the others")
+    with pytest.raises(OutOfStepError, match=rf"rank 0: barrier[\s\S]*rank {comm.size - 1}: allreduce"):
+        comm.allreduce(np.ones(2)) if last else comm.barrier()
+
+
+def leaves_early(comm: Communicator) -> None:
+    """A worker that no longer waits goes on, passes by again, and is in step at its next operation."""
+    if comm.rank == 0 and comm.size > 1:
+        for call in ("leaves", "leaves again"):
+            comm.pass_by(call, until=lambda: True)
+    assert comm.allreduce(np.ones(3)).tolist() == [comm.size] * 3
+
+
+def passes_by_those_who_have_joined(comm: Communicator) -> None:
+    last = comm.size - 1
+    if comm.rank < last:
+        assert joining.join(comm) == last
+        return
+    for _ in range(2):
+        comm.pass_by("a file")
+        assert comm.allreduce(np.ones(3)).tolist() == [1.0] * 3
+    comm.pass_by("another file")
+    assert joining.join(comm) == last
 
 
 def refuses_what_has_no_sum(comm: Communicator) -> None:
@@ -231,7 +253,8 @@ def refuses_what_has_no_sum(comm: Communicator) -> None:
 CHECKS = [
     reduces, reduces_means, adds_adaptively, goes_on_with_those_who_have_data, keeps_shapes, reduces_alike_twice, weighs,
     ignores_workers_without_weight, sums_rows, gathers, broadcasts, scatters, sends_to_all, moves_objects, splits,
-    explains_mistakes, refuses_what_has_no_sum, passes_by,
+    explains_mistakes, refuses_what_has_no_sum, passes_by, leaves_early,
+    passes_by_those_who_have_joined,
 ]  # fmt: skip
 
 

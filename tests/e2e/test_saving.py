@@ -14,7 +14,7 @@ import pytest
 
 SYRTOS = Path(sys.executable).with_name("syrtos")
 SCRIPT = Path(__file__).parent / "scripts" / "saving_checks.py"
-CHECKS = ("functions", "tensorflow", "errors", "own_folders", "fetched", "guarded")
+CHECKS = ("functions", "tensorflow", "errors", "own_folders", "fetched", "unasked", "guarded")
 
 
 class _Slow(http.server.BaseHTTPRequestHandler):

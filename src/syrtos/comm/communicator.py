@@ -6,7 +6,6 @@ import abc
 import enum
 import functools
 import re
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from syrtos.comm import adasum
 from syrtos.comm.objects import from_bytes, to_bytes
+from syrtos.comm.tags import Tags, of_call, of_passing
 from syrtos.errors import ExchangeError, OutOfStepError
 
 Array = npt.NDArray[Any]
@@ -32,10 +32,6 @@ class ReduceOp(enum.Enum):
     ADASUM = "adasum"
 
 
-# The tag of a worker that has joined (see `syrtos.comm.joining`): no checksum is that large.
-JOINED = 1 << 40
-# In the tag of a worker that passes by: the others' operation waits for it to come again.
-PASSING = 1 << 41
 # The calls that workers which have joined can take part in.
 _FOLLOWED = re.compile(
     r"exchange |allreduce (sum|mean|adasum) |allgather \w+ \(|broadcast from (\d+) |barrier$|tensor "
@@ -187,16 +183,22 @@ class Communicator(abc.ABC):
         if self.size == 1:
             return [value]
         self.meetings += 1
-        tags, values = self._meet(zlib.crc32(call.encode()), value, call)
-        while max(tags) >= PASSING:
-            tags, values = self._meet(zlib.crc32(call.encode()), value, call)
-        if JOINED in tags:
-            self._hear(tags, call)
+        tags, values = self.meet(of_call(call), value, call)
+        if joined := tags.joined:
+            self.hear(tags, call)
             nothing = 1.0 if call.startswith("exchange ") else 0.0
-            return [nothing if tag == JOINED else mine for tag, mine in zip(tags, values, strict=True)]
-        if len(set(tags)) > 1:
+            return [nothing if rank in joined else mine for rank, mine in enumerate(values)]
+        if tags.differ:
             self._explain(call)
         return values
+
+    def meet(self, tag: int, value: float, call: str) -> tuple[Tags, list[float]]:
+        """Every worker's tag and value, when none passes by any more."""
+        while True:
+            found, values = self._meet(tag, value, call)
+            tags = Tags(found)
+            if not tags.passing:
+                return tags, values
 
     def reduced(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]``, when all workers have agreed to: new arrays.
@@ -220,8 +222,7 @@ class Communicator(abc.ABC):
         shares = self._mean_shares() if op is ReduceOp.MEAN else shares
         return [part.astype(parts[0].dtype) for part in reduce([part.astype(np.float32) for part in parts], op, shares)]
 
-    # -- implemented by engines -----------------------------------------------------------------
-    def pass_by(self, call: str, again: bool = False, until: Callable[[], bool] | None = None) -> tuple[bool, bool]:
+    def pass_by(self, call: str, again: bool = False, until: Callable[[], bool] | None = None) -> bool:
         """Waits until every other worker has come to an operation, or passes by as well; no worker gets out of step by it.
 
         Args:
@@ -230,18 +231,16 @@ class Communicator(abc.ABC):
             until: ends the wait earlier.
 
         Returns:
-            Whether all workers pass by with the same ``call``; whether one passes by with another ``call`` for the first time, so that
-            it may do more before its next operation.
+            Whether a worker passes by with another ``call`` for the first time: it may do more before its next operation.
 
         Raises:
             StalledError: another worker did not come within the watchdog's time.
         """
         if self.size == 1:
-            return True, False
-        tag = PASSING | zlib.crc32(call.encode())
-        tags, first = self._meet(tag, float(not again), call, until)
-        moving = any(value and other >= PASSING and other != tag for other, value in zip(tags, first, strict=True))
-        return set(tags) == {tag}, moving
+            return False
+        tag = of_passing(call)
+        found, first = self._meet(tag, float(not again), call, until)
+        return any(first[rank] and found[rank] != tag for rank in Tags(found).passing)
 
     # -- what an engine provides ---------------------------------------------------------------
 
@@ -317,18 +316,17 @@ class Communicator(abc.ABC):
             )
         return counts
 
-    def _hear(self, tags: Sequence[int], call: str) -> str:
+    def hear(self, tags: Tags, call: str) -> str:
         """Broadcasts the other workers' call to those that have joined, if it is the same on all of them."""
-        if len(set(tags) - {JOINED}) > 1:
+        if tags.differ:
             self._explain(call)
-        leader = next(rank for rank, tag in enumerate(tags) if tag != JOINED)
+        leader, joined = tags.calling[0], tags.joined
         text = np.frombuffer(bytearray(call.encode()), np.uint8)
         sizes = self._meet(0, text.size, "the call of the other workers")[1]
         if self.rank != leader:
             text = np.zeros(int(sizes[leader]), np.uint8)
         heard = self._broadcast(text, leader).tobytes().decode()
         found = _FOLLOWED.match(heard)
-        joined = [rank for rank, tag in enumerate(tags) if tag == JOINED]
         if not found or (found[2] and int(found[2]) in joined):
             raise ExchangeError(
                 f"Workers {joined} have joined (they have no more data), and the others call `{heard}`, which needs data of "

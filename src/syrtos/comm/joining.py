@@ -9,8 +9,9 @@ import re
 
 import numpy as np
 
-from syrtos.comm.communicator import JOINED, Array, Communicator, ReduceOp
+from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.objects import dtype_of
+from syrtos.comm.tags import JOINED, Tags
 
 _CALL = re.compile(r"(allreduce (?P<op>\w+)|allgather|broadcast from (?P<root>\d+)) (?P<dtype>\w+) \((?P<shape>.*)\)$")
 
@@ -26,20 +27,20 @@ def join(comm: Communicator) -> int:
     """
     followed = 0
     while True:
-        tags, values = comm._meet(JOINED, float(followed), "join")
-        if set(tags) == {JOINED}:
+        tags, values = comm.meet(JOINED, float(followed), "join")
+        if not tags.calling:
             return max(rank for rank, waited in enumerate(values) if waited == min(values))
-        _follow(comm, comm._hear(tags, "join"), tags, values)
+        _follow(comm, comm.hear(tags, "join"), tags, values)
         followed += 1
 
 
-def _follow(comm: Communicator, call: str, tags: list[int], values: list[float]) -> None:
+def _follow(comm: Communicator, call: str, tags: Tags, values: list[float]) -> None:
     """Does this worker's part of ``call``."""
-    counts = [0.0 if tag == JOINED else value for tag, value in zip(tags, values, strict=True)]
+    counts = [0.0 if rank in tags.joined else value for rank, value in enumerate(values)]
     if call.startswith("exchange "):
         _, dtype, sizes = call.split(" ")
         zeros = [_zeros(dtype, (int(size),)) for size in sizes.split(",")]
-        weights = [1.0 if tag == JOINED else value for tag, value in zip(tags, values, strict=True)]
+        weights = [1.0 if rank in tags.joined else value for rank, value in enumerate(values)]
         comm.reduced(zeros, ReduceOp.SUM, [weight / sum(weights) for weight in weights])
         return
     found = _CALL.match(call)

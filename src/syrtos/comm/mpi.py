@@ -31,7 +31,7 @@ class MPICommunicator(Communicator):
         self.comm = comm
         self.watchdog = watchdog or Watchdog()
         self._unfinished: list[MPI.Request] = []
-        # A meeting that this worker has left early, and its buffers: MPI writes into them later.
+        # A meeting that this worker has begun, and may have left early, and its buffers: MPI writes into them later.
         self._left: tuple[MPI.Request, Array, Array] | None = None
 
     def split(self, color: int) -> MPICommunicator:
@@ -75,19 +75,28 @@ class MPICommunicator(Communicator):
     def _meet(
         self, tag: int, value: float, call: str, until: Callable[[], bool] | None = None
     ) -> tuple[list[int], list[float]]:
-        if self._left is not None:
-            self.wait(self._left[0], call)
-            self._left = None
+        if not self._is_over(call, until):
+            return [], []
         mine = np.array([tag, value], np.float64)
         everyone = np.empty((self.size, 2), np.float64)
-        request = self.comm.Iallgather(mine, everyone)
-        if until is not None:
+        self._left = self.comm.Iallgather(mine, everyone), mine, everyone
+        if not self._is_over(call, until):
+            return [], []
+        return everyone[:, 0].astype(np.int64).tolist(), everyone[:, 1].tolist()
+
+    def _is_over(self, call: str, until: Callable[[], bool] | None) -> bool:
+        """Waits for the end of the meeting that this worker has begun, if any, or for ``until()``; whether the meeting is over."""
+        if self._left is None:
+            return True
+        request = self._left[0]
+        if until is None:
+            self.wait(request, call)
+        else:
             self.watchdog.wait(lambda: request.Test() or until(), call, self.rank)
             if not request.Test():
-                self._left = request, mine, everyone
-                return [], []
-        self.wait(request, call)
-        return everyone[:, 0].astype(np.int64).tolist(), everyone[:, 1].tolist()
+                return False
+        self._left = None
+        return True
 
     def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         results = []

@@ -1,23 +1,21 @@
 """Files are written once, complete or not at all, and read when they are complete.
 
-A worker that writes a file takes its lock; one that comes to write the same file meanwhile waits for the lock, finds that the file has
-been written, and goes on. Locks end with the process that holds them, and a worker waits only for one that is writing: a script may
-save on one rank or on all, in `fit` or outside. Which calls belong together: they name the same path, and lie between the same two
+A worker that writes a file takes its lock at once; one that comes to write the same file meanwhile waits for the lock, finds that the file
+has been written, and goes on. Locks end with the process that holds them, and a script may save on one rank or on all, in `fit` or outside.
+Which calls belong together: they name the same path, and lie between the same two
 exchanges.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import fcntl
 import functools
 import hashlib
 import inspect
 import io
-import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,14 @@ import tensorflow as tf
 
 from syrtos import settings
 from syrtos.comm import world
-from syrtos.errors import SyrtosError
-from syrtos.keras import atomic, pace
+from syrtos.keras import atomic, claims, pace
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+# What tells one call of `get_file` from another: equal on all workers, unlike objects among the other arguments.
+_OF_A_FETCH = ("origin", "fname", "cache_dir", "cache_subdir")
+# Seconds for which a worker leaves the writing to the first one: that one may be waiting for this one's file.
+_PATIENCE = 10.0
 
 
 class _Thread(threading.local):
@@ -143,10 +145,17 @@ def latest(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
     """One worker of a host fetches a file, and the others wait: also where the script says itself what is exchanged."""
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def fetch(*args: Any, **kwargs: Any) -> Any:
-        return once(repr((args, kwargs)), lambda: original(*args, **kwargs), fetched=True)
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # the original says what is wrong with the arguments
+            return original(*args, **kwargs)
+        digest = hashlib.sha256(repr([str(given.get(part)) for part in _OF_A_FETCH]).encode()).hexdigest()
+        name = f"{given.get('fname') or 'file'} {digest[:12]}"  # an address can hold a password
+        return once(name, lambda: original(*args, **kwargs), fetched=True)
 
     return fetch
 
@@ -211,10 +220,10 @@ def as_saved_model(export: Callable[..., Any]) -> Wrapper:
 
 
 def once(name: str, work: Callable[[], Any], fetched: bool = False) -> Any:
-    """Does ``work`` on one worker, rank 0 if all come together, while the others wait.
+    """Does ``work`` on one worker, rank 0 unless it comes much later than others, while the others wait.
 
     Args:
-        name: the path that is written, or another name of the work.
+        name: the path that is written, or with ``fetched`` another name of the work.
         work: what is to be done.
         fetched: one worker of each host does it, and all get its result, a path.
 
@@ -231,26 +240,39 @@ def once(name: str, work: Callable[[], Any], fetched: bool = False) -> Any:
     with session.ledger.span("input" if fetched else "checkpoint"):
         if alone or not world.current().options.run_dir:
             return work()
-        with _claimed(os.path.realpath(name), session, fetched) as claim:
+        with _claimed(name if fetched else os.path.realpath(name), session, fetched) as claim:
             return claim.settle(work)
 
 
 @contextlib.contextmanager
-def _claimed(key: str, session: world.Session, fetched: bool) -> Iterator[_Claim]:
-    """The claim on a key, held. Where all workers come together, rank 0 (of each host) takes it first."""
+def _claimed(key: str, session: world.Session, fetched: bool) -> Iterator[claims.Claim]:
+    """The claim on a key, held. Rank 0 (of each host) takes it when it comes; ranks that come earlier wait for that, but not for ever: any
+    worker may be the one that writes."""
+    meetings, meets = _meetings(session), _meets(session)
     first = (session.world.local_rank if fetched else session.world.rank) == 0
-    together = _meets(session) and not session.rank_aware and session.comm.pass_by(f"write {key}")[0]
-    if together and not first:
-        session.comm.pass_by(f"rank 0 writes {key}")
-    claim = _Claim(f"{key} {session.world.node_rank}" if fetched else key, _meetings(session), fetched)
+    turn = claims.Turn(f"fetches {session.world.node_rank}" if fetched else "writes")
+    mine = meetings, _thread.number(turn.name, meetings)
+    claim = claims.Claim(
+        f"{key} {session.world.node_rank}" if fetched else key, f"{meetings} {_thread.number(key, meetings)}", fetched
+    )
+    if meets and not first and not session.rank_aware:
+        _let_the_first_begin(turn, mine, f"{'fetch' if fetched else 'write'} {key}", session)
     with claim.held():
-        if together and first:
-            session.comm.pass_by(f"rank 0 writes {key}")
+        if meets and first:
+            turn.tell(mine)
         try:
             _thread.busy = True
             yield claim
         finally:
             _thread.busy = False
+
+
+def _let_the_first_begin(turn: claims.Turn, mine: tuple[int, int], call: str, session: world.Session) -> None:
+    """Waits until the first worker has begun what is its turn too, or is past it: at its next exchange."""
+    limit = time.monotonic() + min(_PATIENCE, session.watchdog.timeout / 2)
+    over = claims.now_and_then(lambda: turn.begun(mine) or time.monotonic() > limit)
+    if not over():
+        session.comm.pass_by(call, until=over)
 
 
 def _meets(session: world.Session) -> bool:
@@ -268,96 +290,20 @@ def _meetings(session: world.Session) -> int:
     return servers.rounds if servers else session.comm.meetings
 
 
-class _Claim:
-    """What the workers know about the writing of one file, in a file that one of them holds at a time."""
-
-    def __init__(self, key: str, meetings: int, fetched: bool) -> None:
-        self._path, self._meetings, self._fetched = _claim_path(key), meetings, fetched
-        self._key, self._call = key, f"{meetings} {_thread.number(key, meetings)}"
-        self._file: Any = None
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Waits until no other worker holds it. The end of a process ends its hold."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "a+", encoding="utf-8") as self._file:
-            with contextlib.suppress(
-                OSError
-            ):  # a file system without locks: workers write at once, each a file of its own
-                fcntl.flock(self._file, fcntl.LOCK_EX)
-            yield
-
-    def settle(self, work: Callable[[], Any]) -> Any:
-        """Does the work, or takes what another worker wrote down about it; does it again if that file is on another host's disk."""
-        known = self._read()
-        done = known.get(self._call)
-        if done and done["error"]:
-            raise _again(done["error"])
-        if done and any(self._mark(done["result"]) in other["marks"] for other in known.values()):
-            return done["result"]
-        result, error = None, None
-        try:
-            result = work()
-        except Exception as raised:
-            error = raised
-        marks = [*(done["marks"] if done else []), self._mark(result)]
-        told = {"error": error and _described(error), "result": result if self._fetched else None, "marks": marks}
-        self._write({**known, self._call: told})
-        if error:
-            raise error
-        return result
-
-    def _mark(self, result: Any) -> list[int] | None:
-        """Tells the file from others of its name: another host may have one too."""
-        path = str(result) if self._fetched else self._key
-        with contextlib.suppress(OSError):
-            facts = os.stat(_landmark(path))
-            return [facts.st_size, facts.st_mtime_ns]
-        return None
-
-    def _read(self) -> dict[str, Any]:
-        self._file.seek(0)
-        text = self._file.read()
-        try:
-            return json.loads(text) if text else {}
-        except ValueError:  # its writer was killed
-            return {}
-
-    def _write(self, known: dict[str, Any]) -> None:
-        """Leaves out what no worker can ask for any more."""
-        recent = {call: facts for call, facts in known.items() if int(call.split()[0]) >= self._meetings}
-        self._file.truncate(0)
-        self._file.write(json.dumps(recent))
-        self._file.flush()
-
-
-def _claim_path(key: str) -> Path:
-    run_dir = world.current().options.run_dir
-    return world.claims_folder(run_dir) / hashlib.sha256(key.encode()).hexdigest()[:24]
-
-
-def _landmark(path: str) -> str:
-    """The file that appears last when ``path``, the prefix of a checkpoint or a folder is written."""
-    inside = os.path.join(path, "saved_model.pb")
-    return next((file for file in (f"{path}.index", inside) if os.path.exists(file)), path)
-
-
 # -- waiting before reading -------------------------------------------------------------------------------
 
 
 def _await(path: str) -> None:
     if not _thread.busy:
         _await_writer(path)
-        for _ in _while_others_may_write(lambda: os.path.exists(_landmark(path)), f"read {path}"):
+        for _ in _while_others_may_write(lambda: os.path.exists(claims.landmark(path)), f"read {path}"):
             _await_writer(path)
     atomic.settle(path)
 
 
 def _await_writer(path: str) -> None:
-    claim = _claim_path(os.path.realpath(path)) if world.joined() and world.current().options.run_dir else None
-    if claim and claim.exists():
-        with open(claim, "rb") as file, contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_SH)
+    if world.joined() and world.current().options.run_dir:
+        claims.await_holder(os.path.realpath(path))
 
 
 def _while_others_may_write(exists: Callable[[], bool], call: str) -> Iterator[None]:
@@ -366,35 +312,6 @@ def _while_others_may_write(exists: Callable[[], bool], call: str) -> Iterator[N
     yield
     moving, again = world.joined() and not _thread.busy and _meets(world.sharing()), False
     while moving and not exists():
-        moving = world.sharing().comm.pass_by(call, again, exists)[1]
+        moving = world.sharing().comm.pass_by(call, again, exists)
         again = True
         yield
-
-
-# -- errors that travel --------------------------------------------------------------------------------------
-
-
-def _described(error: Exception) -> dict[str, Any]:
-    number = getattr(error, "errno", None) if isinstance(error, OSError) else None
-    name = getattr(error, "filename", None)
-    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
-    return {
-        "type": type(error).__name__,
-        "errno": number,
-        "text": str(text),
-        "file": name if isinstance(name, str) else None,
-    }
-
-
-def _again(facts: dict[str, Any]) -> Exception:
-    """An error of the same type and words as the writer's."""
-    kind = getattr(builtins, facts["type"], None) or getattr(tf.errors, facts["type"], None)
-    text = facts["text"]
-    with contextlib.suppress(TypeError):
-        if isinstance(kind, type) and issubclass(kind, tf.errors.OpError):
-            return kind(None, None, text)
-        if isinstance(kind, type) and issubclass(kind, OSError) and facts["errno"] is not None:
-            return OSError(facts["errno"], text, facts["file"])
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            return kind(text)
-    return SyrtosError(f"Another worker could not write the file: {facts['type']}: {text}")

@@ -136,6 +136,16 @@ def fetched() -> None:
     assert "404" in str(error)
 
 
+def unasked() -> None:
+    """A script that knows its rank from elsewhere writes on one rank, and the others wait for the file in their own way."""
+    if os.environ["PMI_RANK"] == "0":
+        model(6.0).save(FOLDER / "unasked.keras")
+        keras.utils.get_file("unasked.bin", (FOLDER / "unasked.keras").as_uri(), cache_dir=str(FOLDER))
+    for file in (FOLDER / "unasked.keras", FOLDER / "datasets" / "unasked.bin"):
+        while not file.exists():
+            time.sleep(0.05)
+
+
 def guarded() -> None:
     """A script that has asked for its rank writes on one rank or on all: nobody waits in vain, and readers find the file."""
     assert syrtos.rank() == RANK
@@ -173,7 +183,7 @@ def explicit() -> None:
     assert same(keras.models.load_model(FOLDER / "rank-1.keras"), model(6.0))
 
 
-CHECKS = (functions, tensorflow, errors, own_folders, fetched, guarded)
+CHECKS = (functions, tensorflow, errors, own_folders, fetched, unasked, guarded)
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -29,5 +29,24 @@ def late() -> int:
     return len(comm._unfinished)
 
 
+def passes_by_late() -> str:
+    """Rank 1 comes when rank 0 has given up to pass by; both are in step at the next operation."""
+    everyone = world.current().comm
+    assert isinstance(everyone, MPICommunicator)
+    comm = MPICommunicator(everyone.comm.Dup(), Watchdog(0.2))
+    for until in (None, lambda: False):
+        if comm.rank == 0:
+            with pytest.raises(StalledError, match="a file"):
+                comm.pass_by("a file", until=until)
+        everyone.barrier()
+    comm.watchdog.timeout = 60
+    comm.barrier()
+    return "in step"
+
+
 def test_arrays_of_an_exchange_that_was_given_up_are_kept() -> None:
     assert run_world(2, late) == [1, 0]
+
+
+def test_a_worker_that_gave_up_to_pass_by_is_in_step_afterwards() -> None:
+    assert run_world(2, passes_by_late) == ["in step"] * 2

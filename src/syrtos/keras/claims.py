@@ -1,0 +1,193 @@
+"""What the workers of a run tell each other about the files that one of them writes: in small files of the run directory.
+
+A claim is the lock on one file, and the record of what has become of it. A turn is how far the first worker has come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from syrtos.comm import world
+from syrtos.comm.watchdog import Watchdog
+from syrtos.keras import travelling_errors
+
+# Seconds between two looks at a file.
+_LOOK = 0.02
+
+
+class Turn:
+    """Which of its files the first worker has begun to write, for the others that let it go first.
+
+    Args:
+        name: what is counted, e.g. ``"writes"``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._path = _path(f"turn: {name}")
+
+    def tell(self, number: tuple[int, int]) -> None:
+        """The first worker has begun: after which exchange, and the how manieth since."""
+        self._path.write_text(f"{number[0]} {number[1]}", encoding="utf-8")
+
+    def begun(self, number: tuple[int, int]) -> bool:
+        """Whether it has come that far."""
+        try:
+            meetings, count = self._path.read_text(encoding="utf-8").split()
+        except (OSError, ValueError):  # not yet, or this moment
+            return False
+        return (int(meetings), int(count)) >= number
+
+
+class Claim:
+    """What the workers know about the writing of one file, in a file that one of them holds at a time.
+
+    Args:
+        key: the path that is written, or another name of the work.
+        call: the exchange it lies after and a number: equal on all workers that make the same call.
+        fetched: the work results in a path for all workers of a host.
+    """
+
+    def __init__(self, key: str, call: str, fetched: bool) -> None:
+        self._path, self._key, self._call, self._fetched = _path(key), key, call, fetched
+        self._file: Any = None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Waits until no other worker holds it. The end of a process ends its hold.
+
+        Raises:
+            StalledError: another worker has held it for longer than the watchdog's time.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        marker = self._path.with_suffix(".taken") if self._fetched else None
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)  # errors can name addresses with passwords
+        with (
+            open(descriptor, "r+", encoding="utf-8") as self._file,
+            _locked(self._file, fcntl.LOCK_EX, self._key, marker),
+        ):
+            yield
+
+    def settle(self, work: Callable[[], Any]) -> Any:
+        """Does the work, or takes what another worker wrote down about it; does it again if that file is on another host's disk."""
+        known = self._read()
+        done = known.get(self._call)
+        if done and done["error"]:
+            raise travelling_errors.again(done["error"])
+        if done and any(self._mark(done["result"]) in other["marks"] for other in known.values()):
+            return done["result"]
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        marks = [*(done["marks"] if done else []), self._mark(result)]
+        told = {
+            "error": error and travelling_errors.described(error),
+            "result": result if self._fetched else None,
+            "marks": marks,
+        }
+        self._write({**known, self._call: told})
+        if error:
+            raise error
+        return result
+
+    def _mark(self, result: Any) -> list[int] | None:
+        """Tells the file from others of its name: another host may have one too."""
+        path = str(result) if self._fetched else self._key
+        with contextlib.suppress(OSError):
+            facts = os.stat(landmark(path))
+            return [facts.st_size, facts.st_mtime_ns]
+        return None
+
+    def _read(self) -> dict[str, Any]:
+        text = self._file.read()
+        try:
+            return json.loads(text) if text else {}
+        except ValueError:  # its writer was killed
+            return {}
+
+    def _write(self, known: dict[str, Any]) -> None:
+        """Leaves out what no worker can ask for any more."""
+        now = int(self._call.split()[0])
+        recent = {call: facts for call, facts in known.items() if int(call.split()[0]) >= now}
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(json.dumps(recent))
+        self._file.flush()
+
+
+def await_holder(key: str) -> None:
+    """Waits while another worker holds the claim on a key.
+
+    Raises:
+        StalledError: for longer than the watchdog's time.
+    """
+    with contextlib.suppress(FileNotFoundError), open(_path(key), "rb") as file, _locked(file, fcntl.LOCK_SH, key):
+        pass
+
+
+def landmark(path: str) -> str:
+    """The file that appears last when ``path``, the prefix of a checkpoint or a folder is written."""
+    inside = os.path.join(path, "saved_model.pb")
+    return next((file for file in (f"{path}.index", inside) if os.path.exists(file)), path)
+
+
+def now_and_then(done: Callable[[], bool]) -> Callable[[], bool]:
+    """The same question, which looks at files, for one who asks all the time: in between the answer is no."""
+    last = -_LOOK
+
+    def asked() -> bool:
+        nonlocal last
+        if time.monotonic() - last < _LOOK:
+            return False
+        last = time.monotonic()
+        return done()
+
+    return asked
+
+
+@contextlib.contextmanager
+def _locked(file: IO[Any], kind: int, name: str, marker: Path | None = None) -> Iterator[None]:
+    """Waits for the lock on an open file. Where the file system has none, the existence of ``marker`` is the lock; without a marker
+    workers write at once, each a file of its own."""
+    marked: list[Path] = []
+
+    def locks() -> bool:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            if marker is None:
+                return True
+            with contextlib.suppress(FileExistsError):
+                marker.touch(mode=0o600, exist_ok=False)
+                marked.append(marker)
+            return bool(marked)
+        return True
+
+    session = world.current()
+    Watchdog(session.watchdog.timeout, session.watchdog.tell).wait(
+        now_and_then(locks), f"wait for the writer of {name}", session.world.rank
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a process forked meanwhile has the file too: closing it is not enough
+            fcntl.flock(file, fcntl.LOCK_UN)
+        for path in marked:
+            path.unlink(missing_ok=True)
+
+
+def _path(key: str) -> Path:
+    run_dir = world.current().options.run_dir
+    return world.claims_folder(run_dir) / hashlib.sha256(key.encode()).hexdigest()[:24]
