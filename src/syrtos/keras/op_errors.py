@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.errors import ExchangeError, OutOfStepError, SharedMemoryError, StalledError, SyrtosError
-from syrtos.keras import private
+from syrtos.keras import private_errors
 
 # The first that fits: the classes that Horovod raises for the same mistakes (horovod 0.28.1, common/controller.cc and tensorflow/mpi_ops.cc).
 _CLASSES: tuple[tuple[type[SyrtosError], type[tf.errors.OpError]], ...] = (
@@ -34,7 +34,7 @@ def raising() -> Iterator[None]:
 
 @functools.cache
 def _convert_in_graphs() -> None:
-    private.convert_errors(_original)
+    private_errors.convert_errors(_original)
 
 
 def _original(error: BaseException) -> BaseException:

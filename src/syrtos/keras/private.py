@@ -1,6 +1,7 @@
 """Every touch on a symbol that TensorFlow keeps private, with its reason. Seen to work on TensorFlow 2.21.
 
-Keras's private symbols stand in `patches`, where each is replaced; the few that are only read are here. Seen on Keras 3.15.1.
+Those through which errors pass stand in `private_errors`. Keras's private symbols stand in `patches`, where each is replaced; the few
+that are only read are here. Seen on Keras 3.15.1.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
-from tensorflow.python.client import session as client_session
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.data.util import structure
 from tensorflow.python.distribute import device_util, one_device_strategy
-from tensorflow.python.eager import context, core, execute
+from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import tracing_compilation
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
@@ -133,33 +133,6 @@ def keep_compat_modules() -> None:
         public = name.removeprefix(prefix)
         if functools.reduce(lambda found, part: getattr(found, part, None), public.split("."), tf) is module:
             sys.modules.setdefault(f"tensorflow.{public}", module)
-
-
-def convert_errors(convert: Callable[[BaseException], BaseException]) -> None:
-    """Errors that leave a graph are what ``convert`` makes of them. An operation in Python can't choose the class: all but a few come as
-    UnknownError."""
-    of_status = core._status_to_exception
-    setattr(core, "_status_to_exception", lambda status: convert(of_status(status)))  # noqa: B010
-
-    def converting(original: Any) -> Any:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(*args, **kwargs)
-            except tf.errors.OpError as error:
-                converted = convert(error)
-                if converted is error:
-                    raise
-                raise converted from None
-
-        return call
-
-    for owner, names in (
-        (execute, ("execute", "execute_with_cancellation")),
-        (client_session.BaseSession, ("_do_call",)),
-    ):
-        for name in names:
-            setattr(owner, name, converting(getattr(owner, name)))
 
 
 def last_token() -> tf.Tensor:
