@@ -206,6 +206,11 @@ class _Extended(private.OneDeviceExtended):
         return self._session.world.size > 1
 
     @property
+    def _task_id(self) -> int:
+        """The rank, where Keras Tuner 1.4 and tf_keras 2.21 look for it as in MultiWorkerMirroredStrategy: to write beside rank 0's file."""
+        return self._cluster_resolver.task_id
+
+    @property
     def should_checkpoint(self) -> bool:
         return self._session.world.rank == 0
 

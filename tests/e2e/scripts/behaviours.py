@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -331,6 +332,21 @@ def values_of_a_strategy() -> None:
                 variable = tf.Variable(tf.zeros([], dtype), trainable=False, aggregation=aggregation)
             strategy.run(lambda value, v=variable: v.assign_add(tf.cast(value[0], v.dtype)), args=(values,))
             assert float(variable) == expected, (name, dtype)
+
+
+def libraries_that_write_beside_rank_0() -> None:
+    """Keras Tuner's and Keras 2's way: every worker saves, those that should not to a folder named by task, removed afterwards."""
+    place, trained = FOLDER / "libraries_that_write_beside_rank_0", model()
+    extended = tf.distribute.get_strategy().extended
+    beside = place if extended.should_checkpoint else place / f"workertemp_{extended._task_id}"
+    beside.mkdir(exist_ok=True)
+    trained.save_weights(beside / "best.weights.h5")
+    if beside != place:
+        assert [file.name for file in beside.iterdir()] == ["best.weights.h5"]
+        shutil.rmtree(beside)
+    trained.load_weights(place / "best.weights.h5")
+    COMM.barrier()
+    assert [file.name for file in place.iterdir()] == ["best.weights.h5"]
 
 
 if __name__ == "__main__":
