@@ -179,13 +179,13 @@ class _Supervisor:
             self._signal_workers(signal.SIGUSR1)  # every rank writes its stack into its log
 
     def _on_left(self, rank: int, code: int) -> None:
-        """MPI's launcher does not notice on another host that a process has ended with code 0: the others, which may still be writing what
-        they have, would then wait for it."""
+        """MPI's launcher does not notice on another host that a process has ended with code 0: the others would wait for it. They may also
+        be about to end alike, and still write what they have."""
         facts = self._facts
         if rank in facts.spared or rank in facts.finished or facts.stopped_by is not None:
             return
         facts.left.setdefault(rank, code)
-        self._kill_at = self._kill_at or time.monotonic() + self._grace
+        self._kill_at = self._kill_at or time.monotonic() + (_LAST_REPORTS if code else self._grace)
 
     def _on_lost(self, rank: int, status: int) -> None:
         if self._facts.stopped_by is not None or self._kill_at is not None:
@@ -248,6 +248,7 @@ class _Deaths:
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # not loaded after a fork: another thread may have held the loader's lock
+_LAST_REPORTS = 1.0  # seconds in which other workers may report a failure too
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # What hydra, the launcher of our MPI, prints of its own accord. A rule is a line of this many signs; a script may print one too, so it

@@ -316,18 +316,19 @@ def test_other_hosts_are_not_seen(tmp_path: Path) -> None:
     assert (outcome.end, outcome.rank, outcome.unfinished) == (End.LOST, None, (0, 1, 2))
 
 
-LEFT = "started(0, os.getpid()); started(1, 1, 'far-away'); send(2, 'left', 1, code=0); "
+LEFT = "started(0, os.getpid()); started(1, 1, 'far-away'); send(2, 'left', 1, code={}); "
 
 
-def test_others_do_not_wait_for_one_that_has_left() -> None:
+@pytest.mark.parametrize(("status", "grace", "code"), [(0, 0.2, 1), (3, 600, 3)])
+def test_others_do_not_wait_for_one_that_has_left(status: int, grace: float, code: int) -> None:
     started = time.perf_counter()
-    outcome = run(LEFT + "time.sleep(600)", grace=0.2, processes=2)
-    assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, 0, 1)
+    outcome = run(LEFT.format(status) + "time.sleep(600)", grace=grace, processes=2)
+    assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, status, code)
     assert time.perf_counter() - started < LONG
 
 
-def test_others_have_their_grace_when_one_has_left(capfd: pytest.CaptureFixture[str]) -> None:
-    outcome = run(LEFT + "heard(); time.sleep(1.5); print('uploaded')", grace=LONG, processes=2)
+def test_others_have_their_grace_when_one_has_left_with_code_0(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run(LEFT.format(0) + "heard(); time.sleep(1.5); print('uploaded')", grace=LONG, processes=2)
     assert (outcome.end, outcome.rank) == (End.LOST, 1)
     assert capfd.readouterr().out == "uploaded\n"
 
