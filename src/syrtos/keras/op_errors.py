@@ -48,7 +48,10 @@ def of_tensorflow(error: SyrtosError) -> SyrtosError:
     if isinstance(error, tf.errors.OpError):
         return error
     theirs = next(theirs for ours, theirs in _CLASSES if isinstance(error, ours))
-    made = _both(type(error), theirs)(None, None, str(error))
+    both = _both(type(error), theirs)
+    made = both.__new__(both)
+    theirs.__init__(made, None, None, str(error))  # not by the class: ours may take arguments of its own
+    vars(made).update(vars(error))
     return made.with_traceback(error.__traceback__)
 
 

@@ -73,8 +73,10 @@ def depth() -> None:
 
 
 def strategy_of_another() -> None:
-    """A scope that knows nothing of the other workers."""
-    with tf.compat.v1.distribute.MirroredStrategy(["cpu:0"]).scope():
+    """A scope that knows nothing of the other workers: TensorFlow's own class, as a library may import it."""
+    from tensorflow.python.distribute.mirrored_strategy import MirroredStrategy
+
+    with MirroredStrategy(["cpu:0"]).scope():
         made = model()
     made.fit(X, Y, batch_size=8, verbose=QUIET)
 
