@@ -18,7 +18,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, share_of
 from syrtos.errors import DataError
-from syrtos.keras import private
+from syrtos.keras import private, private_pipelines
 
 # Global batches between two comparisons of what the workers read.
 _COMPARE_EVERY = 64
@@ -94,7 +94,7 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     None for pipelines of another form: where maps draw random numbers or call Python, a batch is mapped, or records have no fixed shape
     before they are mapped.
     """
-    found = private.mapped_batches(dataset)
+    found = private_pipelines.mapped_batches(dataset)
     if found is None:
         return None
     spread = isinstance(found.raw.element_spec, tuple)

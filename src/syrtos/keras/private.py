@@ -1,7 +1,7 @@
 """Every touch on a symbol that TensorFlow keeps private, with its reason. Seen to work on TensorFlow 2.21.
 
-Those through which errors pass stand in `private_errors`. Keras's private symbols stand in `patches`, where each is replaced; the few
-that are only read are here. Seen on Keras 3.15.1.
+Those through which errors pass stand in `private_errors`, those of which pipelines consist in `private_pipelines`.
+Keras's private symbols stand in `patches`, where each is replaced; the few that are only read are here. Seen on Keras 3.15.1.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 from tensorflow.python.data.ops import iterator_ops
-from tensorflow.python.data.util import structure
 from tensorflow.python.distribute import device_util, one_device_strategy
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import tracing_compilation
@@ -349,57 +348,3 @@ def asked_at() -> tf.Tensor:
         return tf.constant(0.0, tf.float64)
     with tf.device("/cpu:0"):
         return tf.raw_ops.ReadVariableOp(resource=_asked(), dtype=tf.float64)
-
-
-class MappedBatches(NamedTuple):
-    """A pipeline that ends in ``raw.map(f).map(g).batch(n)``, perhaps ``.repeat()``, ``.prefetch(m)``.
-
-    Attributes:
-        raw: what is mapped; each element has one shape.
-        maps: functions without side effects, from an element's tensors to those of the next.
-        batch_size: n.
-        drop_remainder: whether a last, smaller batch is left out.
-        repeat: how often the batches come; -1 without end.
-        prefetch: m; None without.
-    """
-
-    raw: tf.data.Dataset
-    maps: list[Any]
-    batch_size: int
-    drop_remainder: bool
-    repeat: int
-    prefetch: int | None
-
-
-def mapped_batches(dataset: Any) -> MappedBatches | None:
-    """What a `tf.data` pipeline is made of, if it ends like that.
-
-    The classes and attributes of `tensorflow.python.data.ops`: a pipeline of others is None.
-    """
-    prefetch, repeat = None, 1
-    while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset", "_RepeatDataset"):
-        prefetch = int(dataset._buffer_size) if hasattr(dataset, "_buffer_size") else prefetch
-        count = int(dataset._count) if hasattr(dataset, "_count") else 1
-        repeat = -1 if -1 in (repeat, count) else repeat * count
-        dataset = dataset._input_dataset
-    if type(dataset).__name__ not in ("_BatchDataset", "_ParallelBatchDataset"):
-        return None
-    batches = dataset.element_spec
-    size, drop, dataset, maps = int(dataset._batch_size), bool(dataset._drop_remainder), dataset._input_dataset, []
-    while type(dataset).__name__ in ("_MapDataset", "_ParallelMapDataset"):
-        wrapper = dataset._map_func
-        if any(node.op_def is not None and node.op_def.is_stateful for node in wrapper.function.graph.get_operations()):
-            break  # e.g. random augmentation: each worker must draw the same numbers
-        maps.insert(0, functools.partial(_call_map, wrapper))
-        dataset = dataset._input_dataset
-    if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(batches)):
-        return None
-    specs = tf.nest.flatten(dataset.element_spec)
-    if not maps or not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
-        return None
-    return MappedBatches(dataset, maps, size, drop, repeat, prefetch)
-
-
-def _call_map(wrapper: Any, element: Any) -> Any:
-    tensors = structure.to_tensor_list(wrapper._input_structure, element)
-    return structure.from_compatible_tensor_list(wrapper.output_structure, wrapper.function(*tensors))
