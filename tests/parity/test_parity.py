@@ -15,7 +15,15 @@ import table
 CURRENT = registry.CASES
 LEGACY = [name for name in CURRENT if name not in registry.KERAS3_ONLY]
 SERVED = [name for name in CURRENT if name != "gradient_accumulation"]  # servers refuse to clip what is accumulated
+SERVED_KERAS_2 = [
+    "sequential", "shuffled", "custom_train_step_two_optimizers", "steps_per_execution", "train_on_batch", "clipnorm", "global_clipnorm",
+    "weight_decay", "ema", "learning_rate_schedule", "mixed_float16", "embedding_small_adagrad_clipped", "embedding_adam",
+    "reduce_lr_on_plateau",
+]  # fmt: skip
+KERAS_2 = ("test_keras_2", "test_keras_2_on_two_parameter_servers")
+LEGACY_ENV = {"TF_USE_LEGACY_KERAS": "1"}
 KERAS_3 = ("test_keras_3", "test_keras_3_on_three_workers", "test_two_parameter_servers_without_staleness")
+TOGETHER = ("--ps", "2", "--staleness", "0")
 Rows = dict[str, list[float]]
 
 
@@ -36,14 +44,21 @@ def rows_of_three(request: pytest.FixtureRequest) -> Rows:
 
 @pytest.fixture(scope="module")
 def legacy_rows(request: pytest.FixtureRequest) -> Rows:
-    return table.measure(registry.chosen(request, "test_keras_2"), [2], {"TF_USE_LEGACY_KERAS": "1"})
+    return table.measure(
+        registry.chosen(request, KERAS_2[0]), [2], LEGACY_ENV, references=registry.chosen(request, *KERAS_2)
+    )
 
 
 @pytest.fixture(scope="module")
 def served_rows(request: pytest.FixtureRequest) -> Rows:
-    flags = ("--ps", "2", "--staleness", "0")
     names = registry.chosen(request, KERAS_3[2])
-    return table.measure(names, [2], flags=flags, references=registry.chosen(request, *KERAS_3))
+    return table.measure(names, [2], flags=TOGETHER, references=registry.chosen(request, *KERAS_3))
+
+
+@pytest.fixture(scope="module")
+def served_legacy_rows(request: pytest.FixtureRequest) -> Rows:
+    names = registry.chosen(request, KERAS_2[1])
+    return table.measure(names, [2], LEGACY_ENV, TOGETHER, registry.chosen(request, *KERAS_2))
 
 
 def check(rows: Rows, name: str) -> None:
@@ -72,3 +87,9 @@ def test_keras_2(legacy_rows: Rows, name: str) -> None:
 @pytest.mark.parametrize("name", some_quick(SERVED[::3]))
 def test_two_parameter_servers_without_staleness(served_rows: Rows, name: str) -> None:
     check(served_rows, name)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", some_quick(SERVED_KERAS_2))
+def test_keras_2_on_two_parameter_servers(served_legacy_rows: Rows, name: str) -> None:
+    check(served_legacy_rows, name)

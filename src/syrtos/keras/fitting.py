@@ -99,6 +99,20 @@ def check_dealt(adapter: Any) -> None:
         )
 
 
+def check_had_batch(has_part: bool) -> None:
+    """Refuses to end an epoch of dealt batches in a worker that has had none, ever: it has no part in the weights, and would save others
+    than were trained.
+
+    Raises:
+        DataError: ``has_part`` is False.
+    """
+    if not has_part:
+        raise DataError(
+            "This worker has had no batch at all: there must be at least as many batches in an epoch as workers. Use a smaller batch "
+            "size, or fewer workers."
+        )
+
+
 def agree_on_length(mine: int | None, dataset: Any = None) -> int | None:
     """Compares the number of batches across workers, before the first of them is drawn.
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from tf_keras.src import backend, callbacks, losses
-from tf_keras.src.engine import data_adapter, training
+from tf_keras.src.engine import base_layer, data_adapter, training
 from tf_keras.src.metrics import base_metric
 from tf_keras.src.mixed_precision import loss_scale_optimizer
-from tf_keras.src.optimizers import optimizer
+from tf_keras.src.optimizers import nadam, optimizer
+from tf_keras.src.optimizers import utils as optimizer_utils
 from tf_keras.src.optimizers.legacy import optimizer_v2
 from tf_keras.src.saving import saving_api, saving_lib
 from tf_keras.src.saving.legacy import save as save_module
@@ -22,7 +24,7 @@ from tf_keras.src.utils import data_utils, losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import files, fitting, gradients, interrupts, private, timing
+from syrtos.keras import files, fitting, gradients, interrupts, pace, private, served, timing
 from syrtos.keras import replacing as common
 from syrtos.keras.replacing import Method, replace, replace_everywhere
 from syrtos.keras.step import StepScope, current_step
@@ -37,21 +39,14 @@ def apply_to_optimizers() -> None:
 
 @functools.cache
 def apply_all() -> None:
-    """Installs all patches, once per process.
-
-    Raises:
-        ConfigurationError: the run has parameter servers.
-    """
-    if world.current().servers:
-        raise ConfigurationError(
-            "Parameter servers (`--ps`) apply the optimizers of Keras 3, and this script imports Keras 2 (tf_keras). Run it without "
-            "`--ps`, or with `import keras`."
-        )
+    """Installs all patches, once per process."""
     apply_to_optimizers()
     common.patch_tensorflow()
     _patch_losses()
     _patch_model()
     _patch_files()
+    # Who has made a variable says what becomes of it where workers train at their own pace.
+    replace(base_layer.Layer, "add_weight", _noting_keras)
     # Equal seeds on all workers must not mean equal dropout masks.
     replace(backend.RandomGenerator, "make_legacy_seed", _seed_by_rank)
 
@@ -106,6 +101,12 @@ def _patch_optimizers() -> None:
     replace(optimizer_v2.OptimizerV2, "_aggregate_gradients", _aggregate)
     # A list of strategies that may scale losses, which ours is not in; its gradients are reduced before they are checked.
     replace(loss_scale_optimizer, "strategy_supports_loss_scaling", lambda _original: lambda: True)
+    # One that finds its gradients infinite skips an update that the others give gradients for.
+    replace(loss_scale_optimizer, "_is_all_finite", _is_all_finite_everywhere)
+    # Where gradients are complete, reduced or not, and variables known. It keeps the numbers of its variables, not them.
+    replace(optimizer._BaseOptimizer, "_build_index_dict", _noting_variables)
+    replace(optimizer._BaseOptimizer, "apply_gradients", _on_servers)
+    replace(optimizer_v2.OptimizerV2, "apply_gradients", _not_on_servers)
     # An update is the same on all workers: its assignments need no exchange.
     replace(optimizer._BaseOptimizer, "apply_gradients", common.paused)
     replace(optimizer_v2.OptimizerV2, "apply_gradients", common.paused)
@@ -115,6 +116,8 @@ def _patch_optimizers() -> None:
 
 def _aggregate(original: Method) -> Method:
     def aggregate(self: Any, grads_and_vars: Any) -> Any:
+        if pace.servers():
+            return grads_and_vars
         if not gradients.reduction_of(self):
             # outside of `strategy.run` the original finds no replicas to sum over, and fails
             return grads_and_vars if tf.distribute.in_cross_replica_context() else original(self, grads_and_vars)
@@ -125,6 +128,65 @@ def _aggregate(original: Method) -> Method:
         return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
 
     return aggregate
+
+
+def _is_all_finite_everywhere(original: Method) -> Method:
+    def is_all_finite(grads: Any) -> Any:
+        finite = original(grads)  # without servers those of all workers
+        return gradients.finite_everywhere(None, finite) if pace.servers() else finite
+
+    return is_all_finite
+
+
+def _noting_variables(original: Method) -> Method:
+    def build_index_dict(self: Any, var_list: Any) -> None:
+        original(self, var_list)
+        object.__setattr__(self, private.BUILT_FOR, list(var_list))
+
+    return build_index_dict
+
+
+def _on_servers(original: Method) -> Method:
+    """With parameter servers they make the update, and the optimizer here counts it."""
+
+    def apply_gradients(self: Any, grads_and_vars: Any, name: str | None = None) -> Any:
+        if not pace.servers():
+            return original(self, grads_and_vars, name)
+        if isinstance(self, nadam.Nadam):  # it counts in Python how often it has been traced
+            _refuse_on_servers("the Nadam of Keras 2")
+        pairs = list(grads_and_vars)
+        with tf.init_scope():
+            self.build([variable for _, variable in pairs])
+        self._compute_current_learning_rate()
+        grads, variables = zip(*optimizer_utils.filter_empty_gradients(pairs), strict=True)
+        served.apply(self, grads, variables)
+        return self.iterations.assign_add(1)
+
+    return apply_gradients
+
+
+def _not_on_servers(original: Method) -> Method:
+    def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if pace.servers():
+            _refuse_on_servers("one of `tf.keras.optimizers.legacy`")
+        return original(self, *args, **kwargs)
+
+    return apply_gradients
+
+
+def _refuse_on_servers(which: str) -> None:
+    raise ConfigurationError(
+        f"Parameter servers (`--ps`) can't apply this optimizer: it is {which}. Use another of `tf.keras.optimizers`, or run without `--ps`."
+    )
+
+
+def _noting_keras(original: Method) -> Method:
+    def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
+        variable = original(self, *args, **kwargs)
+        setattr(variable, pace.KERAS, True)
+        return variable
+
+    return add_weight
 
 
 def _patch_model() -> None:
@@ -188,6 +250,9 @@ def _shared_step(session: world.Session, step: Method, name: str) -> Method:
 def _data_handler(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        if kwargs.get("distribute", True) and pace.deals():
+            fitting.check_dealt(self._adapter)
+            self.__class__ = DealtHandler
         self._dataset = private.counted(self._dataset)
         dataset = args[0] if args else kwargs.get("x")
         self._inferred_steps = fitting.agree_on_length(self._inferred_steps, dataset)
@@ -195,6 +260,72 @@ def _data_handler(original: Method) -> Method:
             _build(kwargs.get("model"), self._dataset.element_spec)
 
     return init
+
+
+class DealtHandler(data_adapter.DataHandler):
+    """The batches of an epoch that this worker takes, where workers train at their own pace.
+
+    All workers read the same data; a piece of the round's work is as many batches as a call of the training function takes. Validation
+    goes through all of its data.
+    """
+
+    _iterator: Any = None
+    _position = _first = 0
+
+    def enumerate_epochs(self) -> Iterator[tuple[int, Any]]:
+        for epoch, iterator in super().enumerate_epochs():
+            if iterator is not self._iterator:
+                self._iterator, self._position, self._first = iterator, 0, 0
+            yield epoch, iterator
+
+    def steps(self) -> Iterator[int]:
+        servers = pace.own()
+        if servers is None or not pace.deals():
+            yield from super().steps()
+            return
+        pace.begin_round()
+        batches, each = self._inferred_steps, self._steps_per_execution.numpy().item()
+        pieces = None if batches is None else -(-batches // each)
+        while (piece := servers.take(pieces)) is not None:
+            count = each if batches is None else min(each, batches - piece * each)
+            for _ in range(self._first + piece * each - self._position):
+                next(self._iterator)
+            self._position = self._first + piece * each + count
+            self._step_increment = count - 1
+            with self._executing(count, each):
+                yield piece * each
+        self._first += batches or 0
+
+    @contextlib.contextmanager
+    def _executing(self, count: int, usually: int) -> Iterator[None]:
+        """Inside, a call of the training function makes ``count`` steps."""
+        if count == usually:
+            yield
+            return
+        self._steps_per_execution.assign(count)
+        try:
+            yield
+        finally:
+            self._steps_per_execution.assign(usually)
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self) -> Iterator[None]:
+        """At the end of an epoch the workers meet."""
+        if not pace.deals():
+            with super().catch_stop_iteration():
+                yield
+            return
+        ended = False
+        try:
+            yield
+            self.sync()
+        except (StopIteration, RuntimeError, tf.errors.OutOfRangeError) as end:
+            if isinstance(end, RuntimeError) and not isinstance(end.__cause__, StopIteration):
+                raise
+            ended = True
+        fitting.check_had_batch(bool(pace.held()))
+        if pace.end_round(ended):  # for one means for all: they read the same
+            self._insufficient_data = self._inferred_steps is not None or not self._adapter.should_recreate_iterator()
 
 
 def _build(model: Any, spec: Any) -> None:
@@ -223,9 +354,7 @@ def _callback_list(original: Method) -> Method:
 
 def _seed_by_rank(original: Method) -> Method:
     def make_legacy_seed(self: Any) -> int | None:
-        seed, step = original(self), current_step()
-        if step is None or not step.training or step.session.world.rank == 0:
-            return seed
-        return (seed or 0) + common.SEED_STRIDE * step.session.world.rank
+        seed, rank = original(self), common.rank_to_seed()
+        return (seed or 0) + common.SEED_STRIDE * rank if rank else seed
 
     return make_legacy_seed

@@ -153,7 +153,7 @@ def begin_equal(model: Any) -> None:
         for variable, value in zip(found, asked.share([state.tensor_of(v).numpy() for v in found]), strict=True):
             variable.assign(value)
     for one in held():
-        trained = {state.identity(v) for v in model.trainable_variables}
+        trained = {state.identity(v) for v in state.variables_in(model) if v.trainable}
         if trained & {state.identity(v) for v in one.variables}:
             one.begin()
 

@@ -8,10 +8,10 @@ samples. Stale synchronous parallel: Ho et al. 2013, "More Effective Distributed
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -31,6 +31,7 @@ def serve(gone: Callable[[], set[int]]) -> None:
     """Does what workers ask until all have left; ``gone`` gives the ranks that have died."""
     session = world.current()
     assert session.questions is not None
+    _ = tf.keras.optimizers  # most scripts use the Keras that TensorFlow chooses: it is imported while they begin
     workers = session.questions.Get_size() - session.world.size
     parameters = Parameters(workers, session.options.staleness, session.comm)
     rounds = Rounds(workers)
@@ -128,9 +129,8 @@ class Parameters:
 
     def _state(self, question: Question) -> None:
         held = self._held[question.fields["key"]]
-        names = [state.name_of(v).rpartition("/")[2] for v in state.variables_of(held.optimizer)]
-        slots = [np.array(state.memory_of(v)) for v in state.variables_of(held.optimizer)]
-        question.answer([held.packed(), *slots], names=names)
+        names, slots = zip(*held.slots(), strict=True)
+        question.answer([held.packed(), *(np.array(state.memory_of(v)) for v in slots)], names=list(names))
 
     def _apply_together(self, held: _Held) -> None:
         """Makes the update that all workers' gradients are there for."""
@@ -170,8 +170,9 @@ class _Held:
         self._places = [variable["place"] for variable in fields["variables"]]
         self._places_everywhere = fields["places"]
         self.together: dict[int, Question] = {}
+        keras = importlib.import_module(fields["keras"])
         self._variables = [
-            _variable(index, value, variable)
+            _variable(keras, index, value, variable)
             for index, (value, variable) in enumerate(
                 zip(_unpacked(arrays[0], self._shapes, self._dtypes), fields["variables"], strict=True)
             )
@@ -187,10 +188,16 @@ class _Held:
 
     def _set_state(self, known: dict[str, Array]) -> None:
         """Goes on with what an optimizer of an earlier run remembers."""
-        for variable in state.variables_of(self.optimizer):
-            value = known.get(state.name_of(variable).rpartition("/")[2])
+        for name, variable in self.slots():
+            value = known.get(name)
             if value is not None:
-                variable.assign(value.reshape(variable.shape))
+                variable.assign(value.reshape(tuple(variable.shape)))
+
+    def slots(self) -> list[tuple[str, Any]]:
+        """What the optimizer remembers, by the names that workers know it by."""
+        paths = [private.path_of(v) for v in self._variables]
+        slots = [(private.slot_of(v, paths), v) for v in state.variables_of(self.optimizer)]
+        return [(kind if path is None else f"{path}_{kind}", variable) for (kind, path), variable in slots]
 
     def gradients(self, question: Question) -> list[Gradient]:
         """What a worker pushed, in the order of ``present``; of those in ``rows`` the values and indices of some rows."""
@@ -281,8 +288,11 @@ def _unpacked(data: Array, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[n
     return [part.view(dtype).reshape(shape) for part, shape, dtype in zip(parts, shapes, dtypes, strict=True)]
 
 
-def _variable(index: int, value: Array, facts: dict[str, Any]) -> keras.Variable:
+def _variable(keras: Any, index: int, value: Array, facts: dict[str, Any]) -> Any:
     """A variable by a name that tells which it is, so that what the optimizer remembers of it can be told too."""
+    constraint = keras.constraints.deserialize(facts["constraint"]) if facts["constraint"] else None
+    if not hasattr(keras, "Variable"):  # Keras 2
+        return tf.Variable(value, dtype=facts["dtype"], name=f"v{index}", constraint=constraint)
     variable = keras.Variable(value, dtype=facts["dtype"], name=f"v{index}")
-    variable.constraint = keras.constraints.deserialize(facts["constraint"]) if facts["constraint"] else None
+    variable.constraint = constraint
     return variable

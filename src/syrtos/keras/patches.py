@@ -29,13 +29,12 @@ from keras.src.utils import file_utils
 
 from syrtos.comm import world
 from syrtos.comm.communicator import share_of
-from syrtos.errors import DataError
 from syrtos.keras import files, fitting, gradients, interrupts, pace, private, replicas, resume, served, timing
 from syrtos.keras import replacing as common
 from syrtos.keras.input import Share
 from syrtos.keras.planned import PlannedDataset, Stream
 from syrtos.keras.replacing import Method, replace, replace_everywhere
-from syrtos.keras.step import StepScope, current_step, training_now
+from syrtos.keras.step import StepScope, current_step
 
 
 @functools.cache
@@ -315,11 +314,7 @@ class DealtIterator(tf_trainer.TFEpochIterator):
                 raise
             self._iterator = None
         self.data_adapter.on_epoch_end()
-        if not pace.held():  # it has no part in the weights, and would save others than were trained
-            raise DataError(
-                "This worker has had no batch at all: there must be at least as many batches in an epoch as workers. Use a smaller batch "
-                "size, or fewer workers."
-            )
+        fitting.check_had_batch(bool(pace.held()))
         if pace.end_round(self._iterator is None):  # for one means for all: they read the same
             self._iterator = None
             if self.steps_per_epoch:
@@ -380,11 +375,8 @@ def _noting_keras(original: Method) -> Method:
 
 def _seed_by_rank(original: Method) -> Method:
     def next_seed(self: Any, ordered: bool = True) -> Any:
-        seed = original(self, ordered)
-        step, rank = current_step(), world.current().world.rank
-        # At their own pace workers share no step; in a graph of a script's own nothing is initialized either.
-        training = step.training if step else bool(pace.own() and (training_now() or private.graph()))
-        if not training or rank == 0:
+        seed, rank = original(self, ordered), common.rank_to_seed()
+        if rank == 0:
             return seed
         offset = keras_backend.convert_to_tensor([rank * common.SEED_STRIDE, 0], dtype=seed.dtype)
         return seed + offset

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -65,6 +65,8 @@ _TOKEN = "_syrtos_token"
 _SEEN = "_syrtos_seen"
 _SHARED = "_syrtos_shared"
 _COUNTED = "_syrtos_counted"
+# Set on an optimizer of Keras 2: the variables it was built for.
+BUILT_FOR = "_syrtos_built_for"
 # Bodies of tf.cond and tf.while_loop: they may use tensors of the graph around them, functions may not.
 _INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 # Ops whose bodies may hold exchanges.
@@ -169,13 +171,40 @@ def after_pending_control_flow() -> Iterator[None]:
     setattr(current, _SEEN, len(current.get_operations()))
 
 
+def keras_of(optimizer: Any) -> Any:
+    """The package that an optimizer's class is derived from: Keras 3, or Keras 2 (`tf_keras`)."""
+    legacy = any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__)
+    return sys.modules["tf_keras" if legacy else "keras"]
+
+
 def trained_by(optimizer: Any) -> list[Any]:
-    """The variables a Keras 3 optimizer was built for, in the order in which it numbers them; `variables` has its own alone."""
-    return list(optimizer._trainable_variables)
+    """The variables an optimizer was built for, in the order in which it numbers them; `variables` has its own alone. Keras 2 keeps their
+    numbers only: `legacy` notes them."""
+    noted = getattr(optimizer, BUILT_FOR, None)
+    return list(optimizer._trainable_variables if noted is None else noted)
+
+
+def path_of(variable: Any) -> str:
+    """What Keras names the slots of a variable after: `keras.Variable` has a path, and Keras 2 takes TensorFlow's name without its output."""
+    return getattr(variable, "path", None) or variable._shared_name
+
+
+def slot_of(slot: Any, paths: Sequence[str]) -> tuple[str, str | None]:
+    """What an optimizer's variable is, e.g. "momentum", and of the variable with which of these paths; None if of all together.
+
+    Keras 3 names it ``layer_kernel_momentum``, Keras 2 ``SGD/m/layer/kernel``.
+    """
+    if hasattr(slot, "path"):
+        fits = [p for p in paths if slot.name.startswith(p.replace("/", "_") + "_")]
+        path = max(fits, key=len, default=None)
+        return (slot.name, None) if path is None else (slot.name.removeprefix(path.replace("/", "_") + "_"), path)
+    name = slot._shared_name
+    path = max((p for p in paths if name.endswith(f"/{p}")), key=len, default=None)
+    return name.removesuffix(f"/{path}").rpartition("/")[2], path
 
 
 def updates_of(optimizer: Any) -> Any:
-    """The counter of a Keras 3 optimizer's `apply` calls; `iterations` divides it when gradients are accumulated."""
+    """The counter of an optimizer's updates; `iterations` of Keras 3 divides it when gradients are accumulated."""
     return optimizer._iterations
 
 
@@ -189,19 +218,19 @@ def momentums_of(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or [])
 
 
-def has_schedule(optimizer: Any, schedule: type) -> bool:
-    """Whether a Keras 3 optimizer's rate follows a schedule; `learning_rate` gives the number of the moment."""
-    return isinstance(optimizer._learning_rate, schedule)
+def has_schedule(optimizer: Any) -> bool:
+    """Whether an optimizer's rate follows a schedule; `learning_rate` gives the number of the moment."""
+    return isinstance(optimizer._learning_rate, keras_of(optimizer).optimizers.schedules.LearningRateSchedule)
 
 
 def decays(optimizer: Any, variable: Any) -> bool:
-    """Whether a Keras 3 optimizer's weight decay takes in this variable: it can be told, not asked."""
+    """Whether an optimizer's weight decay takes in this variable: it can be told, not asked."""
     return optimizer._use_weight_decay(variable)
 
 
 def clip(optimizer: Any, gradients: list[Any]) -> list[Any]:
-    """Clips as a Keras 3 optimizer was told to; elsewhere it does so only on its way to an update."""
-    return optimizer._clip_gradients(gradients)
+    """Clips as an optimizer was told to; elsewhere it does so only on its way to an update."""
+    return list(optimizer._clip_gradients(gradients))
 
 
 def legacy_layers() -> Any:

@@ -17,7 +17,7 @@ from syrtos.keras import callbacks, files, fitting, gradients, pace, private, te
 from syrtos.keras import step as step_module
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.input import policy_ignored
-from syrtos.keras.step import StepScope, current_step, functions_of_step, rows_of
+from syrtos.keras.step import StepScope, current_step, functions_of_step, rows_of, training_now
 
 Method = Callable[..., Any]
 
@@ -123,6 +123,17 @@ def total_over_workers(step: StepScope, values: tf.Tensor) -> tf.Tensor:
     """The sum of all elements of all workers that have samples, float32, without a gradient."""
     mine = tf.where(step.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
     return ops.allreduce(step.session.comm, tf.stop_gradient(mine))
+
+
+# -- random numbers -------------------------------------------------------------------------------------
+
+
+def rank_to_seed() -> int:
+    """What tells the seeds of workers apart: 0 for numbers that must be equal on all, as those that weights are made of."""
+    step, rank = current_step(), world.current().world.rank
+    # At their own pace workers share no step; in a graph of a script's own nothing is initialized either.
+    training = step.training if step else bool(pace.own() and (training_now() or private.graph()))
+    return rank if training else 0
 
 
 # -- optimizers -----------------------------------------------------------------------------------------

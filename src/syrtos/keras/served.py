@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -46,14 +45,18 @@ class Served:
         asked = pace.servers()
         assert asked is not None
         self._servers = asked
+        self._keras = private.keras_of(optimizer)
         self._key = ""
         self._begun = 0
         self.variables: list[Any] = private.trained_by(optimizer)
-        names = ",".join([optimizer.name, *(v.path for v in self.variables)])
+        self._paths = [private.path_of(v) for v in self.variables]
+        names = ",".join([optimizer.name, *self._paths])
         self._number = pace.number_of(str(zlib.crc32(names.encode())))
         self._index = {state.identity(v): i for i, v in enumerate(self.variables)}
         self._tables = {i for i, v in enumerate(self.variables) if state.identity(v) in tables}
-        cut = type(optimizer).__name__ in _ELEMENTWISE and type(optimizer).__module__.startswith("keras.")
+        cut = type(optimizer).__name__ in _ELEMENTWISE and type(optimizer).__module__.startswith(
+            ("keras.", "tf_keras.")
+        )
         if cut and not any(v.constraint for v in self.variables):
             self._parts = _slices(self.variables, self._tables, asked.count)
         else:
@@ -65,7 +68,7 @@ class Served:
         """Gives gradients, eagerly or in a graph, and takes weights."""
         present = [self._index[state.identity(v)] for v in variables]
         weight, given = self._weighed([self._as_held(i, g) for i, g in zip(present, grads, strict=True)])
-        scheduled = private.has_schedule(self.optimizer, keras.optimizers.schedules.LearningRateSchedule)
+        scheduled = private.has_schedule(self.optimizer)
         rate = tf.constant(-1.0) if scheduled else tf.cast(self.optimizer.learning_rate, tf.float32)
 
         def push(weight: Array, rate: Array, *arrays: Array) -> list[Array]:
@@ -133,7 +136,9 @@ class Served:
 
     def begin(self) -> None:
         """Gives the servers worker 0's weights, and what its optimizer remembers, in place of what they have; takes the weights."""
-        if self.optimizer.gradient_accumulation_steps and any(getattr(self.optimizer, name) for name in _CLIPS):
+        if getattr(self.optimizer, "gradient_accumulation_steps", None) and any(
+            getattr(self.optimizer, name) for name in _CLIPS
+        ):
             raise ConfigurationError(
                 "Parameter servers can't clip gradients that are accumulated over several steps. Leave out `gradient_accumulation_steps`, "
                 "or the clipping, or train without `--ps`."
@@ -154,15 +159,16 @@ class Served:
 
     def _described(self, parts: Sequence[_Part]) -> tuple[dict[str, Any], list[Array]]:
         optimizer = self.optimizer
-        described: Any = keras.saving.serialize_keras_object(optimizer)
+        described: Any = self._keras.saving.serialize_keras_object(optimizer)
         config = described["config"]
         clip = {name: config.get(name) for name in _CLIPS}
-        config.update(dict.fromkeys((*_CLIPS, "loss_scale_factor")))
+        config.update({name: None for name in (*_CLIPS, "loss_scale_factor") if name in config})
         held = [self.variables[part.variable] for part in parts]
         pieces = [state.tensor_of(v).numpy().reshape(-1)[p.start : p.stop] for v, p in zip(held, parts, strict=True)]
         remembered = self._remembered(parts)
         fields = {
             "replaces": f"{self._number}.{self._begun - 2}",
+            "keras": self._keras.__name__,
             "optimizer": described,
             "clip": clip,
             "places": len(self.variables),
@@ -178,27 +184,25 @@ class Served:
             "shape": list(part.shape),
             "dtype": tf.as_dtype(variable.dtype).name,
             "decays": private.decays(self.optimizer, variable),
-            "constraint": keras.constraints.serialize(variable.constraint) if variable.constraint else None,
+            "constraint": self._keras.constraints.serialize(variable.constraint) if variable.constraint else None,
         }
 
     def _slots(self, parts: Sequence[_Part]) -> list[tuple[str, Any, _Part | None]]:
         """What the optimizer remembers here: the name of each variable at a server, the variable, and of which part it is."""
         found, seen = [], collections.Counter[str]()
         here = {part.variable: (i, part) for i, part in enumerate(parts)}
-        prefixes = [f"{v.path.replace('/', '_')}_" for v in self.variables]
         for slot in self.optimizer.variables:
-            prefix = max((p for p in prefixes if slot.name.startswith(p)), key=len, default=None)
-            if prefix is None:
-                found.append((slot.name, slot, None))
+            kind, path = private.slot_of(slot, self._paths)
+            if path is None:
+                found.append((kind, slot, None))
                 continue
-            owners = [
-                i for i, p in enumerate(prefixes) if p == prefix
-            ]  # several, if layers share a name: then in their order
-            owner = owners[seen[slot.name] % len(owners)]
-            seen[slot.name] += 1
+            # several, if layers share a name: then in their order
+            owners = [i for i, known in enumerate(self._paths) if known == path]
+            owner = owners[seen[f"{path} {kind}"] % len(owners)]
+            seen[f"{path} {kind}"] += 1
             if owner in here:
                 i, part = here[owner]
-                found.append((f"v{i}_{slot.name.removeprefix(prefix)}", slot, part))
+                found.append((f"v{i}_{kind}", slot, part))
         return found
 
     def _remembered(self, parts: Sequence[_Part]) -> dict[str, Array]:

@@ -175,9 +175,9 @@ def _has_value(variable: Any) -> bool:
 
 
 def _holder(variable: Any) -> tf.Variable:
-    """The TensorFlow variable of a Keras one."""
-    value = getattr(variable, "_value", None)
-    return value if isinstance(value, tf.Variable) else variable
+    """The TensorFlow variable of a Keras one, or of Keras 2's for mixed precision."""
+    held = (getattr(variable, name, None) for name in ("_value", "_variable"))
+    return next((value for value in held if isinstance(value, tf.Variable)), variable)
 
 
 def tensor_of(variable: Any) -> tf.Tensor:
