@@ -63,19 +63,26 @@ def test_estimator_scripts(tmp_path: Path) -> None:
         assert f"ok {name}" in done.stdout
 
 
+CHECKS_OF_SERVERS = "every_sample_once,adapted,callbacks,set_between,tables,another_strategy"
+PACE, TOGETHER = ("--ps", "2"), ("--ps", "1", "--staleness", "0")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "checks"),
+    ("version", "flags", "checks"),
     [
-        (
-            ("--ps", "2"),
-            "horovod,strategy_and_fit,callbacks,set_between,data_of_unknown_length,tables,another_strategy",
-        ),
-        (("--ps", "1", "--staleness", "0"), "horovod,together_only,callbacks,set_between,tables,another_strategy"),
-        ((), "no_servers"),
+        (3, PACE, f"horovod,strategy_and_fit,data_of_unknown_length,{CHECKS_OF_SERVERS}"),
+        (3, TOGETHER, f"horovod,together_only,{CHECKS_OF_SERVERS}"),
+        (3, (), "no_servers"),
+        (2, PACE, f"strategy_and_fit,data_of_unknown_length,{CHECKS_OF_SERVERS},unfit_optimizers"),
+        (2, TOGETHER, f"{CHECKS_OF_SERVERS},unfit_optimizers"),
     ],
 )
-def test_scripts_for_parameter_servers(tmp_path: Path, flags: tuple[str, ...], checks: str) -> None:
+def test_scripts_for_parameter_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, flags: tuple[str, ...], checks: str
+) -> None:
+    if version == 2:
+        monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     done = run(tmp_path, checks, *flags, script=SERVERS)
     assert done.returncode == 0, done.stderr[-4000:]
     for name in checks.split(","):

@@ -27,7 +27,12 @@ def seen(folder: Path) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_every_batch_is_taken_once_and_all_end_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [3, 2])
+def test_every_batch_is_taken_once_and_all_end_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    if version == 2:
+        monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
     ended = served(tmp_path, "nothing", "--ps", "2")
     assert ended.code == 0, ended.stderr + ended.logs
     workers = seen(tmp_path)

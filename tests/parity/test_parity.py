@@ -1,6 +1,7 @@
 """Every case, in one process and on two workers: the same weights and the same logs; on three, every third case (`make parity`: all).
 
-Servers and three workers get every third case, for the rest of a step is that of `test_keras_3`. One case of six is in the quick tests.
+Servers and three workers get every third case, for the rest of a step is that of `test_keras_3`; servers with Keras 2 get those that differ in the
+optimizer. One case of six is in the quick tests.
 """
 
 from __future__ import annotations

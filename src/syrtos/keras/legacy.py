@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -183,7 +183,8 @@ def _refuse_on_servers(which: str) -> None:
 def _noting_keras(original: Method) -> Method:
     def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
         variable = original(self, *args, **kwargs)
-        setattr(variable, pace.KERAS, True)
+        if pace.own():
+            setattr(getattr(variable, "_variable", variable), pace.KERAS, True)  # inside of one for mixed precision
         return variable
 
     return add_weight
@@ -272,13 +273,13 @@ class DealtHandler(data_adapter.DataHandler):
     _iterator: Any = None
     _position = _first = 0
 
-    def enumerate_epochs(self) -> Iterator[tuple[int, Any]]:
+    def enumerate_epochs(self) -> Generator[tuple[int, Any], None, None]:
         for epoch, iterator in super().enumerate_epochs():
             if iterator is not self._iterator:
                 self._iterator, self._position, self._first = iterator, 0, 0
             yield epoch, iterator
 
-    def steps(self) -> Iterator[int]:
+    def steps(self) -> Generator[int, None, None]:
         servers = pace.own()
         if servers is None or not pace.deals():
             yield from super().steps()

@@ -292,7 +292,7 @@ def _variable(keras: Any, index: int, value: Array, facts: dict[str, Any]) -> An
     """A variable by a name that tells which it is, so that what the optimizer remembers of it can be told too."""
     constraint = keras.constraints.deserialize(facts["constraint"]) if facts["constraint"] else None
     if not hasattr(keras, "Variable"):  # Keras 2
-        return tf.Variable(value, dtype=facts["dtype"], name=f"v{index}", constraint=constraint)
+        return tf.Variable(tf.convert_to_tensor(value), name=f"v{index}", constraint=constraint)
     variable = keras.Variable(value, dtype=facts["dtype"], name=f"v{index}")
     variable.constraint = constraint
     return variable

@@ -1,7 +1,7 @@
 """Every touch on a symbol that TensorFlow keeps private, with its reason. Seen to work on TensorFlow 2.21.
 
 Those through which errors pass stand in `private_errors`, those of which pipelines consist in `private_pipelines`.
-Keras's private symbols stand in `patches`, where each is replaced; the few that are only read are here. Seen on Keras 3.15.1.
+Keras's private symbols stand in `patches`, where each is replaced; the few that are only read are here. Seen on Keras 3.15.1 and tf_keras 2.21.
 """
 
 from __future__ import annotations

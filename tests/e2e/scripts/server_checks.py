@@ -1,4 +1,7 @@
-"""Run by every worker of `syrtos run --ps 1`: ``server_checks.py CHECK,CHECK FOLDER``; each check that holds prints ``ok CHECK``."""
+"""Run by every worker of `syrtos run --ps 1`: ``server_checks.py CHECK,CHECK FOLDER``; each check that holds prints ``ok CHECK``.
+
+Under TF_USE_LEGACY_KERAS=1 with Keras 2.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import syrtos
 
+keras: Any = tf.keras
 X = np.random.default_rng(0).normal(size=(256, 4)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
 QUIET: Any = 0
@@ -41,6 +44,37 @@ def strategy_and_fit(folder: Path) -> None:
     equal_everywhere(model.get_weights()[0])
     equal_everywhere(history["loss"])
     assert strategy.num_replicas_in_sync == 1
+
+
+def every_sample_once(folder: Path) -> None:
+    """Gradients that are the same whatever the weights are: each epoch moves each row by 1, whoever takes its batch."""
+    model = keras.Sequential(
+        [
+            keras.Input((1,), dtype="int32"),
+            keras.layers.Embedding(len(X), 1, embeddings_initializer="zeros"),
+            keras.layers.Flatten(),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(8.0), lambda _, predicted: predicted, steps_per_execution=3)  # 32 batches
+    history = model.fit(np.arange(len(X))[:, None], Y, batch_size=8, epochs=3, verbose=QUIET).history
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((len(X), 1), -3.0))
+    assert int(model.optimizer.iterations) == 96
+    equal_everywhere(history["loss"])
+    assert model.evaluate(np.arange(len(X))[:, None], Y, verbose=QUIET) == -3.0
+
+
+def adapted(folder: Path) -> None:
+    """A layer that looks at data before training sees all of it, on every worker."""
+    layer = keras.layers.Normalization()
+    layer.adapt(X)
+    np.testing.assert_allclose(layer.mean, X.mean(0, keepdims=True), atol=1e-6)
+
+
+def unfit_optimizers(folder: Path) -> None:
+    """Of Keras 2."""
+    for optimizer in (keras.optimizers.legacy.SGD(0.05), keras.optimizers.Nadam(0.05)):
+        with pytest.raises(syrtos.SyrtosError, match="can't apply this optimizer"):
+            make(optimizer).fit(X, Y, verbose=QUIET)
 
 
 def callbacks(folder: Path) -> None:

@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
+import tensorflow as tf
 
 import syrtos
+
+keras: Any = tf.keras
 
 WHAT, OUT = sys.argv[1], Path(sys.argv[2])
 RANK = syrtos.rank()

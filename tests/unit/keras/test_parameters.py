@@ -49,6 +49,7 @@ def register(server: Parameters, worker: int, value: float, optimizer: Any = Non
         key="0.0",
         replaces="",
         round=number,
+        keras="keras",
         optimizer=optimizer or keras.saving.serialize_keras_object(keras.optimizers.SGD(1.0)),
         clip=dict.fromkeys(("clipnorm", "global_clipnorm", "clipvalue")),
         places=1,
