@@ -141,7 +141,8 @@ def _is_all_finite_everywhere(original: Method) -> Method:
 def _noting_variables(original: Method) -> Method:
     def build_index_dict(self: Any, var_list: Any) -> None:
         original(self, var_list)
-        object.__setattr__(self, private.BUILT_FOR, list(var_list))
+        if pace.servers():
+            object.__setattr__(self, private.BUILT_FOR, list(var_list))
 
     return build_index_dict
 
