@@ -30,7 +30,7 @@ Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 # What tells one call of `get_file` from another: equal on all workers, unlike objects among the other arguments.
 _OF_A_FETCH = ("origin", "fname", "cache_dir", "cache_subdir")
-# Seconds for which a worker leaves the writing to the first one: that one may be waiting for this one's file.
+# Seconds for which workers wait for each other before they write: the others may be waiting for this one's file in their own way.
 _PATIENCE = 10.0
 
 
@@ -255,8 +255,12 @@ def _claimed(key: str, session: world.Session, fetched: bool) -> Iterator[claims
     claim = claims.Claim(
         f"{key} {session.world.node_rank}" if fetched else key, f"{meetings} {_thread.number(key, meetings)}", fetched
     )
-    if meets and not first and not session.rank_aware:
-        _let_the_first_begin(turn, mine, f"{'fetch' if fetched else 'write'} {key}", session)
+    if meets and not session.rank_aware:
+        call = f"{'fetch' if fetched else 'write'} {key}, number {mine[1]}"
+        if not first:
+            _let_the_first_begin(turn, mine, call, session)
+        elif mine[1] > 1 and not fetched:
+            _let_the_others_come(call, session)
     with claim.held():
         if meets and first:
             turn.tell(mine)
@@ -269,10 +273,24 @@ def _claimed(key: str, session: world.Session, fetched: bool) -> Iterator[claims
 
 def _let_the_first_begin(turn: claims.Turn, mine: tuple[int, int], call: str, session: world.Session) -> None:
     """Waits until the first worker has begun what is its turn too, or is past it: at its next exchange."""
-    limit = time.monotonic() + min(_PATIENCE, session.watchdog.timeout / 2)
-    over = claims.now_and_then(lambda: turn.begun(mine) or time.monotonic() > limit)
+    late = _late(session)
+    over = claims.now_and_then(lambda: turn.begun(mine) or late())
     if not over():
         session.comm.pass_by(call, until=over)
+
+
+def _let_the_others_come(call: str, session: world.Session) -> None:
+    """Waits until they come to the same file, or are past it: they may still have to read what the first worker has written since the last
+    exchange, before it writes again."""
+    late, moving, again = _late(session), True, False
+    while moving and not late():
+        moving, again = session.comm.pass_by(call, again, late), True
+
+
+def _late(session: world.Session) -> Callable[[], bool]:
+    """Whether a worker has waited long enough from now on."""
+    limit = time.monotonic() + min(_PATIENCE, session.watchdog.timeout / 2)
+    return lambda: time.monotonic() > limit
 
 
 def _meets(session: world.Session) -> bool:

@@ -75,6 +75,18 @@ def test_the_first_worker_waits_for_nobody(tmp_path: Path, play: Play) -> None:
     assert not others.called
 
 
+def test_the_first_worker_writes_again_when_the_others_have_come_or_do_not(
+    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others may still have to read what it has written before."""
+    monkeypatch.setattr(files, "_PATIENCE", 0.1)
+    others, path = play(0), tmp_path / "file"
+    for text in ("first", "second"):
+        files.once(str(path), functools.partial(path.write_text, text))
+    assert path.read_text() == "second"
+    assert len(others.called) == 1
+
+
 def test_another_worker_waits_until_the_first_has_written(tmp_path: Path, play: Play) -> None:
     path = tmp_path / "file"
     others = play(1, lambda: _first_writes(path, "by the first"))
