@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -50,7 +51,8 @@ def of_tensorflow(error: SyrtosError) -> SyrtosError:
     theirs = next(theirs for ours, theirs in _CLASSES if isinstance(error, ours))
     both = _both(type(error), theirs)
     made = both.__new__(both)
-    theirs.__init__(made, None, None, str(error))  # not by the class: ours may take arguments of its own
+    initialize: Any = theirs.__init__  # the stub asks for a fourth argument, which these classes set themselves
+    initialize(made, None, None, str(error))  # not by the class: ours may take arguments of its own
     vars(made).update(vars(error))
     return made.with_traceback(error.__traceback__)
 
