@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from syrtos.comm import world
@@ -16,13 +17,13 @@ from syrtos.keras.strategy import Strategy
 
 
 class _Fits:
-    """How many calls of `fit` this process is in."""
+    """How many calls of methods that train this process is in."""
 
     running = 0
 
 
 def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Counts the calls of Keras's `fit`."""
+    """Counts the calls of Keras's `fit`, or of another method that trains."""
 
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
@@ -36,8 +37,23 @@ def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fit_is_running() -> bool:
-    """Whether this process is inside a `fit` of Keras."""
+    """Whether this process is inside a `fit` of Keras, or another method that trains."""
     return _Fits.running > 0
+
+
+@contextlib.contextmanager
+def optimizer_built_by_training(model: Any) -> Iterator[None]:
+    """Inside, what builds a model builds its optimizer only where it is about to train, as in one process: into an optimizer that an evaluation
+    had built, `load_weights` would load the state of the one that was saved."""
+    optimizer = model.optimizer
+    if optimizer is None or optimizer.built or fit_is_running():
+        yield
+        return
+    optimizer.built = True
+    try:
+        yield
+    finally:
+        optimizer.built = False
 
 
 def check_strategy(strategy: Any) -> None:

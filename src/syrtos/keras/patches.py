@@ -167,7 +167,8 @@ def _patch_trainer() -> None:
     # These take a batch as it is, without a data set that could be split.
     for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
         replace(trainer, name, _on_share_of_batch)
-    replace(trainer, "fit", fitting.inside_fit)
+    for name in ("fit", "train_on_batch"):
+        replace(trainer, name, fitting.inside_fit)
     replace(trainer, "fit", interrupts.together)
     # Workers that don't call the same are told so at once.
     for name in ("fit", "evaluate", "predict"):
@@ -217,7 +218,7 @@ def _build_from_spec(original: Method) -> Method:
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
         batch = batch.data if isinstance(batch, Share) else batch
         # A model that can't be built from shapes alone is built by its first step, as in one process.
-        with contextlib.suppress(Exception):
+        with fitting.optimizer_built_by_training(self), contextlib.suppress(Exception):
             self._symbolic_build(data_batch=batch)
 
     return maybe_symbolic_build

@@ -349,6 +349,24 @@ def libraries_that_write_beside_rank_0() -> None:
     assert [file.name for file in place.iterdir()] == ["best.weights.h5"]
 
 
+def evaluated_before_weights_are_loaded() -> None:
+    """Evaluation leaves the optimizer unbuilt, as in one process: weights that are loaded then bring no state of another optimizer."""
+    path = FOLDER / "evaluated_before_weights_are_loaded" / "trained.weights.h5"
+    x, y = data()
+    trained, fresh = model(), model()
+    for each in (trained, fresh):
+        each.compile("adam", "mse")
+    trained.fit(x, y, verbose=0)
+    trained.save_weights(path)
+    fresh.evaluate(x, y, verbose=0)
+    fresh.test_on_batch(x, y)
+    assert not fresh.optimizer.built
+    fresh.load_weights(path)
+    assert int(fresh.optimizer.iterations) == 0
+    fresh.train_on_batch(x, y)
+    assert int(fresh.optimizer.iterations) == 1
+
+
 if __name__ == "__main__":
     for name in sys.argv[1].split(","):
         (FOLDER / name).mkdir(exist_ok=True)
