@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from typing import Any
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs import home as homes
 from syrtos.jobs.home import ACCOUNT, BUCKET, REGION, Home
+
+# Seconds that a service may take to start.
+_STARTING = 15.0
 
 # The SDKs' own settings: no telemetry to Amazon, and a default bucket, without which they ask Amazon's STS for the account's number.
 _SDK = f"""\
@@ -35,10 +39,24 @@ def add_to(commands: Any) -> None:
 
 
 def main(_chosen: argparse.Namespace) -> int:
-    """Prints one `export` to a line."""
-    for name, value in variables(Home()).items():
+    """Prints one `export` to a line; where no service runs `false`, so that `eval "$(syrtos aws-env)" && ...` goes no further."""
+    home = Home()
+    wait_for_service(home, _STARTING)
+    try:
+        found = variables(home)
+    except ConfigurationError:
+        print("false")
+        raise
+    for name, value in found.items():
         print(f"export {name}={shlex.quote(value)}")
     return 0
+
+
+def wait_for_service(home: Home, seconds: float) -> None:
+    """Returns when a service runs, or after ``seconds``: `syrtos serve &` in the same line takes a moment."""
+    deadline = time.monotonic() + seconds
+    while home.endpoint() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def variables(home: Home) -> dict[str, str]:

@@ -160,8 +160,9 @@ def files() -> None:
         keras.callbacks.CSVLogger(str(FOLDER / "log.csv")),
         keras.callbacks.ModelCheckpoint(str(FOLDER / "at-{epoch}.keras")),
     ]
-    trained.fit(*data(), batch_size=30, epochs=2, verbose=0, callbacks=callbacks)
-    assert len(list((FOLDER / "board" / "train").glob("*"))) == 1
+    trained.fit(*data(), batch_size=30, epochs=2, verbose=0, callbacks=callbacks, validation_data=data())
+    for part in ("train", "validation"):  # the second is opened while the input of an evaluation already runs
+        assert len(list((FOLDER / "board" / part).glob("*"))) == 1
     assert len((FOLDER / "log.csv").read_text().splitlines()) == 3
     assert sorted(p.name for p in FOLDER.glob("*.keras")) == ["at-1.keras", "at-2.keras"]
     trained.export(FOLDER / "exported", verbose=False)
