@@ -258,7 +258,7 @@ def test_replicas_that_diverge(tmp_path: Path) -> None:
 
 # -- mistakes that every rank is told of -----------------------------------------------------------
 
-_CAUGHT = ("empty", "lengths", "structure", "depth", "jit", "strategy_of_another")
+_CAUGHT = ("empty", "lengths", "structure", "depth", "jit", "jit_of_a_loop", "strategy_of_another")
 
 
 @pytest.fixture(scope="module")
@@ -290,6 +290,7 @@ def told(folder: Path) -> list[dict[str, Any]]:
             ["Workers built different models", "rank 1: sequential/dense_1/kernel (1, 1) float32"],
         ),
         ("jit", "", []),
+        ("jit_of_a_loop", "ConfigurationError", ["jit_compile=True", "computes the gradients alone"]),
         ("strategy_of_another", "ConfigurationError", ["MirroredStrategy", "2 workers", "syrtos.keras.Strategy"]),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -100,14 +101,33 @@ def watch_functions(
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         copies = copies_for_now()
-        if copies is None or type(self) is not Function:
-            with calling(self):
-                return original(self, *args, **kwargs)
-        if id(self) not in copies:
-            copies[id(self)] = (self._clone(None), self)
-        return original(copies[id(self)][0], *args, **kwargs)
+        with _compiling(bool(getattr(self, "_jit_compile", False))):
+            if copies is None or type(self) is not Function:
+                with calling(self):
+                    return original(self, *args, **kwargs)
+            if id(self) not in copies:
+                copies[id(self)] = (self._clone(None), self)
+            return original(copies[id(self)][0], *args, **kwargs)
 
     setattr(Function, "__call__", call)  # noqa: B010 - pyright knows better than to assign to a method
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def _compiling(by_xla: bool) -> Iterator[None]:
+    before = is_compiled()
+    _thread.by_xla = before or by_xla
+    try:
+        yield
+    finally:
+        _thread.by_xla = before
+
+
+def is_compiled() -> bool:
+    """Whether the `tf.function` that this thread traces or runs, or one around it, was made with ``jit_compile=True``."""
+    return getattr(_thread, "by_xla", False)
 
 
 def watch_tracing(tracing: Callable[[], AbstractContextManager[None]]) -> None:

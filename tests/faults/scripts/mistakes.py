@@ -81,6 +81,19 @@ def strategy_of_another() -> None:
     made.fit(X, Y, batch_size=8, verbose=QUIET)
 
 
+def jit_of_a_loop() -> None:
+    """XLA can't contain an exchange, and in a loop of the script's own it can't be turned off."""
+    made, optimizer = model(), keras.optimizers.SGD(0.1)
+
+    @tf.function(jit_compile=True)
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((made(X) - Y) ** 2)
+        optimizer.apply(tape.gradient(loss, made.trainable_variables), made.trainable_variables)
+
+    step()
+
+
 def jit() -> None:
     """XLA can't contain an exchange: training goes on without it."""
     made = model(jit_compile=True)
@@ -110,6 +123,7 @@ MISTAKES: dict[str, Callable[[], None]] = {
         structure,
         depth,
         strategy_of_another,
+        jit_of_a_loop,
         jit,
     )
 }

@@ -16,6 +16,7 @@ import tensorflow as tf
 from syrtos.comm import fusion, world
 from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.sparse import weighted_rows
+from syrtos.errors import ConfigurationError
 from syrtos.keras import op_errors, private
 
 Gradient = Any  # tf.Tensor or tf.IndexedSlices
@@ -175,7 +176,15 @@ def exchange(
     """Runs ``function(*arrays)`` on the host, after the exchange before it and before the next one.
 
     The time it takes goes into the ledger as ``exchange``; what was waited for other workers in it the watchdog has told as ``wait``.
+
+    Raises:
+        ConfigurationError: in a `tf.function` that XLA compiles.
     """
+    if private.is_compiled() and not tf.executing_eagerly():
+        raise ConfigurationError(
+            "A `tf.function` with jit_compile=True exchanges values between workers (an optimizer's update, a reduction): XLA can't compile that. "
+            "Leave jit_compile out there, or keep it on a function that computes the gradients alone, and apply them outside of it."
+        )
     session = world.current()
 
     def measured(_token: Array, *arrays: Array) -> list[Array]:
