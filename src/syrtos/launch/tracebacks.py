@@ -33,7 +33,7 @@ def whole(error: BaseException) -> str:
 def short(error: BaseException) -> str:
     """The lines of the script, and of libraries that are neither frameworks, nor ours, nor Python's."""
     text = "".join(_formatted(error, _of_script).format())
-    return text + _LEFT_OUT if text != whole(error) else text
+    return _LEFT_OUT + text if text != whole(error) else text  # the last line is the error: jobs report it
 
 
 def advice(error: BaseException, size: int) -> str:
