@@ -821,16 +821,15 @@ _SECRETS = {
 
 def readable_by_others(folder: Path) -> list[Path]:
     """Files that another user could read: each folder above them, from ``folder`` on, lets him pass."""
-    if not folder.stat().st_mode & 0o001:
-        return []
     found = []
-    for path in folder.iterdir():
-        if path.is_symlink():
-            continue
-        if path.is_dir():
-            found += readable_by_others(path)
-        elif path.stat().st_mode & 0o004:
-            found.append(path)
+    with contextlib.suppress(FileNotFoundError):  # the job's runner removes its folders meanwhile
+        for path in folder.iterdir() if folder.stat().st_mode & 0o001 else ():
+            if path.is_symlink():
+                continue
+            if path.is_dir():
+                found += readable_by_others(path)
+            elif path.exists() and path.stat().st_mode & 0o004:
+                found.append(path)
     return found
 
 
