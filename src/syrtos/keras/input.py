@@ -133,8 +133,9 @@ def _called(function: Any, spread: bool, *parts: Any) -> Any:
     return function(parts if spread else parts[0])
 
 
-def _nothing_like(spec: Any) -> Any:
-    return tf.zeros([0, *(n or 1 for n in spec.shape[1:])], spec.dtype)
+def _rows_like(spec: Any, count: int) -> Any:
+    """So many rows of zeros."""
+    return tf.zeros([count, *(n or 1 for n in spec.shape[1:])], spec.dtype)
 
 
 def share_of_tensors(batch: Any, comm: Communicator) -> Any:
@@ -205,16 +206,12 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
         return row, Share(count, filled)
 
     empty = tf.nest.map_structure(_without_rows, dataset.element_spec)
-    row = tf.nest.map_structure(_row_like, dataset.element_spec)
+    row = tf.nest.map_structure(lambda spec: _rows_like(spec, 1), dataset.element_spec)
     spread = isinstance(dataset.element_spec, tuple)  # then `map` gives each part as an argument
     own = dataset.map(_as_it_is(lambda *data: (1.0, data if spread else data[0])))
     idle = tf.data.Dataset.from_tensors((0.0, empty)).repeat()
     voted = own.concatenate(idle).take_while(anyone_left)
     return _plain(_unhurried(voted.scan(row, keeping_a_row)))
-
-
-def _row_like(spec: Any) -> Any:
-    return tf.zeros([1, *(n or 1 for n in spec.shape[1:])], spec.dtype)
 
 
 def _same(leaf: Any) -> Any:
@@ -285,7 +282,7 @@ def _without_rows(spec: Any) -> Any:
             f"Batches per worker must be dense tensors with a batch dimension, so that a worker can go on without samples. "
             f"Received an element of {spec}."
         )
-    return _nothing_like(spec)
+    return _rows_like(spec, 0)
 
 
 def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Operation | tf.Tensor:
