@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import syrtos.data
+
 # untyped: one of two packages whose annotations disagree
 keras: Any = importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") else "keras")
 
@@ -401,22 +403,47 @@ def batches_of_one_with_a_static_size() -> tuple[Any, Logs]:
     )
 
 
-@keras3
-def words_without_unknown_ones() -> tuple[Any, Logs]:
-    """A layer that refuses "" and zeros, and a last batch that is too small for all workers."""
+def _of_words(count: int) -> tuple[Any, tuple[Any, Any]]:
+    """A model that refuses "" and zeros, and so many rows."""
     keras.utils.set_random_seed(3)
-    words = np.array([["a", "b", "c"][k % 3] for k in range(61)])
+    words = np.array([["a", "b", "c"][k % 3] for k in range(count)], object)
     lookup = keras.layers.StringLookup(vocabulary=["a", "b", "c"], num_oov_indices=0)
     word = keras.layers.Input((), dtype="string")
     value = keras.layers.Dense(1)(keras.layers.Embedding(3, 4)(lookup(word)))
     model = keras.Model(word, value)
     model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-    batches = tf.data.Dataset.from_tensor_slices((words, data(61)[1])).batch(4)
+    return model, (words, data(count)[1])
+
+
+@keras3
+def words_without_unknown_ones() -> tuple[Any, Logs]:
+    """The last batch is too small for all workers."""
+    model, rows = _of_words(61)
+    batches = tf.data.Dataset.from_tensor_slices(rows).batch(4)
     model, logs = fit(model, batches, batch_size=None, shuffle=None)
     return model, logs | {
         "evaluated": model.evaluate(batches, verbose=0),
         "predicted": model.predict(batches, verbose=0),
     }
+
+
+@case
+def words_on_batch() -> tuple[Any, Logs]:
+    """Each batch is too small for all workers."""
+    model, (words, y) = _of_words(6)
+    rows = [(tf.constant(words[k : k + 1]), y[k : k + 1]) for k in range(6)]
+    return model, {
+        "loss": [float(model.train_on_batch(*row)[0]) for row in rows],
+        "tested": [float(model.test_on_batch(*row)[1]) for row in rows],
+        "predicted": np.concatenate([model.predict_on_batch(row[0]) for row in rows]).ravel().tolist(),
+    }
+
+
+@keras3
+def planned_words() -> tuple[Any, Logs]:
+    """The same with a planned order: each batch has one record."""
+    model, (words, y) = _of_words(7)
+    return fit(model, syrtos.data.from_arrays(words, y, batch_size=1), batch_size=None, shuffle=None)
 
 
 @keras3

@@ -161,11 +161,14 @@ class Loader:
 
     def nothing(self) -> Any:
         """A batch without rows."""
-        return mapped(lambda leaf: leaf[:0], self._one)
+        return mapped(lambda leaf: leaf[:0], self.example())
+
+    def example(self) -> Any:
+        """A batch of the first record that can be read."""
+        return self._example
 
     @functools.cached_property
-    def _one(self) -> Any:
-        """A batch of the first record that can be read."""
+    def _example(self) -> Any:
         for index in range(len(self.source)):
             data, used = self._read(np.asarray([index], np.int64), or_nothing=False)
             if len(used):

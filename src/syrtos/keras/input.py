@@ -55,7 +55,7 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
         with tf.control_dependencies([checked]):
             return _share(data, comm)
 
-    return _plain(_unhurried(dataset.enumerate().map(take)))
+    return plain(_unhurried(dataset.enumerate().map(take)))
 
 
 def _share(data: Any, comm: Communicator) -> Share:
@@ -69,8 +69,8 @@ def _length_of_share(total: Any, comm: Communicator) -> tf.Tensor:
     return stop - start
 
 
-def _plain(shares: tf.data.Dataset) -> tf.data.Dataset:
-    """The rows alone, for loops of the script's own."""
+def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
+    """The rows alone of a data set of `Share`, for loops of the script's own; `private.counted` gives the shares."""
 
     @_as_it_is
     def strip(share: Share) -> Any:
@@ -114,7 +114,7 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     flat = groups.map(_as_it_is(lambda index, group: (index, *(group if spread else (group,)))))
     mapped = flat.map(take, tf.data.AUTOTUNE, deterministic=True)
     ahead = mapped if found.prefetch is None else mapped.prefetch(found.prefetch)
-    return _plain(_unhurried(ahead.map(checked)))
+    return plain(_unhurried(ahead.map(checked)))
 
 
 def _mapped(maps: list[Any], mine: Any) -> Any:
@@ -138,10 +138,20 @@ def _rows_like(spec: Any, count: int) -> Any:
     return tf.zeros([count, *(n or 1 for n in spec.shape[1:])], spec.dtype)
 
 
-def share_of_tensors(batch: Any, comm: Communicator) -> Any:
+def share_of_tensors(batch: Any, comm: Communicator) -> Share:
     """The same for tensors of a graph, one batch in each run of it."""
     with tf.control_dependencies([_compared(tf.constant(0, tf.int64), batch, comm)]):
-        return tf.nest.map_structure(lambda leaf: rows(tf.identity(leaf), comm.rank, comm.size), batch)
+        return _share(tf.nest.map_structure(_same, batch), comm)
+
+
+def share_of_arrays(batch: Any, comm: Communicator) -> Share:
+    """The same for arrays or tensors that a script gives to `train_on_batch` and its like."""
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if getattr(leaf, "shape", ())]
+    start, stop = share_of(leaves[0].shape[0], comm.rank, comm.size) if leaves else (0, 1)
+    # A worker without rows computes with the first one, which does not count.
+    first, last = (0, 1) if start == stop else (start, stop)
+    mine = tf.nest.map_structure(lambda leaf: leaf[first:last] if getattr(leaf, "shape", ()) else leaf, batch)
+    return Share(tf.constant(stop - start, tf.int64), mine)
 
 
 _policy_counts = False
@@ -187,31 +197,49 @@ def split_batches(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
 
 def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     """This worker's own batches, and after them batches without rows until every worker has run out."""
-
-    @_as_it_is
-    def anyone_left(*element: Any) -> Any:
-        def vote(mine: Array) -> Array:
-            with world.remembering_errors():
-                return np.asarray(sum(comm.agree("more input?", float(mine))) > 0)
-
-        left = tf.numpy_function(vote, [element[0]], tf.bool)
-        return tf.ensure_shape(left, [])
-
-    @_as_it_is
-    def keeping_a_row(row: Any, element: Any) -> tuple[Any, Share]:
-        flag, data = element
-        count = tf.cast(flag > 0, tf.int64) * tf.cast(count_rows(tf.nest.flatten(data)[0]), tf.int64)
-        filled = tf.cond(count > 0, lambda: data, lambda: row)
-        row = tf.nest.map_structure(lambda leaf: leaf[:1], filled)
-        return row, Share(count, filled)
-
     empty = tf.nest.map_structure(_without_rows, dataset.element_spec)
     row = tf.nest.map_structure(lambda spec: _rows_like(spec, 1), dataset.element_spec)
     spread = isinstance(dataset.element_spec, tuple)  # then `map` gives each part as an argument
     own = dataset.map(_as_it_is(lambda *data: (1.0, data if spread else data[0])))
     idle = tf.data.Dataset.from_tensors((0.0, empty)).repeat()
-    voted = own.concatenate(idle).take_while(anyone_left)
-    return _plain(_unhurried(voted.scan(row, keeping_a_row)))
+
+    @_as_it_is
+    def voted(row: Any, numbered: Any) -> tuple[Any, Share]:
+        index, (flag, data) = numbered
+        mine = tf.nest.map_structure(lambda leaf, old: tf.cond(flag > 0, lambda: leaf[:1], lambda: old), data, row)
+        left, row = _vote(index, flag, mine, comm)
+        count = tf.cast(flag > 0, tf.int64) * tf.cast(count_rows(tf.nest.flatten(data)[0]), tf.int64)
+        filled = tf.cond(count > 0, lambda: data, lambda: row)
+        return row, Share(tf.where(left, count, -1), filled)
+
+    # Without a map after the vote: tf.data would run it ahead of the step, and workers would vote on batches that one of them never takes.
+    shares = own.concatenate(idle).enumerate().scan(row, voted).take_while(_as_it_is(lambda share: share.samples >= 0))
+    return plain(_unhurried(shares))
+
+
+def _vote(index: tf.Tensor, flag: tf.Tensor, row: Any, comm: Communicator) -> tuple[tf.Tensor, Any]:
+    """Whether any worker has a batch left, and a row for a worker that has none: its own of an earlier batch or, before it had any, one of
+    the first worker that has."""
+
+    def vote(number: Array, mine: Array, *leaves: Array) -> list[Any]:
+        with world.remembering_errors():
+            votes = comm.agree("more input?", float(mine))
+            if number == 0 and 0 < sum(votes) < len(votes):
+                leaves = _given(comm, leaves, votes.index(1.0))
+        return [np.asarray(sum(votes) > 0), *leaves]
+
+    flat = tf.nest.flatten(row)
+    left, *given = tf.numpy_function(vote, [index, flag, *flat], [tf.bool, *(leaf.dtype for leaf in flat)])
+    same = [tf.ensure_shape(leaf, [1, *old.shape[1:]]) for leaf, old in zip(given, flat, strict=True)]
+    return tf.ensure_shape(left, []), tf.nest.pack_sequence_as(row, same)
+
+
+def _given(comm: Communicator, leaves: tuple[Array, ...], root: int) -> tuple[Array, ...]:
+    """Rank ``root``'s row, for a worker that has none."""
+    texts = [leaf.dtype == object for leaf in leaves]
+    sent = [leaf.tolist() if text else leaf for leaf, text in zip(leaves, texts, strict=True)]
+    found = comm.broadcast_object(sent if comm.rank == root else None, root)
+    return tuple(np.asarray(leaf, object) if text else leaf for leaf, text in zip(found, texts, strict=True))
 
 
 def _same(leaf: Any) -> Any:

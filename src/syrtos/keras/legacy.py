@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -203,6 +204,7 @@ def _patch_model() -> None:
         replace(model, name, common.agreeing)
         replace(model, name, timing.part_of_run)
     replace(data_adapter.DataHandler, "__init__", _data_handler)
+    replace(data_adapter, "single_batch_iterator", _single_batch)
     # Files are written once, decisions are taken together.
     replace(callbacks.CallbackList, "__init__", _callback_list)
 
@@ -262,6 +264,17 @@ def _data_handler(original: Method) -> Method:
             _build(kwargs.get("model"), self._dataset.element_spec)
 
     return init
+
+
+def _single_batch(original: Method) -> Method:
+    """The batch of `train_on_batch` and its like, as a share that knows its number of samples."""
+
+    def single_batch_iterator(strategy: Any, *args: Any, **kwargs: Any) -> Any:
+        distribute = strategy.experimental_distribute_dataset
+        counting = types.SimpleNamespace(experimental_distribute_dataset=lambda data: private.counted(distribute(data)))
+        return original(counting, *args, **kwargs)
+
+    return single_batch_iterator
 
 
 class DealtHandler(data_adapter.DataHandler):

@@ -28,10 +28,9 @@ from keras.src.trainers.data_adapters import py_dataset_adapter
 from keras.src.utils import file_utils
 
 from syrtos.comm import world
-from syrtos.comm.communicator import share_of
 from syrtos.keras import files, fitting, gradients, interrupts, pace, private, replicas, resume, served, timing
 from syrtos.keras import replacing as common
-from syrtos.keras.input import Share
+from syrtos.keras.input import Share, share_of_arrays
 from syrtos.keras.planned import PlannedDataset, Stream
 from syrtos.keras.replacing import Method, replace, replace_everywhere
 from syrtos.keras.step import StepScope, current_step
@@ -166,7 +165,7 @@ def _patch_trainer() -> None:
     replace(trainer, "_maybe_symbolic_build", _build_from_spec)
     # These take a batch as it is, without a data set that could be split.
     for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
-        replace(trainer, name, _on_share_of_batch)
+        replace(trainer, name, _on_batch)
     for name in ("fit", "train_on_batch"):
         replace(trainer, name, fitting.inside_fit)
     replace(trainer, "fit", interrupts.together)
@@ -195,7 +194,13 @@ def _make_function(original: Method) -> Method:
             with StepScope(session, data, training).entered() as scope:
                 return scope.finish(step_function(scope.data), logs_are_global=stock)
 
-        return original(self, step)
+        function = original(self, step)
+
+        def of_shares(iterator: Any) -> Any:
+            by_hand = not isinstance(iterator, tf.data.Iterator)
+            return function((_sharing(session, batch) for batch in iterator) if by_hand else iterator)
+
+        return of_shares
 
     return make_function
 
@@ -208,6 +213,10 @@ def _make_predict_function(original: Method) -> Method:
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
             object.__setattr__(self, "_syrtos_predict_step", step)
             object.__setattr__(self, "predict_step", functools.partial(common.gathered_predict_step, session, step))
+            original(self, force)
+            function = self.predict_function
+            self.predict_function = lambda batches: function([_sharing(session, batch) for batch in batches])
+            return self.predict_function
         return original(self, force)
 
     return make_predict_function
@@ -224,28 +233,26 @@ def _build_from_spec(original: Method) -> Method:
     return maybe_symbolic_build
 
 
-def _on_share_of_batch(original: Method) -> Method:
-    """A batch given by hand is split over the workers like one of a data set."""
+def _on_batch(original: Method) -> Method:
+    """A batch given by hand is computed with equal weights on all workers."""
 
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = world.sharing().world
-        if place.size == 1 or world.sharing().options.batch == "per-worker":
-            return original(self, *args, **kwargs)
-        replicas.compute_equal(world.sharing().comm, self, original.__name__)
-        share = functools.partial(_rows, rank=place.rank, size=place.size)
-        args = tuple(tf.nest.map_structure(share, arg) for arg in args)
-        arrays = ("x", "y", "sample_weight")
-        kwargs = {k: tf.nest.map_structure(share, v) if k in arrays else v for k, v in kwargs.items()}
+        session = world.sharing()
+        if _splits_batches(session):
+            replicas.compute_equal(session.comm, self, original.__name__)
         return original(self, *args, **kwargs)
 
     return on_batch
 
 
-def _rows(array: Any, rank: int, size: int) -> Any:
-    if not getattr(array, "shape", ()):
-        return array
-    start, stop = share_of(array.shape[0], rank, size)
-    return array[start:stop]
+def _splits_batches(session: world.Session) -> bool:
+    return session.world.size > 1 and session.options.batch != "per-worker"
+
+
+def _sharing(session: world.Session, batch: Any) -> Any:
+    """This worker's share of a batch that the script gave by hand; batches of a pipeline are shares already."""
+    is_share = isinstance(batch, Share) or not _splits_batches(session)
+    return batch if is_share else share_of_arrays(batch, session.comm)
 
 
 def _epoch_iterator(original: Method) -> Method:

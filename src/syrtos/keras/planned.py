@@ -136,8 +136,13 @@ class Stream:
         """
         import tensorflow as tf
 
-        specs = tf.nest.map_structure(_spec, self._standardized(self.dataset.loader.nothing()))
+        from syrtos.keras.input import Share, plain
+
+        # A worker without rows computes with this record, which does not count.
+        one = self._standardized(self.dataset.loader.example())
+        specs = tf.nest.map_structure(_spec, one)
         flat = tf.nest.flatten(specs)
+        example = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(one)]
         self._types = [spec.dtype.as_numpy_dtype for spec in flat]
         started: dict[int, Iterator[list[Any]]] = {}
 
@@ -162,14 +167,20 @@ class Stream:
             splits = tf.ensure_shape(splits, [None])
             shaped = [tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(leaves, flat, strict=True)]
 
-            def batch(number: tf.Tensor) -> Any:
-                rows = [leaf[splits[number] : splits[number + 1]] for leaf in shaped]
-                return tf.nest.pack_sequence_as(specs, rows)
+            def batch(number: tf.Tensor) -> Share:
+                first, last = splits[number], splits[number + 1]
+                empty = tf.equal(first, last)
+                rows = [
+                    tf.cond(empty, lambda one=one: one, lambda leaf=leaf: leaf[first:last])
+                    for leaf, one in zip(shaped, example, strict=True)
+                ]
+                return Share(last - first, tf.nest.pack_sequence_as(specs, rows))
 
             return tf.data.Dataset.range(tf.size(splits, tf.int64) - 1).map(batch)
 
         iterators = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(start, [], tf.int64))
-        return iterators.flat_map(chunks).flat_map(batches).prefetch(_READ_AHEAD)
+        shares = iterators.flat_map(chunks).flat_map(batches).prefetch(_READ_AHEAD)
+        return plain(shares) if ranks()[1] > 1 else shares.map(lambda share: share.data)
 
     def _generate(self) -> Iterator[list[Any]]:
         """Runs in a thread of the pipeline, a few batches ahead of training: splits, and the flat leaves of several batches."""

@@ -161,7 +161,7 @@ class StepScope(_Watcher):
         super().__init__()
         self.session = session
         self.training = training
-        self.samples, self.data = _counted(data) if isinstance(data, Share) else _never_empty(data)
+        self.samples, self.data = _counted(data)
         self._ready = _ready_at(self.data)
         if self._graph is not None:
             clock.step_is_traced()
@@ -329,34 +329,14 @@ def _ready_at(data: Any) -> tf.Tensor:
         return tf.stack([private.asked_at(), tf.timestamp()])
 
 
-def _counted(share: Share) -> tuple[tf.Tensor, Any]:
-    return tf.cast(share.samples, tf.float32), share.data
-
-
-def _never_empty(data: Any) -> tuple[tf.Tensor, Any]:
-    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
-    if not leaves:
-        return tf.constant(1.0), data
-    static = leaves[0].shape[0] if leaves[0].shape.rank else None
-    if static:
-        return tf.constant(float(static)), data
-    count = count_rows(leaves[0])
-    return tf.cast(count, tf.float32), tf.nest.map_structure(lambda leaf: _padded(leaf, count), data)
-
-
-def _padded(leaf: Any, count: tf.Tensor) -> Any:
-    if isinstance(leaf, tf.SparseTensor):
-        rows = tf.maximum(leaf.dense_shape[:1], 1)
-        return tf.SparseTensor(leaf.indices, leaf.values, tf.concat([rows, leaf.dense_shape[1:]], axis=0))
-    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
-        return leaf
-    shape = tf.concat([[1], tf.shape(leaf)[1:]], axis=0)
-    filled = tf.cond(count > 0, lambda: leaf, lambda: tf.zeros(shape, leaf.dtype))
-    if leaf.shape.rank:
-        filled.set_shape([None, *leaf.shape[1:]])
-    return filled
+def _counted(data: Any) -> tuple[tf.Tensor, Any]:
+    """Samples and rows of a share, or of a whole batch."""
+    if isinstance(data, Share):
+        return tf.cast(data.samples, tf.float32), data.data
+    leaf = next((leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)), None)
+    return tf.constant(1.0) if leaf is None else tf.cast(count_rows(leaf), tf.float32), data
 
 
 def rows_of(active: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-    """Drops what a worker without samples has computed from its row of zeros; outputs may have any number of rows."""
+    """Drops what a worker without samples has computed from a row that does not count; outputs may have any number of rows."""
     return output[: tf.where(active, tf.shape(output)[0], 0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,10 @@ class OneOf(InProcessCommunicator):
     def agree(self, call: str, value: float = 0.0) -> list[float]:
         self.calls.append(call)
         return self._answer(value)
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """It is the root."""
+        return value
 
 
 def shares(dataset: Any, size: int) -> list[list[Any]]:
@@ -74,6 +79,17 @@ def test_a_worker_that_has_run_out_holds_a_row_of_its_own() -> None:
     *_, last, idle = private.counted(worker_batches(dataset, OneOf(0, 2, busy_for(4))))
     assert (int(last.samples), last.data.numpy().tolist()) == (1, [5])
     assert (int(idle.samples), idle.data.numpy().tolist()) == (0, [5])
+
+
+def test_a_worker_that_never_had_a_batch_holds_a_row_of_another() -> None:
+    def read(comm: InProcessCommunicator) -> list[Any]:
+        rows = tf.data.Dataset.from_tensor_slices((np.arange(1, 4), ["a", "b", "c"])).take(3 if comm.rank else 0)
+        return list(private.counted(worker_batches(rows.batch(2), comm)))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        without, _ = threads.map(read, InProcessCommunicator.world(2))
+    assert [int(share.samples) for share in without] == [0, 0]
+    assert [[leaf.numpy().tolist() for leaf in share.data] for share in without] == [[[1], [b"a"]]] * 2
 
 
 def test_sizes_of_shares_are_static_only_where_they_are_equal() -> None:

@@ -24,6 +24,7 @@ from syrtos.dialects.estimator.config import RunConfig
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
 from syrtos.keras import gradients, private, replacing
+from syrtos.keras.input import Share
 
 v1: Any = tf.compat.v1
 
@@ -129,8 +130,8 @@ class Estimator:
         with graphs.new_graph("fit") as graph:
             seed = self._seed(graph)
             step = v1.train.get_or_create_global_step()
-            features, labels = self._inputs(input_fn, ModeKeys.TRAIN)
-            with graphs.GraphScope(world.current(), (features, labels), training=True).entered() as scope:
+            batch = self._inputs(input_fn, ModeKeys.TRAIN)
+            with graphs.GraphScope(world.current(), batch, training=True).entered() as scope:
                 if seed is not None:  # the same data, and other noise on it
                     v1.set_random_seed(seed + replacing.SEED_STRIDE * world.current().world.rank)
                 features, labels = scope.data
@@ -194,8 +195,8 @@ class Estimator:
         with graphs.new_graph("test") as graph:
             self._seed(graph)
             step = v1.train.get_or_create_global_step()
-            features, labels = self._inputs(input_fn, ModeKeys.EVAL)
-            with graphs.GraphScope(world.current(), (features, labels), training=False).entered() as scope:
+            batch = self._inputs(input_fn, ModeKeys.EVAL)
+            with graphs.GraphScope(world.current(), batch, training=False).entered() as scope:
                 features, labels = scope.data
                 spec = self._call_model_fn(features, labels, ModeKeys.EVAL)
                 metrics = graphs.metrics_of(spec)
@@ -325,7 +326,7 @@ class Estimator:
             raise ValueError("`model_fn` should return an EstimatorSpec.")
         return spec
 
-    def _inputs(self, input_fn: Any, mode: str, whole: bool = False) -> tuple[Any, Any]:
+    def _inputs(self, input_fn: Any, mode: str, whole: bool = False) -> tuple[Any, Any] | Share:
         known = {"params": self._params, "config": self._config}
         distributed = self._config.train_distribute if mode == ModeKeys.TRAIN else self._config.eval_distribute
         how = inputs.ALL if whole else inputs.OWN if distributed else inputs.SHARE

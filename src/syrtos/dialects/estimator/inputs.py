@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.keras import input as pipelines
+from syrtos.keras import private
 
 # What a worker takes: its rows of each batch; whole batches, each of them one worker's, as under a strategy given to the Estimator;
 # or everything.
@@ -19,8 +20,8 @@ How = Literal["share", "own", "all"]
 SHARE, OWN, ALL = get_args(How)
 
 
-def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any]) -> tuple[Any, Any]:
-    """Features and labels of this worker, as tensors of the graph that is being built.
+def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any]) -> tuple[Any, Any] | pipelines.Share:
+    """Features and labels, as tensors of the graph that is being built: all, or a worker's share of them.
 
     Args:
         input_fn: returns a `tf.data.Dataset`, or features or ``(features, labels)``.
@@ -35,11 +36,17 @@ def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any
     found = input_fn(**asked)
     own_shard = "input_context" in asked
     if isinstance(found, tf.data.Dataset):
-        iterator = tf.compat.v1.data.make_initializable_iterator(_shared(found, how, own_shard))
+        iterator = tf.compat.v1.data.make_initializable_iterator(private.counted(_shared(found, how, own_shard)))
         tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
         found = iterator.get_next()
     elif place.size > 1 and how == SHARE and not own_shard:
         found = pipelines.share_of_tensors(found, world.current().input_comm)
+    if isinstance(found, pipelines.Share):
+        return found._replace(data=_pair(found.data))
+    return _pair(found)
+
+
+def _pair(found: Any) -> tuple[Any, Any]:
     if isinstance(found, tuple | list):
         if len(found) != 2:
             raise ValueError(f"`input_fn` should return (features, labels). Received {len(found)} things.")
