@@ -214,7 +214,7 @@ def _make_predict_function(original: Method) -> Method:
             object.__setattr__(self, "_syrtos_predict_step", step)
             object.__setattr__(self, "predict_step", functools.partial(common.gathered_predict_step, session, step))
             original(self, force)
-            function = self.predict_function
+            function: Any = self.predict_function
             self.predict_function = lambda batches: function([_sharing(session, batch) for batch in batches])
             return self.predict_function
         return original(self, force)

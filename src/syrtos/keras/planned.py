@@ -136,7 +136,7 @@ class Stream:
         """
         import tensorflow as tf
 
-        from syrtos.keras.input import Share, plain
+        from syrtos.keras import input as pipelines
 
         # A worker without rows computes with this record, which does not count.
         one = self._standardized(self.dataset.loader.example())
@@ -167,20 +167,20 @@ class Stream:
             splits = tf.ensure_shape(splits, [None])
             shaped = [tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(leaves, flat, strict=True)]
 
-            def batch(number: tf.Tensor) -> Share:
+            def batch(number: tf.Tensor) -> pipelines.Share:
                 first, last = splits[number], splits[number + 1]
                 empty = tf.equal(first, last)
                 rows = [
                     tf.cond(empty, lambda one=one: one, lambda leaf=leaf: leaf[first:last])
                     for leaf, one in zip(shaped, example, strict=True)
                 ]
-                return Share(last - first, tf.nest.pack_sequence_as(specs, rows))
+                return pipelines.Share(last - first, tf.nest.pack_sequence_as(specs, rows))
 
             return tf.data.Dataset.range(tf.size(splits, tf.int64) - 1).map(batch)
 
         iterators = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(start, [], tf.int64))
         shares = iterators.flat_map(chunks).flat_map(batches).prefetch(_READ_AHEAD)
-        return plain(shares) if ranks()[1] > 1 else shares.map(lambda share: share.data)
+        return pipelines.plain(shares) if ranks()[1] > 1 else shares.map(lambda share: share.data)
 
     def _generate(self) -> Iterator[list[Any]]:
         """Runs in a thread of the pipeline, a few batches ahead of training: splits, and the flat leaves of several batches."""
