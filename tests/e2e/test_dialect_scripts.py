@@ -29,7 +29,7 @@ def run(folder: Path, checks: str, *flags: str, script: str = SCRIPT) -> subproc
 @pytest.mark.parametrize(
     "checks",
     [
-        "before_init,basics,explained,errors_of_tensorflow,in_graphs,one_evaluates,draws_apart,uneven",
+        "before_init,basics,initialized_twice,explained,errors_of_tensorflow,in_graphs,one_evaluates,draws_apart,uneven",
         "late",
         "seeded",
         "synchronized_batchnorm,local_variables,keras_2_spellings,loads,diverged",
@@ -47,7 +47,7 @@ def test_horovod_scripts(tmp_path: Path, checks: str) -> None:
 def test_horovod_scripts_of_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, legacy: str) -> None:
     """Under Keras 2 itself; and what of it is the same under Keras 3."""
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy)
-    checks = "unshaped,corrects_momentum,accumulates" if legacy == "1" else "unshaped,corrects_momentum"
+    checks = "unshaped,corrects_momentum,computes,computes_elsewhere" + ",accumulates" * (legacy == "1")
     done = run(tmp_path, checks, script=KERAS_2)
     assert done.returncode == 0, done.stderr[-4000:]
     for name in checks.split(","):

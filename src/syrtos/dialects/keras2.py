@@ -112,21 +112,42 @@ def _optimizer(base: Any) -> None:
     for cls in (base, keras().optimizers.LossScaleOptimizer):
         cls.variables = _callable_variables(cls.variables.fget)
     base.lr = property(lambda self: self.learning_rate, lambda self, rate: setattr(self, "learning_rate", rate))
+    base.compute_gradients = _compute_gradients
     base.minimize = _minimize
     replace(base, "_get_current_learning_rate", _decayed)
     for optimizer in _classes(keras().optimizers, base).values():
         replace(optimizer, "__init__", _old_arguments)
 
 
-def _minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> None:
-    """Computes the gradients of a loss (or of what a function returns) and applies them."""
+def _compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+    """Pairs of gradient and variable, of a loss that the tape has recorded or of what a function returns."""
+    if _scales(self):
+        raise ConfigurationError(
+            "Keras 3 divides gradients by the loss scale when they are applied, so `compute_gradients` would return scaled ones. Use "
+            "`optimizer.minimize`, or `tape.gradient(optimizer.scale_loss(loss), variables)` and `optimizer.apply`."
+        )
+    return _gradients(self, loss, var_list, tape)
+
+
+def _scales(optimizer: Any) -> bool:
+    return hasattr(optimizer, "inner_optimizer") or optimizer.loss_scale_factor is not None
+
+
+def _gradients(optimizer: Any, loss: Any, var_list: Any, tape: Any) -> list[tuple[Any, Any]]:
+    if not callable(loss) and tape is None:
+        raise ValueError("`tape` is required when a tensor is given as the loss: the one that recorded it.")
     tape = tape or tf.GradientTape()
-    if callable(loss):
+    if callable(loss) or _scales(optimizer):
         with tape:
-            loss = loss()
+            loss = optimizer.scale_loss(loss() if callable(loss) else loss)
     found: Any = var_list() if callable(var_list) else var_list
     variables = list(found)
-    self.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    return list(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+def _minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> None:
+    """Computes the gradients of a loss (or of what a function returns) and applies them."""
+    self.apply_gradients(_gradients(self, loss, var_list, tape))
 
 
 def _optimizers(found: Any, base: Any) -> None:

@@ -12,13 +12,16 @@ import tensorflow as tf
 from syrtos.api import unconverted
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator, ReduceOp
-from syrtos.keras import state
+from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.errors import ConfigurationError
+from syrtos.keras import private_graphs, state
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.step import current_step
 
 _MARK = "_syrtos_reduction"
 _APPLIED = "_syrtos_applied"
 _EQUAL = "_syrtos_equal"
+_COMPUTED = "_syrtos_computed"
 # The number of reductions of this process so far: a change shows that there was one.
 reductions = 0
 _zero_edits = False
@@ -164,6 +167,9 @@ def mark(optimizer: Any, reduction: Reduction) -> None:
 
 def reduction_of(optimizer: Any) -> Reduction | None:
     """How this optimizer's gradients are reduced before they are clipped; None: they are not."""
+    same_function = getattr(optimizer, _COMPUTED, None)
+    if same_function and same_function():
+        return Reduction(InProcessCommunicator())
     marked = getattr(optimizer, _MARK, None)
     if marked is not None:
         return marked
@@ -186,12 +192,46 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     reduction = reduction_of(optimizer)
     if reduction is None:
         return list(grads)
+    _check_computed(optimizer, reduction)
     step = current_step()
     weighed = step is not None and _accumulates(optimizer)  # by `to_accumulate`
     weight = 1.0 if step is None or weighed else step.samples
     if weighed or (step is None and in_strategy_run()):
         reduction = dataclasses.replace(reduction, op=ReduceOp.SUM)
     return reduction.apply(grads, getattr(optimizer, _APPLIED, ()), weight, _adds_rows(optimizer))
+
+
+def computed(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Reduced gradients for a script that looks at them, or clips them, before it applies them: the next update takes them as they are."""
+    forget_computed(optimizer)
+    broadcast_before_first(optimizer, variables)
+    about_to_apply(optimizer, variables)
+    results = reduced(optimizer, to_accumulate(optimizer, grads))
+    object.__setattr__(optimizer, _COMPUTED, private_graphs.same_function())
+    return results
+
+
+def forget_computed(optimizer: Any) -> None:
+    """The next update reduces its gradients again."""
+    object.__setattr__(optimizer, _COMPUTED, None)
+
+
+def _check_computed(optimizer: Any, reduction: Reduction) -> None:
+    """A mean of equal gradients is the same gradient; a second sum is not.
+
+    Raises:
+        ConfigurationError: gradients that one function computed would be summed or scaled again by another.
+    """
+    same_function = getattr(optimizer, _COMPUTED, None)
+    if same_function is None:
+        return
+    forget_computed(optimizer)
+    repeatable = reduction.op is ReduceOp.MEAN and reduction.factor == 1.0 and not reduction.local
+    if not same_function() and not repeatable:
+        raise ConfigurationError(
+            "Gradients of `optimizer.compute_gradients` are reduced; the optimizer can't know them again in another `tf.function`, and would "
+            "sum or scale them twice. Call `compute_gradients` and `apply_gradients` in one function, or both outside of functions."
+        )
 
 
 def sum_of_means(size: int) -> float:
@@ -202,7 +242,7 @@ def sum_of_means(size: int) -> float:
 def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
     """This worker's part of a step's gradients, if several steps are accumulated before they are reduced."""
     reduction, step = reduction_of(optimizer), current_step()
-    if reduction is None or step is None or not _accumulates(optimizer):
+    if reduction is None or reduction.comm.size == 1 or step is None or not _accumulates(optimizer):
         return grads
     part = tf.where(step.active, step.fraction(), 0.0)
     return [times(_or_zero(g, step.active), tf.cast(part, g.dtype)) if g is not None else None for g in grads]

@@ -1,6 +1,7 @@
 """Every touch on a symbol that TensorFlow keeps private, with its reason. Seen to work on TensorFlow 2.21.
 
-Those through which errors pass stand in `private_errors`, those of which pipelines consist in `private_pipelines`.
+Those through which errors pass stand in `private_errors`, those of which pipelines consist in `private_pipelines`, the graphs of functions,
+conditionals and loops in `private_graphs`.
 Keras's private symbols stand in `patches`, where each is replaced; the few that are only read are here. Seen on Keras 3.15.1 and tf_keras 2.21.
 """
 
@@ -27,6 +28,8 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import summary_ops_v2 as summary_ops
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
+
+from syrtos.keras import private_graphs
 
 # Untyped, because the original annotates its hooks with the constants it returns.
 _OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
@@ -62,31 +65,10 @@ __all__ = ["TrackableSaver", "checkpoint_management", "saved_model_load", "saved
 
 _default_strategy: tf.distribute.Strategy | None = None
 
-_TOKEN = "_syrtos_token"
-_SEEN = "_syrtos_seen"
 _SHARED = "_syrtos_shared"
 _COUNTED = "_syrtos_counted"
 # Set on an optimizer of Keras 2: the variables it was built for.
 BUILT_FOR = "_syrtos_built_for"
-# Bodies of tf.cond and tf.while_loop: they may use tensors of the graph around them, functions may not.
-_INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
-# Ops whose bodies may hold exchanges.
-_CONTROL_FLOW = ("If", "While", "StatefulPartitionedCall")
-
-
-def graph() -> Any:
-    """The graph that ops are added to now, or None when they run eagerly."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def always_runs_with(outer: Any) -> bool:
-    """Whether ops added now run whenever those of the graph ``outer`` do: no conditional or loop lies between."""
-    current = graph()
-    while current is not None and current is not outer:
-        if type(current).__name__ in _INNER_GRAPHS:
-            return False
-        current = getattr(current, "outer_graph", None)
-    return current is outer
 
 
 def watch_functions(
@@ -154,41 +136,6 @@ def keep_compat_modules() -> None:
         public = name.removeprefix(prefix)
         if functools.reduce(lambda found, part: getattr(found, part, None), public.split("."), tf) is module:
             sys.modules.setdefault(f"tensorflow.{public}", module)
-
-
-def last_token() -> tf.Tensor:
-    """The token of the exchange before, as an int32 scalar to depend on."""
-    current = graph()
-    while current is not None:
-        token = getattr(current, _TOKEN, None)
-        if token is not None:
-            return token
-        current = current.outer_graph if type(current).__name__ in _INNER_GRAPHS else None
-    return tf.constant(0)
-
-
-def set_last_token(token: tf.Tensor) -> None:
-    """Makes later exchanges of this graph depend on ``token``."""
-    current = graph()
-    if current is not None:
-        setattr(current, _TOKEN, token)
-
-
-@contextmanager
-def after_pending_control_flow() -> Iterator[None]:
-    """Orders what is added inside behind conditionals and loops added since the last exchange.
-
-    An exchange inside tf.cond leaves its token in the branch's graph, where nothing outside can reach it.
-    """
-    current = graph()
-    if current is None:
-        yield
-        return
-    operations = current.get_operations()
-    pending = [op for op in operations[getattr(current, _SEEN, 0) :] if op.type in _CONTROL_FLOW]
-    with tf.control_dependencies(pending):
-        yield
-    setattr(current, _SEEN, len(current.get_operations()))
 
 
 def keras_of(optimizer: Any) -> Any:
@@ -378,10 +325,10 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
     original = iterator_ops.OwnedIterator._next_internal
 
     def next_internal(self: Any) -> Any:
-        if graph() is None:
+        if private_graphs.graph() is None:
             with waiting():
                 return original(self)
-        if not isinstance(graph(), FuncGraph):
+        if not isinstance(private_graphs.graph(), FuncGraph):
             return original(self)
         with tf.device("/cpu:0"):
             noted = tf.raw_ops.AssignVariableOp(resource=_asked(), value=tf.timestamp())
@@ -393,7 +340,7 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
 
 def asked_at() -> tf.Tensor:
     """When data was last asked for by a graph, float64 seconds since the epoch; 0 if never."""
-    if tf.executing_eagerly() or not isinstance(graph(), FuncGraph):
+    if tf.executing_eagerly() or not isinstance(private_graphs.graph(), FuncGraph):
         return tf.constant(0.0, tf.float64)
     with tf.device("/cpu:0"):
         return tf.raw_ops.ReadVariableOp(resource=_asked(), dtype=tf.float64)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import callbacks, files, fitting, gradients, pace, private, temporary, timing
+from syrtos.keras import callbacks, files, fitting, gradients, pace, private, private_graphs, temporary, timing
 from syrtos.keras import step as step_module
 from syrtos.keras.backends import tensorflow as ops
 from syrtos.keras.input import policy_ignored
@@ -132,7 +132,7 @@ def rank_to_seed() -> int:
     """What tells the seeds of workers apart: 0 for numbers that must be equal on all, as those that weights are made of."""
     step, rank = current_step(), world.current().world.rank
     # At their own pace workers share no step; in a graph of a script's own nothing is initialized either.
-    training = step.training if step else bool(pace.own() and (training_now() or private.graph()))
+    training = step.training if step else bool(pace.own() and (training_now() or private_graphs.graph()))
     return rank if training else 0
 
 

@@ -44,6 +44,23 @@ def basics(folder: Path) -> None:
     assert first.process_set_id is None
 
 
+def initialized_twice(folder: Path) -> None:
+    """A second call registers the sets that the first did not; equal ranks mean the same set."""
+    sets = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+    hvd.init(process_sets=sets)
+    again = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+    hvd.init(process_sets=again)
+    assert [each.process_set_id for each in again] == [1, 2]
+    for mine in (sets[hvd.rank()], again[hvd.rank()]):
+        assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, process_set=mine)) == 1.0
+    assert hvd.remove_process_set(again[0])
+    assert not hvd.remove_process_set(sets[0])
+    with pytest.raises(ValueError, match="not registered"):
+        hvd.allreduce(tf.constant(1.0), process_set=again[0])
+    with pytest.raises(ValueError, match="registered already"):
+        hvd.init(process_sets=[hvd.ProcessSet([0]), hvd.ProcessSet([0])])
+
+
 def explained(folder: Path) -> None:
     """Unequal shapes, unequal dtypes, names out of order."""
     wrong = {
@@ -184,6 +201,14 @@ def keras_2_spellings(folder: Path) -> None:
     for _ in range(3):
         decayed.apply_gradients([(tf.constant(-1.0), weight)])
     np.testing.assert_allclose(float(weight), 1.0 + 1 / 2 + 1 / 3, rtol=1e-6)
+    scaled, weight = (
+        tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), initial_scale=4),
+        tf.Variable(0.0),
+    )
+    scaled.minimize(lambda: 3.0 * weight, [weight])
+    np.testing.assert_allclose(float(weight), -3.0)
+    with pytest.raises(ConfigurationError, match="scaled ones"):
+        scaled.compute_gradients(lambda: 3.0 * weight, [weight])
     layer = tf.keras.layers.BatchNormalization(fused=True)
     assert layer(np.ones((2, 3), "float32")).shape == (2, 3)
     metric = tf.keras.metrics.Mean()

@@ -8,7 +8,10 @@ from typing import Any
 
 import horovod.tensorflow.keras as hvd
 import numpy as np
+import pytest
 import tensorflow as tf
+
+from syrtos.errors import ConfigurationError
 
 keras: Any = tf.keras
 ROUNDS, ROWS = 2, 16
@@ -67,6 +70,45 @@ def corrects_momentum(folder: Path) -> None:
                 velocity = 0.9 * velocity * scale - rate * gradient
                 weight = weight + velocity
             np.testing.assert_allclose(model.get_weights()[0], weight, rtol=1e-5)
+
+
+def computes(folder: Path) -> None:
+    """`compute_gradients` gives reduced gradients: they are clipped then, and applied as they are."""
+    for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        for op, total in ((hvd.Average, 2.0), (hvd.Sum, 4.0)):
+            optimizer = hvd.DistributedOptimizer(make(1.0), op=op)
+            shared, own = tf.Variable(0.0), tf.Variable(0.0)
+            optimizer.register_local_var(own)
+
+            def step(optimizer: Any = optimizer, shared: Any = shared, own: Any = own, total: float = total) -> None:
+                with tf.GradientTape() as tape:
+                    loss = (shared + own) * (1.0 + 2.0 * hvd.rank())  # gradients 1 and 3
+                found, mine = optimizer.compute_gradients(loss, [shared, own], tape=tape)
+                tf.debugging.assert_near(found[0], total)
+                tf.debugging.assert_near(mine[0], 0.5 + hvd.rank())
+                optimizer.apply_gradients([(tf.minimum(found[0], 1.5), shared), mine])
+
+            step()
+            tf.function(step)()
+            np.testing.assert_allclose([shared.numpy(), own.numpy()], [-3.0, -1.0 - 2.0 * hvd.rank()])
+            optimizer.minimize(lambda s=shared: s * (1.0 + 2.0 * hvd.rank()), [shared])
+            optimizer.apply_gradients([(tf.constant(1.0 + 2.0 * hvd.rank()), shared)])
+            np.testing.assert_allclose(shared.numpy(), -3.0 - 2 * total)
+
+
+def computes_elsewhere(folder: Path) -> None:
+    """Where one function computes gradients and another applies them, a mean is the same taken twice; a sum is an error."""
+    for op in (hvd.Average, hvd.Sum):
+        optimizer, weight = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=op), tf.Variable(0.0)
+        compute = tf.function(
+            lambda o=optimizer, w=weight: o.compute_gradients(lambda: w * (1.0 + 2.0 * hvd.rank()), [w])[0][0]
+        )
+        if op is hvd.Sum:
+            with pytest.raises(ConfigurationError, match="in one function"):
+                optimizer.apply_gradients([(compute(), weight)])
+        else:
+            optimizer.apply_gradients([(compute(), weight)])
+            np.testing.assert_allclose(weight.numpy(), -2.0)
 
 
 def _gradient(weight: Any, rank: int, first: int, rows: int = 4) -> Any:

@@ -73,25 +73,35 @@ global_process_set = ProcessSet()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Joins the world. A second call does nothing.
+    """Joins the world. A second call registers the sets that the first did not.
 
     Args:
         comm: all ranks of the world, or None. Others are refused.
-        process_sets: sets to register; ``"dynamic"`` is accepted, all sets are.
+        process_sets: sets to register; ``"dynamic"`` is accepted, all sets are. One of the same ranks as a set of an earlier call is
+            the same set.
 
     Raises:
         ConfigurationError: ``comm`` is not the whole world.
+        ValueError: two sets have the same ranks, or a rank is unknown or named twice.
     """
-    if _state.initialized:
-        return
+    if not _state.initialized:
+        _begin(comm)
+    before = {tuple(known._registered_ranks()): known for number, known in _state.sets.items() if number}
+    for process_set in process_sets if process_sets and not isinstance(process_sets, str) else []:
+        known = before.get(tuple(process_set._registered_ranks()))
+        if known is None:
+            add_process_set(process_set)
+        else:
+            process_set.process_set_id = known.process_set_id
+
+
+def _begin(comm: Any) -> None:
     manual.begin("Horovod")
     _check_comm(comm)
     _state.initialized = True
     global_process_set.process_set_id = 0
     global_process_set.ranks = list(range(size()))
     _state.sets[0] = global_process_set
-    for process_set in process_sets if process_sets and not isinstance(process_sets, str) else []:
-        add_process_set(process_set)
 
 
 def _check_comm(comm: Any) -> None:
@@ -181,14 +191,21 @@ def comm_of(process_set: ProcessSet) -> Communicator:
         ExchangeError: this worker is no member; it is a `tf.errors.InvalidArgumentError` as well.
     """
     everyone = session().comm
-    if process_set.process_set_id is None or _state.sets.get(process_set.process_set_id) is not process_set:
+    registered = _registered(process_set)
+    if registered is None:
         raise ValueError(f"{process_set} is not registered: give it to hvd.init or hvd.add_process_set first.")
-    if process_set.process_set_id == 0:
+    if registered is global_process_set:
         return everyone
-    if process_set._members is None or process_set._members.comm is None:
+    if registered._members is None or registered._members.comm is None:
         error = f"rank {rank()} is no member of {process_set}: guard the call with process_set.included()."
         raise op_errors.of_tensorflow(errors.ExchangeError(error))
-    return process_set._members.comm
+    return registered._members.comm
+
+
+def _registered(process_set: ProcessSet) -> ProcessSet | None:
+    """The set that was registered under this one's id: itself, or one of the same ranks."""
+    known = None if process_set.process_set_id is None else _state.sets.get(process_set.process_set_id)
+    return known if known and known._registered_ranks() == process_set._registered_ranks() else None
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -213,13 +230,14 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Unregisters a set; False if it is not registered or holds all workers by definition. All workers call it."""
-    if process_set.process_set_id is None or process_set.process_set_id == 0:
+    known = _registered(process_set)
+    if known is None or known is global_process_set:
         return False
     session().comm.agree(f"remove process set {process_set.ranks}")
-    if process_set._members is not None:
-        process_set._members.close()
-    del _state.sets[process_set.process_set_id]
-    process_set.process_set_id = process_set._members = None
+    if known._members is not None:
+        known._members.close()
+    _state.sets = {number: other for number, other in _state.sets.items() if other is not known}
+    known.process_set_id = known._members = process_set.process_set_id = None
     return True
 
 

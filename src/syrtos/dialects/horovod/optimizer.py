@@ -13,6 +13,7 @@ from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.dialects import keras2
 from syrtos.dialects.horovod.basics import ProcessSet, comm_of, global_process_set
 from syrtos.dialects.horovod.compression import Compression
+from syrtos.dialects.horovod.computed import ComputedGradients, Passes
 from syrtos.dialects.horovod.ops import Adasum, Average, Sum
 from syrtos.errors import ConfigurationError
 from syrtos.keras import gradients, state
@@ -58,7 +59,10 @@ def DistributedOptimizer(
         )
     if backward_passes_per_step > 1:
         keras2.accumulate(inner, backward_passes_per_step)
+        object.__setattr__(optimizer, "_agg_helper", Passes(inner, backward_passes_per_step))
     gradients.mark(inner, reduction)
+    if hasattr(optimizer, "minimize"):
+        ComputedGradients(optimizer)
     object.__setattr__(optimizer, "register_local_var", lambda variable: _keep_local(reduction, [variable]))
     return optimizer
 

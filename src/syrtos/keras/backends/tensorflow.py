@@ -17,7 +17,7 @@ from syrtos.comm import fusion, world
 from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.sparse import weighted_rows
 from syrtos.errors import ConfigurationError
-from syrtos.keras import op_errors, private
+from syrtos.keras import op_errors, private, private_graphs
 
 Gradient = Any  # tf.Tensor or tf.IndexedSlices
 
@@ -195,8 +195,8 @@ def exchange(
         session.ledger.spend("exchange", time.perf_counter() - started - waited)
         return [np.zeros((), np.int32), *results]
 
-    with private.after_pending_control_flow(), op_errors.raising():
-        made = tf.numpy_function(measured, [private.last_token(), *inputs], [tf.int32, *dtypes])
+    with private_graphs.after_pending_control_flow(), op_errors.raising():
+        made = tf.numpy_function(measured, [private_graphs.last_token(), *inputs], [tf.int32, *dtypes])
     token, *results = tf.nest.flatten(made)  # eagerly, a list of one comes as the one
-    private.set_last_token(token)
+    private_graphs.set_last_token(token)
     return results
