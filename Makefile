@@ -44,6 +44,7 @@ parity: .venv/ready
 upstream: .venv/ready .venv-upstream/ready
 	$(BIN)/python tests/upstream/run.py keras $(KERAS_SRC)
 	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod $(HOROVOD_SRC),@echo "Horovod's tests need HOROVOD_SRC=, a checkout of it.")
+	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod-keras2 $(HOROVOD_SRC))
 
 # All examples on two workers, a line for each.
 examples: .venv/ready

@@ -58,7 +58,7 @@ class Lockstep:
         if report.failed:
             self._outcome = ("failed", report.longreprtext[-3000:])
         elif report.skipped and self._outcome[0] == "passed":
-            self._outcome = ("skipped", "")
+            self._outcome = ("skipped", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else ""))
 
     def _write(self, **line: str) -> None:
         with (self._folder / f"{self._rank}.jsonl").open("a") as file:

@@ -1,4 +1,4 @@
-"""Keras's and Horovod's own tests on two workers: `python tests/upstream/run.py keras|horovod [CHECKOUT] [--only TEXT]`.
+"""Keras's and Horovod's own tests on two workers: `python tests/upstream/run.py keras|horovod|horovod-keras2 [CHECKOUT] [--only TEXT]`.
 
 Keras's are run in one process as well, and count where they pass there. Without a checkout they are those of the installed
 package. Nothing of them is kept here. Tests that fail are run
@@ -15,8 +15,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
@@ -34,12 +34,14 @@ class Suite:
         goal: the share of them that is to pass on workers.
         plain: whether they mean something in one process; then only those that pass there count.
         paths: folders under the root that they import modules from.
+        env: variables that are set for them.
     """
 
     patterns: Sequence[str]
     goal: float
     plain: bool = True
     paths: Sequence[str] = ()
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 _KERAS = [
@@ -58,10 +60,18 @@ SUITES = {
         goal=0.95,
     ),
     "horovod": Suite(
-        patterns=[f"test/parallel/test_tensorflow{name}.py" for name in ("", "2_keras", "2_keras_process_sets", "_process_sets")],
+        patterns=[f"test/parallel/test_tensorflow{name}.py" for name in ("", "_process_sets", "*_keras", "*_keras_process_sets")],
         goal=0.90,
         plain=False,
         paths=["test/utils"],
+    ),
+    # Horovod's are written for Keras 2: those that use Keras are run with it too.
+    "horovod-keras2": Suite(
+        patterns=["test/parallel/test_tensorflow*_keras.py", "test/parallel/test_tensorflow*_keras_process_sets.py"],
+        goal=0.90,
+        plain=False,
+        paths=["test/utils"],
+        env={"TF_USE_LEGACY_KERAS": "1"},
     ),
 }  # fmt: skip
 
@@ -92,24 +102,27 @@ def main() -> int:
     files = [path for pattern in suite.patterns for path in sorted(root.glob(pattern)) if chosen.only in str(path)]
     if not files:
         sys.exit(f"{root} has none of {', '.join(suite.patterns)}: give a checkout of {chosen.suite} with its tests.")
-    runner = Runner(SITE / "runs" / chosen.suite, root, suite.paths)
+    runner = Runner(SITE / "runs" / chosen.suite, root, suite)
     plain = runner.run(files, size=1) if suite.plain else {}
     workers = dict.fromkeys(plain, _NOT_RUN) | runner.run(files, size=_SIZE)
     counted = [test for test in plain if plain[test].outcome == "passed"] if suite.plain else _run(workers)
     failures = [test for test in counted if workers[test].outcome == "failed"]
     workers |= runner.run([path for path in files if _holds(root, path, failures)], _SIZE, only=failures)
-    return int(report(counted, "pass in one process" if suite.plain else "are run", workers) < suite.goal)
+    share = report(counted, "pass in one process" if suite.plain else "are run", workers)
+    if not suite.plain:
+        _report_skipped(workers)
+    return int(share < suite.goal)
 
 
 class Runner:
     """Runs test files in worlds, and reads how their tests ended."""
 
-    def __init__(self, folder: Path, root: Path, paths: Sequence[str]) -> None:
+    def __init__(self, folder: Path, root: Path, suite: Suite) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         self._folder = folder
         self._root = root
-        search = [*(str(root / path) for path in paths), str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._env = os.environ | {"PYTHONPATH": os.pathsep.join(search), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        search = [*(str(root / path) for path in suite.paths), str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._env = os.environ | suite.env | {"PYTHONPATH": os.pathsep.join(search), "TF_CPP_MIN_LOG_LEVEL": "3"}
         self._worlds = 0
 
     def run(self, files: Sequence[Path], size: int, only: Sequence[str] = ()) -> Results:
@@ -162,6 +175,14 @@ def report(tests: Sequence[str], counted: str, workers: Results) -> float:
         if workers[test].outcome != "passed":
             print(f"  {test}\n    {_first_words(workers[test].message)}")
     return sum(workers[test].outcome == "passed" for test in tests) / len(tests)
+
+
+def _report_skipped(workers: Results) -> None:
+    """Prints how many tests of each file skip themselves, and what they say."""
+    skipped = Counter((test.partition("::")[0], r.message) for test, r in workers.items() if r.outcome == "skipped")
+    print("\nSkip themselves:")
+    for (name, message), number in sorted(skipped.items()):
+        print(f"  {name}: {number}: {message}")
 
 
 def _first_words(message: str) -> str:
