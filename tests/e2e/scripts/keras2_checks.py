@@ -76,7 +76,7 @@ def computes(folder: Path) -> None:
     """`compute_gradients` gives reduced gradients: they are clipped then, and applied as they are."""
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         for op, total in ((hvd.Average, 2.0), (hvd.Sum, 4.0)):
-            optimizer = hvd.DistributedOptimizer(make(1.0), op=op)
+            optimizer = hvd.DistributedOptimizer(hvd.DistributedOptimizer(make(1.0), op=op), op=op)
             shared, own = tf.Variable(0.0), tf.Variable(0.0)
             optimizer.register_local_var(own)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +16,11 @@ class ComputedGradients:
     def __init__(self, optimizer: Any) -> None:
         """Replaces the methods of ``optimizer``, which is marked to reduce."""
         self._reducing = getattr(optimizer, "inner_optimizer", optimizer)
-        self._compute = getattr(optimizer, "compute_gradients", None) or optimizer._compute_gradients
-        self._minimize = optimizer.minimize
+        kind = type(optimizer)  # an optimizer that is distributed again has such methods already
+        self._compute = functools.partial(
+            getattr(kind, "compute_gradients", None) or kind._compute_gradients, optimizer
+        )
+        self._minimize = functools.partial(kind.minimize, optimizer)
         self._minimizes = False
         for name in ("compute_gradients", "_compute_gradients", "minimize"):
             object.__setattr__(optimizer, name, getattr(self, name))
