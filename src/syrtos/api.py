@@ -325,4 +325,4 @@ def _tensor_room(value: Any) -> ModuleType | None:
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not tensorflow.is_tensor(value):
         return None
-    return importlib.import_module("syrtos.keras.backends.tensorflow")
+    return importlib.import_module("syrtos.keras.tensorflow.ops")

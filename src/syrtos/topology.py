@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from syrtos.errors import ConfigurationError, WorldError
 
-# Keras backends that have an exchange, under `syrtos.keras.backends`.
+# Keras backends that have an exchange, under `syrtos.keras`.
 BACKENDS = ("tensorflow",)
 
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 from syrtos import settings
 from syrtos.dialects import accumulation
 from syrtos.errors import ConfigurationError
-from syrtos.keras import private
-from syrtos.keras.replacing import Method, replace
+from syrtos.keras import keras_internals
+from syrtos.keras.patching import Method, replace
 from syrtos.launch.import_hook import after_import
 
 
@@ -60,7 +60,7 @@ def velocities(optimizer: Any, model: Any) -> list[Any]:
     if hasattr(optimizer, "get_slot"):  # of old Keras 2
         known = set(optimizer.get_slot_names())
         return [optimizer.get_slot(v, "momentum") for v in model.trainable_variables] if "momentum" in known else []
-    return private.momentums_of(optimizer)
+    return keras_internals.momentums_of(optimizer)
 
 
 def build(optimizer: Any, model: Any) -> None:

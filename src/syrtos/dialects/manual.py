@@ -10,7 +10,8 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.dialects import keras2
 from syrtos.errors import ConfigurationError
-from syrtos.keras import activate, private
+from syrtos.keras import activate
+from syrtos.keras.tensorflow import tf_internals
 from syrtos.launch import seeds
 from syrtos.settings import Options
 
@@ -47,5 +48,5 @@ def _check_flags(name: str, options: Options) -> None:
 def _shuffle_apart(rank: int) -> None:
     """Workers read the same files and draw their own batches from them: shuffles that the script did not seed must differ by rank."""
     seed = seeds.part(rank)
-    if private.global_seed() == seeds.common():
+    if tf_internals.global_seed() == seeds.common():
         tf.random.set_seed(seed)

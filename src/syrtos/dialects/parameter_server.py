@@ -19,8 +19,8 @@ from syrtos.comm.servers import Servers
 from syrtos.dialects import keras2
 from syrtos.dialects.tf_distribute import places
 from syrtos.errors import ConfigurationError
-from syrtos.keras import activate, pace
-from syrtos.keras.strategy import Strategy
+from syrtos.keras import activate, asynchronous
+from syrtos.keras.tensorflow.strategy import Strategy
 
 # Where TensorFlow has them: (module, name, what answers).
 STRATEGIES = (("distribute", "ParameterServerStrategy"), ("distribute.experimental", "ParameterServerStrategy"))
@@ -126,7 +126,7 @@ class ClusterCoordinator:
         while self._make_one():
             pass
         if self._in_round:
-            pace.end_round()
+            asynchronous.end_round()
         self._before += len(self._calls)
         self._calls.clear()
         self._in_round = False
@@ -161,7 +161,7 @@ class ClusterCoordinator:
         if not self._in_round:
             if not self._calls:
                 return False
-            pace.begin_round()
+            asynchronous.begin_round()
             self._in_round = True
         piece = self._servers.take(len(self._calls), repeatable=True)
         if piece is None:

@@ -16,9 +16,10 @@ from syrtos.api import unconverted
 from syrtos.comm import communicator, world
 from syrtos.dialects import keras2, manual
 from syrtos.dialects.horovod.compression import Compression
-from syrtos.keras import gradients, state
-from syrtos.keras.backends import tensorflow as core
-from syrtos.keras.gradients import Reduction
+from syrtos.keras import state
+from syrtos.keras.tensorflow import gradients
+from syrtos.keras.tensorflow import ops as core
+from syrtos.keras.tensorflow.gradients import Reduction
 
 __all__ = [
     "Compression", "DistributedGradientTape", "DistributedOptimizer", "ReduceOp", "allreduce", "broadcast",

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.errors import GoneError
-from syrtos.keras import private
+from syrtos.keras.tensorflow import tf_internals
 
 # Parts of TensorFlow that have lost names; each has a counterpart under `tf.compat.v1`.
 _PARTS = ("image", "initializers", "io", "losses", "math", "metrics", "nn", "random", "saved_model", "summary", "train")
@@ -27,7 +27,7 @@ _TRAINING = (
 @functools.cache
 def install() -> None:
     """Names of TensorFlow 1 that are asked of TensorFlow 2 are explained, and `import tensorflow.compat.v1` finds what we add to it."""
-    private.keep_compat_modules()
+    tf_internals.keep_compat_modules()
     _explain(tf, tf.compat.v1, "tf")
     for part in _PARTS:
         _explain(getattr(tf, part, None), getattr(tf.compat.v1, part, None), f"tf.{part}")

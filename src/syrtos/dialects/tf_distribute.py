@@ -16,9 +16,9 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.dialects import keras2
 from syrtos.keras import activate
-from syrtos.keras.input import heed_policy
-from syrtos.keras.replacing import Method, replace
-from syrtos.keras.strategy import Strategy, not_chosen
+from syrtos.keras.patching import Method, replace
+from syrtos.keras.tensorflow.input import heed_policy
+from syrtos.keras.tensorflow.strategy import Strategy, not_chosen
 
 # Where TensorFlow has them: (module, name).
 SERVED = (

@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from syrtos.keras.explicit import DistributedGradientTape, DistributedOptimizer, broadcast_variables
-    from syrtos.keras.strategy import Strategy
+    from syrtos.keras.tensorflow.explicit import DistributedGradientTape, DistributedOptimizer, broadcast_variables
+    from syrtos.keras.tensorflow.strategy import Strategy
 
 __all__ = ["DistributedGradientTape", "DistributedOptimizer", "Strategy", "broadcast_variables"]
 
@@ -18,4 +18,6 @@ __all__ = ["DistributedGradientTape", "DistributedOptimizer", "Strategy", "broad
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'syrtos.keras' has no attribute {name!r}")
-    return getattr(importlib.import_module("syrtos.keras." + ("strategy" if name == "Strategy" else "explicit")), name)
+    return getattr(
+        importlib.import_module("syrtos.keras.tensorflow." + ("strategy" if name == "Strategy" else "explicit")), name
+    )

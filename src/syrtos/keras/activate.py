@@ -14,7 +14,7 @@ from syrtos.topology import BACKENDS, check_keras_backend
 def tensorflow() -> None:
     """Lets TensorFlow write each file once."""
     world.init()
-    importlib.import_module("syrtos.keras.replacing").patch_tensorflow()
+    importlib.import_module("syrtos.keras.tensorflow.patching").patch_tensorflow()
 
 
 def keras3() -> None:
@@ -28,32 +28,32 @@ def keras3() -> None:
     check_keras_backend({"KERAS_BACKEND": backend}, session.world.size)  # it may come from keras.json
     if backend not in BACKENDS:
         return
-    importlib.import_module("syrtos.keras.patches").apply_all()
+    importlib.import_module("syrtos.keras.tensorflow.keras3").apply_all()
     _make_default()
 
 
 def legacy() -> None:
     """Makes plain Keras 2 scripts (`tf_keras`) distributed."""
     world.init()
-    importlib.import_module("syrtos.keras.legacy").apply_all()
+    importlib.import_module("syrtos.keras.tensorflow.keras2").apply_all()
     _make_default()
 
 
 def for_strategy() -> None:
     """Adapts Keras for models made under our strategy, also in a process that `syrtos run` did not start."""
-    from syrtos.keras import gradients
+    from syrtos.keras.tensorflow import gradients
 
-    name = "legacy" if "tf_keras" in sys.modules and "keras" not in sys.modules else "patches"
-    importlib.import_module(f"syrtos.keras.{name}").apply_all()
+    name = "keras2" if "tf_keras" in sys.modules and "keras" not in sys.modules else "keras3"
+    importlib.import_module(f"syrtos.keras.tensorflow.{name}").apply_all()
     gradients.reduce_all_optimizers()
 
 
 def optimizers_only() -> None:
     """Lets single optimizers of this process reduce, in a script that is explicit about it."""
     if sys.modules.get("tf_keras") is not None and "keras" not in sys.modules:
-        importlib.import_module("syrtos.keras.legacy").apply_to_optimizers()
+        importlib.import_module("syrtos.keras.tensorflow.keras2").apply_to_optimizers()
     else:
-        importlib.import_module("syrtos.keras.patches").apply_to_optimizers()
+        importlib.import_module("syrtos.keras.tensorflow.keras3").apply_to_optimizers()
 
 
 def explicitly(name: str) -> None:
@@ -62,8 +62,8 @@ def explicitly(name: str) -> None:
     Raises:
         ConfigurationError: the script trains under a strategy as well.
     """
-    from syrtos.keras import private
-    from syrtos.keras.strategy import Strategy
+    from syrtos.keras.tensorflow import tf_internals
+    from syrtos.keras.tensorflow.strategy import Strategy
 
     if Strategy.chosen and world.current().world.size > 1:
         raise ConfigurationError(
@@ -72,7 +72,7 @@ def explicitly(name: str) -> None:
         )
     world.each_for_itself()
     optimizers_only()
-    private.keep_default_strategy(None)
+    tf_internals.keep_default_strategy(None)
 
 
 def check_not_explicit(strategy: str) -> None:
@@ -87,12 +87,12 @@ def _make_default() -> None:
     """Every model is created under our strategy, without a scope in the script; with it every optimizer reduces."""
     import tensorflow as tf
 
-    from syrtos.keras import private
-    from syrtos.keras.strategy import not_chosen
+    from syrtos.keras.tensorflow import tf_internals
+    from syrtos.keras.tensorflow.strategy import not_chosen
 
     if world.explicit():
         return
-    if not private.keeps_default_strategy():
-        private.keep_default_strategy(not_chosen())
+    if not tf_internals.keeps_default_strategy():
+        tf_internals.keep_default_strategy(not_chosen())
         # before any op is made: what a script shuffles without a seed is shuffled alike on all workers
         tf.random.set_seed(int(settings.environment().get("SYRTOS_SEED", "0")))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.data.loader import Position
 from syrtos.errors import DataError
-from syrtos.keras import fitting, gradients, interrupts, pace, replicas, state, temporary
+from syrtos.keras import asynchronous, backend, fitting, interrupts, replicas, state, temporary
 from syrtos.keras.learning_rate import Scaling
 from syrtos.keras.timing import clock
 
@@ -38,7 +38,14 @@ def here(chosen: list[Any]) -> list[Any]:
     """The callbacks of a script that this worker runs."""
     if world.sharing().world.rank == 0:
         return chosen
-    return [callback for callback in tf.nest.flatten(chosen) if not _writes_for_all(callback)]
+    return [callback for callback in _flat(chosen) if not _writes_for_all(callback)]
+
+
+def _flat(chosen: Any) -> list[Any]:
+    """Callbacks as Keras takes them: one, or lists of them at any depth."""
+    if isinstance(chosen, list | tuple):
+        return [callback for part in chosen for callback in _flat(part)]
+    return [] if chosen is None else [chosen]
 
 
 def _writes_for_all(callback: Any) -> bool:
@@ -138,9 +145,9 @@ class First(_Quiet):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._ledger.drop_step()
         self._ledger.become("callbacks")
-        pace.take_weights()
+        asynchronous.take_weights()
         if logs:
-            pace.average(logs)
+            asynchronous.average(logs)
 
 
 class Last(_Quiet):
@@ -170,7 +177,7 @@ class Last(_Quiet):
         if self.model is not None:
             self._begin_equal(comm)
             self._begin_stream(comm)
-            pace.begin_equal(self.model)
+            asynchronous.begin_equal(self.model)
         self.scaling.restored()
         self._session.ledger.become("build")
 
@@ -188,17 +195,17 @@ class Last(_Quiet):
         count = self._steps_since(batch)
         self._steps += count
         self._since_check += count
-        if world.current().world.size > 1 and not pace.own() and self._check_is_due():
+        if world.current().world.size > 1 and not asynchronous.own() and self._check_is_due():
             self._check()
         self._session.ledger.end_step(_index(batch), count)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
-        if pace.meet(self._stops()):
+        if asynchronous.meet(self._stops()):
             self.model.stop_training = True
         if self._stream:
             self._stream.end_epoch(self._session, self._stops())
-        if not self._steps and fitting.fit_is_running() and not pace.own():  # there others may have been faster
+        if not self._steps and fitting.fit_is_running() and not asynchronous.own():  # there others may have been faster
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
             )
@@ -286,14 +293,14 @@ class Last(_Quiet):
 
         self._script_counts_steps = self._iterator.steps_per_epoch is not None
         position, number = resume.trained_before(self.model, self._stream.dataset)
-        everyone = comm if pace.own() else world.current().comm  # also where the script says what is exchanged
+        everyone = comm if asynchronous.own() else world.current().comm  # also where the script says what is exchanged
         saved = everyone.broadcast_object(_as_list(resume.saved_of(self.model)))
         if saved and saved[0] == self._stream.dataset.name:
             position, number = Position(saved[1], saved[2]), saved[4]
             if self.model._initial_epoch is not None and not self._script_counts_steps:
                 self.model._initial_epoch = saved[1] + saved[3]
         several = int(getattr(self.model, "steps_per_execution", None) or 1) > 1
-        endless = (self._script_counts_steps or not several) and not pace.own()
+        endless = (self._script_counts_steps or not several) and not asynchronous.own()
         self._stream.begin(position, number, endless, self._session)
         self._endless = endless
 
@@ -324,14 +331,8 @@ class Last(_Quiet):
 
     def _replicas(self) -> tuple[Communicator, list[Any]]:
         """Who must hold equal values, and which: all variables on all workers, or what an optimizer reduces that the script has asked to."""
-        if self._session is world.current():
-            return self._session.comm, state.of_model(self.model)
-        optimizer = getattr(self.model, "optimizer", None)
-        reduction = gradients.reduction_of(getattr(optimizer, "inner_optimizer", optimizer))
-        if reduction is None:
-            return self._session.comm, []
-        found = self.model.trainable_variables
-        return reduction.comm, [v for v in found if state.identity(v) not in reduction.local]
+        chosen = backend.active().exchanged_by(self.model)
+        return chosen or (self._session.comm, state.of_model(self.model))
 
     def _check_is_due(self) -> bool:
         chosen = self._session.options.check_every
@@ -364,3 +365,13 @@ class Last(_Quiet):
     def _stops(self) -> bool:
         """Whether this worker's script has asked to stop; a model that was never compiled has no such attribute."""
         return bool(getattr(self.model, "stop_training", False))
+
+
+def within(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around the `__init__` of Keras's list of callbacks: writing is left to rank 0, and our two enclose the others."""
+
+    def init(self: Any, chosen: Any = None, *args: Any, **kwargs: Any) -> None:
+        original(self, here(_flat(chosen)), *args, **kwargs)
+        enclose(self)
+
+    return init

@@ -20,11 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from syrtos import settings
 from syrtos.comm import world
-from syrtos.keras import atomic, claims, pace
+from syrtos.keras import asynchronous, atomic, claims
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -103,44 +101,12 @@ def reading(argument: str) -> Wrapper:
             with contextlib.suppress(TypeError):  # the original says what is wrong with the arguments
                 path = atomic.local(signature.bind(*args, **kwargs).arguments.get(argument))
                 if path is not None:
-                    _await(path)
+                    await_complete(path)
             return original(*args, **kwargs)
 
         return read
 
     return wrapper
-
-
-def checkpointing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around what writes the data and index of a checkpoint. Graphs write by themselves, when they run."""
-
-    @functools.wraps(original)
-    def save(
-        self: Any, file_prefix: Any, checkpoint_number: Any = None, session: Any = None, options: Any = None
-    ) -> Any:
-        path = atomic.local(file_prefix)
-        if path is None or not tf.executing_eagerly():
-            return original(self, file_prefix, checkpoint_number, session, options)
-        path = f"{path}-{int(checkpoint_number)}" if checkpoint_number else path
-        once(path, lambda: atomic.write(path, lambda place: original(self, place, None, session, options)))
-        return tf.constant(path)
-
-    return save
-
-
-def latest(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `tf.train.latest_checkpoint`: before it answers that there is none, another worker may write one."""
-
-    @functools.wraps(original)
-    def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
-        result = original(checkpoint_dir, latest_filename)
-        folder = atomic.local(checkpoint_dir)
-        if result is None and folder is not None:
-            _await(os.path.join(folder, latest_filename or "checkpoint"))
-            result = original(checkpoint_dir, latest_filename)
-        return result
-
-    return latest_checkpoint
 
 
 def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,20 +124,6 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
         return once(name, lambda: original(*args, **kwargs), fetched=True)
 
     return fetch
-
-
-def writer(original: Callable[..., Any]) -> Callable[..., Any]:
-    """One worker gets the writer of summaries that it asks for, and the others one that writes nothing."""
-
-    @functools.wraps(original)
-    def create_file_writer(logdir: Any, *args: Any, **kwargs: Any) -> Any:
-        path, made = atomic.local(logdir), []
-        if path is None:
-            return original(logdir, *args, **kwargs)
-        once(f"{path} summaries", lambda: made.append(original(logdir, *args, **kwargs)))
-        return made[0] if made else tf.summary.create_noop_writer()
-
-    return create_file_writer
 
 
 class CompleteFiles:
@@ -236,7 +188,7 @@ def once(name: str, work: Callable[[], Any], fetched: bool = False) -> Any:
     if _thread.busy or not world.joined():
         return work()
     session = world.current() if fetched else world.sharing()
-    alone = session.world.size == 1 and not pace.own()
+    alone = session.world.size == 1 and not asynchronous.own()
     with session.ledger.span("input" if fetched else "checkpoint"):
         if alone or not world.current().options.run_dir:
             return work()
@@ -304,14 +256,15 @@ def _meetings(session: world.Session) -> int:
     """How often the workers have met: equal on all of them at the same place of the script. 0 where a script meets as it likes."""
     if world.explicit():
         return 0
-    servers = pace.own()
+    servers = asynchronous.own()
     return servers.rounds if servers else session.comm.meetings
 
 
 # -- waiting before reading -------------------------------------------------------------------------------
 
 
-def _await(path: str) -> None:
+def await_complete(path: str) -> None:
+    """Waits until a file is complete that another worker is writing, or is about to write."""
     if not _thread.busy:
         _await_writer(path)
         for _ in _while_others_may_write(lambda: os.path.exists(claims.landmark(path)), f"read {path}"):

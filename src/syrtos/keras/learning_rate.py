@@ -8,7 +8,7 @@ from typing import Any
 
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import private
+from syrtos.keras import keras_internals
 
 _CLIMB = "_syrtos_climb"
 
@@ -109,7 +109,7 @@ def batches_trained(optimizer: Any) -> int:
     """Batches that an optimizer was given; with accumulation more than the updates that it made."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     accumulates = getattr(inner, "gradient_accumulation_steps", None)
-    return int(private.updates_of(inner) if accumulates else inner.iterations)
+    return int(keras_internals.updates_of(inner) if accumulates else inner.iterations)
 
 
 def _climb_of(optimizer: Any) -> Climb | None:

@@ -85,9 +85,9 @@ def prepare() -> None:
     """Lets Keras take planned data sets, and find positions in files."""
     world.init()
     if keras.backend.backend() == "tensorflow":
-        from syrtos.keras import patches
+        from syrtos.keras.tensorflow import keras3
 
-        patches.apply_all()
+        keras3.apply_all()
     else:
         replace_shuffle()
 
@@ -136,7 +136,7 @@ class Stream:
         """
         import tensorflow as tf
 
-        from syrtos.keras import input as pipelines
+        from syrtos.keras.tensorflow import input as pipelines
 
         # A worker without rows computes with this record, which does not count.
         one = self._standardized(self.dataset.loader.example())

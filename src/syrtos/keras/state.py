@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from syrtos.comm.communicator import Communicator
+from syrtos.comm.objects import dtype_of
 from syrtos.errors import DivergenceError, OutOfStepError
-from syrtos.keras.backends import tensorflow as ops
+from syrtos.keras import backend
 
 
 def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> None:
@@ -20,27 +20,21 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
 
     Args:
         comm: the workers.
-        variables: `keras.Variable` or `tf.Variable`, the same on all workers. Those that have no value at ``root`` yet (they were
+        variables: of Keras or of its framework, the same on all workers. Those that have no value at ``root`` yet (they were
             created while a function is traced) stay as they are.
     """
     found = unique(variables)
-    if not tf.executing_eagerly():
-        _broadcast_in_graph(comm, found, root)
+    known = backend.active()
+    if not known.eager():
+        known.broadcast_in_graph(comm, found, root)
         return
-    ready = comm.broadcast(np.array([_has_value(v) for v in found], np.uint8), root)
+    ready = comm.broadcast(np.array([known.has_value(v) for v in found], np.uint8), root)
     for variable in (v for v, flag in zip(found, ready, strict=True) if flag):
-        mine = tensor_of(variable).numpy() if _has_value(variable) else np.zeros(variable.shape, _numpy_dtype(variable))
+        has_value = known.has_value(variable)
+        mine = np.array(memory_of(variable)) if has_value else np.zeros(variable.shape, dtype_of(dtype_name(variable)))
         value = comm.broadcast(mine, root)
-        if not _has_value(variable) or _bytes_of(value) != _bytes_of(
-            mine
-        ):  # most replicas begin equal: no second copy is made
+        if not has_value or _bytes_of(value) != _bytes_of(mine):  # most replicas begin equal: no second copy is made
             variable.assign(value)
-
-
-def _broadcast_in_graph(comm: Communicator, variables: Sequence[Any], root: int) -> None:
-    """The same as ops of a `tf.function`, which run each time it is called."""
-    for variable in variables:
-        variable.assign(ops.broadcast(comm, _holder(variable).read_value(), root))
 
 
 def of_model(model: Any) -> list[Any]:
@@ -139,11 +133,7 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
 
 def memory_of(variable: Any) -> np.ndarray[Any, Any]:
     """The value without a copy where the framework can lend it."""
-    tensor: Any = tensor_of(variable)
-    try:
-        return np.from_dlpack(tensor)
-    except (TypeError, RuntimeError, BufferError, AttributeError):
-        return tensor.numpy()
+    return backend.active().memory_of(variable)
 
 
 def unique(variables: Iterable[Any]) -> list[Any]:
@@ -152,8 +142,8 @@ def unique(variables: Iterable[Any]) -> list[Any]:
 
 
 def identity(variable: Any) -> int:
-    """The same number for a Keras variable and the TensorFlow variable it holds."""
-    return id(_holder(variable))
+    """The same number for a Keras variable and what it holds in the framework."""
+    return backend.active().identity(variable)
 
 
 def name_of(variable: Any) -> str:
@@ -162,24 +152,5 @@ def name_of(variable: Any) -> str:
 
 
 def dtype_name(variable: Any) -> str:
-    """The dtype's name, for Keras and TensorFlow variables alike."""
-    return tf.as_dtype(variable.dtype).name
-
-
-def _numpy_dtype(variable: Any) -> Any:
-    return tf.as_dtype(variable.dtype).as_numpy_dtype
-
-
-def _has_value(variable: Any) -> bool:
-    return bool(_holder(variable).is_initialized())
-
-
-def _holder(variable: Any) -> tf.Variable:
-    """The TensorFlow variable of a Keras one, or of Keras 2's for mixed precision."""
-    held = (getattr(variable, name, None) for name in ("_value", "_variable"))
-    return next((value for value in held if isinstance(value, tf.Variable)), variable)
-
-
-def tensor_of(variable: Any) -> tf.Tensor:
-    """The current value of a Keras or TensorFlow variable, in its own dtype."""
-    return _holder(variable).read_value()
+    """The dtype's name, for the variables of Keras and of frameworks alike."""
+    return getattr(variable.dtype, "name", None) or str(variable.dtype)

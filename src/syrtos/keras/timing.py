@@ -9,10 +9,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tensorflow as tf
-
 from syrtos.comm import world
 from syrtos.comm.world import Session
+from syrtos.keras import backend
 from syrtos.observe.clock import Kind, Phase
 
 Method = Callable[..., Any]
@@ -69,7 +68,7 @@ def computing(function: Any = None) -> Iterator[None]:
     A call in which an optimizer makes an update is a step; ``function`` is known by it when it is called again.
     """
     ledger = world.current().ledger if world.joined() else None
-    if ledger is None or not ledger.in_script or not tf.executing_eagerly():
+    if ledger is None or not ledger.in_script or not backend.active().eager():
         yield
         return
     outer = _call()

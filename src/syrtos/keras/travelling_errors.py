@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import sys
 from typing import Any
-
-import tensorflow as tf
 
 from syrtos.errors import SyrtosError
 
@@ -26,10 +25,11 @@ def described(error: Exception) -> dict[str, Any]:
 
 def again(facts: dict[str, Any]) -> Exception:
     """An error of the same type and words as the writer's."""
-    kind = getattr(builtins, facts["type"], None) or getattr(tf.errors, facts["type"], None)
+    of_tensorflow: Any = getattr(sys.modules.get("tensorflow"), "errors", None)
+    kind = getattr(builtins, facts["type"], None) or getattr(of_tensorflow, facts["type"], None)
     text = facts["text"]
     with contextlib.suppress(TypeError):
-        if isinstance(kind, type) and issubclass(kind, tf.errors.OpError):
+        if of_tensorflow and isinstance(kind, type) and issubclass(kind, of_tensorflow.OpError):
             return kind(None, None, text)
         if isinstance(kind, type) and issubclass(kind, OSError) and facts["errno"] is not None:
             return OSError(facts["errno"], text, facts["file"])

@@ -285,7 +285,7 @@ def _serve(program: Program, run_dir: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
     main_module.find_modules_of(program)
-    importlib.import_module("syrtos.keras.parameters").serve(lambda: guard.lost(run_dir))
+    importlib.import_module("syrtos.keras.parameter_server.server").serve(lambda: guard.lost(run_dir))
 
 
 def _script_begins() -> None:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras.gradients import Reduction
+from syrtos.keras.tensorflow.gradients import Reduction
 
 _VALUES: Any = ((1.0, 2.0), (3.0, 4.0))
 _INDICES: Any = (0, 2)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from syrtos.data.sources import BadRecord
 from syrtos.errors import DataError, OutOfStepError, SyrtosError
-from syrtos.keras.op_errors import of_tensorflow
+from syrtos.keras.tensorflow.op_errors import of_tensorflow
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers,
 from syrtos.dialects.estimator.config import RunConfig
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
-from syrtos.keras import gradients, private, replacing
-from syrtos.keras.input import Share
+from syrtos.keras.tensorflow import gradients, patching, tf_internals
+from syrtos.keras.tensorflow.input import Share
 
 v1: Any = tf.compat.v1
 
@@ -51,7 +51,7 @@ class Estimator:
                 "`--ps`: its workers then make each update together."
             )
         optimizers.install()
-        replacing.patch_tensorflow()
+        patching.patch_tensorflow()
         self._model_fn = model_fn
         self._config = _with_model_dir(copy.copy(config) if config else RunConfig(), model_dir)
         self._params = copy.deepcopy(params) if params is not None else {}
@@ -133,10 +133,10 @@ class Estimator:
             batch = self._inputs(input_fn, ModeKeys.TRAIN)
             with graphs.GraphScope(world.current(), batch, training=True).entered() as scope:
                 if seed is not None:  # the same data, and other noise on it
-                    v1.set_random_seed(seed + replacing.SEED_STRIDE * world.current().world.rank)
+                    v1.set_random_seed(seed + patching.SEED_STRIDE * world.current().world.rank)
                 features, labels = scope.data
                 before = gradients.reductions
-                with private.assignments_of_keras() as assigned:
+                with tf_internals.assignments_of_keras() as assigned:
                     spec = self._call_model_fn(features, labels, ModeKeys.TRAIN)
                 graphs.check_reduced(gradients.reductions - before)
                 loss, train_op = graphs.over_all(scope, spec.loss), tf.group(graphs.operation(spec.train_op), *assigned)

@@ -13,9 +13,8 @@ from syrtos.comm import world
 from syrtos.dialects.estimator import hooks
 from syrtos.dialects.estimator.specs import EstimatorSpec
 from syrtos.errors import ConfigurationError
-from syrtos.keras import private
-from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.step import StepScope
+from syrtos.keras.tensorflow import ops, tf_internals
+from syrtos.keras.tensorflow.step import StepScope
 from syrtos.observe.clock import Phase
 
 v1: Any = tf.compat.v1
@@ -36,7 +35,7 @@ def over_all(scope: StepScope, loss: Any) -> Any:
     loss = tf.reshape(tf.convert_to_tensor(loss), [])
     if scope.session.comm.size == 1:
         return loss
-    share = 1.0 if private.losses_are_sums(v1.get_default_graph()) else scope.fraction()
+    share = 1.0 if tf_internals.losses_are_sums(v1.get_default_graph()) else scope.fraction()
     mine = tf.where(scope.active, loss * tf.cast(share, loss.dtype), tf.zeros_like(loss))
     return ops.allreduce(scope.session.comm, tf.stop_gradient(mine))
 
@@ -56,7 +55,7 @@ def new_graph(phase: Phase | None = None) -> Iterator[Any]:
     """A graph to build; it has no strategy, and names as any other graph of the same functions. With a ``phase`` the ledger counts the time
     of the block as that part of the run."""
     part = world.current().ledger.part(phase, "build") if phase else contextlib.nullcontext()
-    with part, tf.Graph().as_default() as graph, private.names_of_a_new_graph():
+    with part, tf.Graph().as_default() as graph, tf_internals.names_of_a_new_graph():
         yield graph
 
 

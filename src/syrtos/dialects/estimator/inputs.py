@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras import input as pipelines
-from syrtos.keras import private
+from syrtos.keras.tensorflow import input as pipelines
+from syrtos.keras.tensorflow import tf_internals
 
 # What a worker takes: its rows of each batch; whole batches, each of them one worker's, as under a strategy given to the Estimator;
 # or everything.
@@ -36,7 +36,7 @@ def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any
     found = input_fn(**asked)
     own_shard = "input_context" in asked
     if isinstance(found, tf.data.Dataset):
-        iterator = tf.compat.v1.data.make_initializable_iterator(private.counted(_shared(found, how, own_shard)))
+        iterator = tf.compat.v1.data.make_initializable_iterator(tf_internals.counted(_shared(found, how, own_shard)))
         tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
         found = iterator.get_next()
     elif place.size > 1 and how == SHARE and not own_shard:

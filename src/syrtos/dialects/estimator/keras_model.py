@@ -17,8 +17,8 @@ from syrtos.dialects.estimator.config import RunConfig
 from syrtos.dialects.estimator.estimator import Estimator, check_steps
 from syrtos.dialects.estimator.export import new_folder
 from syrtos.dialects.estimator.specs import ModeKeys
-from syrtos.keras import input as pipelines
-from syrtos.keras import private
+from syrtos.keras.tensorflow import input as pipelines
+from syrtos.keras.tensorflow import tf_internals
 
 keras: Any = keras2.keras()
 
@@ -183,7 +183,7 @@ class KerasEstimator(Estimator):
         place = world.current().world
         if mode == ModeKeys.TRAIN and self._config.train_distribute and place.size > 1:  # a batch is one of each worker
             mine = found.shard(place.size, place.rank)
-            return private.shared_out(pipelines.worker_batches(mine, world.current().input_comm))
+            return tf_internals.shared_out(pipelines.worker_batches(mine, world.current().input_comm))
         return found
 
     def _restore(self, path: str | None) -> None:

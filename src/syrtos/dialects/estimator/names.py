@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from syrtos.dialects.estimator import config, estimator, evaluating, export, exporters, inputs, keras_model, specs
 from syrtos.errors import ConfigurationError
-from syrtos.keras import private
+from syrtos.keras.tensorflow import tf_internals
 
 # Classes of sessions and their hooks, which TensorFlow still has.
 _HOOKS = (
@@ -54,7 +54,7 @@ def keras_namespace() -> types.SimpleNamespace:
 
 def layers() -> Any:
     """`tf.compat.v1.layers`."""
-    return private.legacy_layers()
+    return tf_internals.legacy_layers()
 
 
 @functools.cache

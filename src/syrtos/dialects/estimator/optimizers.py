@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from syrtos.keras import gradients, private
-from syrtos.keras.replacing import replace
-from syrtos.keras.step import current_step
+from syrtos.keras.patching import replace
+from syrtos.keras.tensorflow import gradients, tf_internals
+from syrtos.keras.tensorflow.step import current_step
 
 v1: Any = tf.compat.v1
 _REDUCED = "_syrtos_reduced"
@@ -69,7 +69,7 @@ def _reduced(pairs: Any) -> list[tuple[Any, Any]]:
     assert step is not None
     pairs = list(pairs)
     grads = [g for g, _ in pairs]
-    if private.losses_are_sums(graph):  # the mean below is weighted by samples: undone
+    if tf_internals.losses_are_sums(graph):  # the mean below is weighted by samples: undone
         grads = [None if g is None else gradients.times(g, 1.0 / tf.cast(step.fraction(), g.dtype)) for g in grads]
     mean = gradients.Reduction(step.session.comm).apply(grads, weight=step.samples)
     marks = [_values(g).op for g in mean if g is not None]

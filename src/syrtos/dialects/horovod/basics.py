@@ -12,7 +12,7 @@ from syrtos import api, errors
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.dialects import manual
-from syrtos.keras import op_errors
+from syrtos.keras.tensorflow import op_errors
 
 
 @dataclasses.dataclass

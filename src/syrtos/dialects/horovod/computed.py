@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from syrtos.keras import gradients, private, state
+from syrtos.keras import keras_internals
+from syrtos.keras.tensorflow import gradients
+from syrtos.keras.tensorflow.variables import tensor_of
 
 
 class ComputedGradients:
@@ -60,5 +62,5 @@ class Passes:
     def counter(self) -> tf.Tensor:
         """The backward passes since the last update."""
         of_keras_3 = hasattr(self._optimizer, "gradient_accumulation_steps")  # there `iterations` counts updates
-        calls = private.updates_of(self._optimizer) if of_keras_3 else self._optimizer.iterations
-        return tf.math.floormod(tf.cast(state.tensor_of(calls), tf.int64), self._steps)
+        calls = keras_internals.updates_of(self._optimizer) if of_keras_3 else self._optimizer.iterations
+        return tf.math.floormod(tf.cast(tensor_of(calls), tf.int64), self._steps)

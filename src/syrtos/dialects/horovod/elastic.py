@@ -69,7 +69,7 @@ class State:
     def save(self) -> None:
         """Remembers the state in memory."""
         self._saved = copy.deepcopy(self._attributes())
-        self._saved_arrays = [np.array(variables_state.tensor_of(v).numpy()) for v in self._variables()]
+        self._saved_arrays = [np.array(variables_state.memory_of(v)) for v in self._variables()]
 
     def restore(self) -> None:
         """Goes back to what was saved."""

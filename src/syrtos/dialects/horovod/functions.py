@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from syrtos.dialects.horovod.basics import ProcessSet, comm_of, global_process_set
 from syrtos.dialects.horovod.ops import broadcast_, root_in
-from syrtos.keras import op_errors
+from syrtos.keras.tensorflow import op_errors
 
 
 def broadcast_variables(

@@ -13,8 +13,10 @@ from syrtos.comm.communicator import Communicator, ReduceOp
 from syrtos.dialects.horovod import basics
 from syrtos.dialects.horovod.basics import ProcessSet, comm_of, global_process_set
 from syrtos.dialects.horovod.compression import Compression
-from syrtos.keras import op_errors, private, state
-from syrtos.keras.backends import tensorflow as core
+from syrtos.keras import state
+from syrtos.keras.tensorflow import op_errors, tf_internals
+from syrtos.keras.tensorflow import ops as core
+from syrtos.keras.tensorflow.variables import tensor_of
 
 _basics = basics
 Average, Sum, Adasum = ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.ADASUM
@@ -98,7 +100,7 @@ def allgather(
     del ignore_name_scope
     comm = _named(comm_of(process_set), "allgather", name)
 
-    @private.custom_gradient
+    @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> Any:
         def backward(dy: tf.Tensor) -> tf.Tensor:
             counts = core.allgather(comm, tf.shape(x)[:1])
@@ -137,7 +139,7 @@ def broadcast(
     del ignore_name_scope
     comm, root = _named(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
 
-    @private.custom_gradient
+    @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> Any:
         return core.broadcast(
             comm, x, root
@@ -152,7 +154,7 @@ def broadcast_(
     """Overwrites variables with the root's: now, or when what is returned is evaluated in a graph."""
     comm, root = _named(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
     if not tf.executing_eagerly():
-        return [v.assign(core.broadcast(comm, state.tensor_of(v), root)) for v in state.unique(variables)]
+        return [v.assign(core.broadcast(comm, tensor_of(v), root)) for v in state.unique(variables)]
     with op_errors.raising():
         state.broadcast(comm, variables, root)
     return list(variables)
@@ -170,7 +172,7 @@ def alltoall(
     del ignore_name_scope
     comm = _named(comm_of(process_set), "alltoall", name)
 
-    @private.custom_gradient
+    @tf_internals.custom_gradient
     def forward(rows: tf.Tensor) -> Any:
         result, received = core.alltoall(comm, rows, splits)
         return (result, received), lambda d_result, _: core.alltoall(comm, d_result, received)[0]
@@ -202,7 +204,7 @@ def reducescatter(
         raise NotImplementedError(f"reducescatter knows Average and Sum. Received: {op}.")
     comm = comm_of(process_set)
 
-    @private.custom_gradient
+    @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> Any:
         scales = (prescale_factor, postscale_factor)
         reduced = allreduce(x, None, device_dense, "", compression, op, *scales, name, process_set, ignore_name_scope)

@@ -16,8 +16,9 @@ from syrtos.dialects.horovod.compression import Compression
 from syrtos.dialects.horovod.computed import ComputedGradients, Passes
 from syrtos.dialects.horovod.ops import Adasum, Average, Sum
 from syrtos.errors import ConfigurationError
-from syrtos.keras import gradients, state
-from syrtos.keras.gradients import Reduction
+from syrtos.keras import state
+from syrtos.keras.tensorflow import gradients
+from syrtos.keras.tensorflow.gradients import Reduction
 
 
 def DistributedOptimizer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from syrtos.dialects import keras2
-from syrtos.keras.strategy import replica_of_world
+from syrtos.keras.tensorflow.strategy import replica_of_world
 
 _BatchNormalization: Any = keras2.keras().layers.BatchNormalization
 

@@ -13,10 +13,11 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, share_of
 from syrtos.errors import ConfigurationError, ExchangeError, StalledError
-from syrtos.keras import gradients, pace, private, state
-from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.parameters import packed
-from syrtos.keras.step import current_step
+from syrtos.keras import asynchronous, keras_internals, state
+from syrtos.keras.parameter_server.server import packed
+from syrtos.keras.tensorflow import gradients, ops
+from syrtos.keras.tensorflow.step import current_step
+from syrtos.keras.tensorflow.variables import tensor_of
 
 _MARK = "_syrtos_served"
 # Optimizers that treat each number by itself, so that a variable can be cut anywhere.
@@ -31,7 +32,7 @@ def apply(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> Non
         with tf.init_scope():
             found = Served(optimizer, {state.identity(v) for v, g in zip(variables, grads, strict=True) if _is_rows(g)})
             object.__setattr__(optimizer, _MARK, found)
-            pace.hold(found)
+            asynchronous.hold(found)
             found.begin()
     found.step(grads, variables)
 
@@ -42,16 +43,16 @@ class Served:
     def __init__(self, optimizer: Any, tables: set[int]) -> None:
         """``tables``: variables (by `state.identity`) whose gradients are some of their rows."""
         self.optimizer = optimizer
-        asked = pace.servers()
+        asked = asynchronous.servers()
         assert asked is not None
         self._servers = asked
-        self._keras = private.keras_of(optimizer)
+        self._keras = keras_internals.keras_of(optimizer)
         self._key = ""
         self._begun = 0
-        self.variables: list[Any] = private.trained_by(optimizer)
-        self._paths = [private.path_of(v) for v in self.variables]
+        self.variables: list[Any] = keras_internals.trained_by(optimizer)
+        self._paths = [keras_internals.path_of(v) for v in self.variables]
         names = ",".join([optimizer.name, *self._paths])
-        self._number = pace.number_of(str(zlib.crc32(names.encode())))
+        self._number = asynchronous.number_of(str(zlib.crc32(names.encode())))
         self._index = {state.identity(v): i for i, v in enumerate(self.variables)}
         self._tables = {i for i, v in enumerate(self.variables) if state.identity(v) in tables}
         cut = type(optimizer).__name__ in _ELEMENTWISE and type(optimizer).__module__.startswith(
@@ -68,7 +69,7 @@ class Served:
         """Gives gradients, eagerly or in a graph, and takes weights."""
         present = [self._index[state.identity(v)] for v in variables]
         weight, given = self._weighed([self._as_held(i, g) for i, g in zip(present, grads, strict=True)])
-        scheduled = private.has_schedule(self.optimizer)
+        scheduled = keras_internals.has_schedule(self.optimizer)
         rate = tf.constant(-1.0) if scheduled else tf.cast(self.optimizer.learning_rate, tf.float32)
 
         def push(weight: Array, rate: Array, *arrays: Array) -> list[Array]:
@@ -82,7 +83,7 @@ class Served:
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(tf.ensure_shape(value, variable.shape))
         before = tf.ensure_shape(iterations, []) - 1  # Keras adds 1
-        counter = private.updates_of(self.optimizer)
+        counter = keras_internals.updates_of(self.optimizer)
         counter.assign(tf.cast(before, counter.dtype))
 
     def _as_held(self, variable: int, gradient: Any) -> Any:
@@ -96,7 +97,7 @@ class Served:
     def _weighed(self, grads: list[Any]) -> tuple[tf.Tensor, list[Any]]:
         """What each worker does by itself: where updates are made together, how much this one counts; else it clips."""
         if not self._servers.synchronous:
-            return tf.constant(1.0), private.clip(self.optimizer, grads)
+            return tf.constant(1.0), keras_internals.clip(self.optimizer, grads)
         step = current_step()
         if step is not None:
             return step.samples, grads
@@ -164,7 +165,7 @@ class Served:
         clip = {name: config.get(name) for name in _CLIPS}
         config.update({name: None for name in (*_CLIPS, "loss_scale_factor") if name in config})
         held = [self.variables[part.variable] for part in parts]
-        pieces = [state.tensor_of(v).numpy().reshape(-1)[p.start : p.stop] for v, p in zip(held, parts, strict=True)]
+        pieces = [tensor_of(v).numpy().reshape(-1)[p.start : p.stop] for v, p in zip(held, parts, strict=True)]
         remembered = self._remembered(parts)
         fields = {
             "replaces": f"{self._number}.{self._begun - 2}",
@@ -183,7 +184,7 @@ class Served:
             "place": part.variable,
             "shape": list(part.shape),
             "dtype": tf.as_dtype(variable.dtype).name,
-            "decays": private.decays(self.optimizer, variable),
+            "decays": keras_internals.decays(self.optimizer, variable),
             "constraint": self._keras.constraints.serialize(variable.constraint) if variable.constraint else None,
         }
 
@@ -192,7 +193,7 @@ class Served:
         found, seen = [], collections.Counter[str]()
         here = {part.variable: (i, part) for i, part in enumerate(parts)}
         for slot in self.optimizer.variables:
-            kind, path = private.slot_of(slot, self._paths)
+            kind, path = keras_internals.slot_of(slot, self._paths)
             if path is None:
                 found.append((kind, slot, None))
                 continue
@@ -207,11 +208,11 @@ class Served:
 
     def _remembered(self, parts: Sequence[_Part]) -> dict[str, Array]:
         """This server's part of what the optimizer remembers."""
-        if not int(private.updates_of(self.optimizer)):
+        if not int(keras_internals.updates_of(self.optimizer)):
             return {}
         values = {}
         for name, slot, part in self._slots(parts):
-            value = state.tensor_of(slot).numpy()
+            value = tensor_of(slot).numpy()
             values[name] = value if part is None or part.whole else value.reshape(-1)[part.start : part.stop]
         return values
 
@@ -223,7 +224,7 @@ class Served:
             theirs = dict(zip(fields["names"], arrays[1:], strict=True))
             for name, slot, part in self._slots(parts):
                 if name in theirs:
-                    _, whole = values.setdefault(id(slot), (slot, np.array(state.tensor_of(slot))))
+                    _, whole = values.setdefault(id(slot), (slot, np.array(tensor_of(slot))))
                     cut = slice(part.start, part.stop) if part and not part.whole else slice(None)
                     whole.reshape(-1)[cut] = theirs[name].reshape(-1)
         for slot, value in values.values():

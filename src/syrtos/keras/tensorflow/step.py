@@ -22,9 +22,8 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.world import Session
-from syrtos.keras import private, private_graphs
-from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.input import Share, count_rows, has_rows
+from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
+from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
 from syrtos.keras.timing import clock, computing
 
 _local = threading.local()
@@ -72,7 +71,7 @@ class _Watcher:
     """Notes what is assigned, with the value that it had before."""
 
     def __init__(self) -> None:
-        self._graph = private_graphs.graph()
+        self._graph = tf_internals_graphs.graph()
         self._dirty: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
         self._paused = False
 
@@ -187,7 +186,10 @@ class StepScope(_Watcher):
 
     def total(self, name: str, value: tf.Tensor) -> tf.Tensor:
         """The sum of a scalar over the workers that have samples; exchanged once for each name and step."""
-        key = (name, id(private_graphs.graph()))  # a tensor made in a branch of tf.cond can't be used outside of it
+        key = (
+            name,
+            id(tf_internals_graphs.graph()),
+        )  # a tensor made in a branch of tf.cond can't be used outside of it
         if key not in self._totals:
             mine = tf.where(self.active, tf.cast(value, tf.float32), 0.0)
             self._totals[key] = ops.allreduce(self.session.comm, tf.stop_gradient(mine))
@@ -204,7 +206,7 @@ class StepScope(_Watcher):
         """A metric's state is made global before it is read again."""
         if self._paused or id(variable) not in self._dirty or not _is_sum(variable):
             return
-        if private_graphs.always_runs_with(self._graph):
+        if tf_internals_graphs.always_runs_with(self._graph):
             self.flush()
 
     # -- making state equal --------------------------------------------------------------------
@@ -326,7 +328,7 @@ def _ready_at(data: Any) -> tf.Tensor:
     """When the data was asked for and when it was there, float64 seconds since the epoch, shape (2,)."""
     tensors = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if isinstance(leaf, tf.Tensor)]
     with tf.control_dependencies(tensors[:1]):
-        return tf.stack([private.asked_at(), tf.timestamp()])
+        return tf.stack([tf_internals.asked_at(), tf.timestamp()])
 
 
 def _counted(data: Any) -> tuple[tf.Tensor, Any]:

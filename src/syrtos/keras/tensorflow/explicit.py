@@ -15,7 +15,8 @@ from syrtos.api import ProcessSet, unconverted
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import activate, gradients, state
+from syrtos.keras import activate, state
+from syrtos.keras.tensorflow import gradients
 
 Optimizer = TypeVar("Optimizer")
 

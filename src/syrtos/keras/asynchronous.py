@@ -11,15 +11,17 @@ import collections
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Array
 from syrtos.comm.servers import Servers
 from syrtos.keras import state
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class Held(Protocol):
@@ -150,7 +152,7 @@ def begin_equal(model: Any) -> None:
     asked = own()
     if asked is not None:
         found = state.of_model(model)
-        for variable, value in zip(found, asked.share([state.tensor_of(v).numpy() for v in found]), strict=True):
+        for variable, value in zip(found, asked.share([state.memory_of(v) for v in found]), strict=True):
             variable.assign(value)
     for one in held():
         trained = {state.identity(v) for v in state.variables_in(model) if v.trainable}
@@ -166,7 +168,7 @@ def _pull() -> None:
 def _is_mean(variable: tf.Variable) -> bool:
     """Moving statistics; metrics, counters and what a script trains by hand are sums of what all have added."""
     by_hand = variable.trainable and not hasattr(variable, KERAS)
-    return variable.dtype.is_floating and not by_hand and variable.aggregation != tf.VariableAggregation.SUM
+    return variable.dtype.is_floating and not by_hand and variable.aggregation.name != "SUM"
 
 
 def _own_variables() -> dict[str, tf.Variable]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, share_of
 from syrtos.errors import DataError
-from syrtos.keras import private, private_pipelines
+from syrtos.keras.tensorflow import tf_internals, tf_internals_pipelines
 
 # Global batches between two comparisons of what the workers read.
 _COMPARE_EVERY = 64
@@ -46,7 +46,7 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     """This worker's contiguous share of each batch of ``dataset``; possibly no rows.
 
     All workers read the same batches. Every few batches they compare a checksum: data that was shuffled with unequal seeds
-    would train on some samples twice and on others never. For steps of Keras `private.counted` gives the same as `Share`.
+    would train on some samples twice and on others never. For steps of Keras `tf_internals.counted` gives the same as `Share`.
     """
 
     @_as_it_is
@@ -70,7 +70,7 @@ def _length_of_share(total: Any, comm: Communicator) -> tf.Tensor:
 
 
 def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
-    """The rows alone of a data set of `Share`, for loops of the script's own; `private.counted` gives the shares."""
+    """The rows alone of a data set of `Share`, for loops of the script's own; `tf_internals.counted` gives the shares."""
 
     @_as_it_is
     def strip(share: Share) -> Any:
@@ -78,7 +78,7 @@ def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
         with tf.control_dependencies([tf.timestamp()]):
             return tf.nest.map_structure(lambda leaf: _same(_none_if(share.samples, leaf)), share.data)
 
-    return private.with_counts(_unhurried(shares.map(strip)), shares)
+    return tf_internals.with_counts(_unhurried(shares.map(strip)), shares)
 
 
 def _none_if(count: tf.Tensor, leaf: Any) -> Any:
@@ -94,7 +94,7 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     None for pipelines of another form: where maps draw random numbers or call Python, a batch is mapped, or records have no fixed shape
     before they are mapped.
     """
-    found = private_pipelines.mapped_batches(dataset)
+    found = tf_internals_pipelines.mapped_batches(dataset)
     if found is None:
         return None
     spread = isinstance(found.raw.element_spec, tuple)

@@ -25,11 +25,15 @@ from tf_keras.src.utils import data_utils, losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import files, fitting, gradients, interrupts, pace, private, served, timing
-from syrtos.keras import replacing as common
-from syrtos.keras.replacing import Method, replace, replace_everywhere
-from syrtos.keras.step import StepScope, current_step
-from syrtos.keras.strategy import Strategy
+from syrtos.keras import asynchronous, files, fitting, interrupts, keras_internals, timing
+from syrtos.keras.callbacks import within as enclosing_callbacks
+from syrtos.keras.parameter_server import remote_optimizer
+from syrtos.keras.patching import Method, replace, replace_everywhere
+from syrtos.keras.tensorflow import gradients, models, tf_internals
+from syrtos.keras.tensorflow import patching as common
+from syrtos.keras.tensorflow.input import is_own_shard
+from syrtos.keras.tensorflow.step import StepScope, current_step
+from syrtos.keras.tensorflow.strategy import Strategy
 
 
 @functools.cache
@@ -117,7 +121,7 @@ def _patch_optimizers() -> None:
 
 def _aggregate(original: Method) -> Method:
     def aggregate(self: Any, grads_and_vars: Any) -> Any:
-        if pace.servers():
+        if asynchronous.servers():
             return grads_and_vars
         if not gradients.reduction_of(self):
             # outside of `strategy.run` the original finds no replicas to sum over, and fails
@@ -134,7 +138,7 @@ def _aggregate(original: Method) -> Method:
 def _is_all_finite_everywhere(original: Method) -> Method:
     def is_all_finite(grads: Any) -> Any:
         finite = original(grads)  # without servers those of all workers
-        return gradients.finite_everywhere(None, finite) if pace.servers() else finite
+        return gradients.finite_everywhere(None, finite) if asynchronous.servers() else finite
 
     return is_all_finite
 
@@ -142,8 +146,8 @@ def _is_all_finite_everywhere(original: Method) -> Method:
 def _noting_variables(original: Method) -> Method:
     def build_index_dict(self: Any, var_list: Any) -> None:
         original(self, var_list)
-        if pace.servers():
-            object.__setattr__(self, private.BUILT_FOR, list(var_list))
+        if asynchronous.servers():
+            object.__setattr__(self, keras_internals.BUILT_FOR, list(var_list))
 
     return build_index_dict
 
@@ -152,7 +156,7 @@ def _on_servers(original: Method) -> Method:
     """With parameter servers they make the update, and the optimizer here counts it."""
 
     def apply_gradients(self: Any, grads_and_vars: Any, name: str | None = None) -> Any:
-        if not pace.servers():
+        if not asynchronous.servers():
             return original(self, grads_and_vars, name)
         if isinstance(self, nadam.Nadam):  # it counts in Python how often it has been traced
             _refuse_on_servers("the Nadam of Keras 2")
@@ -161,7 +165,7 @@ def _on_servers(original: Method) -> Method:
             self.build([variable for _, variable in pairs])
         self._compute_current_learning_rate()
         grads, variables = zip(*optimizer_utils.filter_empty_gradients(pairs), strict=True)
-        served.apply(self, grads, variables)
+        remote_optimizer.apply(self, grads, variables)
         return self.iterations.assign_add(1)
 
     return apply_gradients
@@ -169,7 +173,7 @@ def _on_servers(original: Method) -> Method:
 
 def _not_on_servers(original: Method) -> Method:
     def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if pace.servers():
+        if asynchronous.servers():
             _refuse_on_servers("one of `tf.keras.optimizers.legacy`")
         return original(self, *args, **kwargs)
 
@@ -185,8 +189,10 @@ def _refuse_on_servers(which: str) -> None:
 def _noting_keras(original: Method) -> Method:
     def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
         variable = original(self, *args, **kwargs)
-        if pace.own():
-            setattr(getattr(variable, "_variable", variable), pace.KERAS, True)  # inside of one for mixed precision
+        if asynchronous.own():
+            setattr(
+                getattr(variable, "_variable", variable), asynchronous.KERAS, True
+            )  # inside of one for mixed precision
         return variable
 
     return add_weight
@@ -229,7 +235,7 @@ def _patch_files() -> None:
 def _make_function(step_name: str, original: Method) -> Method:
     def make_function(self: Any, force: bool = False) -> Any:
         session = world.sharing()
-        fitting.adapt(self)
+        models.adapt(self)
         if "_syrtos_" + step_name not in self.__dict__ and (session.world.size > 1 or session.options.run_dir):
             step = getattr(self, step_name)
             object.__setattr__(self, "_syrtos_" + step_name, step)
@@ -254,12 +260,12 @@ def _shared_step(session: world.Session, step: Method, name: str) -> Method:
 def _data_handler(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if kwargs.get("distribute", True) and pace.deals():
-            fitting.check_dealt(self._adapter)
+        if kwargs.get("distribute", True) and asynchronous.deals():
+            models.check_dealt(self._adapter)
             self.__class__ = DealtHandler
-        self._dataset = private.counted(self._dataset)
+        self._dataset = tf_internals.counted(self._dataset)
         dataset = args[0] if args else kwargs.get("x")
-        self._inferred_steps = fitting.agree_on_length(self._inferred_steps, dataset)
+        self._inferred_steps = fitting.agree_on_length(self._inferred_steps, is_own_shard(dataset))
         if world.current().world.size > 1:
             _build(kwargs.get("model"), self._dataset.element_spec)
 
@@ -271,7 +277,9 @@ def _single_batch(original: Method) -> Method:
 
     def single_batch_iterator(strategy: Any, *args: Any, **kwargs: Any) -> Any:
         distribute = strategy.experimental_distribute_dataset
-        counting = types.SimpleNamespace(experimental_distribute_dataset=lambda data: private.counted(distribute(data)))
+        counting = types.SimpleNamespace(
+            experimental_distribute_dataset=lambda data: tf_internals.counted(distribute(data))
+        )
         return original(counting, *args, **kwargs)
 
     return single_batch_iterator
@@ -294,11 +302,11 @@ class DealtHandler(data_adapter.DataHandler):
             yield epoch, iterator
 
     def steps(self) -> Generator[int, None, None]:
-        servers = pace.own()
-        if servers is None or not pace.deals():
+        servers = asynchronous.own()
+        if servers is None or not asynchronous.deals():
             yield from super().steps()
             return
-        pace.begin_round()
+        asynchronous.begin_round()
         batches, each = self._inferred_steps, self._steps_per_execution.numpy().item()
         pieces = None if batches is None else -(-batches // each)
         while (piece := servers.take(pieces)) is not None:
@@ -326,7 +334,7 @@ class DealtHandler(data_adapter.DataHandler):
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
         """At the end of an epoch the workers meet."""
-        if not pace.deals():
+        if not asynchronous.deals():
             with super().catch_stop_iteration():
                 yield
             return
@@ -338,8 +346,8 @@ class DealtHandler(data_adapter.DataHandler):
             if isinstance(end, RuntimeError) and not isinstance(end.__cause__, StopIteration):
                 raise
             ended = True
-        fitting.check_had_batch(bool(pace.held()))
-        if pace.end_round(ended):  # for one means for all: they read the same
+        fitting.check_had_batch(bool(asynchronous.held()))
+        if asynchronous.end_round(ended):  # for one means for all: they read the same
             self._insufficient_data = self._inferred_steps is not None or not self._adapter.should_recreate_iterator()
 
 
@@ -356,7 +364,7 @@ def _build(model: Any, spec: Any) -> None:
 
 
 def _callback_list(original: Method) -> Method:
-    wrapped = common.callback_list(original)
+    wrapped = enclosing_callbacks(original)
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         wrapped(self, *args, **kwargs)

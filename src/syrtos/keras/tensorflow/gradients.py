@@ -14,9 +14,9 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator, ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import private_graphs, state
-from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.step import current_step
+from syrtos.keras import state
+from syrtos.keras.tensorflow import ops, tf_internals_graphs
+from syrtos.keras.tensorflow.step import current_step
 
 _MARK = "_syrtos_reduction"
 _APPLIED = "_syrtos_applied"
@@ -207,7 +207,7 @@ def computed(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> 
     broadcast_before_first(optimizer, variables)
     about_to_apply(optimizer, variables)
     results = reduced(optimizer, to_accumulate(optimizer, grads))
-    object.__setattr__(optimizer, _COMPUTED, private_graphs.same_function())
+    object.__setattr__(optimizer, _COMPUTED, tf_internals_graphs.same_function())
     return results
 
 

@@ -21,7 +21,7 @@ from syrtos.comm.objects import dtype_of
 from syrtos.comm.requests import Question
 from syrtos.comm.rounds import Rounds
 from syrtos.errors import OutOfStepError
-from syrtos.keras import private, state
+from syrtos.keras import keras_internals, state
 
 # All of a gradient, or the values and indices of some of its rows.
 Gradient = Array | tuple[Array, Array]
@@ -195,8 +195,8 @@ class _Held:
 
     def slots(self) -> list[tuple[str, Any]]:
         """What the optimizer remembers, by the names that workers know it by."""
-        paths = [private.path_of(v) for v in self._variables]
-        slots = [(private.slot_of(v, paths), v) for v in state.variables_of(self.optimizer)]
+        paths = [keras_internals.path_of(v) for v in self._variables]
+        slots = [(keras_internals.slot_of(v, paths), v) for v in state.variables_of(self.optimizer)]
         return [(kind if path is None else f"{path}_{kind}", variable) for (kind, path), variable in slots]
 
     def gradients(self, question: Question) -> list[Gradient]:
@@ -242,7 +242,7 @@ class _Held:
 
     def answer(self, question: Question) -> None:
         """Gives a worker the values as they are now, and how many updates they have had."""
-        question.answer([self.packed()], iterations=int(private.updates_of(self.optimizer)))
+        question.answer([self.packed()], iterations=int(keras_internals.updates_of(self.optimizer)))
 
     def packed(self) -> Array:
         """All values as bytes."""

@@ -28,12 +28,15 @@ from keras.src.trainers.data_adapters import py_dataset_adapter
 from keras.src.utils import file_utils
 
 from syrtos.comm import world
-from syrtos.keras import files, fitting, gradients, interrupts, pace, private, replicas, resume, served, timing
-from syrtos.keras import replacing as common
-from syrtos.keras.input import Share, share_of_arrays
+from syrtos.keras import asynchronous, files, fitting, interrupts, replicas, resume, timing
+from syrtos.keras.callbacks import within as enclosing_callbacks
+from syrtos.keras.parameter_server import remote_optimizer
+from syrtos.keras.patching import Method, replace, replace_everywhere
 from syrtos.keras.planned import PlannedDataset, Stream
-from syrtos.keras.replacing import Method, replace, replace_everywhere
-from syrtos.keras.step import StepScope, current_step
+from syrtos.keras.tensorflow import gradients, models, tf_internals
+from syrtos.keras.tensorflow import patching as common
+from syrtos.keras.tensorflow.input import Share, is_own_shard, share_of_arrays
+from syrtos.keras.tensorflow.step import StepScope, current_step
 
 
 @functools.cache
@@ -125,8 +128,8 @@ def _reduce_then_clip(original: Method) -> Method:
 
 def _begin_equal_then_accumulate(original: Method) -> Method:
     def backend_apply_gradients(self: Any, grads: list[Any], trainable_variables: Any) -> None:
-        if pace.servers():
-            served.apply(self, grads, trainable_variables)
+        if asynchronous.servers():
+            remote_optimizer.apply(self, grads, trainable_variables)
             return
         gradients.broadcast_before_first(self, getattr(self, "_trainable_variables", trainable_variables))
         gradients.about_to_apply(self, trainable_variables)
@@ -181,7 +184,7 @@ def _patch_trainer() -> None:
 def _make_function(original: Method) -> Method:
     def make_function(self: Any, step_function: Method) -> Method:
         session = world.sharing()
-        fitting.adapt(self)
+        models.adapt(self)
         if session.world.size == 1 and not session.options.run_dir:
             return original(self, step_function)
         stock = getattr(step_function, "__func__", None) in (
@@ -208,7 +211,7 @@ def _make_function(original: Method) -> Method:
 def _make_predict_function(original: Method) -> Method:
     def make_predict_function(self: Any, force: bool = False) -> Any:
         session = world.sharing()
-        fitting.adapt(self)
+        models.adapt(self)
         if session.world.size > 1 and (self.predict_function is None or force):
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
             object.__setattr__(self, "_syrtos_predict_step", step)
@@ -257,19 +260,19 @@ def _sharing(session: world.Session, batch: Any) -> Any:
 
 def _epoch_iterator(original: Method) -> Method:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        fitting.check_class_weight(kwargs.get("x"), kwargs.get("class_weight"))
+        models.check_class_weight(kwargs.get("x"), kwargs.get("class_weight"))
         if isinstance(kwargs.get("x"), PlannedDataset):
             kwargs["shuffle"] = False  # it has an order of its own
         original(self, *args, **kwargs)
-        self._distributed_dataset = private.counted(self._distributed_dataset)
+        self._distributed_dataset = tf_internals.counted(self._distributed_dataset)
         fitting.about_to_use(self)
-        if pace.deals():
-            fitting.check_dealt(self.data_adapter)
+        if asynchronous.deals():
+            models.check_dealt(self.data_adapter)
             self.__class__ = DealtIterator
             return
-        fitting.check_strategy(self._distribute_strategy)
+        models.check_strategy(self._distribute_strategy)
         dataset = getattr(self.data_adapter, "_dataset", None)
-        _set_length(self, fitting.agree_on_length(self._num_batches, dataset))
+        _set_length(self, fitting.agree_on_length(self._num_batches, is_own_shard(dataset)))
 
     return init
 
@@ -279,7 +282,7 @@ def _planned(original: Method) -> Method:
         if not isinstance(self.py_dataset, PlannedDataset):
             return original(self)
         self.syrtos_stream = Stream(self.py_dataset, self._standardize_batch)
-        return private.shared_out(self.syrtos_stream.pipeline())
+        return tf_internals.shared_out(self.syrtos_stream.pipeline())
 
     return get_tf_dataset
 
@@ -296,9 +299,9 @@ class DealtIterator(tf_trainer.TFEpochIterator):
 
     def _enumerate_iterator(self) -> Generator[tuple[int, int, Any], None, None]:
         self.data_adapter.on_epoch_begin()
-        servers, each = pace.own(), self.steps_per_execution
+        servers, each = asynchronous.own(), self.steps_per_execution
         assert servers is not None
-        pace.begin_round()
+        asynchronous.begin_round()
         if self._iterator is None or self.steps_per_epoch is None:
             self._iterator, self._position, self._first = iter(self._get_iterator()), 0, 0
         batches = self.steps_per_epoch or self.data_adapter.num_batches
@@ -322,8 +325,8 @@ class DealtIterator(tf_trainer.TFEpochIterator):
                 raise
             self._iterator = None
         self.data_adapter.on_epoch_end()
-        fitting.check_had_batch(bool(pace.held()))
-        if pace.end_round(self._iterator is None):  # for one means for all: they read the same
+        fitting.check_had_batch(bool(asynchronous.held()))
+        if asynchronous.end_round(self._iterator is None):  # for one means for all: they read the same
             self._iterator = None
             if self.steps_per_epoch:
                 self._interrupted_warning()
@@ -342,7 +345,7 @@ def _set_length(iterator: Any, batches: int | None) -> None:
 
 def _patch_callbacks_and_files() -> None:
     # Files are written once, decisions are taken together.
-    replace(callback_list.CallbackList, "__init__", common.callback_list)
+    replace(callback_list.CallbackList, "__init__", enclosing_callbacks)
     # Behind the methods and the functions of all names: the path is final, and its suffix has been checked on all workers.
     for owner, name in (
         (saving_lib, "save_model"),
@@ -376,7 +379,7 @@ def _noting_keras(original: Method) -> Method:
     def initialize(self: Any, value: Any) -> None:
         original(self, value)
         if isinstance(self._value, tf.Variable):
-            setattr(self._value, pace.KERAS, True)
+            setattr(self._value, asynchronous.KERAS, True)
 
     return initialize
 

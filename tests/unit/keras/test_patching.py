@@ -12,7 +12,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import OutOfStepError
-from syrtos.keras.replacing import agreeing, gathered
+from syrtos.keras.tensorflow.patching import agreeing, gathered
 
 
 @agreeing

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.errors import ExchangeError, OutOfStepError, SharedMemoryError, StalledError, SyrtosError
-from syrtos.keras import private_errors
+from syrtos.keras.tensorflow import tf_internals_errors
 
 # The first that fits: the classes that Horovod raises for the same mistakes (horovod 0.28.1, common/controller.cc and tensorflow/mpi_ops.cc).
 _CLASSES: tuple[tuple[type[SyrtosError], type[tf.errors.OpError]], ...] = (
@@ -35,7 +35,7 @@ def raising() -> Iterator[None]:
 
 @functools.cache
 def _convert_in_graphs() -> None:
-    private_errors.convert_errors(_original)
+    tf_internals_errors.convert_errors(_original)
 
 
 def _original(error: BaseException) -> BaseException:

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import callbacks, files, fitting, gradients, pace, private, private_graphs, temporary, timing
-from syrtos.keras import step as step_module
-from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.input import policy_ignored
-from syrtos.keras.step import StepScope, current_step, functions_of_step, rows_of, training_now
-
-Method = Callable[..., Any]
+from syrtos.keras import asynchronous, files, temporary, timing
+from syrtos.keras.patching import Method, replace, replace_everywhere
+from syrtos.keras.tensorflow import files as tf_files
+from syrtos.keras.tensorflow import gradients, models, ops, tf_internals, tf_internals_graphs
+from syrtos.keras.tensorflow import step as step_module
+from syrtos.keras.tensorflow.input import policy_ignored
+from syrtos.keras.tensorflow.step import StepScope, current_step, functions_of_step, rows_of, training_now
 
 # Far apart, so that counters that seeds are mixed with don't meet.
 SEED_STRIDE = 0x9E3779
-
-
-def replace(owner: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
-    """Replaces ``owner.name`` by ``wrapper(original)``."""
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(wrapper(original)))
-
-
-def replace_everywhere(owner: Any, name: str, wrapper: Callable[[Method], Method], public: str | None = None) -> None:
-    """Replaces a function also where other modules have imported it, under its own name or its ``public`` one."""
-    original = getattr(owner, name)
-    replace(owner, name, wrapper)
-    for module in list(sys.modules.values()):
-        for known in {name, public or name}:
-            if getattr(module, "__dict__", {}).get(known) is original:  # a module that is blocked is None
-                setattr(module, known, getattr(owner, name))
 
 
 @functools.cache
@@ -47,9 +29,9 @@ def patch_tensorflow() -> None:
     # A strategy of TensorFlow's own would train each worker alone.
     for strategy in (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy):
         replace(strategy, "scope", _refusing_scope)
-    private.watch_functions(functions_of_step, step_module.calling)
-    private.watch_iterators(timing.waiting_for_data)
-    private.watch_tracing(timing.tracing)
+    tf_internals.watch_functions(functions_of_step, step_module.calling)
+    tf_internals.watch_iterators(timing.waiting_for_data)
+    tf_internals.watch_tracing(timing.tracing)
     replace(tf.GradientTape, "__enter__", timing.recording)
     replace(tf.GradientTape, "__exit__", timing.recorded)
     replace(tf.GradientTape, "gradient", timing.as_computing)
@@ -61,14 +43,14 @@ def patch_tensorflow() -> None:
 def _patch_files() -> None:
     """Files that TensorFlow writes: once for all workers, complete or not at all."""
     # `tf.saved_model.save` and `load`, which Keras calls too.
-    replace_everywhere(private.saved_model_save, "save", files.writing("export_dir"))
-    replace_everywhere(private.saved_model_load, "load", files.reading("export_dir"))
+    replace_everywhere(tf_internals.saved_model_save, "save", files.writing("export_dir"))
+    replace_everywhere(tf_internals.saved_model_load, "load", files.reading("export_dir"))
     # Behind `tf.train.Checkpoint`, its managers, and Keras 2's weights: counters and lists of checkpoints go on on each worker.
-    replace(private.TrackableSaver, "save", files.checkpointing)
-    replace(private.TrackableSaver, "restore", files.reading("save_path"))
-    replace_everywhere(private.checkpoint_management, "latest_checkpoint", files.latest)
+    replace(tf_internals.TrackableSaver, "save", tf_files.checkpointing)
+    replace(tf_internals.TrackableSaver, "restore", files.reading("save_path"))
+    replace_everywhere(tf_internals.checkpoint_management, "latest_checkpoint", tf_files.latest)
     # Workers log the same numbers: TensorBoard would show them twice.
-    replace_everywhere(private.summary_ops, "create_file_writer_v2", files.writer, "create_file_writer")
+    replace_everywhere(tf_internals.summary_ops, "create_file_writer_v2", tf_files.writer, "create_file_writer")
 
 
 def _refusing_scope(original: Method) -> Method:
@@ -76,7 +58,7 @@ def _refusing_scope(original: Method) -> Method:
 
     def scope(self: Any) -> Any:
         if not type(self).__name__.startswith("_DefaultDistribution"):  # TensorFlow's own "none" is no choice
-            fitting.check_strategy(self)
+            models.check_strategy(self)
         return original(self)
 
     return scope
@@ -132,7 +114,7 @@ def rank_to_seed() -> int:
     """What tells the seeds of workers apart: 0 for numbers that must be equal on all, as those that weights are made of."""
     step, rank = current_step(), world.current().world.rank
     # At their own pace workers share no step; in a graph of a script's own nothing is initialized either.
-    training = step.training if step else bool(pace.own() and (training_now() or private_graphs.graph()))
+    training = step.training if step else bool(asynchronous.own() and (training_now() or tf_internals_graphs.graph()))
     return rank if training else 0
 
 
@@ -161,7 +143,7 @@ def agreeing(original: Method) -> Method:
         name = original.__name__
         with (
             policy_ignored() if name == "predict" else contextlib.nullcontext(),
-            contextlib.nullcontext() if name == "fit" else pace.on_all_data(),
+            contextlib.nullcontext() if name == "fit" else asynchronous.on_all_data(),
         ):
             return original(self, *args, **kwargs)
 
@@ -186,13 +168,3 @@ def gathered(comm: Communicator, output: Any) -> Any:
         ragged: Any = tf.RaggedTensor  # whose constructors its stub lacks
         return ragged.from_nested_row_lengths(values, lengths, validate=False)
     return ops.allgather(comm, output) if output.shape.rank != 0 else output
-
-
-def callback_list(original: Method) -> Method:
-    """A list that leaves writing to rank 0, between our two."""
-
-    def init(self: Any, chosen: Any = None, *args: Any, **kwargs: Any) -> None:
-        original(self, callbacks.here(tf.nest.flatten(chosen) if chosen else []), *args, **kwargs)
-        callbacks.enclose(self)
-
-    return init

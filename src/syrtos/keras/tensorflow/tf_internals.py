@@ -1,8 +1,8 @@
 """Every touch on a symbol that TensorFlow keeps private, with its reason. Seen to work on TensorFlow 2.21.
 
-Those through which errors pass stand in `private_errors`, those of which pipelines consist in `private_pipelines`, the graphs of functions,
-conditionals and loops in `private_graphs`.
-Keras's private symbols stand in `patches`, where each is replaced; the few that are only read are here. Seen on Keras 3.15.1 and tf_keras 2.21.
+Those through which errors pass stand in `tf_internals_errors`, those of which pipelines consist in `tf_internals_pipelines`, the graphs of
+functions, conditionals and loops in `tf_internals_graphs`.
+Keras's private symbols stand in `keras3`, where each is replaced; the few that are only read are here. Seen on Keras 3.15.1 and tf_keras 2.21.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from tensorflow.python.ops import summary_ops_v2 as summary_ops
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
 
-from syrtos.keras import private_graphs
+from syrtos.keras.tensorflow import tf_internals_graphs
 
 # Untyped, because the original annotates its hooks with the constants it returns.
 _OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
@@ -67,8 +67,6 @@ _default_strategy: tf.distribute.Strategy | None = None
 
 _SHARED = "_syrtos_shared"
 _COUNTED = "_syrtos_counted"
-# Set on an optimizer of Keras 2: the variables it was built for.
-BUILT_FOR = "_syrtos_built_for"
 
 
 def watch_functions(
@@ -136,68 +134,6 @@ def keep_compat_modules() -> None:
         public = name.removeprefix(prefix)
         if functools.reduce(lambda found, part: getattr(found, part, None), public.split("."), tf) is module:
             sys.modules.setdefault(f"tensorflow.{public}", module)
-
-
-def keras_of(optimizer: Any) -> Any:
-    """The package that an optimizer's class is derived from: Keras 3, or Keras 2 (`tf_keras`)."""
-    legacy = any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__)
-    return sys.modules["tf_keras" if legacy else "keras"]
-
-
-def trained_by(optimizer: Any) -> list[Any]:
-    """The variables an optimizer was built for, in the order in which it numbers them; `variables` has its own alone. Keras 2 keeps their
-    numbers only: `legacy` notes them."""
-    noted = getattr(optimizer, BUILT_FOR, None)
-    return list(optimizer._trainable_variables if noted is None else noted)
-
-
-def path_of(variable: Any) -> str:
-    """What Keras names the slots of a variable after: `keras.Variable` has a path, and Keras 2 takes TensorFlow's name without its output."""
-    return getattr(variable, "path", None) or variable._shared_name
-
-
-def slot_of(slot: Any, paths: Sequence[str]) -> tuple[str, str | None]:
-    """What an optimizer's variable is, e.g. "momentum", and of the variable with which of these paths; None if of all together.
-
-    Keras 3 names it ``layer_kernel_momentum``, Keras 2 ``SGD/m/layer/kernel``.
-    """
-    if hasattr(slot, "path"):
-        fits = [p for p in paths if slot.name.startswith(p.replace("/", "_") + "_")]
-        path = max(fits, key=len, default=None)
-        return (slot.name, None) if path is None else (slot.name.removeprefix(path.replace("/", "_") + "_"), path)
-    name = slot._shared_name
-    path = max((p for p in paths if name.endswith(f"/{p}")), key=len, default=None)
-    return name.removesuffix(f"/{path}").rpartition("/")[2], path
-
-
-def updates_of(optimizer: Any) -> Any:
-    """The counter of an optimizer's updates; `iterations` of Keras 3 divides it when gradients are accumulated."""
-    return optimizer._iterations
-
-
-def layers_of(model: Any) -> list[Any]:
-    """All layers of a model, at any depth: `layers` has its own alone. Of the same name in Keras 3 and Keras 2 (2.21)."""
-    return list(model._flatten_layers())
-
-
-def momentums_of(optimizer: Any) -> list[Any]:
-    """The velocities of an optimizer with momentum: public in SGD; `_momentums` in RMSprop, Adam, Nadam and Lion, of Keras 3 and 2.21."""
-    return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or [])
-
-
-def has_schedule(optimizer: Any) -> bool:
-    """Whether an optimizer's rate follows a schedule; `learning_rate` gives the number of the moment."""
-    return isinstance(optimizer._learning_rate, keras_of(optimizer).optimizers.schedules.LearningRateSchedule)
-
-
-def decays(optimizer: Any, variable: Any) -> bool:
-    """Whether an optimizer's weight decay takes in this variable: it can be told, not asked."""
-    return optimizer._use_weight_decay(variable)
-
-
-def clip(optimizer: Any, gradients: list[Any]) -> list[Any]:
-    """Clips as an optimizer was told to; elsewhere it does so only on its way to an update."""
-    return list(optimizer._clip_gradients(gradients))
 
 
 def legacy_layers() -> Any:
@@ -325,10 +261,10 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
     original = iterator_ops.OwnedIterator._next_internal
 
     def next_internal(self: Any) -> Any:
-        if private_graphs.graph() is None:
+        if tf_internals_graphs.graph() is None:
             with waiting():
                 return original(self)
-        if not isinstance(private_graphs.graph(), FuncGraph):
+        if not isinstance(tf_internals_graphs.graph(), FuncGraph):
             return original(self)
         with tf.device("/cpu:0"):
             noted = tf.raw_ops.AssignVariableOp(resource=_asked(), value=tf.timestamp())
@@ -340,7 +276,7 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
 
 def asked_at() -> tf.Tensor:
     """When data was last asked for by a graph, float64 seconds since the epoch; 0 if never."""
-    if tf.executing_eagerly() or not isinstance(private_graphs.graph(), FuncGraph):
+    if tf.executing_eagerly() or not isinstance(tf_internals_graphs.graph(), FuncGraph):
         return tf.constant(0.0, tf.float64)
     with tf.device("/cpu:0"):
         return tf.raw_ops.ReadVariableOp(resource=_asked(), dtype=tf.float64)

@@ -10,7 +10,7 @@ import pytest
 
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.comm.requests import Question
-from syrtos.keras.parameters import Parameters, packed
+from syrtos.keras.parameter_server.server import Parameters, packed
 
 
 class Asked:

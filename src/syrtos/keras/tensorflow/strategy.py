@@ -16,10 +16,10 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.world import Session
-from syrtos.keras import input as input_pipelines
-from syrtos.keras import pace, private, timing
-from syrtos.keras.backends import tensorflow as ops
-from syrtos.keras.step import RunScope, current_step, tracked
+from syrtos.keras import asynchronous, timing
+from syrtos.keras.tensorflow import input as input_pipelines
+from syrtos.keras.tensorflow import ops, tf_internals
+from syrtos.keras.tensorflow.step import RunScope, current_step, tracked
 
 
 class Strategy(tf.distribute.Strategy):
@@ -50,7 +50,7 @@ class Strategy(tf.distribute.Strategy):
         Strategy.chosen = True
         if "_extended" not in self.__dict__:
             world.init()
-            super().__init__(_Extended(self, world.sharing() if pace.own() else world.current()))
+            super().__init__(_Extended(self, world.sharing() if asynchronous.own() else world.current()))
             importlib.import_module("syrtos.keras.activate").for_strategy()
 
     def experimental_run_v2(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ def replica_of_world() -> tf.distribute.ReplicaContext:
     return _ReplicaContext(not_chosen(), world.current().world.rank)
 
 
-class _Extended(private.OneDeviceExtended):
+class _Extended(tf_internals.OneDeviceExtended):
     """The hooks of `tf.distribute`, answered by the communicator."""
 
     def __init__(self, strategy: tf.distribute.Strategy, session: Session) -> None:
@@ -113,8 +113,8 @@ class _Extended(private.OneDeviceExtended):
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
-        if pace.own():
-            pace.remember(variable)
+        if asynchronous.own():
+            asynchronous.remember(variable)
             return variable
         watched = not variable.trainable and (variable.dtype.is_floating or variable.dtype.is_integer)
         return tracked(variable) if watched else variable
@@ -161,18 +161,18 @@ class _Extended(private.OneDeviceExtended):
 
     def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any) -> tf.data.Dataset:
         del options
-        if self._session.world.size == 1 or private.is_shared_out(dataset):
+        if self._session.world.size == 1 or tf_internals.is_shared_out(dataset):
             return dataset
         if input_pipelines.is_own_shard(dataset):
             split = input_pipelines.split_batches(dataset, self._session.world.size)
-            return private.shared_out(input_pipelines.worker_batches(split, self._session.input_comm))
+            return tf_internals.shared_out(input_pipelines.worker_batches(split, self._session.input_comm))
         if self._session.options.batch == "per-worker":
-            return private.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
+            return tf_internals.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
         by_records = input_pipelines.global_records(dataset, self._session.input_comm)
         self._session.ledger.say(input="sliced" if by_records is None else "records")
         if by_records is not None:
-            return private.shared_out(by_records)
-        return private.shared_out(input_pipelines.global_batches(dataset, self._session.input_comm))
+            return tf_internals.shared_out(by_records)
+        return tf_internals.shared_out(input_pipelines.global_batches(dataset, self._session.input_comm))
 
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], options: Any
@@ -182,7 +182,7 @@ class _Extended(private.OneDeviceExtended):
         dataset = dataset_fn(tf.distribute.InputContext(place.size, place.rank, place.size))
         if place.size == 1:
             return dataset
-        return private.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
+        return tf_internals.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         """What the function returns for this worker's rank: the value of the one replica in this process."""
@@ -242,7 +242,7 @@ def _reduced_over_samples(step: Any, value: tf.Tensor, reduce_op: tf.distribute.
     of the samples, the others' are weighted by theirs and the result divided by it.
     """
 
-    @private.custom_gradient
+    @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         mine = tf.where(step.active, x, tf.zeros_like(x))
         total = ops.allreduce(step.session.comm, mine)

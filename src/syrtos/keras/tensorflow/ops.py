@@ -17,7 +17,7 @@ from syrtos.comm import fusion, world
 from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.sparse import weighted_rows
 from syrtos.errors import ConfigurationError
-from syrtos.keras import op_errors, private, private_graphs
+from syrtos.keras.tensorflow import op_errors, tf_internals, tf_internals_graphs
 
 Gradient = Any  # tf.Tensor or tf.IndexedSlices
 
@@ -28,7 +28,7 @@ Gradient = Any  # tf.Tensor or tf.IndexedSlices
 def allreduce(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM) -> tf.Tensor:
     """Differentiable for SUM and MEAN: the gradient is reduced the same way."""
 
-    @private.custom_gradient
+    @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         result = exchange(lambda a: [comm.allreduce(a, op)], [x], [x.dtype])[0]
         result.set_shape(x.shape)
@@ -40,7 +40,7 @@ def allreduce(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM)
 def allgather(comm: Communicator, value: tf.Tensor) -> tf.Tensor:
     """Differentiable: each worker gets the summed gradient of its own rows."""
 
-    @private.custom_gradient
+    @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         result = exchange(lambda a: [comm.allgather(a)], [x], [x.dtype])[0]
         result.set_shape([None, *x.shape[1:]])
@@ -58,7 +58,7 @@ def allgather(comm: Communicator, value: tf.Tensor) -> tf.Tensor:
 def broadcast(comm: Communicator, value: tf.Tensor, root: int = 0) -> tf.Tensor:
     """Differentiable: the root gets the summed gradient, the others zero."""
 
-    @private.custom_gradient
+    @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         result = exchange(lambda a: [comm.broadcast(a, root)], [x], [x.dtype])[0]
         result.set_shape(x.shape)
@@ -180,7 +180,7 @@ def exchange(
     Raises:
         ConfigurationError: in a `tf.function` that XLA compiles.
     """
-    if private.is_compiled() and not tf.executing_eagerly():
+    if tf_internals.is_compiled() and not tf.executing_eagerly():
         raise ConfigurationError(
             "A `tf.function` with jit_compile=True exchanges values between workers (an optimizer's update, a reduction): XLA can't compile that. "
             "Leave jit_compile out there, or keep it on a function that computes the gradients alone, and apply them outside of it."
@@ -195,8 +195,8 @@ def exchange(
         session.ledger.spend("exchange", time.perf_counter() - started - waited)
         return [np.zeros((), np.int32), *results]
 
-    with private_graphs.after_pending_control_flow(), op_errors.raising():
-        made = tf.numpy_function(measured, [private_graphs.last_token(), *inputs], [tf.int32, *dtypes])
+    with tf_internals_graphs.after_pending_control_flow(), op_errors.raising():
+        made = tf.numpy_function(measured, [tf_internals_graphs.last_token(), *inputs], [tf.int32, *dtypes])
     token, *results = tf.nest.flatten(made)  # eagerly, a list of one comes as the one
-    private_graphs.set_last_token(token)
+    tf_internals_graphs.set_last_token(token)
     return results

@@ -1,1 +1,0 @@
-"""One module per Keras backend: its tensors on the wire."""

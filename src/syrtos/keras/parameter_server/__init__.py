@@ -1,0 +1,1 @@
+"""Training over parameter servers, which hold the weights and apply the optimizers."""

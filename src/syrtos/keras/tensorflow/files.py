@@ -1,0 +1,59 @@
+"""Files that TensorFlow writes by functions of its own: once for all workers, complete or not at all."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.keras import atomic
+from syrtos.keras.files import await_complete, once
+
+
+def checkpointing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around what writes the data and index of a checkpoint. Graphs write by themselves, when they run."""
+
+    @functools.wraps(original)
+    def save(
+        self: Any, file_prefix: Any, checkpoint_number: Any = None, session: Any = None, options: Any = None
+    ) -> Any:
+        path = atomic.local(file_prefix)
+        if path is None or not tf.executing_eagerly():
+            return original(self, file_prefix, checkpoint_number, session, options)
+        path = f"{path}-{int(checkpoint_number)}" if checkpoint_number else path
+        once(path, lambda: atomic.write(path, lambda place: original(self, place, None, session, options)))
+        return tf.constant(path)
+
+    return save
+
+
+def latest(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `tf.train.latest_checkpoint`: before it answers that there is none, another worker may write one."""
+
+    @functools.wraps(original)
+    def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
+        result = original(checkpoint_dir, latest_filename)
+        folder = atomic.local(checkpoint_dir)
+        if result is None and folder is not None:
+            await_complete(os.path.join(folder, latest_filename or "checkpoint"))
+            result = original(checkpoint_dir, latest_filename)
+        return result
+
+    return latest_checkpoint
+
+
+def writer(original: Callable[..., Any]) -> Callable[..., Any]:
+    """One worker gets the writer of summaries that it asks for, and the others one that writes nothing."""
+
+    @functools.wraps(original)
+    def create_file_writer(logdir: Any, *args: Any, **kwargs: Any) -> Any:
+        path, made = atomic.local(logdir), []
+        if path is None:
+            return original(logdir, *args, **kwargs)
+        once(f"{path} summaries", lambda: made.append(original(logdir, *args, **kwargs)))
+        return made[0] if made else tf.summary.create_noop_writer()
+
+    return create_file_writer

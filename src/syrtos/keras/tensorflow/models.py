@@ -1,0 +1,85 @@
+"""What a model must fulfil to be trained on several workers with TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from syrtos.comm import world
+from syrtos.errors import ConfigurationError
+from syrtos.keras import keras_internals
+from syrtos.keras.tensorflow import tf_internals
+from syrtos.keras.tensorflow.input import is_own_shard
+from syrtos.keras.tensorflow.strategy import Strategy
+
+
+def check_strategy(strategy: Any) -> None:
+    """Refuses to train under a strategy that knows nothing of the other workers.
+
+    Raises:
+        ConfigurationError: the model was made in the scope of another strategy, or before the script took over.
+    """
+    if world.explicit() and isinstance(strategy, Strategy) and world.current().world.size > 1:
+        raise ConfigurationError(
+            "The model was made before Horovod or SMDDP was initialized, and would split its batches over the workers. Call "
+            "init() before the model is made."
+        )
+    size = world.sharing().world.size
+    if size > 1 and not isinstance(strategy, Strategy):
+        raise ConfigurationError(
+            f"The model is trained under {type(strategy).__name__}, which knows nothing of the {size} workers: each would train "
+            "alone. Remove the strategy's scope from the script, or use `syrtos.keras.Strategy()` in its place."
+        )
+
+
+def check_class_weight(dataset: Any, class_weight: Any) -> None:
+    """Refuses class weights on a data set that is split over the workers: Keras would make another of it, which would be split again.
+
+    Raises:
+        ConfigurationError: both are given.
+    """
+    if class_weight is not None and tf_internals.is_shared_out(dataset):
+        raise ConfigurationError(
+            "`class_weight` can't be given with a data set made by `experimental_distribute_dataset` or "
+            "`distribute_datasets_from_function`: give `fit` the plain data set, or put sample weights into it."
+        )
+
+
+def check_dealt(adapter: Any) -> None:
+    """Refuses data that workers read unalike where each batch goes to the worker that asks next.
+
+    Raises:
+        ConfigurationError: the data set's policy says that the script shares it out itself.
+    """
+    if is_own_shard(getattr(adapter, "_dataset", None)):
+        raise ConfigurationError(
+            "With parameter servers each batch goes to the worker that asks next, so all workers must read the same data; "
+            "AutoShardPolicy.OFF says that each reads its own. Leave the policy out, or run with `--staleness 0`."
+        )
+
+
+def adapt(model: Any) -> None:
+    """Before a model's functions are made: turns off what can't work in several processes, and applies the run's options.
+
+    XLA may have been asked for by `compile`, by ``model.jit_compile = True``, or by Keras itself, which chooses it on a GPU.
+    """
+    place = world.current().world
+    if place.size == 1:
+        return
+    if model.jit_compile:
+        if place.rank == 0:
+            print(
+                "syrtos: jit_compile=True is turned off: XLA can't contain the exchange between workers. "
+                "The model runs without it, with the same results.",
+                file=sys.stderr,
+            )
+        model.jit_compile = False
+    if world.sharing().options.sync_batchnorm:
+        synchronize_batchnorm(model)
+
+
+def synchronize_batchnorm(model: Any) -> None:
+    """Makes every BatchNormalization layer compute its statistics over the global batch."""
+    for layer in keras_internals.layers_of(model):
+        if any(base.__name__ == "BatchNormalization" for base in type(layer).__mro__):
+            layer.synchronized = True
