@@ -18,7 +18,7 @@ def keras_of(optimizer: Any) -> Any:
 
 def trained_by(optimizer: Any) -> list[Any]:
     """The variables an optimizer was built for, in the order in which it numbers them; `variables` has its own alone. Keras 2 keeps their
-    numbers only: `legacy` notes them."""
+    numbers only: `tensorflow.keras2` notes them."""
     noted = getattr(optimizer, BUILT_FOR, None)
     return list(optimizer._trainable_variables if noted is None else noted)
 
