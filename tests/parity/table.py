@@ -24,6 +24,8 @@ import forking  # noqa: E402 - it is found by the line above
 
 ONE_THREAD = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 BOUND = 1e-5
+TOGETHER = ("--ps", "2", "--staleness", "0")  # servers that compute what workers alone do
+Rows = dict[str, list[float]]
 
 HEAD = f"""# Parity
 
@@ -77,12 +79,17 @@ def _relative(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
 def measure(
     names: Sequence[str], worlds: Sequence[int], env: Mapping[str, str] | None = None, flags: Sequence[str] = (),
     references: Sequence[str] = (),
-) -> dict[str, list[float]]:  # fmt: skip
+) -> Rows:  # fmt: skip
     """Rows of the table; ``flags`` are options of `syrtos run`, ``references`` cases of which others are measured as well."""
     one = alone(tuple(references or names), tuple((env or {}).items()))
     with tempfile.TemporaryDirectory() as folder:
         many = [run(names, size, Path(folder, str(size)), flags, env) for size in worlds]
         return {n: [difference(one / f"{n}.npz", out / f"{n}.npz") for out in many] for n in names}
+
+
+def check(rows: Rows, name: str) -> None:
+    """Fails if a case is further from one process than its bound."""
+    assert rows[name][0] <= registry.TOLERANCE.get(name, BOUND)
 
 
 def main() -> int:
