@@ -4,9 +4,9 @@ BIN := .venv/bin
 
 # Tests that stand in one file share what they have set up, so they stay in one process; two of those fill two cores.
 JOBS ?= 2
-PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --durations 10 --ignore tests/conformance
+PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10
 
-.PHONY: demo test test-all test-slow test-versions conformance check parity upstream bench examples clean
+.PHONY: demo test test-all test-slow test-versions conformance sdks check parity upstream bench examples clean
 
 demo: .venv/ready
 	$(BIN)/syrtos run -n 2 examples/digits.py
@@ -17,18 +17,18 @@ demo: .venv/ready
 test: .venv/ready
 	$(PYTEST) -m "not slow"
 
+# Many of these wait for others.
+test-slow: JOBS = 3
 test-slow: .venv/ready
 	$(PYTEST) -m slow
 
-test-all: test test-slow conformance
+test-all: sdks test test-slow
 
-# The quick tests with the oldest Keras and TensorFlow that pyproject.toml admits, and with the newest there are.
-test-versions:
-	$(PYTHON) tests/versions.py
-
-# Amazon's own SDKs and toolkit, each in an environment of its own.
-conformance: .venv/ready
+# AWS's own SDKs and toolkit, each in an environment of its own; and the tests that use them, which skip themselves without.
+sdks: .venv/ready
 	$(BIN)/python tests/conformance/environments.py
+
+conformance: sdks
 	$(BIN)/pytest tests/conformance
 
 check: .venv/ready

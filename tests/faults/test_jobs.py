@@ -145,6 +145,7 @@ def test_one_failed_instance_fails_the_job_at_once(tmp_path: Path) -> None:
     assert "broken" in found["FailureReason"]
 
 
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_when_the_server_is_killed_fifty_times(tmp_path: Path) -> None:
     """Objects and jobs that a client was told of are there afterwards, and every job ends."""
     rng = random.Random(0)
