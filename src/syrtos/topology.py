@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from syrtos.errors import ConfigurationError, WorldError
 
 # Keras backends that have an exchange, under `syrtos.keras`.
-BACKENDS = ("tensorflow",)
+BACKENDS = ("tensorflow", "jax")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.topology import BACKENDS, check_keras_backend
+from syrtos.topology import check_keras_backend
 
 
 def tensorflow() -> None:
@@ -26,10 +26,21 @@ def keras3() -> None:
     session = world.init()
     backend = sys.modules["keras"].backend.backend()
     check_keras_backend({"KERAS_BACKEND": backend}, session.world.size)  # it may come from keras.json
-    if backend not in BACKENDS:
-        return
-    importlib.import_module("syrtos.keras.tensorflow.keras3").apply_all()
-    _make_default()
+    if backend == "jax":
+        from syrtos.keras.jax import keras3
+
+        keras3.apply_all()
+    elif backend == "tensorflow":
+        importlib.import_module("syrtos.keras.tensorflow.keras3").apply_all()
+        _make_default()
+
+
+def jax() -> None:
+    """Joins the workers where Keras is to run on JAX: this must be done before anything is computed, and a script may compute before it imports Keras."""
+    if world.init().world.size > 1 and settings.environment().get("KERAS_BACKEND") == "jax":
+        from syrtos.keras.jax import joining
+
+        joining.join()
 
 
 def legacy() -> None:

@@ -13,7 +13,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.data.loader import Position
 from syrtos.errors import DataError
-from syrtos.keras import asynchronous, backend, fitting, interrupts, replicas, state, temporary
+from syrtos.keras import asynchronous, backend, fitting, interrupts, keras_internals, replicas, state, temporary
 from syrtos.keras.learning_rate import Scaling
 from syrtos.keras.timing import clock
 
@@ -59,6 +59,7 @@ def enclose(callback_list: Any) -> None:
     if world.sharing().world.rank:
         callback_list.callbacks = here(callback_list.callbacks)
     last = Last(callback_list)
+    keras_internals.call_at_once(callback_list)
     callback_list.callbacks.insert(0, First(last))
     callback_list.callbacks.append(last)
     for callback in (callback_list.callbacks[0], last):
@@ -346,6 +347,7 @@ class Last(_Quiet):
             self._checked, self._since_check = True, 0
             return
         with self._session.ledger.span("exchange"):
+            backend.active().settle(self.model)
             state.check_equal(comm, variables, self._steps)
         took = max(comm.agree("cost of comparing", time.perf_counter() - started))
         training = max(comm.agree("time since comparing", started - self._checked_at))

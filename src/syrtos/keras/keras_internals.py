@@ -70,3 +70,10 @@ def decays(optimizer: Any, variable: Any) -> bool:
 def clip(optimizer: Any, gradients: list[Any]) -> list[Any]:
     """Clips as an optimizer was told to; elsewhere it does so only on its way to an update."""
     return list(optimizer._clip_gradients(gradients))
+
+
+def call_at_once(callback_list: Any) -> None:
+    """Makes Keras 3 on JAX call callbacks in the training thread: in threads of their own workers would exchange in any order."""
+    for name in ("_async_train", "_async_test", "_async_predict"):
+        if hasattr(callback_list, name):
+            setattr(callback_list, name, False)

@@ -2,18 +2,71 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from syrtos.errors import ConfigurationError
+
 Method = Callable[..., Any]
+
+# The versions of Keras 3 with which the patches of this room were seen to work.
+SEEN = "3.12.4 and 3.15.1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Patch:
+    """A function of Keras that is replaced.
+
+    Attributes:
+        owner: where it is: ``module`` or ``module:Class``.
+        name: of the function in it.
+        wrapper: makes the replacement of the original.
+        why: the reason.
+        everywhere: also where other modules have imported the function by name.
+    """
+
+    owner: str
+    name: str
+    wrapper: Callable[[Method], Any]
+    why: str
+    everywhere: bool = False
+
+    def found(self) -> Any:
+        """The owner; None where this version of Keras lacks it, or the function in it."""
+        module, _, kind = self.owner.partition(":")
+        try:
+            owner = importlib.import_module(module)
+        except ImportError:
+            return None
+        owner = getattr(owner, kind, None) if kind else owner
+        return owner if hasattr(owner, self.name) else None
+
+
+def install(patches: Sequence[Patch]) -> None:
+    """Replaces what the patches name, once all of it has been found.
+
+    Raises:
+        ConfigurationError: this version of Keras lacks some of it.
+    """
+    missing = [f"{patch.owner.replace(':', '.')}.{patch.name}" for patch in patches if patch.found() is None]
+    if missing:
+        raise ConfigurationError(
+            f"Keras {getattr(sys.modules.get('keras'), '__version__', '')} lacks what syrtos changes in it to train on several workers: "
+            f"{', '.join(missing)}. syrtos was seen to work with Keras {SEEN}: install one of these."
+        )
+    for patch in patches:
+        (replace_everywhere if patch.everywhere else replace)(patch.found(), patch.name, patch.wrapper)
 
 
 def replace(owner: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
     """Replaces ``owner.name`` by ``wrapper(original)``."""
     original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(wrapper(original)))
+    replacement = wrapper(original)
+    setattr(owner, name, functools.wraps(original)(replacement) if callable(original) else replacement)
 
 
 def replace_everywhere(owner: Any, name: str, wrapper: Callable[[Method], Method], public: str | None = None) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
 
 _exit = os._exit
-_COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "tensorflow_cpu", "numpy", "mpi4py", "mpich")
+_COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "tensorflow_cpu", "jax", "jaxlib", "numpy", "mpi4py", "mpich")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -120,6 +120,7 @@ class _Worker:
             "keras", _activate("keras3"), before=lambda: check_keras_backend(settings.environment(), session.world.size)
         )
         after_import("tf_keras", _activate("legacy"))
+        after_import("jax", _activate("jax"))
         importlib.import_module("syrtos.dialects").install()
         return "worker"
 

@@ -16,22 +16,16 @@ from keras.src import backend as keras_backend
 from keras.src.backend.tensorflow import core as tf_core
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
-from keras.src.callbacks import backup_and_restore, callback_list
-from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
 from keras.src.metrics import reduction_metrics
-from keras.src.models import model as model_module
 from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 from keras.src.random import seed_generator
-from keras.src.saving import saving_api, saving_lib
 from keras.src.trainers.data_adapters import py_dataset_adapter
-from keras.src.utils import file_utils
 
 from syrtos.comm import world
-from syrtos.keras import asynchronous, files, fitting, interrupts, replicas, resume, timing
-from syrtos.keras.callbacks import within as enclosing_callbacks
+from syrtos.keras import asynchronous, fitting, interrupts, patches, patching, replicas, timing
 from syrtos.keras.parameter_server import remote_optimizer
-from syrtos.keras.patching import Method, replace, replace_everywhere
+from syrtos.keras.patching import Method, replace
 from syrtos.keras.planned import PlannedDataset, Stream
 from syrtos.keras.tensorflow import gradients, models, tf_internals
 from syrtos.keras.tensorflow import patching as common
@@ -52,7 +46,7 @@ def apply_all() -> None:
     common.patch_tensorflow()
     _patch_losses()
     _patch_trainer()
-    _patch_callbacks_and_files()
+    patching.install(patches.PATCHES)
     _patch_random()
 
 
@@ -340,32 +334,7 @@ def _set_length(iterator: Any, batches: int | None) -> None:
     adapter.__class__ = type(adapter.__class__.__name__, (adapter.__class__,), {"num_batches": batches})
 
 
-# -- callbacks, files, random numbers ------------------------------------------------------------------
-
-
-def _patch_callbacks_and_files() -> None:
-    # Files are written once, decisions are taken together.
-    replace(callback_list.CallbackList, "__init__", enclosing_callbacks)
-    # Behind the methods and the functions of all names: the path is final, and its suffix has been checked on all workers.
-    for owner, name in (
-        (saving_lib, "save_model"),
-        (saving_lib, "save_weights_only"),
-        (legacy_h5_format, "save_model_to_hdf5"),
-    ):
-        replace(owner, name, resume.stamping)
-        replace(owner, name, files.writing("filepath"))
-    # Prints the path that it is given; the files are written by `tf.saved_model.save`, which makes them appear complete.
-    replace(model_module.Model, "export", files.writing("filepath", complete=False))
-    replace(model_module.Model, "save", files.as_saved_model(model_module.Model.export))
-    for name in ("load_model", "load_weights"):
-        replace_everywhere(saving_api, name, files.reading("filepath"))
-    replace(model_module.Model, "load_weights", resume.finding)
-    replace(saving_lib, "load_model", resume.finding)
-    replace(legacy_h5_format, "load_model_from_hdf5", resume.finding)
-    # Writes the number of the epoch in place; `File` serves loggers too, which append.
-    setattr(backup_and_restore, "file_utils", files.CompleteFiles(file_utils))  # noqa: B010 - to pyright it is a module
-    replace(file_utils, "urlretrieve", files.writing("filename"))
-    replace_everywhere(file_utils, "get_file", files.fetching)
+# -- random numbers ---------------------------------------------------------------------------------------
 
 
 def _patch_random() -> None:

@@ -1,0 +1,104 @@
+"""Global batches over the devices of all processes, each of which holds the whole batch."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from keras.src.distribution import distribution_lib
+
+from syrtos.errors import DataError
+
+# Set on a distribution whose processes hold rows of their own, for the script has sharded the data set itself.
+_OWN_ROWS = "_syrtos_own_rows"
+
+
+class AllDevices(distribution_lib.DataParallel):
+    """`DataParallel` over the devices of all processes, which are asked for when the first variable is made: a script can configure JAX until then."""
+
+    def __init__(self) -> None:
+        self._auto_shard_dataset = False
+        self._batch_dim_name = distribution_lib.DEFAULT_BATCH_DIM_NAME
+        self._is_multi_process = True
+
+    @functools.cached_property
+    def device_mesh(self) -> Any:
+        devices = distribution_lib.list_devices()
+        return distribution_lib.DeviceMesh((len(devices),), [self._batch_dim_name], devices)
+
+    @property
+    def _num_processes(self) -> int:
+        return jax.process_count()
+
+    @property
+    def _process_id(self) -> int:
+        return jax.process_index()
+
+
+def adopt(distribution: Any) -> None:
+    """A script's own distribution: each process holds the whole batch, unless the script says that it has sharded the data set itself."""
+    if distribution is None or isinstance(distribution, AllDevices):
+        return
+    if distribution.auto_shard_dataset:
+        distribution.auto_shard_dataset = False
+    else:
+        setattr(distribution, _OWN_ROWS, True)
+
+
+def place(value: Any, sharding: Sharding) -> jax.Array:
+    """The array of all processes of which each holds the whole ``value``.
+
+    Rows are copied: JAX would share the memory of an array that the script may change.
+    """
+    value = np.asarray(value)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: np.array(value[index]))
+
+
+def rows(batch: Any, layout: Any, batch_dim_name: str) -> Any:
+    """A leaf of a batch on the devices: split where its rows can be split evenly; else whole on each, to be split inside the compiled step, where XLA
+    pads it.
+
+    Raises:
+        DataError: it is no dense array.
+    """
+    if batch is None:
+        return None
+    if not hasattr(batch, "__array__"):
+        raise DataError(f"Batches on several workers must be dense arrays with JAX. Received: {type(batch).__name__}.")
+    sharding = getattr(layout, "backend_layout", layout)
+    if getattr(distribution_lib.distribution(), _OWN_ROWS, False):
+        return jax.make_array_from_process_local_data(sharding, np.asarray(batch))
+    even = np.ndim(batch) and len(batch) % sharding.mesh.shape[batch_dim_name] == 0
+    return place(batch, sharding if even else NamedSharding(sharding.mesh, PartitionSpec()))
+
+
+def tensor(original: Any, value: Any, layout: Any) -> Any:
+    """Around Keras's `distribute_tensor`: a value that every process holds takes its place without an exchange.
+
+    JAX's `device_put` would compare it across processes: an exchange in each assignment, which ends the run where one worker alone assigns. syrtos
+    compares the variables of all workers itself.
+    """
+    sharding = getattr(layout, "backend_layout", layout)
+    is_global = isinstance(value, jax.Array) and not value.is_fully_addressable
+    if isinstance(value, jax.core.Tracer) or is_global or sharding.is_fully_addressable:
+        return original(value, layout)
+    return place(value, sharding)
+
+
+def split(data: Any) -> Any:
+    """Inside a compiled step: tells XLA to split the rows of a batch over the devices, padding them where they don't divide evenly."""
+    distribution = _current()
+    sharding = NamedSharding(distribution.device_mesh.backend_mesh, PartitionSpec(distribution.batch_dim_name))
+    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding) if leaf.ndim else leaf, data)
+
+
+def everywhere() -> NamedSharding:
+    """Whole on each device."""
+    return NamedSharding(_current().device_mesh.backend_mesh, PartitionSpec())
+
+
+def _current() -> Any:
+    return distribution_lib.distribution()

@@ -1,0 +1,15 @@
+"""Every touch on a symbol that JAX keeps private, with its reason. Seen to work on JAX 0.10.2."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from jax._src import lib
+
+
+def listen_on(address: str) -> None:
+    """Makes the sockets of gloo, which exchanges between processes on CPUs, listen on ``address``: by default they listen on the address that
+    the host's name stands for, which other hosts can reach. JAX passes neither of the arguments by which gloo can be told."""
+    gloo: Any = lib._jax
+    gloo.make_gloo_tcp_collectives = functools.partial(gloo.make_gloo_tcp_collectives, hostname=address)

@@ -1,0 +1,64 @@
+"""Joining JAX's processes to one: right after the script's `import jax`, before anything is computed."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import socket
+import tempfile
+
+import jax
+
+from syrtos.comm import world
+from syrtos.comm.world import Session
+from syrtos.keras.jax import jax_internals
+
+# Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without a word of the cause, is to wait for longer.
+_HEARTBEAT = 24 * 3600
+
+
+@functools.cache
+def join() -> None:
+    """Joins the workers of this world by `jax.distributed`; a world of one needs nothing."""
+    session = world.current()
+    if session.world.size == 1:
+        return
+    # A worker that dies becomes an exception in the others' next exchange, instead of SIGABRT, and an exit waits for nobody.
+    jax.config.update("jax_enable_recoverability", True)
+    address = _address(session)
+    jax.distributed.initialize(
+        address,
+        session.world.size,
+        session.world.rank,
+        cluster_detection_method="deactivate",
+        coordinator_bind_address=address,
+        initialization_timeout=int(min(session.options.timeout, 300)),
+        heartbeat_timeout_seconds=_HEARTBEAT,
+        shutdown_timeout_seconds=5,
+    )
+    jax.distributed.initialize = _joined_already
+
+
+def _address(session: Session) -> str:
+    """Where rank 0's coordinator listens: on one host a socket in a folder of this user's alone, for it knows no authentication."""
+    place = session.world
+    if place.size == place.local_size:
+        jax_internals.listen_on("127.0.0.1")
+        folder = session.comm.broadcast_object(tempfile.mkdtemp(prefix="syrtos-") if place.rank == 0 else None)
+        if place.rank == 0:
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return f"unix:{folder}/jax"
+    host = socket.gethostbyname(socket.gethostname())
+    jax_internals.listen_on(host)
+    return session.comm.broadcast_object(f"{host}:{_free_port(host)}" if place.rank == 0 else None)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def _joined_already(*args: object, **kwargs: object) -> None:
+    """What a script's own `jax.distributed.initialize`, or `keras.distribution.initialize`, has to do in a joined process."""

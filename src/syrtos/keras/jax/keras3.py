@@ -1,0 +1,158 @@
+"""What syrtos replaces in Keras 3 on JAX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras.src.backend.jax import trainer as jax_trainer
+
+from syrtos.comm import world
+from syrtos.errors import ConfigurationError
+from syrtos.keras import backend, fitting, interrupts, patches, patching, replicas, timing
+from syrtos.keras.jax import distribution, joining, step
+from syrtos.keras.jax.variables import Jax, whole
+from syrtos.keras.patching import Method, Patch
+
+
+@functools.cache
+def apply_all() -> None:
+    """Makes plain scripts compute global batches over all workers.
+
+    Raises:
+        ConfigurationError: an option of the run has no meaning with JAX.
+    """
+    backend.use(Jax())
+    session = world.current()
+    if session.world.size > 1:
+        _check_options(session)
+        joining.join()
+        patching.install(PATCHES)
+        keras.distribution.set_distribution(distribution.AllDevices())
+    patching.install(patches.PATCHES)
+
+
+def _check_options(session: world.Session) -> None:
+    for given, flag in ((session.servers, "--ps"), (session.options.batch == "per-worker", "--batch per-worker")):
+        if given:
+            raise ConfigurationError(
+                f"`{flag}` has no meaning with KERAS_BACKEND=jax: XLA computes the global batch as one program over all workers. Leave it out, or "
+                "set KERAS_BACKEND=tensorflow."
+            )
+
+
+# -- trainer -------------------------------------------------------------------------------------------
+
+
+def _method(original: Method) -> Method:
+    """`fit`, `evaluate` or `predict`: all workers call the same, or get an error that says which rank calls which."""
+    timed = timing.part_of_run(original)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        world.sharing().comm.agree(f"model.{original.__name__}")
+        return timed(self, *args, **kwargs)
+
+    return method
+
+
+def _fit(original: Method) -> Method:
+    return interrupts.together(fitting.inside_fit(_method(original)))
+
+
+def _on_batch(original: Method) -> Method:
+    @functools.wraps(original)
+    def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replicas.compute_equal(world.sharing().comm, self, original.__name__)
+        return original(self, *args, **kwargs)
+
+    return on_batch
+
+
+def _train_on_batch(original: Method) -> Method:
+    return fitting.inside_fit(_on_batch(original))
+
+
+def _iterator(original: Method) -> Method:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        fitting.about_to_use(self)
+        fitting.agree_on_length(self._num_batches)
+
+    return init
+
+
+def _batches(original: Method) -> Method:
+    def get_distributed_iterator(self: Any, _distribution: Any) -> Iterator[Any]:
+        compared = step.compared(self.data_adapter.get_jax_iterator())
+        return step.drawn(jax_trainer._distribute_data(batch) for batch in compared)
+
+    return get_distributed_iterator
+
+
+# -- distribution and variables --------------------------------------------------------------------------
+
+
+def _tensor(original: Method) -> Method:
+    return functools.partial(distribution.tensor, original)
+
+
+def _adopting(original: Method) -> Method:
+    def set_distribution(value: Any) -> None:
+        distribution.adopt(value)
+        original(value)
+
+    return set_distribution
+
+
+def _whole(original: Method) -> Method:
+    def array(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+        del copy  # it is one already
+        found = whole(self.value)
+        return found if dtype is None else found.astype(dtype)
+
+    return array
+
+
+def _whole_array(original: Method) -> Method:
+    def convert_to_numpy(x: Any) -> Any:
+        value = getattr(x, "value", x)
+        return whole(value) if getattr(value, "is_fully_addressable", True) is False else original(x)
+
+    return convert_to_numpy
+
+
+_TRAINER = "keras.src.backend.jax.trainer"
+_MEETING = "Workers that don't call the same are told so at once."
+_EQUAL = "Replicas compute with equal weights."
+_SAVED = "Variables that are split over processes are gathered where they are read, as for files."
+
+PATCHES = [
+    Patch(_TRAINER, "jit", lambda _: functools.partial(step.compiled), "Uneven batches are split inside the step, its outputs are gathered."),
+    Patch(f"{_TRAINER}:JAXTrainer", "fit", _fit, _MEETING),
+    Patch(f"{_TRAINER}:JAXTrainer", "evaluate", _method, _MEETING),
+    Patch(f"{_TRAINER}:JAXTrainer", "predict", _method, _MEETING),
+    Patch(f"{_TRAINER}:JAXTrainer", "train_on_batch", _train_on_batch, _EQUAL),
+    Patch(f"{_TRAINER}:JAXTrainer", "test_on_batch", _on_batch, _EQUAL),
+    Patch(f"{_TRAINER}:JAXTrainer", "predict_on_batch", _on_batch, _EQUAL),
+    Patch(f"{_TRAINER}:JAXEpochIterator", "__init__", _iterator, "Workers compare the lengths of their data."),
+    Patch(f"{_TRAINER}:JAXEpochIterator", "_get_distributed_iterator", _batches, "Workers compare what they read."),
+    Patch(
+        "keras.src.backend.jax.distribution_lib",
+        "distribute_data_input",
+        lambda _: functools.partial(distribution.rows),
+        "Every process holds the whole batch; the original takes it for a part.",
+    ),
+    Patch("keras.src.backend.jax.distribution_lib", "distribute_tensor", _tensor, "The original exchanges in every assignment."),
+    Patch(
+        "keras.src.distribution.distribution_lib",
+        "set_distribution",
+        _adopting,
+        "A script's own distribution is given whole batches too.",
+        everywhere=True,
+    ),
+    Patch("keras.src.backend.jax.core:JaxVariable", "__array__", _whole, _SAVED),
+    Patch("keras.src.backend.jax.core", "convert_to_numpy", _whole_array, _SAVED, everywhere=True),
+]  # fmt: skip

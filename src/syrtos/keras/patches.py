@@ -1,0 +1,50 @@
+"""What syrtos replaces in Keras 3 on every backend: lists of callbacks, and functions that write or read files."""
+
+from __future__ import annotations
+
+import keras
+
+from syrtos.keras import callbacks, files, resume
+from syrtos.keras.patching import Method, Patch
+
+_SAVING = "keras.src.saving.saving_lib"
+_HDF5 = "keras.src.legacy.saving.legacy_h5_format"
+_FILES = "keras.src.utils.file_utils"
+_ONCE = "A file is written once for all workers. Behind the methods and the functions of all names: the path is final, its suffix has been checked."
+_POSITION = "The position in the data is saved with the model, and found again."
+
+
+def _stamped_once(original: Method) -> Method:
+    return files.writing("filepath")(resume.stamping(original))
+
+
+def _saved_model(original: Method) -> Method:
+    return files.as_saved_model(keras.Model.export)(original)
+
+
+PATCHES: list[Patch] = [
+    Patch("keras.src.callbacks.callback_list:CallbackList", "__init__", callbacks.within, "Decisions are taken together, writing is rank 0's."),
+    Patch(_SAVING, "save_model", _stamped_once, _ONCE),
+    Patch(_SAVING, "save_weights_only", _stamped_once, _ONCE),
+    Patch(_HDF5, "save_model_to_hdf5", _stamped_once, _ONCE),
+    Patch(
+        "keras.src.models.model:Model",
+        "export",
+        files.writing("filepath", complete=False),
+        "Prints the path that it is given; `tf.saved_model.save` makes the files appear complete.",
+    ),
+    Patch("keras.src.models.model:Model", "save", _saved_model, "In a training job a folder for models gets a SavedModel, as scripts for SageMaker expect."),
+    Patch("keras.src.saving.saving_api", "load_model", files.reading("filepath"), "Another worker may be about to write the file.", everywhere=True),
+    Patch("keras.src.saving.saving_api", "load_weights", files.reading("filepath"), "Another worker may be about to write the file.", everywhere=True),
+    Patch("keras.src.models.model:Model", "load_weights", resume.finding, _POSITION),
+    Patch(_SAVING, "load_model", resume.finding, _POSITION),
+    Patch(_HDF5, "load_model_from_hdf5", resume.finding, _POSITION),
+    Patch(
+        "keras.src.callbacks.backup_and_restore",
+        "file_utils",
+        files.CompleteFiles,
+        "Writes the number of the epoch in place; `File` serves loggers too, which append.",
+    ),
+    Patch(_FILES, "urlretrieve", files.writing("filename"), "A download appears complete or not at all."),
+    Patch(_FILES, "get_file", files.fetching, "One worker of a host fetches a file, and the others wait.", everywhere=True),
+]  # fmt: skip
