@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from keras.src.distribution import distribution_lib
 
-from syrtos.errors import DataError
+from syrtos.errors import ConfigurationError, DataError
 
 # Set on a distribution whose processes hold rows of their own, for the script has sharded the data set itself.
 _OWN_ROWS = "_syrtos_own_rows"
@@ -38,14 +38,33 @@ class AllDevices(distribution_lib.DataParallel):
         return jax.process_index()
 
 
-def adopt(distribution: Any) -> None:
-    """A script's own distribution: each process holds the whole batch, unless the script says that it has sharded the data set itself."""
-    if distribution is None or isinstance(distribution, AllDevices):
-        return
-    if distribution.auto_shard_dataset:
-        distribution.auto_shard_dataset = False
-    else:
-        setattr(distribution, _OWN_ROWS, True)
+def adopted(distribution: Any) -> Any:
+    """The distribution that Keras is to use: a script's own, or over all devices where it has none.
+
+    Each process holds the whole batch, unless the script says that it has sharded the data set itself.
+
+    Raises:
+        ConfigurationError: the script's own is over the devices of some workers only.
+    """
+    if distribution is None:
+        return AllDevices()
+    if isinstance(distribution, AllDevices) or hasattr(distribution, _OWN_ROWS):
+        return distribution
+    _check_devices(distribution)
+    setattr(distribution, _OWN_ROWS, not distribution.auto_shard_dataset)
+    distribution.auto_shard_dataset = False
+    return distribution
+
+
+def _check_devices(distribution: Any) -> None:
+    missing = {str(device) for device in distribution_lib.list_devices()} - set(
+        map(str, distribution.device_mesh.devices.flat)
+    )
+    if missing:
+        raise ConfigurationError(
+            f"The script's {type(distribution).__name__} leaves out devices of other workers ({', '.join(sorted(missing))}): each worker would train alone. "
+            "Make it over all that `keras.distribution.list_devices()` names."
+        )
 
 
 def place(value: Any, sharding: Sharding) -> jax.Array:

@@ -30,7 +30,7 @@ def apply_all() -> None:
         _check_options(session)
         joining.join()
         patching.install(PATCHES)
-        keras.distribution.set_distribution(distribution.AllDevices())
+        keras.distribution.set_distribution(None)
     patching.install(patches.PATCHES)
 
 
@@ -101,10 +101,17 @@ def _tensor(original: Method) -> Method:
 
 def _adopting(original: Method) -> Method:
     def set_distribution(value: Any) -> None:
-        distribution.adopt(value)
-        original(value)
+        original(distribution.adopted(value))
 
     return set_distribution
+
+
+def _keeping_distribution(original: Method) -> Method:
+    def clear_session(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        keras.distribution.set_distribution(None)
+
+    return clear_session
 
 
 def _whole(original: Method) -> Method:
@@ -151,6 +158,13 @@ PATCHES = [
         "set_distribution",
         _adopting,
         "A script's own distribution is given whole batches too.",
+        everywhere=True,
+    ),
+    Patch(
+        "keras.src.backend.common.global_state",
+        "clear_session",
+        _keeping_distribution,
+        "It forgets the distribution: each worker would train alone.",
         everywhere=True,
     ),
     Patch("keras.src.backend.jax.core:JaxVariable", "__array__", _whole, _SAVED),
