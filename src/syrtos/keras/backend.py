@@ -53,6 +53,10 @@ class Backend(abc.ABC):
     def settle(self, model: Any) -> None:  # noqa: B027 - most frameworks keep nothing elsewhere
         """Writes state that a trainer keeps elsewhere during an epoch back to the model's variables."""
 
+    def splits_variables(self) -> bool:
+        """Whether a worker holds parts of variables: then all workers read a variable together, and save a model together."""
+        return False
+
     def exchanged_by(self, model: Any) -> tuple[Communicator, list[Any]] | None:
         """The workers and variables that a script's own choice of an optimizer keeps equal; None where it has chosen none."""
         return None

@@ -31,6 +31,7 @@ _WRITERS = {
     "RemoteMonitor",
     "ProgbarLogger",
 }
+_SAVERS = {"ModelCheckpoint", "BackupAndRestore"}
 _PATHS = ("filepath", "backup_dir", "directory", "filename", "log_dir")
 
 
@@ -38,7 +39,14 @@ def here(chosen: list[Any]) -> list[Any]:
     """The callbacks of a script that this worker runs."""
     if world.sharing().world.rank == 0:
         return chosen
-    return [callback for callback in _flat(chosen) if not _writes_for_all(callback)]
+    return [callback for callback in _flat(chosen) if not _writes_for_all(callback) or _saves_together(callback)]
+
+
+def _saves_together(callback: Any) -> bool:
+    """Whether all workers must be there when the callback saves the model, to gather it; one of them writes the file."""
+    return backend.active().splits_variables() and not _SAVERS.isdisjoint(
+        base.__name__ for base in type(callback).__mro__
+    )
 
 
 def _flat(chosen: Any) -> list[Any]:

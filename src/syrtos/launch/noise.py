@@ -7,14 +7,20 @@ import re
 # Lines that TensorFlow 2.21 prints on each start, twice and at any TF_CPP_MIN_LOG_LEVEL: more than many scripts print.
 _WARNING = b"WARNING: All log messages before absl::InitializeLog"
 _START = re.compile(rb"[IE]0000 \S+ +\d+ (port|cudart_stub|cuda_platform|cuda_executor)\.cc:\d+\]")
-_MAY_START = re.compile(rb"[IE]0{0,4}\Z|[IE]0000 ")
+_MAY_START = re.compile(rb"[IE]0{0,4}\Z|[IE]0000 |W\d{0,4}\Z|W\d{4} ")
+# What JAX 0.10 prints on each start of several processes: that they are connected, and that their ends don't wait for each other.
+_GLOO = b"[Gloo] Rank "
+_RECOVERABLE = re.compile(
+    rb"W\d{4} \S+ +\d+ coordination_service\.cc:\d+\] \S+ Using experimental recoverable task feature"
+)
 
 
 def is_noise(line: bytes) -> bool:
     """Whether this line is one of them."""
-    return line.startswith(_WARNING) or bool(_START.match(line))
+    return line.startswith((_WARNING, _GLOO)) or bool(_START.match(line) or _RECOVERABLE.match(line))
 
 
 def may_be_noise(beginning: bytes) -> bool:
     """Whether a line that begins so may turn out to be one."""
-    return beginning.startswith(_WARNING[: len(beginning)]) or bool(_MAY_START.match(beginning))
+    known = any(beginning.startswith(text[: len(beginning)]) for text in (_WARNING, _GLOO))
+    return known or bool(_MAY_START.match(beginning))

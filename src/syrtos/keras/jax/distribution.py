@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from keras.src.distribution import distribution_lib
 
@@ -25,7 +26,7 @@ class AllDevices(distribution_lib.DataParallel):
         self._is_multi_process = True
 
     @functools.cached_property
-    def device_mesh(self) -> Any:
+    def device_mesh(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         devices = distribution_lib.list_devices()
         return distribution_lib.DeviceMesh((len(devices),), [self._batch_dim_name], devices)
 
@@ -102,7 +103,7 @@ def tensor(original: Any, value: Any, layout: Any) -> Any:
     """
     sharding = getattr(layout, "backend_layout", layout)
     is_global = isinstance(value, jax.Array) and not value.is_fully_addressable
-    if isinstance(value, jax.core.Tracer) or is_global or sharding.is_fully_addressable:
+    if isinstance(value, Tracer) or is_global or sharding.is_fully_addressable:
         return original(value, layout)
     return place(value, sharding)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
-
-from jax._src import lib
 
 
 def listen_on(address: str) -> None:
     """Makes the sockets of gloo, which exchanges between processes on CPUs, listen on ``address``: by default they listen on the address that
     the host's name stands for, which other hosts can reach. JAX passes neither of the arguments by which gloo can be told."""
-    gloo: Any = lib._jax
+    gloo: Any = importlib.import_module("jax._src.lib")._jax
     gloo.make_gloo_tcp_collectives = functools.partial(gloo.make_gloo_tcp_collectives, hostname=address)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import socket
 import tempfile
+from pathlib import Path
 
 import jax
 
@@ -16,6 +18,7 @@ from syrtos.keras.jax import jax_internals
 
 # Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without a word of the cause, is to wait for longer.
 _HEARTBEAT = 24 * 3600
+_SOCKET = "unix:"
 
 
 @functools.cache
@@ -26,6 +29,7 @@ def join() -> None:
         return
     # A worker that dies becomes an exception in the others' next exchange, instead of SIGABRT, and an exit waits for nobody.
     jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is the launcher's, and the script's
     address = _address(session)
     jax.distributed.initialize(
         address,
@@ -37,7 +41,11 @@ def join() -> None:
         heartbeat_timeout_seconds=_HEARTBEAT,
         shutdown_timeout_seconds=5,
     )
+    session.comm.agree("joined by JAX")
+    if address.startswith(_SOCKET):  # connections outlive it
+        shutil.rmtree(Path(address.removeprefix(_SOCKET)).parent, ignore_errors=True)
     jax.distributed.initialize = _joined_already
+    atexit.register(_leave, os.getpid())
 
 
 def _address(session: Session) -> str:
@@ -45,10 +53,8 @@ def _address(session: Session) -> str:
     place = session.world
     if place.size == place.local_size:
         jax_internals.listen_on("127.0.0.1")
-        folder = session.comm.broadcast_object(tempfile.mkdtemp(prefix="syrtos-") if place.rank == 0 else None)
-        if place.rank == 0:
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return f"unix:{folder}/jax"
+        folder = tempfile.mkdtemp(prefix="syrtos-") if place.rank == 0 else None
+        return session.comm.broadcast_object(f"{_SOCKET}{folder}/jax")
     host = socket.gethostbyname(socket.gethostname())
     jax_internals.listen_on(host)
     return session.comm.broadcast_object(f"{host}:{_free_port(host)}" if place.rank == 0 else None)
@@ -58,6 +64,18 @@ def _free_port(host: str) -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
+
+
+def _leave(pid: int) -> None:
+    """At the end of a script that has come to its end on all workers: rank 0's coordinator goes last, for JAX aborts a process that finds it gone."""
+    if os.getpid() != pid:
+        return
+    comm = world.current().comm
+    if comm.rank == 0:
+        comm.agree("left JAX")
+    jax.distributed.shutdown()
+    if comm.rank > 0:
+        comm.agree("left JAX")
 
 
 def _joined_already(*args: object, **kwargs: object) -> None:

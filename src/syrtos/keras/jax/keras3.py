@@ -13,7 +13,7 @@ from syrtos.comm import world
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, fitting, interrupts, patches, patching, replicas, timing
 from syrtos.keras.jax import distribution, joining, step
-from syrtos.keras.jax.variables import Jax, whole
+from syrtos.keras.jax.variables import Jax, gathered, whole
 from syrtos.keras.patching import Method, Patch
 
 
@@ -32,6 +32,8 @@ def apply_all() -> None:
         patching.install(PATCHES)
         keras.distribution.set_distribution(None)
     patching.install(patches.PATCHES)
+    if session.world.size > 1:
+        patching.install(SAVING)
 
 
 def _check_options(session: world.Session) -> None:
@@ -131,6 +133,15 @@ def _whole_array(original: Method) -> Method:
     return convert_to_numpy
 
 
+def _gathered(original: Method) -> Method:
+    @functools.wraps(original)
+    def save(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with gathered(model):
+            return original(model, *args, **kwargs)
+
+    return save
+
+
 _TRAINER = "keras.src.backend.jax.trainer"
 _MEETING = "Workers that don't call the same are told so at once."
 _EQUAL = "Replicas compute with equal weights."
@@ -169,4 +180,11 @@ PATCHES = [
     ),
     Patch("keras.src.backend.jax.core:JaxVariable", "__array__", _whole, _SAVED),
     Patch("keras.src.backend.jax.core", "convert_to_numpy", _whole_array, _SAVED, everywhere=True),
+]  # fmt: skip
+
+# Around those of `patches`, which let one worker write.
+SAVING = [
+    Patch("keras.src.saving.saving_lib", "save_model", _gathered, _SAVED),
+    Patch("keras.src.saving.saving_lib", "save_weights_only", _gathered, _SAVED),
+    Patch("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _gathered, _SAVED),
 ]  # fmt: skip
