@@ -6,6 +6,7 @@ Only processes that syrtos started import them by their old names; there they wi
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 
 from syrtos.launch.import_hook import after_import, serve
@@ -64,8 +65,13 @@ def install() -> None:
     """From now on this process finds the modules of `SERVED` here, and old names in the packages that have lost them."""
     serve(SERVED)
     for package, dialect in _ADDED:
-        after_import(package, _installer(_HERE + dialect))
+        after_import(package, _installer(package, _HERE + dialect))
 
 
-def _installer(module: str) -> Callable[[], None]:
-    return lambda: importlib.import_module(module).install()
+def _installer(package: str, module: str) -> Callable[[], None]:
+    def install() -> None:
+        """All old APIs are TensorFlow's: with another backend there may be none."""
+        if package != "keras" or sys.modules["keras"].backend.backend() == "tensorflow":
+            importlib.import_module(module).install()
+
+    return install

@@ -76,6 +76,7 @@ def explicitly(name: str) -> None:
     from syrtos.keras.tensorflow import tf_internals
     from syrtos.keras.tensorflow.strategy import Strategy
 
+    _check_tensorflow(name)
     if Strategy.chosen and world.current().world.size > 1:
         raise ConfigurationError(
             f"This script initializes {name} and trains under a `tf.distribute` strategy: both would reduce the gradients. "
@@ -84,6 +85,15 @@ def explicitly(name: str) -> None:
     world.each_for_itself()
     optimizers_only()
     tf_internals.keep_default_strategy(None)
+
+
+def _check_tensorflow(name: str) -> None:
+    backend = sys.modules["keras"].backend.backend() if "keras" in sys.modules else "tensorflow"
+    if backend != "tensorflow":
+        raise ConfigurationError(
+            f"This script initializes {name}, which exchanges TensorFlow's tensors, and Keras runs on {backend}. Remove {name} from the script: "
+            "`syrtos run` trains plain `model.fit` on all workers. Or set KERAS_BACKEND=tensorflow."
+        )
 
 
 def check_not_explicit(strategy: str) -> None:

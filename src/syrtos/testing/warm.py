@@ -23,7 +23,7 @@ from syrtos.errors import LaunchError
 from syrtos.launch.pmi import ProcessManager
 
 # Variables that frameworks read when they are imported: a process gets a zygote that has imported them with the same values.
-_READ_AT_IMPORT = ("KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_", "CUDA_", "LD_", "PYTHON")
+_READ_AT_IMPORT = ("JAX_", "KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_", "CUDA_", "LD_", "PYTHON")
 # One thread for NumPy: a fork keeps none of the others.
 _OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
 _LONGEST_IMPORT = 600.0  # seconds

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import syrtos.keras.tensorflow  # noqa: F401 - a server's variables are TensorFlow's
 from syrtos.comm import requests, world
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.objects import dtype_of
