@@ -55,7 +55,7 @@ bench: .venv/ready .venv/bench-ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorflow,legacy,examples,remote,parquet,jobs,postgres,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorflow,jax,legacy,examples,remote,parquet,jobs,postgres,dev]'
 	touch $@
 
 # The peers of the benchmark. torch is pinned to a version that comes without CUDA where there is none.

@@ -321,8 +321,10 @@ def _call(name: str, value: Any, group: ProcessSet | None, **arguments: Any) -> 
 
 
 def _tensor_room(value: Any) -> ModuleType | None:
-    """The module that exchanges TensorFlow tensors, if ``value`` is one; frameworks are never loaded for it."""
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is None or not tensorflow.is_tensor(value):
-        return None
-    return importlib.import_module("syrtos.keras.tensorflow.ops")
+    """The module that exchanges tensors of TensorFlow or JAX, if ``value`` is one; frameworks are never loaded for it."""
+    tensorflow, jax = sys.modules.get("tensorflow"), sys.modules.get("jax")
+    if tensorflow is not None and tensorflow.is_tensor(value):
+        return importlib.import_module("syrtos.keras.tensorflow.ops")
+    if jax is not None and isinstance(value, jax.Array):
+        return importlib.import_module("syrtos.keras.jax.ops")
+    return None

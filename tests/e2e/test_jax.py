@@ -15,7 +15,7 @@ import pytest
 SCRIPTS = Path(__file__).parent / "scripts"
 BEHAVIOURS = SCRIPTS / "jax_behaviours.py"
 CHECKS = [
-    "one_program", "cleared_session", "generators_and_steps", "different_weights", "different_data", "files",
+    "one_program", "cleared_session", "generators_and_steps", "planned_data", "different_weights", "different_data", "files",
     "learning_rate_and_early_stopping", "model_parallel", "devices_of_one_worker",
 ]  # fmt: skip
 
@@ -44,6 +44,12 @@ def test_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
     assert "tracing" in done.stderr
     assert "Gloo" not in done.stderr
     assert "recoverable" not in done.stderr
+
+
+def test_tensorflow_need_not_be_installed(tmp_path: Path) -> None:
+    done = run(2, tmp_path, SCRIPTS / "jax_without_tensorflow.py", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "trained without TensorFlow" in done.stdout
 
 
 @pytest.mark.slow

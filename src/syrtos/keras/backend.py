@@ -74,6 +74,11 @@ def use(backend: Backend, unless_chosen: bool = False) -> None:
         _Active.backend = backend
 
 
+def computes_global_batches() -> bool:
+    """Whether the framework takes whole batches on each worker: see `Backend.global_program`."""
+    return _Active.backend is not None and _Active.backend.global_program
+
+
 def active() -> Backend:
     """The backend of this process.
 

@@ -21,6 +21,7 @@ from syrtos.data.loader import Chunk, Loader, Position, Share
 from syrtos.data.plan import Plan
 from syrtos.data.proof import SampleLedger, next_generation
 from syrtos.errors import DataError
+from syrtos.keras import backend
 
 # Batches that are ready before a step asks for them.
 _READ_AHEAD = 3
@@ -325,6 +326,10 @@ def _spec(leaf: Any) -> Any:
 
 
 def ranks() -> tuple[int, int]:
-    """This worker's rank, and how many share the data. At their own pace over servers all workers read all batches, and each batch is trained on by one."""
+    """This worker's rank, and how many share the data.
+
+    At their own pace over servers all workers read all batches, and each batch is trained on by one; with JAX all read all, and XLA splits each.
+    """
     session = world.current()
-    return (0, 1) if session.options.own_pace else (session.world.rank, session.world.size)
+    whole = session.options.own_pace or backend.computes_global_batches()
+    return (0, 1) if whole else (session.world.rank, session.world.size)

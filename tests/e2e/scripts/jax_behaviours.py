@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+import syrtos.data
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError, DivergenceError
 
@@ -84,6 +85,19 @@ def generators_and_steps() -> None:
     history = built.fit(batches(), steps_per_epoch=7, epochs=2, verbose=0).history
     assert equal_everywhere(history["loss"])
     assert is_shared(built)
+
+
+def planned_data() -> None:
+    """An order of `syrtos.data` is that of the plain arrays where it is not shuffled, and equal on all workers where it is."""
+    x, y = data(60)
+    losses = []
+    for batches in ((x, y), syrtos.data.from_arrays(x, y, batch_size=9)):
+        keras.utils.set_random_seed(7)
+        given = {"x": batches[0], "y": batches[1], "batch_size": 9} if isinstance(batches, tuple) else {"x": batches}
+        losses.append(model().fit(**given, shuffle=False, epochs=2, verbose=0).history["loss"])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    shuffled = syrtos.data.from_arrays(x, y, batch_size=9, shuffle=True, seed=1)
+    assert equal_everywhere(model().fit(shuffled, epochs=2, verbose=0).history["loss"])
 
 
 def different_weights() -> None:
