@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
+import os
 import sys
+from pathlib import Path
 
 from syrtos import settings
 from syrtos.comm import world
@@ -37,10 +41,20 @@ def keras3() -> None:
 
 def jax() -> None:
     """Joins the workers where Keras is to run on JAX: this must be done before anything is computed, and a script may compute before it imports Keras."""
-    if world.init().world.size > 1 and settings.environment().get("KERAS_BACKEND") == "jax":
+    if world.init().world.size > 1 and _configured_backend() == "jax":
         from syrtos.keras.jax import joining
 
         joining.join()
+
+
+def _configured_backend() -> str | None:
+    """What Keras will choose, where it is not imported yet: KERAS_BACKEND, or its configuration file."""
+    env = settings.environment()
+    folder = env.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+    with contextlib.suppress(OSError, ValueError):
+        configured = json.loads(Path(folder, "keras.json").read_text()).get("backend")
+        return env.get("KERAS_BACKEND") or configured
+    return env.get("KERAS_BACKEND")
 
 
 def legacy() -> None:

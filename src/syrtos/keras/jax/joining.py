@@ -14,6 +14,7 @@ import jax
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
+from syrtos.errors import ConfigurationError
 from syrtos.keras.jax import jax_internals
 
 # Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without a word of the cause, is to wait for longer.
@@ -23,7 +24,11 @@ _SOCKET = "unix:"
 
 @functools.cache
 def join() -> None:
-    """Joins the workers of this world by `jax.distributed`; a world of one needs nothing."""
+    """Joins the workers of this world by `jax.distributed`; a world of one needs nothing.
+
+    Raises:
+        ConfigurationError: JAX has computed before the script imported Keras, and Keras's backend was not known to be JAX.
+    """
     session = world.current()
     if session.world.size == 1:
         return
@@ -31,16 +36,22 @@ def join() -> None:
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is the launcher's, and the script's
     address = _address(session)
-    jax.distributed.initialize(
-        address,
-        session.world.size,
-        session.world.rank,
-        cluster_detection_method="deactivate",
-        coordinator_bind_address=address,
-        initialization_timeout=int(min(session.options.timeout, 300)),
-        heartbeat_timeout_seconds=_HEARTBEAT,
-        shutdown_timeout_seconds=5,
-    )
+    try:
+        jax.distributed.initialize(
+            address,
+            session.world.size,
+            session.world.rank,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=address,
+            initialization_timeout=int(min(session.options.timeout, 300)),
+            heartbeat_timeout_seconds=_HEARTBEAT,
+            shutdown_timeout_seconds=5,
+        )
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"JAX could not join the workers: {error} Set KERAS_BACKEND=jax before the script imports JAX (`KERAS_BACKEND=jax syrtos run ...`), or "
+            "import keras first, and leave out a `jax.distributed.initialize` of the script's own."
+        ) from error
     session.comm.agree("joined by JAX")
     if address.startswith(_SOCKET):  # connections outlive it
         shutil.rmtree(Path(address.removeprefix(_SOCKET)).parent, ignore_errors=True)
