@@ -263,7 +263,8 @@ def _data_handler(original: Method) -> Method:
         if kwargs.get("distribute", True) and asynchronous.deals():
             models.check_dealt(self._adapter)
             self.__class__ = DealtHandler
-        self._dataset = tf_internals.counted(self._dataset)
+        if world.sharing().world.size > 1:  # else a step takes what it is given for whole batches
+            self._dataset = tf_internals.counted(self._dataset)
         dataset = args[0] if args else kwargs.get("x")
         self._inferred_steps = fitting.agree_on_length(self._inferred_steps, is_own_shard(dataset))
         if world.current().world.size > 1:
@@ -276,6 +277,8 @@ def _single_batch(original: Method) -> Method:
     """The batch of `train_on_batch` and its like, as a share that knows its number of samples."""
 
     def single_batch_iterator(strategy: Any, *args: Any, **kwargs: Any) -> Any:
+        if world.sharing().world.size == 1:
+            return original(strategy, *args, **kwargs)
         distribute = strategy.experimental_distribute_dataset
         counting = types.SimpleNamespace(
             experimental_distribute_dataset=lambda data: tf_internals.counted(distribute(data))

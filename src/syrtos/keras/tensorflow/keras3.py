@@ -258,7 +258,8 @@ def _epoch_iterator(original: Method) -> Method:
         if isinstance(kwargs.get("x"), PlannedDataset):
             kwargs["shuffle"] = False  # it has an order of its own
         original(self, *args, **kwargs)
-        self._distributed_dataset = tf_internals.counted(self._distributed_dataset)
+        if world.sharing().world.size > 1:  # else a step takes what it is given for whole batches
+            self._distributed_dataset = tf_internals.counted(self._distributed_dataset)
         fitting.about_to_use(self)
         if asynchronous.deals():
             models.check_dealt(self.data_adapter)
