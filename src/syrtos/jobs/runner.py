@@ -52,6 +52,11 @@ LOCK = "runner.lock"
 _LOOK = 0.2
 _GRACE = 120.0  # SageMaker's, from SIGTERM to SIGKILL
 _LONGEST_REASON = 1024
+_OF_ANOTHER_ATTEMPT = ("Restarting", "Pending")
+
+
+class _Superseded(Exception):
+    """A service that was started again has not seen this runner, for it had not taken its lock yet, and will start another."""
 
 
 class _Ended(Exception):
@@ -109,6 +114,8 @@ class Runner:
         watch.start()
         try:
             self._attempted()
+        except _Superseded:
+            self._say("Another attempt at this job has been asked for, while this one was starting.")
         except _Ended:
             self._finish(self._why)
         except SyrtosError as error:
@@ -359,6 +366,8 @@ class Runner:
                 record.moved(secondary) if secondary in states.NEXT.get(record.state.secondary, ()) else None
             ),
         )
+        if after is not None and after.state.secondary in _OF_ANOTHER_ATTEMPT:
+            raise _Superseded
         if after is None or after.state.secondary != secondary:
             self._why = self._why or "Stopped"
             raise _Ended

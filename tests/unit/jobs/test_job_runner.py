@@ -69,6 +69,14 @@ def test_a_job_that_is_stopped_just_before_it_trains(home: Home, monkeypatch: py
     assert (found.state.secondary, found.failure) == ("Stopped", "")
 
 
+def test_a_runner_that_a_restarted_service_has_not_seen_leaves_the_job_to_the_next(home: Home) -> None:
+    store, attempt = prepared(home, record("again"))
+    store.change("again", lambda r: r.ended("Restarting"))
+    attempt.run()
+    found = end_of(store, "again")
+    assert (found.state.secondary, found.state.status) == ("Restarting", "InProgress")
+
+
 def test_what_is_missing_is_the_users_error(home: Home) -> None:
     source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/none/"}}
     store, attempt = prepared(home, record("missing", InputDataConfig=[{"ChannelName": "train", "DataSource": source}]))
