@@ -42,6 +42,7 @@ def test_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=2e-6, err_msg=name)
     assert "tracing" in done.stderr
+    assert "compute + exchange" in done.stderr
     assert "Gloo" not in done.stderr
     assert "recoverable" not in done.stderr
 

@@ -76,10 +76,16 @@ def _table(summary: Summary) -> Table:
         table.add_row("data", _WAYS[summary.facts["input"]])
     if summary.steps:
         table.add_row(*_rate(summary))
+    compiled = (
+        summary.facts.get("exchange") == "compiled"
+    )  # then XLA exchanges inside of a step, and does not tell for how long
     for kind, words in SHARES.items():
         share = summary.shares[kind]
-        if share >= 0.0005 or kind in _ALWAYS:
-            table.add_row(words, f"{share:6.1%} {'█' * round(share * 40)}")
+        if share >= 0.0005 or (kind in _ALWAYS and not (compiled and kind == "exchange")):
+            table.add_row(
+                f"{words} + exchange" if compiled and kind == "compute" else words,
+                f"{share:6.1%} {'█' * round(share * 40)}",
+            )
     if summary.skew and summary.skew[1] > 0.1:
         table.add_row("slowest", f"rank {summary.skew[0]}: the others wait {summary.skew[1]:.0%} more of their time")
     return table

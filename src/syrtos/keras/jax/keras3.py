@@ -31,6 +31,7 @@ def apply_all() -> None:
         joining.join()
         patching.install(PATCHES)
         keras.distribution.set_distribution(None)
+        session.ledger.say(exchange="compiled")
     patching.install(patches.PATCHES)
     if session.world.size > 1:
         patching.install(SAVING)
