@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from syrtos.errors import ConfigurationError, WorldError
 
-# Keras backends that have an exchange, under `syrtos.keras`.
+# Keras backends that have an exchange: folders of `syrtos.keras`.
 BACKENDS = ("tensorflow", "jax")
 
 

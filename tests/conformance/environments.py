@@ -25,11 +25,18 @@ def ready(name: str) -> bool:
     return marker.is_file() and marker.read_text() == _version(name)
 
 
-def build(name: str) -> None:
-    """Makes an environment; what an interrupted try has left is removed first."""
+def make(name: str) -> None:
+    """Makes an empty environment; what an interrupted try has left is removed first.
+
+    Not in threads: a process that is forked while another thread copies its Python holds that file open for writing, and it can't be executed then.
+    """
+    shutil.rmtree(FOLDER / name, ignore_errors=True)
+    venv.create(FOLDER / name, with_pip=True, symlinks=True)
+
+
+def install(name: str) -> None:
+    """Installs the packages of an environment."""
     folder = FOLDER / name
-    shutil.rmtree(folder, ignore_errors=True)
-    venv.create(folder, with_pip=True)
     # --no-deps: the file is complete. SDK v3 declares packages that training never imports (mlflow, scipy: 650 MB).
     command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*command, "--no-deps", "-r", str(_constraints(name))], check=True)
@@ -39,8 +46,10 @@ def build(name: str) -> None:
 def main() -> int:
     """Builds what is missing."""
     missing = [name for name in NAMES if not ready(name)]
+    for name in missing:
+        make(name)
     with ThreadPoolExecutor() as threads:
-        for name, _ in zip(missing, threads.map(build, missing), strict=True):
+        for name, _ in zip(missing, threads.map(install, missing), strict=True):
             print(f"{FOLDER / name} is ready")
     return 0
 

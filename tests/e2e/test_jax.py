@@ -15,7 +15,8 @@ import pytest
 SCRIPTS = Path(__file__).parent / "scripts"
 BEHAVIOURS = SCRIPTS / "jax_behaviours.py"
 CHECKS = [
-    "one_program", "cleared_session", "generators_and_steps", "planned_data", "different_weights", "different_data", "files",
+    "one_program", "cleared_session", "generators_and_steps", "planned_data", "different_weights", "different_data", "steps_that_are_not_compiled",
+    "rows_of_each_worker", "resumed_with_accumulation", "files",
     "learning_rate_and_early_stopping", "model_parallel", "devices_of_one_worker",
 ]  # fmt: skip
 
@@ -45,6 +46,19 @@ def test_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
     assert "compute + exchange" in done.stderr
     assert "Gloo" not in done.stderr
     assert "recoverable" not in done.stderr
+
+
+@pytest.mark.slow
+def test_learning_rate_warms_up(tmp_path: Path) -> None:
+    done = run(2, tmp_path, BEHAVIOURS, "warm_up", tmp_path, flags=("--scale-lr", "linear", "--warmup-epochs", "2"))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_long_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    check(2, tmp_path / "2", "cleared_session")
 
 
 def test_tensorflow_need_not_be_installed(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ __all__ = ["DistributedGradientTape", "DistributedOptimizer", "Strategy", "broad
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'syrtos.keras' has no attribute {name!r}")
+    importlib.import_module("syrtos.keras.activate").check_tensorflow(f"syrtos.keras.{name}")
     return getattr(
         importlib.import_module("syrtos.keras.tensorflow." + ("strategy" if name == "Strategy" else "explicit")), name
     )

@@ -19,6 +19,13 @@ def tensorflow() -> None:
     """Lets TensorFlow write each file once."""
     world.init()
     importlib.import_module("syrtos.keras.tensorflow.patching").patch_tensorflow()
+    if _configured_backend() not in (None, "tensorflow"):  # there its data sets serve other frameworks
+        sys.modules["tensorflow"].random.set_seed(int(settings.environment().get("SYRTOS_SEED", "0")))
+
+
+def torch() -> None:
+    """Data loaders of torch shuffle alike on all workers, where the script sets no seed."""
+    sys.modules["torch"].manual_seed(int(settings.environment().get("SYRTOS_SEED", "0")))
 
 
 def keras3() -> None:
@@ -66,6 +73,7 @@ def legacy() -> None:
 
 def for_strategy() -> None:
     """Adapts Keras for models made under our strategy, also in a process that `syrtos run` did not start."""
+    check_tensorflow("a strategy of tf.distribute")
     from syrtos.keras.tensorflow import gradients
 
     name = "keras2" if "tf_keras" in sys.modules and "keras" not in sys.modules else "keras3"
@@ -75,6 +83,7 @@ def for_strategy() -> None:
 
 def optimizers_only() -> None:
     """Lets single optimizers of this process reduce, in a script that is explicit about it."""
+    check_tensorflow("an optimizer that exchanges")
     if sys.modules.get("tf_keras") is not None and "keras" not in sys.modules:
         importlib.import_module("syrtos.keras.tensorflow.keras2").apply_to_optimizers()
     else:
@@ -90,7 +99,7 @@ def explicitly(name: str) -> None:
     from syrtos.keras.tensorflow import tf_internals
     from syrtos.keras.tensorflow.strategy import Strategy
 
-    _check_tensorflow(name)
+    check_tensorflow(name)
     if Strategy.chosen and world.current().world.size > 1:
         raise ConfigurationError(
             f"This script initializes {name} and trains under a `tf.distribute` strategy: both would reduce the gradients. "
@@ -101,11 +110,12 @@ def explicitly(name: str) -> None:
     tf_internals.keep_default_strategy(None)
 
 
-def _check_tensorflow(name: str) -> None:
+def check_tensorflow(name: str) -> None:
+    """Raises ConfigurationError where Keras does not run on TensorFlow, whose tensors ``name`` exchanges."""
     backend = sys.modules["keras"].backend.backend() if "keras" in sys.modules else "tensorflow"
     if backend != "tensorflow":
         raise ConfigurationError(
-            f"This script initializes {name}, which exchanges TensorFlow's tensors, and Keras runs on {backend}. Remove {name} from the script: "
+            f"This script uses {name}, which exchanges TensorFlow's tensors, and Keras runs on {backend}. Remove {name} from the script: "
             "`syrtos run` trains plain `model.fit` on all workers. Or set KERAS_BACKEND=tensorflow."
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import keras_internals
+from syrtos.keras import backend, keras_internals
 
 _CLIMB = "_syrtos_climb"
 
@@ -56,6 +56,7 @@ class Scaling:
     def __init__(self, session: Session) -> None:
         self._options = session.options
         self._factor = factor(session.options.scale_lr, session.world.size)
+        self._model: Any = None
         self._optimizer: Any = None
         self._new = False
         self._before = 0
@@ -66,7 +67,7 @@ class Scaling:
         Raises:
             ConfigurationError: the optimizer has a schedule in the place of a rate.
         """
-        self._optimizer = getattr(model, "optimizer", None)
+        self._model, self._optimizer = model, getattr(model, "optimizer", None)
         if self._factor == 1.0 or self._optimizer is None:
             return
         self._new = not batches_trained(self._optimizer) and base_rate(self._optimizer) is None
@@ -95,6 +96,7 @@ class Scaling:
         batches = batches or climb.batches
         done = (self._before + trained) / (epochs * batches) if batches else epoch / epochs
         if done <= 1.0 or climb.going_on:
+            backend.active().settle(self._model)  # or what is assigned to the optimizer is lost
             self._optimizer.learning_rate = climb.base * (1.0 + (self._factor - 1.0) * min(done, 1.0))
         climb.going_on = done < 1.0
 

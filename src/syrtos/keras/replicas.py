@@ -43,6 +43,11 @@ def begin_training(comm: Communicator, model: Any) -> None:
     variables = state.of_model(model)
     state.check_structure(comm, variables)
     state.broadcast(comm, variables)
+    was_trained(model)
+
+
+def was_trained(model: Any) -> None:
+    """From now on its replicas are equal, or have diverged."""
     _known(model).trained = True
 
 

@@ -40,15 +40,19 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
 def of_model(model: Any) -> list[Any]:
     """All variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizer's.
 
-    Gradients that are being accumulated are each worker's own.
+    Gradients that are being accumulated are each worker's own, unless all compute global batches.
     """
     found = variables_in(model)
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        own = {id(v) for v in getattr(inner, "_accumulated_gradients", None) or []}
+        own = set() if backend.computes_global_batches() else _accumulated(inner)
         found += [v for v in variables_of(optimizer) if id(v) not in own]
     return unique(found)
+
+
+def _accumulated(optimizer: Any) -> set[int]:
+    return {id(v) for v in getattr(optimizer, "_accumulated_gradients", None) or []}
 
 
 def variables_in(model: Any) -> list[Any]:

@@ -121,6 +121,7 @@ class _Worker:
         )
         after_import("tf_keras", _activate("legacy"))
         after_import("jax", _activate("jax"))
+        after_import("torch", _activate("torch"))
         importlib.import_module("syrtos.dialects").install()
         return "worker"
 

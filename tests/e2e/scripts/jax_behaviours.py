@@ -118,8 +118,81 @@ def different_data() -> None:
         model().fit(x + COMM.rank, y, verbose=0)
     with pytest.raises(DataError, match="different lengths"):
         model().fit(x[: 40 - 32 * COMM.rank], y[: 40 - 32 * COMM.rank], batch_size=8, verbose=0)
-    with pytest.raises(DataError, match="different shapes"):
+    with pytest.raises(DataError, match="different (shapes|data)"):
         model().train_on_batch(x[: 4 + COMM.rank], y[: 4 + COMM.rank])
+    with pytest.raises(DataError, match="different data"):
+        model().train_on_batch(x[:4] + COMM.rank, y[:4])
+
+
+def steps_that_are_not_compiled() -> None:
+    x, y = data(40)
+    for options in ({"run_eagerly": True}, {"jit_compile": False}):
+        built = model()
+        built.compile("adam", "mse", **options)
+        built.fit(x, y, batch_size=9, verbose=0)
+        assert is_shared(built)
+        with pytest.raises(DataError, match="different (shapes|data)"):
+            built.train_on_batch(x[: 4 + COMM.rank], y[: 4 + COMM.rank])
+
+
+def rows_of_each_worker() -> None:
+    """A script that says that it shards the data itself: its workers' rows make up the global batch, and must differ."""
+    x, y = data(80)
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    built = model()
+    mine = slice(COMM.rank, None, COMM.size)
+    built.fit(x[mine], y[mine], batch_size=8, shuffle=False, verbose=0)
+    assert built.optimizer.iterations == 80 / COMM.size / 8
+    with pytest.raises(DataError, match="All workers read the same rows"):
+        model().fit(x, y, shuffle=False, verbose=0)
+    keras.distribution.set_distribution(None)
+
+
+def resumed_with_accumulation() -> None:
+    """Gradients in the making belong to what is restored."""
+    x, y = data(64)
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    def built() -> Any:
+        keras.utils.set_random_seed(7)
+        made = model()
+        made.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3), "mse")
+        return made
+
+    backup = str(FOLDER / "accumulated")
+    with pytest.raises(KeyboardInterrupt):
+        built().fit(
+            x,
+            y,
+            batch_size=16,
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+            callbacks=[keras.callbacks.BackupAndRestore(backup), Stop()],
+        )
+    resumed, whole = built(), built()
+    resumed.fit(
+        x, y, batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(backup)]
+    )
+    whole.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    np.testing.assert_allclose(resumed.get_weights()[0], whole.get_weights()[0], rtol=1e-5, atol=1e-6)
+
+
+def warm_up() -> None:
+    """``--scale-lr linear --warmup-epochs 2``: the rate of each step is used, not only that of each epoch."""
+    x, y = data(64)
+    first, second = model(), model()
+    second.set_weights(first.get_weights())
+    for each in (first, second):
+        each.compile(keras.optimizers.SGD(0.02), "mse")
+    first.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    for step in range(12):
+        second.optimizer.learning_rate = 0.02 * (1 + (COMM.size - 1) * min(step / 8, 1.0))
+        second.train_on_batch(x[step % 4 * 16 :][:16], y[step % 4 * 16 :][:16])
+    np.testing.assert_allclose(first.get_weights()[0], second.get_weights()[0], rtol=1e-5, atol=1e-6)
 
 
 def files() -> None:

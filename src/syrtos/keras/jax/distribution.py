@@ -68,6 +68,11 @@ def _check_devices(distribution: Any) -> None:
         )
 
 
+def has_own_rows() -> bool:
+    """Whether each process holds rows of its own, which make up the global batch."""
+    return getattr(distribution_lib.distribution(), _OWN_ROWS, False)
+
+
 def place(value: Any, sharding: Sharding) -> jax.Array:
     """The array of all processes of which each holds the whole ``value``.
 
@@ -89,17 +94,17 @@ def rows(batch: Any, layout: Any, batch_dim_name: str) -> Any:
     if not hasattr(batch, "__array__"):
         raise DataError(f"Batches on several workers must be dense arrays with JAX. Received: {type(batch).__name__}.")
     sharding = getattr(layout, "backend_layout", layout)
-    if getattr(distribution_lib.distribution(), _OWN_ROWS, False):
+    if has_own_rows():
         return jax.make_array_from_process_local_data(sharding, np.asarray(batch))
     even = np.ndim(batch) and len(batch) % sharding.mesh.shape[batch_dim_name] == 0
     return place(batch, sharding if even else NamedSharding(sharding.mesh, PartitionSpec()))
 
 
 def tensor(original: Any, value: Any, layout: Any) -> Any:
-    """Around Keras's `distribute_tensor`: a value that every process holds takes its place without an exchange.
+    """Around Keras's `distribute_tensor`: a value that every process holds is put on the devices without a collective.
 
-    JAX's `device_put` would compare it across processes: an exchange in each assignment, which ends the run where one worker alone assigns. syrtos
-    compares the variables of all workers itself.
+    JAX's `device_put` would compare it across processes: an exchange in each assignment, which ends the run where one worker alone assigns.
+    `fit`, `evaluate`, `predict` and the methods for one batch compare the variables of all workers.
     """
     sharding = getattr(layout, "backend_layout", layout)
     is_global = isinstance(value, jax.Array) and not value.is_fully_addressable

@@ -7,6 +7,7 @@ import functools
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,13 @@ from syrtos.keras.jax import jax_internals
 # Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without a word of the cause, is to wait for longer.
 _HEARTBEAT = 24 * 3600
 _SOCKET = "unix:"
+_LONGEST = 80  # bytes
+
+
+class Steps:
+    """How many steps of Keras's own this process has made with the others."""
+
+    made = 0
 
 
 @functools.cache
@@ -52,9 +60,10 @@ def join() -> None:
             f"JAX could not join the workers: {error} Set KERAS_BACKEND=jax before the script imports JAX (`KERAS_BACKEND=jax syrtos run ...`), or "
             "import keras first, and leave out a `jax.distributed.initialize` of the script's own."
         ) from error
-    session.comm.agree("joined by JAX")
-    if address.startswith(_SOCKET):  # connections outlive it
-        shutil.rmtree(Path(address.removeprefix(_SOCKET)).parent, ignore_errors=True)
+    finally:
+        session.comm.agree("joined by JAX")
+        if address.startswith(_SOCKET):  # connections outlive it
+            shutil.rmtree(Path(address.removeprefix(_SOCKET)).parent, ignore_errors=True)
     jax.distributed.initialize = _joined_already
     atexit.register(_leave, os.getpid())
 
@@ -64,11 +73,21 @@ def _address(session: Session) -> str:
     place = session.world
     if place.size == place.local_size:
         jax_internals.listen_on("127.0.0.1")
-        folder = tempfile.mkdtemp(prefix="syrtos-") if place.rank == 0 else None
-        return session.comm.broadcast_object(f"{_SOCKET}{folder}/jax")
+        return session.comm.broadcast_object(f"{_SOCKET}{_folder()}/jax" if place.rank == 0 else None)
     host = socket.gethostbyname(socket.gethostname())
+    if host.startswith("127."):
+        raise ConfigurationError(
+            f"On host {socket.gethostname()} its own name stands for {host}, by which other hosts can't reach it. JAX's workers need an address of the "
+            "network: correct /etc/hosts, or the name service."
+        )
     jax_internals.listen_on(host)
     return session.comm.broadcast_object(f"{host}:{_free_port(host)}" if place.rank == 0 else None)
+
+
+def _folder() -> str:
+    """A folder of this user's alone, with a path that the system takes for a socket (108 bytes), however long TMPDIR is."""
+    place = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="syrtos-", dir=place if len(os.fsencode(place)) < _LONGEST else "/tmp")
 
 
 def _free_port(host: str) -> int:
@@ -81,7 +100,14 @@ def _leave(pid: int) -> None:
     """At the end of a script that has come to its end on all workers: rank 0's coordinator goes last, for JAX aborts a process that finds it gone."""
     if os.getpid() != pid:
         return
-    comm = world.current().comm
+    session = world.current()
+    comm = session.comm
+    if not Steps.made and comm.rank == 0:
+        print(
+            "syrtos: the script has called no `fit`, `evaluate` or `predict` of Keras. In a loop of its own the workers share what it splits over "
+            "the devices of all of them (`jax.devices()`), and each computes the rest alone.",
+            file=sys.stderr,
+        )
     if comm.rank == 0:
         comm.agree("left JAX")
     jax.distributed.shutdown()

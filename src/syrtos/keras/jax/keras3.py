@@ -69,13 +69,22 @@ def _on_batch(original: Method) -> Method:
     @functools.wraps(original)
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         replicas.compute_equal(world.sharing().comm, self, original.__name__)
+        step.check_equal((args, {name: kwargs[name] for name in ("x", "y", "sample_weight") if name in kwargs}))
         return original(self, *args, **kwargs)
 
     return on_batch
 
 
 def _train_on_batch(original: Method) -> Method:
-    return fitting.inside_fit(_on_batch(original))
+    on_batch = fitting.inside_fit(_on_batch(original))
+
+    @functools.wraps(original)
+    def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = on_batch(self, *args, **kwargs)
+        replicas.was_trained(self)
+        return result
+
+    return train_on_batch
 
 
 def _iterator(original: Method) -> Method:
@@ -93,6 +102,14 @@ def _batches(original: Method) -> Method:
         return step.drawn(jax_trainer._distribute_data(batch) for batch in compared)
 
     return get_distributed_iterator
+
+
+def _meeting_steps(original: Method) -> Method:
+    @functools.wraps(original)
+    def make_function(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, step.meeting(step_function), *args, **kwargs)
+
+    return make_function
 
 
 # -- distribution and variables --------------------------------------------------------------------------
@@ -150,6 +167,7 @@ _SAVED = "Variables that are split over processes are gathered where they are re
 
 PATCHES = [
     Patch(_TRAINER, "jit", lambda _: functools.partial(step.compiled), "Uneven batches are split inside the step, its outputs are gathered."),
+    Patch(f"{_TRAINER}:JAXTrainer", "_make_function", _meeting_steps, "Steps that are not compiled meet and count too."),
     Patch(f"{_TRAINER}:JAXTrainer", "fit", _fit, _MEETING),
     Patch(f"{_TRAINER}:JAXTrainer", "evaluate", _method, _MEETING),
     Patch(f"{_TRAINER}:JAXTrainer", "predict", _method, _MEETING),
@@ -185,6 +203,7 @@ PATCHES = [
 
 # Around those of `patches`, which let one worker write.
 SAVING = [
+    Patch("keras.src.models.model:Model", "export", _gathered, _SAVED),
     Patch("keras.src.saving.saving_lib", "save_model", _gathered, _SAVED),
     Patch("keras.src.saving.saving_lib", "save_weights_only", _gathered, _SAVED),
     Patch("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _gathered, _SAVED),

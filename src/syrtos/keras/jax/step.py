@@ -12,11 +12,10 @@ import numpy as np
 from syrtos.comm import world
 from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
-from syrtos.keras.jax import distribution
+from syrtos.keras.jax import distribution, joining
 
-# Global batches between two comparisons of what the workers read, and bytes of each array that are compared.
+# Global batches between two comparisons of what the workers read.
 _COMPARE_EVERY = 64
-_COMPARED_BYTES = 1 << 16
 
 
 def compiled(step: Callable[..., Any], donate_argnums: Any = None, out_shardings: Any = None) -> Callable[..., Any]:
@@ -34,8 +33,14 @@ def compiled(step: Callable[..., Any], donate_argnums: Any = None, out_shardings
     return _Step(jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings))
 
 
+def meeting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A step as workers make it together: one that is not compiled (`run_eagerly`, `jit_compile=False`) too. Of such a step each worker computes uneven
+    batches whole."""
+    return function if isinstance(function, _Step) else _Step(function)
+
+
 class _Step:
-    """A compiled step that tells the ledger what it did. Workers meet before each call: one that does something else, or is late, is named, where
+    """A step whose time and samples the ledger counts. Workers meet before each call: one that does something else, or is late, is named, where
     XLA's own exchange would wait for ever."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -44,6 +49,7 @@ class _Step:
         self._before: Any = None
 
     def __call__(self, state: Any, data: Any) -> Any:
+        joining.Steps.made += 1
         session = world.sharing()
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(data))
         _agree_on_shapes(shapes)
@@ -52,7 +58,7 @@ class _Step:
         )
         session.ledger.count(stop - start)
         with session.ledger.span("compute" if shapes in self._traced else "trace"):
-            # One step may run ahead of Python; with more, its time would be found in whatever waits for the device first.
+            # The step before must have ended, so that its time counts as computation, and not as that of whatever waits for its results.
             jax.block_until_ready(self._before)
             self._traced.add(shapes)
             logs, state = self._function(state, data)
@@ -91,19 +97,36 @@ def compared(batches: Iterator[Any]) -> Iterator[Any]:
     """
     comm = world.sharing().comm
     for number, batch in enumerate(batches):
-        if number % _COMPARE_EVERY == 0:
-            sums = comm.agree("compare input", float(_sum_of(batch)))
-            if len(set(sums)) > 1:
-                raise DataError(
-                    f"Workers read different data in batch {number}. With global batches every worker must read the same batches in the same order. "
-                    "Usually the script shuffles with a generator of its own without a seed: give it one."
-                )
+        if number % _COMPARE_EVERY == 0 or number.bit_count() == 1:  # 0, 1, 2, 4, 8 and so on
+            _check_sums(comm.agree("compare input", float(_sum_of(batch))), number)
         yield batch
 
 
+def check_equal(batch: Any) -> None:
+    """Raises DataError where workers were given different batches by hand."""
+    arrays = [leaf for leaf in jax.tree.leaves(batch) if getattr(leaf, "shape", None)]
+    _check_sums(world.sharing().comm.agree("compare input", float(_sum_of(arrays))), 0)
+
+
+def _check_sums(sums: list[float], number: int) -> None:
+    if distribution.has_own_rows():
+        if len(set(sums)) == 1:
+            raise DataError(
+                f"All workers read the same rows in batch {number}, but the script's distribution says `auto_shard_dataset=False`: that each reads rows of "
+                "its own. They would be trained on several times. Leave the argument out, or shard the data by `jax.process_index()`."
+            )
+    elif len(set(sums)) > 1:
+        raise DataError(
+            f"Workers read different data in batch {number}. With global batches every worker must read the same batches in the same order. "
+            "Usually the script shuffles with a generator of its own without a seed: give it one."
+        )
+
+
 def _sum_of(batch: Any) -> int:
+    """A checksum of the first, the middle and the last row of each array."""
     checksum = 0
     for leaf in jax.tree.leaves(batch):
-        array = np.ascontiguousarray(leaf).reshape(-1)[:_COMPARED_BYTES]
-        checksum = zlib.crc32(array.view(np.uint8).data, checksum)
+        array = np.asarray(leaf)
+        picked = array[[0, len(array) // 2, -1]] if array.ndim and len(array) else array
+        checksum = zlib.crc32(np.ascontiguousarray(picked).reshape(-1).view(np.uint8).data, checksum)
     return checksum

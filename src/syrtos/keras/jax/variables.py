@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from keras.src.distribution import distribution_lib
 
+from syrtos.comm import world
 from syrtos.keras import state
 from syrtos.keras.backend import Backend
 
@@ -65,5 +66,6 @@ def whole(value: Any) -> npt.NDArray[Any]:
         return np.asarray(value)
     if id(value) in _gathered:
         return _gathered[id(value)]
+    world.current().comm.agree("read a variable that is split over the workers")
     everywhere = jax.sharding.NamedSharding(value.sharding.mesh, jax.sharding.PartitionSpec())  # pyright: ignore[reportAttributeAccessIssue]
     return np.asarray(jax.jit(lambda x: x, out_shardings=everywhere)(value))
