@@ -118,7 +118,7 @@ def different_data() -> None:
         model().fit(x + COMM.rank, y, verbose=0)
     with pytest.raises(DataError, match="different lengths"):
         model().fit(x[: 40 - 32 * COMM.rank], y[: 40 - 32 * COMM.rank], batch_size=8, verbose=0)
-    with pytest.raises(DataError, match="different (shapes|data)"):
+    with pytest.raises(DataError, match=r"different (shapes|data)"):
         model().train_on_batch(x[: 4 + COMM.rank], y[: 4 + COMM.rank])
     with pytest.raises(DataError, match="different data"):
         model().train_on_batch(x[:4] + COMM.rank, y[:4])
@@ -131,7 +131,7 @@ def steps_that_are_not_compiled() -> None:
         built.compile("adam", "mse", **options)
         built.fit(x, y, batch_size=9, verbose=0)
         assert is_shared(built)
-        with pytest.raises(DataError, match="different (shapes|data)"):
+        with pytest.raises(DataError, match=r"different (shapes|data)"):
             built.train_on_batch(x[: 4 + COMM.rank], y[: 4 + COMM.rank])
 
 

@@ -13,30 +13,23 @@ from typing import Any
 
 import tensorflow as tf
 from keras.src import backend as keras_backend
-from keras.src.backend.tensorflow import core as tf_core
-from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.backend.tensorflow import trainer as tf_trainer
-from keras.src.losses import loss as loss_module
-from keras.src.metrics import reduction_metrics
-from keras.src.optimizers import base_optimizer, loss_scale_optimizer
-from keras.src.random import seed_generator
-from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from syrtos.comm import world
 from syrtos.keras import asynchronous, fitting, interrupts, patches, patching, replicas, timing
 from syrtos.keras.parameter_server import remote_optimizer
-from syrtos.keras.patching import Method, replace
+from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
-from syrtos.keras.tensorflow import gradients, models, tf_internals
+from syrtos.keras.tensorflow import gradients, losses, models, tf_internals
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.input import Share, is_own_shard, share_of_arrays
-from syrtos.keras.tensorflow.step import StepScope, current_step
+from syrtos.keras.tensorflow.step import StepScope
 
 
 @functools.cache
 def apply_to_optimizers() -> None:
     """Installs what reduces gradients; it acts on the optimizers that were asked to."""
-    _patch_optimizers()
+    patching.install(OPTIMIZERS)
 
 
 @functools.cache
@@ -44,73 +37,10 @@ def apply_all() -> None:
     """Installs all patches, once per process."""
     apply_to_optimizers()
     common.patch_tensorflow()
-    _patch_losses()
-    _patch_trainer()
-    patching.install(patches.PATCHES)
-    _patch_random()
-
-
-# -- losses: what one process would divide by ------------------------------------------------------
-
-
-def _patch_losses() -> None:
-    """A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so."""
-    replace(loss_module, "reduce_values", _reduce_values)
-    replace(loss_module, "apply_mask", _apply_mask)
-    # The originals divide by replicas, also in a loop without `strategy.run`, in which nothing is summed.
-    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-        replace(loss_module, name, common.only_in_strategy_run)
-    # A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks.
-    for metric in (reduction_metrics.Mean, reduction_metrics.Sum):
-        replace(metric, "update_state", common.counting_share)
-
-
-def _reduce_values(original: Method) -> Method:
-    def reduce_values(values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size") -> Any:
-        step = current_step()
-        if step is None or not values.shape.rank:
-            return original(values, sample_weight, reduction)
-        if reduction == "sum":
-            return original(values, sample_weight, reduction) / tf.cast(step.fraction(), values.dtype)
-        if reduction == "mean_with_sample_weight" and sample_weight is not None:
-            weights = tf.cast(sample_weight, values.dtype)
-            total = tf.cast(common.total_over_workers(step, weights), values.dtype)
-            return tf.math.divide_no_nan(tf.reduce_sum(values), total * tf.cast(step.fraction(), values.dtype))
-        return original(values, sample_weight, reduction)
-
-    return reduce_values
-
-
-def _apply_mask(original: Method) -> Method:
-    """A masked mean divides by the unmasked elements of the global batch, not of the share."""
-
-    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str | None) -> Any:
-        result = original(sample_weight, mask, dtype, reduction)
-        if mask is None or reduction not in ("mean", "sum_over_batch_size"):
-            return result
-        return common.masked_globally(result, mask)
-
-    return apply_mask
+    patching.install([*losses.PATCHES, *TRAINER, *patches.PATCHES, *VARIABLES])
 
 
 # -- optimizers: reduce, then clip, then check ------------------------------------------------------
-
-
-def _patch_optimizers() -> None:
-    # The only hook that runs once per applied update: after accumulation and before clipping.
-    replace(base_optimizer.BaseOptimizer, "_clip_gradients", _reduce_then_clip)
-    # The first moment at which an optimizer and its variables are complete: they start equal on all workers. And steps that are
-    # accumulated count by their own samples, not by those of the step that applies them.
-    replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _begin_equal_then_accumulate)
-    # tf.distribute's own reduction comes after clipping; ours has been done.
-    replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _reduced_already)
-    # An update is the same on all workers: its assignments need no exchange.
-    replace(base_optimizer.BaseOptimizer, "apply", common.paused)
-    replace(loss_scale_optimizer.LossScaleOptimizer, "apply", common.paused)
-    # The check must see every worker's gradients, or one skips an update that the others make.
-    replace(loss_scale_optimizer.LossScaleOptimizer, "check_finite", _check_finite_everywhere)
-    # The original refuses plain custom loops under a default strategy; with one replica per process there is nothing to merge.
-    replace(loss_scale_optimizer.LossScaleOptimizer, "_tf_apply", lambda _original: _common_apply)
 
 
 def _reduce_then_clip(original: Method) -> Method:
@@ -151,28 +81,6 @@ def _common_apply(self: Any, grads: Any, trainable_variables: Any = None) -> Non
 
 
 # -- trainer -----------------------------------------------------------------------------------------
-
-
-def _patch_trainer() -> None:
-    trainer = tf_trainer.TensorFlowTrainer
-    # Where `train_step` and `test_step` meet their data: here a step becomes a step on a share.
-    replace(trainer, "_make_function", _make_function)
-    replace(trainer, "make_predict_function", _make_predict_function)
-    # The original draws a batch to build the model from, which moves shuffles and uses up generators.
-    replace(trainer, "_maybe_symbolic_build", _build_from_spec)
-    # These take a batch as it is, without a data set that could be split.
-    for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
-        replace(trainer, name, _on_batch)
-    for name in ("fit", "train_on_batch"):
-        replace(trainer, name, fitting.inside_fit)
-    replace(trainer, "fit", interrupts.together)
-    # Workers that don't call the same are told so at once.
-    for name in ("fit", "evaluate", "predict"):
-        replace(trainer, name, common.agreeing)
-        replace(trainer, name, timing.part_of_run)
-    replace(tf_trainer.TFEpochIterator, "__init__", _epoch_iterator)
-    # Planned data sets have their own order, and come as a worker's share.
-    replace(py_dataset_adapter.PyDatasetAdapter, "get_tf_dataset", _planned)
 
 
 def _make_function(original: Method) -> Method:
@@ -338,13 +246,6 @@ def _set_length(iterator: Any, batches: int | None) -> None:
 # -- random numbers ---------------------------------------------------------------------------------------
 
 
-def _patch_random() -> None:
-    # Seeds are equal on all workers, and must be; the numbers drawn in a training step must not.
-    replace(seed_generator.SeedGenerator, "next", _seed_by_rank)
-    # Who has made a variable says what becomes of it where workers train at their own pace.
-    replace(tf_core.Variable, "_initialize", _noting_keras)
-
-
 def _noting_keras(original: Method) -> Method:
     def initialize(self: Any, value: Any) -> None:
         original(self, value)
@@ -363,3 +264,101 @@ def _seed_by_rank(original: Method) -> Method:
         return seed + offset
 
     return next_seed
+
+
+# -- what is replaced, and why -----------------------------------------------------------------------------
+
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_SCALING = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
+_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+_SAME = "An update is the same on all workers: its assignments need no exchange."
+_BY_HAND = "It takes a batch as it is, without a data set that could be split."
+_INSIDE = "Whether this process trains decides what a model is built for."
+_MEETING = "Workers that don't call the same are told so at once."
+_TIMED = "Its time is counted apart."
+
+OPTIMIZERS = [
+    Patch(
+        _OPTIMIZER,
+        "_clip_gradients",
+        _reduce_then_clip,
+        "The only hook that runs once per applied update: after accumulation, before clipping.",
+    ),
+    Patch(
+        _OPTIMIZER,
+        "_backend_apply_gradients",
+        _begin_equal_then_accumulate,
+        "The first moment at which an optimizer and its variables are complete: they start equal. Accumulated steps count by their own samples.",
+    ),
+    Patch(
+        "keras.src.backend.tensorflow.optimizer:TFOptimizer",
+        "_all_reduce_sum_gradients",
+        _reduced_already,
+        "tf.distribute's own reduction comes after clipping; ours has been done.",
+    ),
+    Patch(_OPTIMIZER, "apply", common.paused, _SAME),
+    Patch(_SCALING, "apply", common.paused, _SAME),
+    Patch(
+        _SCALING, "check_finite", _check_finite_everywhere, "One worker must not skip an update that the others make."
+    ),
+    Patch(
+        _SCALING,
+        "_tf_apply",
+        lambda _original: _common_apply,
+        "The original refuses plain custom loops under a default strategy; with one replica per process there is nothing to merge.",
+    ),
+]
+TRAINER = [
+    Patch(
+        _TRAINER,
+        "_make_function",
+        _make_function,
+        "Where `train_step` and `test_step` meet their data, which becomes a share.",
+    ),
+    Patch(
+        _TRAINER,
+        "make_predict_function",
+        _make_predict_function,
+        "The same for `predict_step`, whose rows are gathered.",
+    ),
+    Patch(
+        _TRAINER,
+        "_maybe_symbolic_build",
+        _build_from_spec,
+        "The original draws a batch, which moves shuffles and uses up generators.",
+    ),
+    Patch(_TRAINER, "train_on_batch", _on_batch, _BY_HAND),
+    Patch(_TRAINER, "test_on_batch", _on_batch, _BY_HAND),
+    Patch(_TRAINER, "predict_on_batch", _on_batch, _BY_HAND),
+    Patch(_TRAINER, "fit", fitting.inside_fit, _INSIDE),
+    Patch(_TRAINER, "train_on_batch", fitting.inside_fit, _INSIDE),
+    Patch(_TRAINER, "fit", interrupts.together, "Ctrl-C is taken by all workers at the same step."),
+    *(Patch(_TRAINER, name, common.agreeing, _MEETING) for name in ("fit", "evaluate", "predict")),
+    *(Patch(_TRAINER, name, timing.part_of_run, _TIMED) for name in ("fit", "evaluate", "predict")),
+    Patch(
+        "keras.src.backend.tensorflow.trainer:TFEpochIterator",
+        "__init__",
+        _epoch_iterator,
+        "Workers compare lengths, and take shares.",
+    ),
+    Patch(
+        "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter",
+        "get_tf_dataset",
+        _planned,
+        "Planned data sets have their own order, and come as a worker's share.",
+    ),
+]
+VARIABLES = [
+    Patch(
+        "keras.src.random.seed_generator:SeedGenerator",
+        "next",
+        _seed_by_rank,
+        "Seeds are equal on all workers; what a training step draws is not.",
+    ),
+    Patch(
+        "keras.src.backend.tensorflow.core:Variable",
+        "_initialize",
+        _noting_keras,
+        "Who has made a variable says what becomes of it where workers train at their own pace.",
+    ),
+]
