@@ -11,7 +11,7 @@ import collections
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array
 from syrtos.comm.servers import Servers
 from syrtos.keras import state
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 
 class Held(Protocol):
@@ -44,7 +41,7 @@ _WISH = "wish"
 KERAS = "_syrtos_of_keras"
 
 _held: list[weakref.ref[Held]] = []
-_variables: dict[str, weakref.ref[tf.Variable]] = {}
+_variables: dict[str, weakref.ref[Any]] = {}
 _counts = collections.Counter[str]()
 _base: dict[str, Array] = {}
 _whole = 0
@@ -77,7 +74,7 @@ def held() -> list[Held]:
     return [one for known in _held if (one := known()) is not None]
 
 
-def remember(variable: tf.Variable) -> None:
+def remember(variable: Any) -> None:
     """Workers meet about this variable."""
     _variables[number_of(variable.name)] = weakref.ref(variable)
 
@@ -165,13 +162,13 @@ def _pull() -> None:
         one.pull()
 
 
-def _is_mean(variable: tf.Variable) -> bool:
+def _is_mean(variable: Any) -> bool:
     """Moving statistics; metrics, counters and what a script trains by hand are sums of what all have added."""
     by_hand = variable.trainable and not hasattr(variable, KERAS)
     return variable.dtype.is_floating and not by_hand and variable.aggregation.name != "SUM"
 
 
-def _own_variables() -> dict[str, tf.Variable]:
+def _own_variables() -> dict[str, Any]:
     """What workers assign themselves: all but the optimizers' variables."""
     theirs = set()
     for optimizer in held():

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
-from syrtos.errors import OutOfStepError
+from syrtos.errors import ConfigurationError, OutOfStepError
+from syrtos.keras.patching import Patch, install
 from syrtos.keras.tensorflow.patching import agreeing, gathered
 
 
@@ -62,3 +63,20 @@ def test_ragged_rows_are_gathered_in_rank_order(together: Any) -> None:
         return gathered(comm, tf.ragged.constant(shares[comm.rank], tf.int32, ragged_rank=2)).to_list()
 
     assert together(3, predict) == [[[[1], [2, 3]], [[4]], [[], [5]]]] * 3
+
+
+def test_what_a_version_of_keras_lacks_is_one_error_and_nothing_is_replaced() -> None:
+    import keras
+
+    fits = keras.Model.fit
+    rows = [
+        Patch("keras:Model", "fit", lambda original: lambda *args: None, "It is there."),
+        Patch("keras.src.trainers.gone:Trainer", "fit", lambda original: original, "Its module is not there."),
+        Patch("keras:Model", "fits", lambda original: original, "Its name is not there."),
+    ]
+    with pytest.raises(
+        ConfigurationError,
+        match=r"lacks .*: keras\.src\.trainers\.gone\.Trainer\.fit, keras\.Model\.fits\. .* seen to work with",
+    ):
+        install(rows)
+    assert keras.Model.fit is fits
