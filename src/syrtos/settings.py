@@ -14,6 +14,7 @@ BatchMode = Literal["global", "per-worker"]
 ScaleLR = Literal["none", "linear", "sqrt"]
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
+SEED_VARIABLE = "SYRTOS_SEED"
 
 # Further variables of the launcher for workers: that it reads their reports, the place of their standard input, and the processes of TF_CONFIG's tasks.
 SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
@@ -129,6 +130,11 @@ def environment() -> Mapping[str, str]:
 def is_harmless(name: str) -> bool:
     """Whether a variable may be shown, and sent to other hosts."""
     return name.startswith(HARMLESS) and name not in (SECRET_VARIABLE, DATABASE_VARIABLE)
+
+
+def common_seed() -> int:
+    """The seed that all workers of a run began with; 0 outside of a run."""
+    return int(os.environ.get(SEED_VARIABLE, "0"))
 
 
 def forget_secret() -> None:

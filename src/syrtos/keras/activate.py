@@ -20,12 +20,12 @@ def tensorflow() -> None:
     world.init()
     importlib.import_module("syrtos.keras.tensorflow.patching").patch_tensorflow()
     if _configured_backend() not in (None, "tensorflow"):  # there its data sets serve other frameworks
-        sys.modules["tensorflow"].random.set_seed(int(settings.environment().get("SYRTOS_SEED", "0")))
+        sys.modules["tensorflow"].random.set_seed(settings.common_seed())
 
 
 def torch() -> None:
     """Data loaders of torch shuffle alike on all workers, where the script sets no seed."""
-    sys.modules["torch"].manual_seed(int(settings.environment().get("SYRTOS_SEED", "0")))
+    sys.modules["torch"].manual_seed(settings.common_seed())
 
 
 def keras3() -> None:
@@ -57,11 +57,12 @@ def jax() -> None:
 def _configured_backend() -> str | None:
     """What Keras will choose, where it is not imported yet: KERAS_BACKEND, or its configuration file."""
     env = settings.environment()
+    if env.get("KERAS_BACKEND"):
+        return env["KERAS_BACKEND"]
     folder = env.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     with contextlib.suppress(OSError, ValueError):
-        configured = json.loads(Path(folder, "keras.json").read_text()).get("backend")
-        return env.get("KERAS_BACKEND") or configured
-    return env.get("KERAS_BACKEND")
+        return json.loads(Path(folder, "keras.json").read_text()).get("backend")
+    return None
 
 
 def legacy() -> None:
@@ -140,4 +141,4 @@ def _make_default() -> None:
     if not tf_internals.keeps_default_strategy():
         tf_internals.keep_default_strategy(not_chosen())
         # before any op is made: what a script shuffles without a seed is shuffled alike on all workers
-        tf.random.set_seed(int(settings.environment().get("SYRTOS_SEED", "0")))
+        tf.random.set_seed(settings.common_seed())

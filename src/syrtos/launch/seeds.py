@@ -45,7 +45,7 @@ def agree(comm: Communicator) -> None:
     seed = comm.broadcast_object(random.SystemRandom().randrange(2**31))
     random.seed(seed)
     np.random.seed(seed)
-    settings.set_environment({"SYRTOS_SEED": str(seed)})
+    settings.set_environment({settings.SEED_VARIABLE: str(seed)})
     os.register_at_fork(before=_drawn.about_to_fork, after_in_child=_drawn.forked)
     random.seed = _common_unless_given("random", random.seed)
     np.random.seed = _common_unless_given("numpy", np.random.seed)
@@ -54,7 +54,7 @@ def agree(comm: Communicator) -> None:
 
 def common() -> int:
     """The seed that all workers began with."""
-    return int(settings.environment().get("SYRTOS_SEED", "0"))
+    return settings.common_seed()
 
 
 def part(rank: int) -> int:

@@ -337,7 +337,7 @@ class Estimator:
         seed = self._config.tf_random_seed
         if seed is None and world.current().world.size > 1:
             self._graphs += 1  # another for each, as without workers
-            seed = int(settings.environment().get("SYRTOS_SEED", "0")) + self._graphs
+            seed = settings.common_seed() + self._graphs
         graph.seed = seed
         return seed
 
