@@ -52,14 +52,15 @@ def install(patches: Sequence[Patch]) -> None:
     Raises:
         ConfigurationError: this version of Keras lacks some of it.
     """
-    missing = [f"{patch.owner.replace(':', '.')}.{patch.name}" for patch in patches if patch.found() is None]
+    found = [(patch, patch.found()) for patch in patches]
+    missing = [f"{patch.owner.replace(':', '.')}.{patch.name}" for patch, owner in found if owner is None]
     if missing:
         raise ConfigurationError(
             f"Keras {getattr(sys.modules.get('keras'), '__version__', '')} lacks what syrtos changes in it to train on several workers: "
             f"{', '.join(missing)}. syrtos was seen to work with Keras {SEEN}: install one of these."
         )
-    for patch in patches:
-        (replace_everywhere if patch.everywhere else replace)(patch.found(), patch.name, patch.wrapper)
+    for patch, owner in found:
+        (replace_everywhere if patch.everywhere else replace)(owner, patch.name, patch.wrapper)
 
 
 def replace(owner: Any, name: str, wrapper: Callable[[Method], Method]) -> None:

@@ -70,7 +70,7 @@ def _check_devices(distribution: Any) -> None:
 
 def has_own_rows() -> bool:
     """Whether each process holds rows of its own, which make up the global batch."""
-    return getattr(distribution_lib.distribution(), _OWN_ROWS, False)
+    return getattr(_current(), _OWN_ROWS, False)
 
 
 def place(value: Any, sharding: Sharding) -> jax.Array:
@@ -97,7 +97,7 @@ def rows(batch: Any, layout: Any, batch_dim_name: str) -> Any:
     if has_own_rows():
         return jax.make_array_from_process_local_data(sharding, np.asarray(batch))
     even = np.ndim(batch) and len(batch) % sharding.mesh.shape[batch_dim_name] == 0
-    return place(batch, sharding if even else NamedSharding(sharding.mesh, PartitionSpec()))
+    return place(batch, sharding if even else replicated(sharding.mesh))
 
 
 def tensor(original: Any, value: Any, layout: Any) -> Any:
@@ -122,7 +122,12 @@ def split(data: Any) -> Any:
 
 def everywhere() -> NamedSharding:
     """Whole on each device."""
-    return NamedSharding(_current().device_mesh.backend_mesh, PartitionSpec())
+    return replicated(_current().device_mesh.backend_mesh)
+
+
+def replicated(mesh: Any) -> NamedSharding:
+    """Whole on each device of a mesh."""
+    return NamedSharding(mesh, PartitionSpec())
 
 
 def _current() -> Any:

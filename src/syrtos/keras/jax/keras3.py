@@ -13,7 +13,7 @@ from syrtos.comm import world
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, fitting, interrupts, patches, patching, replicas, timing
 from syrtos.keras.jax import distribution, joining, step
-from syrtos.keras.jax.variables import Jax, gathered, whole
+from syrtos.keras.jax.variables import Jax, gathered, is_split, whole
 from syrtos.keras.patching import Method, Patch
 
 
@@ -26,15 +26,14 @@ def apply_all() -> None:
     """
     backend.use(Jax())
     session = world.current()
-    if session.world.size > 1:
-        _check_options(session)
-        joining.join()
-        patching.install(PATCHES)
-        keras.distribution.set_distribution(None)
-        session.ledger.say(exchange="compiled")
-    patching.install(patches.PATCHES)
-    if session.world.size > 1:
-        patching.install(SAVING)
+    if session.world.size == 1:
+        patching.install(patches.PATCHES)
+        return
+    _check_options(session)
+    joining.join()
+    patching.install([*PATCHES, *patches.PATCHES, *SAVING])
+    keras.distribution.set_distribution(None)
+    session.ledger.say(exchange="compiled")
 
 
 def _check_options(session: world.Session) -> None:
@@ -53,7 +52,6 @@ def _method(original: Method) -> Method:
     """`fit`, `evaluate` or `predict`: all workers call the same, or get an error that says which rank calls which."""
     timed = timing.part_of_run(original)
 
-    @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         world.sharing().comm.agree(f"model.{original.__name__}")
         return timed(self, *args, **kwargs)
@@ -66,7 +64,6 @@ def _fit(original: Method) -> Method:
 
 
 def _on_batch(original: Method) -> Method:
-    @functools.wraps(original)
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         replicas.compute_equal(world.sharing().comm, self, original.__name__)
         step.check_equal((args, {name: kwargs[name] for name in ("x", "y", "sample_weight") if name in kwargs}))
@@ -78,7 +75,6 @@ def _on_batch(original: Method) -> Method:
 def _train_on_batch(original: Method) -> Method:
     on_batch = fitting.inside_fit(_on_batch(original))
 
-    @functools.wraps(original)
     def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = on_batch(self, *args, **kwargs)
         replicas.was_trained(self)
@@ -105,7 +101,6 @@ def _batches(original: Method) -> Method:
 
 
 def _meeting_steps(original: Method) -> Method:
-    @functools.wraps(original)
     def make_function(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
         return original(self, step.meeting(step_function), *args, **kwargs)
 
@@ -146,13 +141,12 @@ def _whole(original: Method) -> Method:
 def _whole_array(original: Method) -> Method:
     def convert_to_numpy(x: Any) -> Any:
         value = getattr(x, "value", x)
-        return whole(value) if getattr(value, "is_fully_addressable", True) is False else original(x)
+        return whole(value) if is_split(value) else original(x)
 
     return convert_to_numpy
 
 
 def _gathered(original: Method) -> Method:
-    @functools.wraps(original)
     def save(model: Any, *args: Any, **kwargs: Any) -> Any:
         with gathered(model):
             return original(model, *args, **kwargs)

@@ -14,6 +14,7 @@ from keras.src.distribution import distribution_lib
 from syrtos.comm import world
 from syrtos.keras import state
 from syrtos.keras.backend import Backend
+from syrtos.keras.jax.distribution import replicated
 
 
 class Jax(Backend):
@@ -35,9 +36,7 @@ class Jax(Backend):
         return whole(variable.value)
 
     def splits_variables(self) -> bool:
-        return distribution_lib.distribution() is not None and not isinstance(
-            distribution_lib.distribution(), distribution_lib.DataParallel
-        )
+        return not isinstance(distribution_lib.distribution(), distribution_lib.DataParallel | None)
 
     def settle(self, model: Any) -> None:
         model.jax_state_sync()
@@ -50,9 +49,7 @@ _gathered: dict[int, npt.NDArray[Any]] = {}
 @contextlib.contextmanager
 def gathered(model: Any) -> Iterator[None]:
     """Inside, one worker alone can read all variables of a model, to save it. All workers must enter."""
-    split = [
-        v.value for v in state.of_model(model) if not (v.value.is_fully_replicated or v.value.is_fully_addressable)
-    ]
+    split = [v.value for v in state.of_model(model) if is_split(v.value)]
     _gathered.update({id(value): whole(value) for value in split})
     try:
         yield
@@ -60,12 +57,16 @@ def gathered(model: Any) -> Iterator[None]:
         _gathered.clear()
 
 
+def is_split(value: Any) -> bool:
+    """Whether this process holds a part of an array."""
+    return isinstance(value, jax.Array) and not (value.is_fully_replicated or value.is_fully_addressable)
+
+
 def whole(value: Any) -> npt.NDArray[Any]:
     """The whole of an array; one that is split over processes is gathered, so all of them must call this."""
-    if not isinstance(value, jax.Array) or value.is_fully_replicated or value.is_fully_addressable:
+    if not is_split(value):
         return np.asarray(value)
     if id(value) in _gathered:
         return _gathered[id(value)]
     world.current().comm.agree("read a variable that is split over the workers")
-    everywhere = jax.sharding.NamedSharding(value.sharding.mesh, jax.sharding.PartitionSpec())  # pyright: ignore[reportAttributeAccessIssue]
-    return np.asarray(jax.jit(lambda x: x, out_shardings=everywhere)(value))
+    return np.asarray(jax.jit(lambda x: x, out_shardings=replicated(value.sharding.mesh))(value))
