@@ -10,6 +10,7 @@ from typing import Any
 
 from syrtos.comm import world
 from syrtos.errors import DataError
+from syrtos.keras import backend
 
 
 class _Fits:
@@ -108,11 +109,33 @@ def agree_on_length(mine: int | None, own_shard: bool = False) -> int | None:
         raise DataError(
             "Workers have data sets of different lengths: "
             + ", ".join(f"rank {rank}: {_batches(n)}" for rank, n in enumerate(lengths))
-            + ". With global batches every worker must read the same data. If the script shards its data by rank itself, run it "
-            "with `--batch per-worker`."
+            + ". With global batches every worker must read the same data. "
+            + _advice_on_own_data()
         )
     return mine
 
 
 def _batches(count: float) -> str:
     return "unknown" if count < 0 else f"{int(count)} batches"
+
+
+def check_same_data(checksums: list[float], batch: int) -> None:
+    """Compares what the workers have read of a global batch.
+
+    Raises:
+        DataError: the checksums differ.
+    """
+    if len(set(checksums)) == 1:
+        return
+    groups = {c: [rank for rank, other in enumerate(checksums) if other == c] for c in checksums}
+    raise DataError(
+        f"Workers read different data in batch {batch}: ranks {' / '.join(map(str, groups.values()))} disagree. With global "
+        "batches every worker must read the same batches in the same order. Usually the script shuffles with a generator "
+        f"of its own without a seed (`random.Random()`): give it one. {_advice_on_own_data()}"
+    )
+
+
+def _advice_on_own_data() -> str:
+    if backend.computes_global_batches():
+        return "If the script shards its data by rank itself, give its `keras.distribution` the argument `auto_shard_dataset=False`."
+    return "If the script shards its data by rank itself, run it with `--batch per-worker`."

@@ -12,6 +12,7 @@ import numpy as np
 from syrtos.comm import world
 from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
+from syrtos.keras import fitting
 from syrtos.keras.jax import distribution, joining
 
 # Global batches between two comparisons of what the workers read.
@@ -115,11 +116,8 @@ def _check_sums(sums: list[float], number: int) -> None:
                 f"All workers read the same rows in batch {number}, but the script's distribution says `auto_shard_dataset=False`: that each reads rows of "
                 "its own. They would be trained on several times. Leave the argument out, or shard the data by `jax.process_index()`."
             )
-    elif len(set(sums)) > 1:
-        raise DataError(
-            f"Workers read different data in batch {number}. With global batches every worker must read the same batches in the same order. "
-            "Usually the script shuffles with a generator of its own without a seed: give it one."
-        )
+    else:
+        fitting.check_same_data(sums, number)
 
 
 def _sum_of(batch: Any) -> int:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, share_of
 from syrtos.errors import DataError
+from syrtos.keras import fitting
 from syrtos.keras.tensorflow import tf_internals, tf_internals_pipelines
 
 # Global batches between two comparisons of what the workers read.
@@ -342,7 +343,7 @@ def _head_of(array: Array) -> bytes:
 def _compared_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
     def compare(batch: Array, mine: Array) -> Array:
         with world.remembering_errors():
-            _demand_equal(comm.agree("compare input", float(mine)), int(batch))
+            fitting.check_same_data(comm.agree("compare input", float(mine)), int(batch))
         return np.asarray(True)
 
     def run() -> tf.Tensor:
@@ -353,15 +354,3 @@ def _compared_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) ->
 
 def _is_compared(index: tf.Tensor) -> tf.Tensor:
     return tf.equal(tf.math.floormod(index, _COMPARE_EVERY), 0)
-
-
-def _demand_equal(checksums: list[float], batch: int) -> None:
-    if len(set(checksums)) == 1:
-        return
-    groups = {c: [rank for rank, other in enumerate(checksums) if other == c] for c in checksums}
-    raise DataError(
-        f"Workers read different data in batch {batch}: ranks {' / '.join(map(str, groups.values()))} disagree. With global "
-        "batches every worker must read the same batches in the same order. Usually the script shuffles with a generator "
-        "of its own without a seed (`random.Random()`): give it one. If the script shards its data by "
-        "rank itself, run it with `--batch per-worker`."
-    )
