@@ -6,23 +6,26 @@ BIN := .venv/bin
 JOBS ?= 2
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10
 
-.PHONY: demo test test-all test-slow test-versions conformance sdks check parity upstream bench examples clean
+.PHONY: demo test test-all test-slow test-long test-versions conformance sdks check parity chaos upstream bench examples clean
 
 demo: .venv/ready
 	$(BIN)/syrtos run -n 2 examples/digits.py
 
-# Two tiers. `make test`, some minutes: all units, every engine in real worlds, and of each kind of longer test a part.
-# `make test-all`: that, and what is marked `slow`: every parity case on two and three workers and over servers, with Keras 2 too, all
-# dialects on two to four workers, all faults, the page in a browser, other starters; and AWS's own SDKs.
+# Three tiers. `make test`, some minutes: all units, every engine in real worlds, and of each kind of longer test a part. `make test-slow`: every
+# parity case on two workers, some on three and over servers, with Keras 2 too, all dialects, faults, the page in a browser, other starters; and
+# AWS's own SDKs. `make test-long`: more cases and sizes of the same. `make test-all`: the three of them.
 test: .venv/ready
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not long"
 
 # Many of these wait for others.
-test-slow: JOBS = 3
-test-slow: .venv/ready
-	$(PYTEST) -m slow
+test-slow test-long: JOBS = 3
+test-slow: sdks
+	$(PYTEST) -m "slow and not long"
 
-test-all: sdks test test-slow
+test-long: sdks
+	$(PYTEST) -m long
+
+test-all: test test-slow test-long
 
 # AWS's own SDKs and toolkit, each in an environment of its own; and the tests that use them, which skip themselves without.
 sdks: .venv/ready
@@ -46,6 +49,10 @@ upstream: .venv/ready .venv-upstream/ready
 	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod $(HOROVOD_SRC),@echo "Horovod's tests need HOROVOD_SRC=, a checkout of it.")
 	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod-keras2 $(HOROVOD_SRC))
 
+# Faults of six kinds at random steps of runs that are started again, and what each costs.
+chaos: .venv/ready
+	$(BIN)/python tests/chaos/run.py --faults 12
+
 # All examples on two workers, a line for each.
 examples: .venv/ready
 	$(BIN)/python examples/run_all.py
@@ -55,7 +62,7 @@ bench: .venv/ready .venv/bench-ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorflow,jax,legacy,examples,remote,parquet,jobs,postgres,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorflow,jax,torch,legacy,examples,remote,parquet,jobs,postgres,dev]'
 	touch $@
 
 # The peers of the benchmark. torch is pinned to a version that comes without CUDA where there is none.

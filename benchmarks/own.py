@@ -3,8 +3,8 @@
 ``reduce``: sum of a float32 vector, from TensorFlow tensor to TensorFlow tensor, by one call of a `tf.function`. ``in_graph``: the
 same, one after the other inside a graph, as in a training step. ``call``: a `tf.function` that does nothing, which every ``reduce``
 pays for. ``floor``: two workers sum a vector that already lies in shared memory, each half of it in place: no engine can do less.
-``copy``: each copies a vector of its own, once. ``step``: a `fit` step of the 79M-parameter MLP, by ``--dialect`` with an optimizer of
-the native API, of Horovod or of SMDDP, or under a strategy. Under plain Python a step exchanges nothing.
+``copy``: each copies a vector of its own, once. ``step``: a `fit` step of a ``--model``, by ``--dialect`` with an optimizer of the native
+API, of Horovod or of SMDDP, or under a strategy. Under plain Python a step exchanges nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
-import mlp
+import models
 
 import syrtos
 from syrtos.comm import world
@@ -133,20 +133,16 @@ DIALECTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def step(repeats: int, dialect: str) -> float:
+def step(repeats: int, dialect: str, kind: models.Model) -> float:
     import keras
 
     keras.utils.set_random_seed(0)
-    optimizer = DIALECTS[dialect](keras.optimizers.SGD(mlp.LEARNING_RATE))
-    layers = [keras.layers.Dense(width, activation="relu") for width in mlp.HIDDEN_WIDTHS]
-    model: Any = keras.Sequential([keras.layers.Input((mlp.INPUT_WIDTH,)), *layers, keras.layers.Dense(mlp.CLASSES)])
+    model = kind.build(keras)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss)
+    model.compile(DIALECTS[dialect](keras.optimizers.SGD(models.LEARNING_RATE)), loss)
     shared = syrtos.is_initialized() and world.sharing() is world.current()
-    batch = mlp.BATCH_PER_WORKER * (syrtos.size() if shared else 1)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(batch, mlp.INPUT_WIDTH)).astype("float32")
-    y = rng.integers(0, mlp.CLASSES, size=batch)
+    batch = kind.batch * (syrtos.size() if shared else 1)
+    x, y = kind.data(batch)
     clock = Clock()
     model.fit(x, y, batch_size=batch, epochs=WARM_UP + repeats, verbose=0, callbacks=[keras.callbacks.LambdaCallback(
         on_batch_begin=clock.begin, on_batch_end=clock.end)])  # fmt: skip
@@ -160,10 +156,8 @@ def estimator_step(repeats: int) -> float:
 
     v1, estimators = getattr(tf.compat, "v1"), getattr(tf, "estimator")  # noqa: B009 - pyright does not know them
 
-    rng = np.random.default_rng(0)
-    batch = mlp.BATCH_PER_WORKER * syrtos.size()
-    x = rng.normal(size=(batch, mlp.INPUT_WIDTH)).astype("float32")
-    y = rng.integers(0, mlp.CLASSES, size=batch)
+    kind = models.MODELS["mlp"]
+    x, y = kind.data(kind.batch * syrtos.size())
     clock = Clock()
 
     class Timed(v1.train.SessionRunHook):
@@ -174,10 +168,8 @@ def estimator_step(repeats: int) -> float:
             clock.end(0)
 
     def model_fn(features: Any, labels: Any, mode: str) -> Any:
-        for width in mlp.HIDDEN_WIDTHS:
-            features = keras.layers.Dense(width, activation="relu")(features)
-        loss = v1.losses.sparse_softmax_cross_entropy(labels, keras.layers.Dense(mlp.CLASSES)(features))
-        optimizer = v1.train.GradientDescentOptimizer(mlp.LEARNING_RATE)
+        loss = v1.losses.sparse_softmax_cross_entropy(labels, kind.build(keras)(features))
+        optimizer = v1.train.GradientDescentOptimizer(models.LEARNING_RATE)
         train_op = optimizer.minimize(loss, global_step=v1.train.get_global_step())
         return estimators.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
@@ -208,25 +200,24 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=100_000_000)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--dialect", choices=[*DIALECTS, "estimator"], default="")
+    parser.add_argument("--model", choices=list(models.MODELS), default="mlp")
     chosen = parser.parse_args()
     size = world.current().world.size if world.joined() else 1
-    works = {"reduce": reduce, "in_graph": in_graph, "call": call, "floor": floor, "copy": copy}
-    median = (
-        estimator_step(chosen.repeats)
-        if chosen.dialect == "estimator"
-        else step(chosen.repeats, chosen.dialect)
-        if chosen.work == "step"
-        else works[chosen.work](chosen.bytes, chosen.repeats)
-    )
+    median, what = measured(chosen)
     if not world.joined() or syrtos.rank() == 0:
-        line = {
-            "peer": "syrtos",
-            "work": " ".join(filter(None, (chosen.work, chosen.dialect))),
-            "workers": size,
-            "median_ms": round(median, 4),
-            "repeats": chosen.repeats,
-        }
-        print(json.dumps(line | ({} if chosen.work == "step" else {"bytes": chosen.bytes})), flush=True)
+        line = {"peer": "syrtos", "workers": size, "median_ms": round(median, 4), "repeats": chosen.repeats}
+        print(json.dumps(line | what), flush=True)
+
+
+def measured(chosen: argparse.Namespace) -> tuple[float, dict[str, Any]]:
+    """Milliseconds, and of what."""
+    if chosen.work != "step":
+        works = {"reduce": reduce, "in_graph": in_graph, "call": call, "floor": floor, "copy": copy}
+        return works[chosen.work](chosen.bytes, chosen.repeats), {"work": chosen.work, "bytes": chosen.bytes}
+    what = {"work": " ".join(filter(None, ("step of", chosen.model, chosen.dialect)))}
+    if chosen.dialect == "estimator":
+        return estimator_step(chosen.repeats), what
+    return step(chosen.repeats, chosen.dialect, models.MODELS[chosen.model]), what
 
 
 if __name__ == "__main__":

@@ -31,17 +31,18 @@ ONE_THREAD = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",
     "TF_CPP_MIN_LOG_LEVEL": "2",
+    "NPROC": "1",  # what XLA reads
 }
 LARGE, SMALL = 100_000_000, 4096
 
 Line = dict[str, Any]
 
 
-def call(*command: str, timeout: float = 600) -> list[Line]:
+def call(*command: str, timeout: float = 600, backend: str = "tensorflow") -> list[Line]:
     """The JSON lines a command prints; one with an error if there are none."""
     done = subprocess.run(
         command,
-        env={**os.environ, **ONE_THREAD},
+        env={**os.environ, **ONE_THREAD, "KERAS_BACKEND": backend},
         cwd=HERE,
         capture_output=True,
         text=True,
@@ -52,9 +53,9 @@ def call(*command: str, timeout: float = 600) -> list[Line]:
     return lines or [{"error": (done.stderr or done.stdout).strip()[-300:]}]
 
 
-def own(workers: int, *arguments: str) -> Line:
+def own(workers: int, *arguments: str, backend: str = "tensorflow") -> Line:
     run = [str(BIN / "syrtos"), "run", "-n", str(workers), "--oversubscribe", "--run-dir", "/tmp/syrtos-bench"]
-    return call(*run, str(HERE / "own.py"), *arguments)[0]
+    return call(*run, str(HERE / "own.py"), *arguments, backend=backend)[0]
 
 
 def peer(name: str, *arguments: str) -> Line:
@@ -77,25 +78,33 @@ def reduce_rounds(rounds: int) -> list[Line]:
     return lines
 
 
+STEP_PEERS = {"tensorflow": "tf_keras_mwms", "jax": "keras_jax", "torch": "torch_ddp"}
+
+
 def step_rounds(rounds: int) -> list[Line]:
-    """Training steps that exchange, each followed by the same two workers not exchanging."""
+    """Training steps on each backend, and of its own way to train on several workers."""
     lines = []
     for _ in range(rounds):
-        with_exchange = own(2, "step", "--repeats", "10")
-        without = two_apart()
-        ratio = with_exchange.get("median_ms", 0) / without["median_ms"]
-        lines.append(
-            {**with_exchange, "no_exchange_step_ms": without["median_ms"], "ratio_to_no_exchange": round(ratio, 3)}
-        )
-        for name in ("tf_keras_mwms", "torch_ddp"):
-            lines.append(peer(name, "--repeats", "8"))
+        for backend, its_own_way in STEP_PEERS.items():
+            for model in ("mlp", "transformer"):
+                lines.append(own_step(backend, model))
+                lines.append(peer(its_own_way, "--repeats", "8", "--model", model))
     return lines
 
 
-def two_apart() -> Line:
+def own_step(backend: str, model: str) -> Line:
+    """A step that exchanges, against the same two workers not exchanging."""
+    line = own(2, "step", "--repeats", "10", "--model", model, backend=backend)
+    without = two_apart(backend, model)
+    ratio = line.get("median_ms", 0) / without["median_ms"]
+    who = {"peer": f"syrtos on {backend}"}
+    return {**line, **who, "no_exchange_step_ms": without["median_ms"], "ratio_to_no_exchange": round(ratio, 3)}
+
+
+def two_apart(backend: str, model: str) -> Line:
     """Two plain processes at once, each on its own batch; the slower one counts, as it does when they wait for each other."""
-    command = [sys.executable, str(HERE / "own.py"), "step", "--repeats", "10"]
-    env = {**os.environ, **ONE_THREAD}
+    command = [sys.executable, str(HERE / "own.py"), "step", "--repeats", "10", "--model", model]
+    env = {**os.environ, **ONE_THREAD, "KERAS_BACKEND": backend}
     both = [
         subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for _ in range(2)

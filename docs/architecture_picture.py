@@ -19,6 +19,7 @@ ROOMS = {
     "keras": "hooks into Keras and TensorFlow",
     "api": "rank, size, allreduce, ...",
     "data": "which record at which step; readers",
+    "checkpoint": "snapshots of a run, in memory and in files",
     "comm": "tensors between workers: MPI, shared memory, hierarchical, in-process",
     "observe": "clock, ledger, report: where the time goes",
     "settings": "the only reader of os.environ",

@@ -1,7 +1,8 @@
-"""Helpers of each folder are importable by name; interrupts reach what tests start; long files come first."""
+"""Helpers of each folder are importable by name; interrupts reach what tests start; long files come first; failures are named at once."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ for folder in (".", "contract", "parity", "e2e"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Whether this is one of several processes of pytest-xdist, whose reports another prints.
+DIVIDED = "PYTEST_XDIST_WORKER" in os.environ
+
 # The folders with the longest files come first, or one of those would run alone at the end.
 ORDER = {"parity": 0, "faults": 1}
 
@@ -22,3 +26,13 @@ ORDER = {"parity": 0, "faults": 1}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts folders, which `--no-loadscope-reorder` keeps in this order."""
     items.sort(key=lambda item: ORDER.get(item.path.parent.name, len(ORDER)))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Names a test when it fails: a suite that is ended before its end would not say which it was."""
+    if report.failed and not DIVIDED:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        print(
+            f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s): {crash.message if crash else ''}",
+            flush=True,
+        )

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 
+from syrtos.launch.forking import Command
 from syrtos.testing import warm
 
 
@@ -16,7 +17,7 @@ def main(words: list[str]) -> int:
     size, argv = int(words[count + 1]), words[count + 3 :]
     nothing = os.open(os.devnull, os.O_RDONLY)
     files = [(nothing if rank else 0, 1, 2) for rank in range(size)]
-    world = warm.World(os.environ["SYRTOS_TESTS_ZYGOTE"], size, warm.Command(argv, os.environ), files)
+    world = warm.World(os.environ["SYRTOS_TESTS_ZYGOTE"], size, Command(argv, os.environ), files)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda number, _: world.signal(number))
     signal.signal(signal.SIGTERM, lambda *_: world.signal(signal.SIGKILL))

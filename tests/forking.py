@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from syrtos.launch.forking import Command, Family
 from syrtos.testing import warm
 
 SYRTOS = str(Path(__file__).with_name("forked_syrtos.py"))
@@ -37,9 +38,9 @@ def run(
     environment = {**os.environ, **(env or {})}
     argv = [*command(words[0], environment)[1:], *map(str, words[1:])]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as nothing:
-        family = warm.Family(environment[ZYGOTE])
+        family = Family(environment[ZYGOTE])
         try:
-            started = warm.Command(argv, environment, str(cwd or "."))
+            started = Command(argv, environment, str(cwd or "."))
             family.fork(started, (nothing.fileno(), out.fileno(), err.fileno()))
             _, code = family.wait(timeout)
         finally:

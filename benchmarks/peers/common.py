@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import mlp
+import models
 
 WARM_UP = 3
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1"}  # NPROC is what XLA's CPU client reads
@@ -68,13 +68,16 @@ def reduce_peer(peer: str, connect: Callable[[Worker], Callable[[int], Reduce]])
         lead({"peer": peer, "work": "reduce"}, lambda: reduce_lines(options))
 
 
-def step_peer(peer: str, train: Callable[[Worker, int], list[float]]) -> None:
-    """Measure training steps: `train` runs so many steps and returns when each ended, in seconds."""
-    options = arguments(repeats=10).parse_args()
+def step_peer(peer: str, train: Callable[[Worker, models.Model, int], list[float]]) -> None:
+    """Measure training steps: `train` runs so many steps of a model and returns when each ended, in seconds."""
+    parser = arguments(repeats=10)
+    parser.add_argument("--model", choices=list(models.MODELS), default="mlp")
+    options = parser.parse_args()
     if options.worker:
-        work(options, lambda worker: step_median(train(worker, WARM_UP + options.repeats)))
+        model = models.MODELS[options.model]
+        work(options, lambda worker: step_median(train(worker, model, WARM_UP + options.repeats)))
     else:
-        lead({"peer": peer, "work": "step"}, lambda: step_lines(options))
+        lead({"peer": peer, "work": f"step of {options.model}"}, lambda: step_lines(options))
 
 
 def arguments(repeats: int) -> argparse.ArgumentParser:
@@ -112,8 +115,8 @@ def step_lines(options: argparse.Namespace) -> Iterable[Line]:
     alone = run_world(options, exchange=False)
     together = run_world(options, exchange=True)
     yield {
-        "parameters": mlp.PARAMETERS,
-        "batch_per_worker": mlp.BATCH_PER_WORKER,
+        "parameters": models.MODELS[options.model].parameters,
+        "batch_per_worker": models.MODELS[options.model].batch,
         "workers": options.workers,
         "median_step_ms": round(together, 2),
         "no_exchange_step_ms": round(alone, 2),
@@ -210,6 +213,20 @@ def step_median(ends: list[float]) -> float:
     """The median step in ms; the steps up to WARM_UP only mark where the first timed one begins."""
     kept = ends[WARM_UP - 1 :]
     return statistics.median(b - a for a, b in pairwise(kept)) * 1000
+
+
+def batch_clock(keras: Any) -> Any:
+    """A callback that notes in `ends` when each batch ended. Asking for logs as numbers makes `fit` wait for the batch."""
+
+    class Clock(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends: list[float] = []
+
+        def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+            self.ends.append(time.perf_counter())
+
+    return Clock()
 
 
 def log_path(directory: str, rank: int) -> Path:

@@ -1,45 +1,41 @@
-"""Measures a training step of PyTorch's DistributedDataParallel through gloo, with its defaults.
+"""Measures a training step of PyTorch's DistributedDataParallel through gloo, with its defaults, around a Keras model.
 
 Timed on rank 0 from the end of one step to the end of the next, and compared with the same workers
-training side by side without it. The model is the one of `mlp`.
+training side by side without it. The loop and the optimizer are torch's.
 """
 
+import os
 import time
-from itertools import pairwise
+
+os.environ["KERAS_BACKEND"] = "torch"
 
 import common
-import mlp
+import models
 import torch
 import torch_gloo
 from torch import nn
 
 
-def train(worker: common.Worker, steps: int) -> list[float]:
+def train(worker: common.Worker, kind: models.Model, steps: int) -> list[float]:
+    import keras
+
     torch.set_num_threads(1)
-    model: nn.Module = build_model()
+    model: nn.Module = kind.build(keras)
     if worker.exchange:
         torch_gloo.join(worker)
         model = nn.parallel.DistributedDataParallel(model)
     worker.meet()
-    return fit(model, steps)
+    return fit(model, kind, steps)
 
 
-def build_model() -> nn.Sequential:
-    widths = [mlp.INPUT_WIDTH, *mlp.HIDDEN_WIDTHS]
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], mlp.CLASSES))
-
-
-def fit(model: nn.Module, steps: int) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=mlp.LEARNING_RATE)
-    images = torch.rand(mlp.BATCH_PER_WORKER, mlp.INPUT_WIDTH)
-    labels = torch.randint(mlp.CLASSES, [mlp.BATCH_PER_WORKER])
+def fit(model: nn.Module, kind: models.Model, steps: int) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=models.LEARNING_RATE)
+    inputs, classes = (torch.from_numpy(array) for array in kind.data(kind.batch))
     ends = []
     for _ in range(steps):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
+        logits = model(inputs)
+        nn.functional.cross_entropy(logits.flatten(0, -2), classes.flatten()).backward()
         optimizer.step()
         ends.append(time.perf_counter())
     return ends

@@ -321,10 +321,12 @@ def _call(name: str, value: Any, group: ProcessSet | None, **arguments: Any) -> 
 
 
 def _tensor_room(value: Any) -> ModuleType | None:
-    """The module that exchanges tensors of TensorFlow or JAX, if ``value`` is one; frameworks are never loaded for it."""
-    tensorflow, jax = sys.modules.get("tensorflow"), sys.modules.get("jax")
+    """The module that exchanges a framework's tensors, if ``value`` is one; frameworks are never loaded for it."""
+    tensorflow, jax, torch = (sys.modules.get(name) for name in ("tensorflow", "jax", "torch"))
     if tensorflow is not None and tensorflow.is_tensor(value):
         return importlib.import_module("syrtos.keras.tensorflow.ops")
     if jax is not None and isinstance(value, jax.Array):
         return importlib.import_module("syrtos.keras.jax.ops")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return importlib.import_module("syrtos.keras.torch.ops")
     return None

@@ -11,7 +11,8 @@
      │   └─ SharedMemoryError the host has too little shared memory
      ├─ DivergenceError       replicas hold different weights
      ├─ DataError             workers see different data, or none
-     └─ OutOfReachError       a store of data does not answer, or refuses
+     ├─ OutOfReachError       a store of data does not answer, or refuses
+     └─ SnapshotError         a snapshot is damaged, or fits another run
 
 Messages say what happened, what was expected, and how to fix it.
 """
@@ -63,3 +64,7 @@ class DataError(SyrtosError):
 
 class OutOfReachError(SyrtosError):
     """A store of data does not answer, or refuses; its records are not counted as bad."""
+
+
+class SnapshotError(SyrtosError):
+    """A snapshot of a run is damaged, or was made by a run of another script, model or number of workers."""

@@ -12,15 +12,18 @@ from syrtos.errors import ConfigurationError
 
 BatchMode = Literal["global", "per-worker"]
 ScaleLR = Literal["none", "linear", "sqrt"]
+Exchange = Literal["auto", "mpi", "framework"]
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 SEED_VARIABLE = "SYRTOS_SEED"
 
-# Further variables of the launcher for workers: that it reads their reports, the place of their standard input, and the processes of TF_CONFIG's tasks.
+# Further variables of the launcher for workers: that it reads their reports, the place of their standard input, the processes of TF_CONFIG's tasks,
+# and where they keep snapshots.
 SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
 INPUT_VARIABLE = "SYRTOS_INPUT"
 TASKS_VARIABLE = "SYRTOS_TASKS"
-FOR_WORKERS = (OPTIONS_VARIABLE, SUPERVISED_VARIABLE, INPUT_VARIABLE, TASKS_VARIABLE)
+SNAPSHOTS_VARIABLE = "SYRTOS_SNAPSHOTS"
+FOR_WORKERS = (OPTIONS_VARIABLE, SUPERVISED_VARIABLE, INPUT_VARIABLE, TASKS_VARIABLE, SNAPSHOTS_VARIABLE)
 
 # Variables that begin like this configure libraries and hold no secrets: they may be shown, and sent to other hosts.
 # Not all of `TF_`: Terraform keeps tokens there.
@@ -69,6 +72,8 @@ class Options:
         servers: processes beside the workers that hold the parameters and apply the optimizers.
         staleness: with servers, how many updates a worker may be ahead of the slowest; None: any number; 0: every update is made of
             all workers' gradients.
+        exchange: what sums gradients: ``"mpi"`` (with shared memory inside a host); ``"framework"``: the collectives of Keras's backend; ``"auto"``:
+            the framework's where gradients are on GPUs, and with JAX, MPI elsewhere.
         bucket_mb: gradients are exchanged in groups of about this many megabytes.
     """
 
@@ -80,17 +85,19 @@ class Options:
     timeout: float = 300.0
     run_dir: str = ""
     bucket_mb: float = 32.0
+    exchange: Exchange = "auto"
     servers: int = 0
     staleness: int | None = None
 
     @property
-    def own_pace(self) -> bool:
+    def asynchronous(self) -> bool:
         """Whether each worker makes updates when it can, without the others."""
         return bool(self.servers) and self.staleness != 0
 
     def __post_init__(self) -> None:
         _one_of("batch", self.batch, get_args(BatchMode))
         _one_of("scale_lr", self.scale_lr, get_args(ScaleLR))
+        _one_of("exchange", self.exchange, get_args(Exchange))
         if self.warmup_epochs < 0:
             raise ConfigurationError(f"`warmup_epochs` must be 0 or more. Received: {self.warmup_epochs}.")
         if self.check_every < -1:
@@ -104,7 +111,7 @@ class Options:
                 f"`staleness` is a number of updates, 0 or more, between workers that train over parameter servers (`--ps`). "
                 f"Received: {self.staleness} with {self.servers} servers."
             )
-        if self.own_pace and self.batch == "per-worker":
+        if self.asynchronous and self.batch == "per-worker":
             raise ConfigurationError(
                 "`--batch per-worker` can't be given with `--ps`: servers assign whole batches to workers, from data that all workers read alike. Leave it "
                 "out, or add `--staleness 0`."
@@ -130,6 +137,12 @@ def environment() -> Mapping[str, str]:
 def is_harmless(name: str) -> bool:
     """Whether a variable may be shown, and sent to other hosts."""
     return name.startswith(HARMLESS) and name not in (SECRET_VARIABLE, DATABASE_VARIABLE)
+
+
+def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that configure TensorFlow, Keras and their libraries: they read them when they are imported."""
+    others = ("SYRTOS_", "CUDA_", "PYTHON")  # ours, each worker's own GPUs, and what an interpreter has read before
+    return {name: value for name, value in env.items() if is_harmless(name) and not name.startswith(others)}
 
 
 def common_seed() -> int:

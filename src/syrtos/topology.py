@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from syrtos.errors import ConfigurationError, WorldError
 
 # Keras backends that have an exchange: folders of `syrtos.keras`.
-BACKENDS = ("tensorflow", "jax")
+BACKENDS = ("tensorflow", "jax", "torch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +87,20 @@ def check_keras_backend(env: Mapping[str, str], size: int) -> None:
         raise ConfigurationError(
             f"KERAS_BACKEND={backend} can't exchange gradients between {size} workers yet; each would train alone. Backends "
             f"that can: {', '.join(BACKENDS)}. Set KERAS_BACKEND=tensorflow, or run with one worker."
+        )
+
+
+def check_servers(env: Mapping[str, str], servers: int) -> None:
+    """Refuses parameter servers for a backend that has none.
+
+    Raises:
+        ConfigurationError: KERAS_BACKEND names one, and there are servers.
+    """
+    backend = env.get("KERAS_BACKEND") or "tensorflow"
+    if servers and backend != "tensorflow":
+        raise ConfigurationError(
+            f"`--ps` has no meaning with KERAS_BACKEND={backend}: parameter servers take updates of TensorFlow's variables. Leave it out, or set "
+            "KERAS_BACKEND=tensorflow."
         )
 
 

@@ -31,4 +31,4 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def plain_model(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `syrtos run -n 2` makes of the script that jobs train with."""
-    return started_plainly(digits, tmp_path_factory.mktemp("plain")) / "digits.keras"
+    return started_plainly(digits, tmp_path_factory.mktemp("plain"), {}) / "digits.keras"

@@ -147,15 +147,18 @@ def _end_jobs(home: Path) -> None:
         local.stop(service, record.name)
 
 
-def started_plainly(data: Path, folder: Path) -> Path:
-    """Trains with `syrtos run -n 2`, without any job; the folder that has the model."""
+def started_plainly(data: Path, folder: Path, variables: Mapping[str, str]) -> Path:
+    """Trains with `syrtos run -n 2` and more environment variables, without any job; the folder that has the model."""
     model = folder / "model"
     model.mkdir()
     arguments = [word for name, value in HYPERPARAMETERS.items() for word in (f"--{name}", str(value))]
     command = ["run", "-n", "2", "--run-dir", str(folder / "run"), str(SOURCE / "digits.py"), *arguments]
     places = {"SM_MODEL_DIR": str(model), "SM_CHANNEL_TRAIN": str(data), "SM_CURRENT_HOST": "here"}
     subprocess.run(
-        [sys.executable, "-m", "syrtos", *command], env={**os.environ, **places}, check=True, timeout=_PATIENCE
+        [sys.executable, "-m", "syrtos", *command],
+        env={**os.environ, **places, **variables},
+        check=True,
+        timeout=_PATIENCE,
     )
     return model
 

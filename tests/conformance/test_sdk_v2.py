@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sdks import HYPERPARAMETERS, SOURCE, Ran, Service, needs, same_weights, steps, unpacked
+from sdks import HYPERPARAMETERS, SOURCE, Ran, Service, needs, same_weights, started_plainly, steps, unpacked
 
 pytestmark = [needs("v2"), pytest.mark.slow]
 
@@ -61,6 +61,15 @@ def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_
     progress = description["ProgressInfo"]
     assert (progress["CurrentEpoch"], progress["MaxEpoch"]) == (3, 3)
     assert progress["TotalStepCountPerEpoch"] == 29  # 1797 images in batches of 64, over both instances
+
+
+@pytest.mark.parametrize("backend", [pytest.param("jax", marks=pytest.mark.long), "torch"])
+def test_other_backends(service: Service, digits: Path, tmp_path: Path, backend: str) -> None:
+    variables = {"KERAS_BACKEND": backend}
+    plain = started_plainly(digits, tmp_path, variables)
+    arguments = {"instance_count": 2, "hyperparameters": HYPERPARAMETERS, "environment": variables}
+    ran = fit(service, tmp_path, "digits.py", data=str(digits), arguments=arguments)
+    same_weights(unpacked(ran.answer["fetched"][0], tmp_path / "job") / "digits.keras", plain / "digits.keras")
 
 
 def test_horovod_over_mpi(service: Service, digits: Path, tmp_path: Path) -> None:

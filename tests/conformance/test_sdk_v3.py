@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sdks import HYPERPARAMETERS, SOURCE, Ran, Service, needs, same_weights, steps, unpacked
+from sdks import HYPERPARAMETERS, SOURCE, Ran, Service, needs, same_weights, started_plainly, steps, unpacked
 
 pytestmark = [needs("v3"), pytest.mark.slow]
 
@@ -32,6 +32,15 @@ def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_
         f"--{name}": value if isinstance(value, str) else json.dumps(value) for name, value in _as_read().items()
     }
     assert steps(ran.answer["description"]) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+
+
+@pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.long)])
+def test_other_backends(service: Service, digits: Path, tmp_path: Path, backend: str) -> None:
+    variables = {"KERAS_BACKEND": backend}
+    plain = started_plainly(digits, tmp_path, variables)
+    facts = {"name": backend, "hyperparameters": HYPERPARAMETERS, "environment": variables}
+    ran = train(service, digits, tmp_path, {"entry_script": "digits.py"}, **facts)
+    same_weights(unpacked(ran.answer["archive"], tmp_path / "job") / "digits.keras", plain / "digits.keras")
 
 
 def _as_read() -> dict[str, Any]:

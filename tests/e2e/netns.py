@@ -117,7 +117,7 @@ class Hosts:
     first_pids: tuple[int, int]
 
     def run(
-        self, command: list[str], on: int = 0, timeout: float = 60.0, env: Mapping[str, str] | None = None
+        self, command: list[str], on: int = 0, timeout: float = 300.0, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end, or kill it at the timeout; `env` is added to this process's own."""
         with self.start(command, on, env) as process:

@@ -32,6 +32,7 @@ def test_behaviours_without_flags(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_synchronized_batchnorm_is_one_processes(tmp_path: Path) -> None:
     for workers in (1, 2):
         (tmp_path / str(workers)).mkdir()
@@ -41,6 +42,7 @@ def test_synchronized_batchnorm_is_one_processes(tmp_path: Path) -> None:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_learning_rate_warms_up(tmp_path: Path) -> None:
     checks = "learning_rate,learning_rate_accumulated,learning_rate_unknown_length,learning_rate_resumed"
     checks += ",learning_rate_of_a_loaded_model"

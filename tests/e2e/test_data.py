@@ -43,15 +43,15 @@ def run(
     script: str = "data.py",
     flags: Sequence[str] = (),
     run_dir: Path | None = None,
+    backend: str = "tensorflow",
 ) -> subprocess.CompletedProcess[str]:
     """The script under `syrtos run`."""
-    return forking.run(
-        forking.syrtos_run(run_dir or folder / f"run-{size}", size, SCRIPTS / script, *words, flags=flags)
-    )
+    command = forking.syrtos_run(run_dir or folder / f"run-{size}", size, SCRIPTS / script, *words, flags=flags)
+    return forking.run(command, {} if backend == "tensorflow" else {"KERAS_BACKEND": backend})
 
 
-def result(folder: Path, size: int, mode: str) -> dict[str, Any]:
-    done = run(folder, size, mode, folder)
+def result(folder: Path, size: int, mode: str, backend: str = "tensorflow") -> dict[str, Any]:
+    done = run(folder, size, mode, folder, backend=backend)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "result.json").read_text())
 
@@ -65,14 +65,30 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["planned", "steps", "pipeline", "bad"])
-@pytest.mark.parametrize("counts", [(20, 0, 30, 11), (2,)], ids=["uneven files", "fewer records than workers"])
-def test_as_one_worker(tmp_path: Path, mode: str, counts: Sequence[int]) -> None:
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [
+        ("tensorflow", "planned"),
+        ("tensorflow", "pipeline"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [("tensorflow", "steps"), ("tensorflow", "bad"), ("jax", "bad")]
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param((20, 0, 30, 11), id="uneven files"),
+        pytest.param((2,), id="fewer records than workers", marks=pytest.mark.long),
+    ],
+)
+def test_as_one_worker(tmp_path: Path, backend: str, mode: str, counts: Sequence[int]) -> None:
     folder = write(tmp_path, *counts)
     if mode == "bad" and sum(counts) > 2:
         damage(folder / "2.tfrecord")
-    expected = result(folder, 1, mode)
-    assert_same(expected, result(folder, 3, mode))
+    expected = result(folder, 1, mode, backend)
+    assert_same(expected, result(folder, 3, mode, backend))
     if mode != "pipeline":
         epochs = verify(folder / "run-3")
         assert all(epoch.complete for epoch in epochs[:2])
@@ -86,15 +102,22 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "dies", "second"), [(3, (13, 1), 2), (1, (20, 0), 3)])
+@pytest.mark.parametrize(
+    ("backend", "first", "dies", "second"),
+    [
+        ("tensorflow", 3, (13, 1), 2),
+        pytest.param("tensorflow", 1, (20, 0), 3, marks=pytest.mark.long),
+        *(pytest.param(backend, 3, (13, 1), 2, marks=pytest.mark.long) for backend in ("jax", "torch")),
+    ],
+)
 def test_a_killed_run_goes_on_with_the_next_batch(
-    tmp_path: Path, first: int, dies: tuple[int, int], second: int
+    tmp_path: Path, backend: str, first: int, dies: tuple[int, int], second: int
 ) -> None:
-    expected = result(write(tmp_path / "whole", 20, 0, 30, 11), 2, "planned")
+    expected = result(write(tmp_path / "whole", 20, 0, 30, 11), 2, "planned", backend)
     folder, run_dir = write(tmp_path / "killed", 20, 0, 30, 11), tmp_path / "killed" / "run"
-    died = run(folder, first, "resumed", folder, *dies, run_dir=run_dir)
+    died = run(folder, first, "resumed", folder, *dies, run_dir=run_dir, backend=backend)
     assert died.returncode != 0
-    again = run(folder, second, "resumed", folder, run_dir=run_dir)
+    again = run(folder, second, "resumed", folder, run_dir=run_dir, backend=backend)
     assert again.returncode == 0, again.stderr[-4000:]
     found = json.loads((folder / "result.json").read_text())
     for mine, theirs in zip(expected["weights"], found["weights"], strict=True):
@@ -104,15 +127,24 @@ def test_a_killed_run_goes_on_with_the_next_batch(
     assert (first, second) in [epoch.workers for epoch in epochs]
 
 
-CHECKS = "several_steps_at_once,counted_steps,each_model_begins_at_the_beginning,stopped_in_the_middle,budget_counts_records_once,errors"
+BAD = "a_batch_of_bad_records"
+CHECKS = f"{BAD},several_steps_at_once,counted_steps,each_model_begins_at_the_beginning,stopped_in_the_middle,budget_counts_records_once,errors"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "flags", "checks"), [(1, (), CHECKS), (2, (), CHECKS), (2, ("--ps", "1"), "own_pace"), (2, (), "horovod")]
+    ("backend", "size", "flags", "checks"),
+    [
+        pytest.param("tensorflow", 1, (), CHECKS, marks=pytest.mark.long),
+        ("tensorflow", 2, (), CHECKS),
+        ("tensorflow", 2, ("--ps", "1"), "asynchronous"),
+        ("tensorflow", 2, (), "horovod"),
+        *((backend, 2, (), BAD) for backend in ("jax", "torch")),
+        *(pytest.param(backend, 1, (), BAD, marks=pytest.mark.long) for backend in ("jax", "torch")),
+    ],
 )
-def test_checks(tmp_path: Path, size: int, flags: Sequence[str], checks: str) -> None:
-    done = run(tmp_path, size, checks, tmp_path, script="data_checks.py", flags=flags)
+def test_checks(tmp_path: Path, backend: str, size: int, flags: Sequence[str], checks: str) -> None:
+    done = run(tmp_path, size, checks, tmp_path, script="data_checks.py", flags=flags, backend=backend)
     assert done.returncode == 0, done.stderr[-4000:]
     assert all(f"ok {name}" in done.stdout for name in checks.split(","))
 
@@ -126,6 +158,7 @@ def test_bad_records_end_the_run_with_their_place(tmp_path: Path) -> None:
     assert "its checksum (CRC32C) is wrong" in done.stderr
 
 
+@pytest.mark.slow
 def test_bad_records_that_were_left_out_are_in_the_summary(tmp_path: Path) -> None:
     folder = write(tmp_path, 20, 30)
     damage(folder / "1.tfrecord")

@@ -133,9 +133,9 @@ def test_training(server: Server, page: Page, submit: Submit, tmp_path: Path) ->
     submit("training", TRAINING, instance_count=2, metric_definitions=metrics, hyperparameters={"rate": 0.1})
     page.locator("#jobs a", has_text="training").click()
     expect(page.locator("#curves-none")).to_be_visible()
-    expect(page.locator("#log")).to_contain_text("host algo-1 begins", timeout=40_000)
+    expect(page.locator("#log")).to_contain_text("host algo-1 begins", timeout=90_000)
 
-    page.locator("[data-metric=loss] svg").wait_for(timeout=30_000)
+    page.locator("[data-metric=loss] svg").wait_for(timeout=90_000)
     before = epochs_shown(page)
     expect(page.locator("#job-facts .status")).to_have_text("●Training")
     expect(page.locator("[data-metric=loss] svg")).not_to_have_attribute("aria-label", re.compile(rf"^{before} "))
@@ -143,7 +143,7 @@ def test_training(server: Server, page: Page, submit: Submit, tmp_path: Path) ->
     assert page.locator("[data-metric]").evaluate_all("all => all.map(one => one.dataset.metric)") == ["loss", "mae"]
     expect(page.locator("[data-metric=loss] figcaption")).to_contain_text("val_loss")
 
-    expect(page.locator("#job-facts .status")).to_have_text("✓Completed", timeout=30_000)
+    expect(page.locator("#job-facts .status")).to_have_text("✓Completed", timeout=90_000)
     assert epochs_shown(page) == 5
     expect(page.locator("#progress")).to_have_text("epoch 5 of 5")
     page.locator("[data-metric=loss] svg").hover()
@@ -214,7 +214,7 @@ def test_keys(server: Server, page: Page, submit: Submit) -> None:
     expect(page.locator("#stop")).to_be_focused()
     page.keyboard.press("Enter")
     page.keyboard.press("Enter")
-    expect(page.locator("#job-facts .status")).to_have_text("■Stopped", timeout=20_000)
+    expect(page.locator("#job-facts .status")).to_have_text("■Stopped", timeout=90_000)
     wait_for(server, name, "Stopped")
     page.go_back()
     expect(page.locator("#list")).to_be_visible()
@@ -242,7 +242,7 @@ def test_long_log(server: Server, page: Page, submit: Submit) -> None:
         time.sleep(0.1)
     stream.write([f"line {number}" for number in range(100_000)])
     go(page, server, name)
-    expect(page.locator("#log-count")).to_contain_text("of 100,001 lines", timeout=20_000)
+    expect(page.locator("#log-count")).to_contain_text("of 100,001 lines", timeout=90_000)
     log = page.locator("#log")
     expect(log.locator("div")).to_have_count(2000)
     expect(log.locator("div").last).to_be_in_viewport()

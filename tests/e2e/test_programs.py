@@ -39,7 +39,7 @@ def ran(folder: Path, command: list[str], data: str | None) -> None:
     with subprocess.Popen(
         command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
-        output, _ = process.communicate(data.encode() if data is not None else None, timeout=90)
+        output, _ = process.communicate(data.encode() if data is not None else None, timeout=300)
     assert process.returncode == 0, output.decode()
 
 
@@ -74,7 +74,7 @@ def test_a_pipe_that_never_ends_holds_up_nobody(folder: Path) -> None:
     (folder / "train.py").write_text("print('done')\n")
     read, write = os.pipe()
     command = [sys.executable, "-m", "syrtos", "run", "-n", "2", "train.py"]
-    done = subprocess.run(command, cwd=folder, stdin=read, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, cwd=folder, stdin=read, capture_output=True, text=True, timeout=300, check=False)
     os.close(read)
     os.close(write)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

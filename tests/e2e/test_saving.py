@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from backends import run
 
 SYRTOS = Path(sys.executable).with_name("syrtos")
 SCRIPT = Path(__file__).parent / "scripts" / "saving_checks.py"
@@ -68,3 +69,10 @@ def test_files_are_written_once_and_read_whole(
     for name in checks:
         assert f"ok {name}" in done.stdout
     assert sorted(server.asked) == ["/file", "/file/missing"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_gradients_in_the_making_are_saved_with_the_model(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("backend_behaviours.py")
+    done = run("tensorflow", 2, tmp_path, script, "resumed_with_accumulation", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]

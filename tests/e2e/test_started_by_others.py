@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,8 +23,13 @@ LINE_RATE = 125e6  # bytes per second of 1 Gbit/s
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one plain process trains."""
-    out = tmp_path_factory.mktemp("alone") / "out.json"
-    subprocess.run([sys.executable, str(SCRIPTS / "train.py"), str(out)], check=True, capture_output=True, timeout=120)
+    return trained_alone("tensorflow", tmp_path_factory.mktemp("alone"))
+
+
+def trained_alone(backend: str, folder: Path) -> dict[str, Any]:
+    out, env = folder / "alone.json", {**os.environ, "KERAS_BACKEND": backend}
+    command = [sys.executable, str(SCRIPTS / "train.py"), str(out)]
+    subprocess.run(command, env=env, check=True, capture_output=True, timeout=300)
     return json.loads(out.read_text())
 
 
@@ -45,10 +51,12 @@ def hosts() -> Iterator[netns.Hosts]:
         yield pair
 
 
-def on_hosts(hosts: netns.Hosts, slots: int, *command: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+def on_hosts(
+    hosts: netns.Hosts, slots: int, *command: str, timeout: float = 400, backend: str = "tensorflow"
+) -> subprocess.CompletedProcess[str]:
     names = ",".join(f"{name}:{slots}" for name in hosts.names)
     run = [str(BIN / "syrtos"), "run", "--hosts", names, "--ssh", f"{hosts.ssh_wrapper} -p 22", *command]
-    return hosts.run(run, timeout=timeout)
+    return hosts.run(run, timeout=timeout, env={"KERAS_BACKEND": backend})
 
 
 @pytest.mark.root
@@ -58,6 +66,41 @@ def test_two_hosts_train_like_one_process(hosts: netns.Hosts, alone: dict[str, A
     assert done.returncode == 0, done.stderr
     equal(tmp_path / "out.json", alone)
     assert "done" in done.stdout
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "flags"),
+    [("jax", ()), ("torch", ()), ("torch", ("--exchange", "framework"))],
+    ids=["jax", "torch", "torch's exchange"],
+)
+def test_two_hosts_train_like_one_process_on_other_backends(
+    hosts: netns.Hosts, backend: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Where the framework exchanges, its own sockets reach the other host."""
+    words = ("--run-dir", str(tmp_path / "run"), *flags, str(SCRIPTS / "train.py"), str(tmp_path / "out.json"))
+    done = on_hosts(hosts, 1, *words, backend=backend)
+    assert done.returncode == 0, done.stderr
+    equal(tmp_path / "out.json", trained_alone(backend, tmp_path))
+    ledger = (tmp_path / "run" / "ledger" / "rank-0.jsonl").read_text()
+    assert ('"exchange": "torch gloo"' in ledger) == bool(flags)
+    assert "[c10d]" not in done.stderr
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "flags"), [("jax", ()), ("torch", ("--exchange", "framework"))], ids=["jax", "torch"]
+)
+def test_a_killed_worker_ends_the_other_host_where_the_framework_exchanges(
+    hosts: netns.Hosts, backend: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = ("--run-dir", str(tmp_path / "run"), *flags, str(SCRIPTS / "backend_ends.py"), "SIGKILL", "1")
+    done = on_hosts(hosts, 1, *words, backend=backend)
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert f"rank 1 on {hosts.names[1]} ended first" in done.stderr
+    assert [line for host in (0, 1) for line in hosts.processes(host) if "backend_ends" in line] == []
 
 
 @pytest.mark.root
@@ -90,7 +133,7 @@ def plain_sockets(hosts: netns.Hosts) -> float:
     server = hosts.start([sys.executable, script, "serve", "5001"], on=1)
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"
-    done = hosts.run([sys.executable, script, hosts.names[1], "5001", "64"], timeout=60)
+    done = hosts.run([sys.executable, script, hosts.names[1], "5001", "64"], timeout=300)
     server.wait(timeout=10)
     return float(done.stdout)
 
@@ -118,7 +161,7 @@ def test_unreachable_hosts_are_explained(hosts: netns.Hosts, tmp_path: Path) -> 
         "--run-dir",
         str(tmp_path / "r"),
     ]
-    done = hosts.run([*run, str(SCRIPTS / "train.py"), "x"], timeout=60)
+    done = hosts.run([*run, str(SCRIPTS / "train.py"), "x"], timeout=300)
     assert done.returncode != 0
     assert "nowhere" in done.stderr
     assert "reachable by `ssh" in done.stderr
@@ -130,7 +173,7 @@ def test_refused_ssh_is_explained(tmp_path: Path) -> None:
         pytest.skip(netns.missing() or "")
     with netns.two_hosts(None) as pair:
         pair.stop_sshd(1)
-        done = on_hosts(pair, 1, "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "train.py"), "x", timeout=60)
+        done = on_hosts(pair, 1, "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "train.py"), "x", timeout=300)
     assert done.returncode != 0
     assert "Connection refused" in done.stderr
     assert "reachable by `ssh" in done.stderr
@@ -151,7 +194,7 @@ def test_mpiexec(alone: dict[str, Any], tmp_path: Path) -> None:
         str(SCRIPTS / "train.py"),
         str(tmp_path / "o.json"),
     ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     equal(tmp_path / "o.json", alone)
     logs = sorted(path.name for path in tmp_path.glob("runs/*/logs/*"))
@@ -165,7 +208,7 @@ def test_mpiexec_shows_plain_text(tmp_path: Path, fails: bool) -> None:
         f"import syrtos\nsyrtos.init()\nif {fails} and syrtos.rank() == 1:\n    raise ValueError('the moon is full')\nsyrtos.barrier()\n"
     )
     command = [str(BIN / "mpiexec"), "-n", "2", sys.executable, "-m", "syrtos", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     (logs,) = tmp_path.glob("runs/*/logs")
     assert "\x1e" not in done.stdout + done.stderr
     assert '"kind"' not in done.stdout + done.stderr
@@ -188,7 +231,7 @@ def test_slurm_step(alone: dict[str, Any], tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         equal(tmp_path / "o.json", alone)
-        apart = cluster.srun(["-n2", sys.executable, "-m", "syrtos", *script], timeout=60)
+        apart = cluster.srun(["-n2", sys.executable, "-m", "syrtos", *script], timeout=300)
         assert apart.returncode != 0
         assert "srun --mpi=pmi2" in apart.stderr + apart.stdout
 
@@ -197,7 +240,7 @@ def test_another_mpi_is_explained(tmp_path: Path) -> None:
     """Its variables are all that can be had here: inside it our MPI would abort without a word of why."""
     env = {**os.environ, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
     command = [sys.executable, "-m", "syrtos", str(SCRIPTS / "train.py"), str(tmp_path / "o.json")]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
     assert "Open MPI's mpirun" in done.stderr
     assert "syrtos run -n 4" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 
 from syrtos.jobs import enter
+from syrtos.jobs.home import Home
+from syrtos.jobs.store import Store, columns
 
 TRAIN = """
 import argparse, os
@@ -42,7 +47,7 @@ open(f"{model}/{syrtos.rank()}", "w").close()
 def submit(folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "SYRTOS_HOME": str(folder / "home")}
     command = [*before, sys.executable, "-m", "syrtos", "submit", *words]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 def model_of(folder: Path) -> Path:
@@ -51,6 +56,25 @@ def model_of(folder: Path) -> Path:
     return found
 
 
+DIES = """
+import os, signal
+from pathlib import Path
+import keras, numpy as np, syrtos
+class Dies(keras.callbacks.Callback):
+    batches = 0
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        mark = Path(os.environ["SM_OUTPUT_DATA_DIR"], "died")
+        if self.batches == 11 and syrtos.rank() == 1 and "DIE" in os.environ and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).random((200, 4), "float32")
+model = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.01), "mse")
+model.fit(x, x.sum(1), batch_size=32, epochs=3, verbose=2, callbacks=[Dies()])
+model.save_weights(os.path.join(os.environ["SM_MODEL_DIR"], "model.weights.h5"))
+"""
 VANISHES = """
 import os
 import syrtos
@@ -70,10 +94,13 @@ def test_an_instance_that_ends_without_a_word_fails_the_job(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_two_instances_train_to_the_weights_of_two_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_two_instances_train_to_the_weights_of_two_workers(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import keras
-    import numpy as np
 
+    monkeypatch.setenv("KERAS_BACKEND", backend)
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "data").mkdir()
     rows = np.random.default_rng(0).random((200, 5))
@@ -91,6 +118,36 @@ def test_two_instances_train_to_the_weights_of_two_workers(tmp_path: Path) -> No
     weights = [load(tmp_path / name / "model.keras").get_weights() for name in ("job", "plain")]
     for ours, plain in zip(*weights, strict=True):
         np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_worker_that_dies_is_started_again_if_the_job_asks_for_retries(tmp_path: Path) -> None:
+    """Also where workers are in a user namespace of their own, from which they can't look into the launcher."""
+    weights, before = [], {*Path("/dev/shm").glob("syrtos-*")}
+    as_user = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+    for name, more in (("whole", ()), ("dies", ("--env", "DIE=1", "--max-restarts", "2"))):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.py").write_text(DIES)
+        done = submit(folder, "train.py", "--instances", "2", *more, before=as_user)
+        assert done.returncode == 0, done.stdout + done.stderr
+        with tarfile.open(model_of(folder)) as archive:
+            archive.extractall(folder / "model", filter="data")
+        with h5py.File(folder / "model" / "model.weights.h5") as file:
+            found: list[Any] = []
+            file.visititems(
+                lambda _, item, found=found: found.append(item[()]) if isinstance(item, h5py.Dataset) else None
+            )
+        weights.append(np.concatenate([np.ravel(one) for one in found]).tobytes())
+    assert weights[0] == weights[1]
+    assert re.search(r"algo-1 \| syrtos: rank 1 .* was ended by SIGKILL .* Generation 2 goes on from step", done.stdout)
+    home = Home(tmp_path / "dies" / "home")
+    ((job,), _) = Store(home.database).find([], [columns.created], 0, 2)
+    statuses = [transition["Status"] for transition in job.state.transitions]
+    life = ["Starting", "Downloading", "Training"]
+    assert statuses == [*life, "Restarting", *life, "Uploading", "Completed"]
+    assert not {*Path("/dev/shm").glob("syrtos-*")} - before
 
 
 def test_a_yaml_file_says_what_a_job_is(tmp_path: Path) -> None:
@@ -193,6 +250,7 @@ def test_a_failed_job_says_why(tmp_path: Path) -> None:
         (("ok.py", "--channel", "a=nowhere"), "Channel a: there is no file or folder"),
         (("ok.py", "--channel", "a=ftp://x"), "ftp://x"),
         (("ok.py", "--no-wait"), "syrtos serve"),
+        (("ok.py", "--max-restarts", "0"), "1 to 30 times"),
     ],
 )
 def test_mistakes_are_explained(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

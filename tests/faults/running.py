@@ -9,9 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -21,15 +20,17 @@ SCRIPTS = Path(__file__).parent / "scripts"
 HOST = os.uname().nodename
 
 _SYRTOS = Path(sys.executable).with_name("syrtos")
+_RUN, _RESUME = ("run", "--run-dir", "run"), ("resume", "run")
 _MARK = "SYRTOS_FAULTS_RUN"
 _PR_CAPBSET_DROP = 24
+_LISTENS = "0A"  # as the kernel writes TCP_LISTEN
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
 
 class Run:
     """One `syrtos run`, in a folder of its own.
 
-    Its workers are new interpreters that MPI's launcher starts, or ``forked``, which spares them the import of TensorFlow.
+    Its workers are new interpreters, or ``forked``, which spares them the import of TensorFlow.
 
     Attributes:
         code: its exit code, once it has ended.
@@ -37,20 +38,27 @@ class Run:
     """
 
     def __init__(
-        self, folder: Path, *arguments: str | Path, env: Mapping[str, str] | None = None, forked: bool = False
+        self,
+        folder: Path,
+        *arguments: str | Path,
+        env: Mapping[str, str] | None = None,
+        forked: bool = False,
+        resume: bool = False,
     ) -> None:
+        """``resume``: `syrtos resume` in the place of `syrtos run`."""
         self._folder = folder
         environment = {**os.environ, **(env or {})}
         command = forking.command("syrtos", environment) if forked else [str(_SYRTOS)]
         self._mark = uuid.uuid4().hex
-        self._ports: set[int] = set()
+        self._ports: dict[str, int] = {}  # by inode
         self._segments: set[str] = set()
+        self.commands: set[str] = set()
         self.pids: set[int] = set()
         self._since = time.monotonic()
         self.seconds = 0.0
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             self.process = subprocess.Popen(
-                [*command, "run", "--run-dir", "run", *map(str, arguments)],
+                [*command, *(_RESUME if resume else _RUN), *map(str, arguments)],
                 cwd=folder,
                 env={**environment, _MARK: self._mark},
                 stdin=subprocess.DEVNULL,
@@ -111,8 +119,11 @@ class Run:
         for member in self._members():
             self.pids.add(member.pid)
             with contextlib.suppress(psutil.Error):
+                self.commands.add(" ".join(member.cmdline()))
+            with contextlib.suppress(psutil.Error):
                 self._segments |= _segments_of(member.pid)
-                self._ports |= _listening(member.net_connections("inet"))
+                mine = _sockets_of(member.pid)
+                self._ports |= {i: port for i, port in _listening(member.pid).items() if i in mine}
 
     def _members(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
@@ -167,10 +178,10 @@ class Run:
         assert not any(left.values()), left
 
     def _left(self) -> dict[str, list[str]]:
-        listening = _listening(psutil.net_connections("inet"))
+        listening = _listening("self")
         return {
             "processes": [" ".join(member.cmdline()) for member in self._members()],
-            "ports": [str(port) for port in sorted(self._ports & listening)],
+            "ports": [str(self._ports[inode]) for inode in sorted(self._ports.keys() & listening)],
             "segments": [path for path in sorted(self._segments) if Path(path).exists()],
         }
 
@@ -186,9 +197,10 @@ def run(
     within: float = 60.0,
     env: Mapping[str, str] | None = None,
     forked: bool = False,
+    resume: bool = False,
 ) -> Run:
     """Runs `syrtos run ARGUMENTS` to its end."""
-    return Run(folder, *arguments, env=env, forked=forked).ends(within)
+    return Run(folder, *arguments, env=env, forked=forked, resume=resume).ends(within)
 
 
 def _waiting_for_cores() -> float:
@@ -204,8 +216,26 @@ def _segments_of(pid: int) -> set[str]:
     return set()
 
 
-def _listening(connections: Iterable[Any]) -> set[int]:
-    return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
+def _listening(pid: int | str) -> dict[str, int]:
+    """Sockets that listen in a process's network, by inode, with their ports: a port may be another program's a moment later (proc(5), `net/tcp`)."""
+    found = {}
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS:
+                    found[fields[9]] = int(fields[1].rpartition(":")[2], 16)
+    return found
+
+
+def _sockets_of(pid: int) -> set[str]:
+    """The inodes of a process's sockets."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").removesuffix("]"))
+    return found
 
 
 def _like_any_user() -> None:

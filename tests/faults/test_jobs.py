@@ -9,7 +9,7 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def test_a_spot_job_gives_way_and_goes_on_from_its_checkpoint(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("limits", "spot", "secondary"),
     [
-        ({"MaxRuntimeInSeconds": 1}, False, "MaxRuntimeExceeded"),
+        ({"MaxRuntimeInSeconds": 10}, False, "MaxRuntimeExceeded"),  # in which a busy machine starts a shell
         ({"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 2}, True, "MaxWaitTimeExceeded"),
     ],
 )
@@ -145,23 +145,23 @@ def test_one_failed_instance_fails_the_job_at_once(tmp_path: Path) -> None:
     assert "broken" in found["FailureReason"]
 
 
-@pytest.mark.timeout(900)
-def test_nothing_is_lost_when_the_server_is_killed_fifty_times(tmp_path: Path) -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("times", [10, pytest.param(50, marks=pytest.mark.long)])
+def test_nothing_is_lost_when_the_server_is_killed_again_and_again(tmp_path: Path, times: int) -> None:
     """Objects and jobs that a client was told of are there afterwards, and every job ends."""
     rng = random.Random(0)
     written: dict[str, set[str]] = {}
     created: list[str] = []
-    for number in range(50):
+    for number in range(times):
         process, url = jobs.serve(tmp_path, capacity=2)
-        victim = threading.Timer(rng.uniform(0.02, 0.5), process.kill)
-        s3, sagemaker = jobs.client(tmp_path, url, "s3"), jobs.client(tmp_path, url, "sagemaker")
-        if number % 5 == 0:  # the others die after their first answer, however long a busy machine takes for it
-            victim.start()
+        # Answers, and not seconds: a busy machine gives few of those in a second.
+        answers, delay = rng.randrange(10), rng.uniform(0.0, 0.05)
+        victim = threading.Timer(delay, process.kill)
         with contextlib.suppress(BotoCoreError, ClientError):
-            _begin(s3)
-            if not victim.is_alive():
-                victim.start()
-            _write_until_killed(s3, sagemaker, number, written, created)
+            for count, _ in enumerate(_write(tmp_path, url, number, written, created)):
+                if count == answers:
+                    victim.start()
+        assert victim.ident, f"life {number} got no answer"
         victim.join()
         jobs.kill(process)
     with served(tmp_path, capacity=2) as client:
@@ -170,21 +170,22 @@ def test_nothing_is_lost_when_the_server_is_killed_fifty_times(tmp_path: Path) -
             body = s3.get_object(Bucket="bucket", Key=key)["Body"].read()
             assert hashlib.md5(body).hexdigest() in digests, key
         ended = [final(sagemaker, name, 120)["TrainingJobStatus"] for name in created]
-    assert len(written) > 20
-    assert len(created) > 20
+    assert len(written) > 3
+    assert len(created) > times // 2
     assert set(ended) == {"Completed"}
 
 
-def _begin(s3: Any) -> None:
-    with contextlib.suppress(ClientError):
+def _write(home: Path, url: str, number: int, written: dict[str, set[str]], created: list[str]) -> Iterator[None]:
+    """Fills in what was acknowledged; a key that was being written over may have either value. Comes back before the first request, and after each."""
+    s3, sagemaker = jobs.client(home, url, "s3"), jobs.client(home, url, "sagemaker")
+    yield
+    with contextlib.suppress(ClientError):  # it is there
         s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
-
-
-def _write_until_killed(s3: Any, sagemaker: Any, number: int, written: dict[str, set[str]], created: list[str]) -> None:
-    """Fills in what was acknowledged; a key that was being written over may have either value."""
+    yield
     name = f"job-{number}"
     sagemaker.create_training_job(**request(name, "true"))
     created.append(name)
+    yield
     for count in range(1000):
         key = f"k{count % 40}"
         body = random.Random(number * 1000 + count).randbytes(100_000)
@@ -193,6 +194,7 @@ def _write_until_killed(s3: Any, sagemaker: Any, number: int, written: dict[str,
             written[key].add(digest)
         s3.put_object(Bucket="bucket", Key=key, Body=body)
         written[key] = {digest}
+        yield
 
 
 def until_said(client: Callable[[str], Any], job: str, line: str, seconds: float = 60) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,60 @@ GROUPS_OF_KERAS3: Sequence[str] = ast.literal_eval(_assigned(_DIALECTS, "KERAS3_
 TOLERANCE_OF_DIALECTS: dict[str, float] = ast.literal_eval(_assigned(_DIALECTS, "TOLERANCE"))
 
 
-def chosen(request: pytest.FixtureRequest, *tests: str) -> list[str]:
-    """The cases that this run of pytest asks these functions of the requesting module for, each once."""
+# They call TensorFlow, hold strings or sparse tensors, or ask for what Keras has on TensorFlow alone.
+_NEED_TENSORFLOW = {
+    "added_loss", "batchnorm_synchronized", "custom_train_step", "custom_train_step_in_tf_function", "custom_train_step_two_optimizers",
+    "custom_train_step_with_sums", "custom_train_step_without_keras_loss", "planned_words", "sparse_batches", "words_on_batch",
+    "words_without_unknown_ones",
+}  # fmt: skip
+_WITHOUT_TENSORFLOW = [name for name in CASES if name not in _NEED_TENSORFLOW and not name.startswith("own_loop")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Framework:
+    """What Keras computes with.
+
+    Attributes:
+        env: the environment that chooses it.
+        cases: the cases that it can run.
+        bound: the largest relative difference from one process; `TOLERANCE` lists the cases with another.
+    """
+
+    env: Mapping[str, str]
+    cases: Sequence[str]
+    bound: float = 1e-5
+
+    def allows(self, name: str) -> float:
+        """The bound of one case."""
+        return TOLERANCE.get(name, self.bound)
+
+
+FRAMEWORKS = {
+    "TensorFlow": Framework({}, CASES),
+    "Keras 2": Framework({"TF_USE_LEGACY_KERAS": "1"}, [name for name in CASES if name not in KERAS3_ONLY]),
+    # In float64, where rounding differs by 1e-15: in float32 training amplifies the order of a sum to 4e-4 in the longest case. Dropout
+    # and BatchNormalization too must be one process's. XLA compiles in 80 % of the time at level 1 (at level 0 in 60 %, but single rows
+    # are then rounded by 4e-8).
+    "JAX": Framework(
+        {"KERAS_BACKEND": "jax", "KERAS_HOME": str(HERE / "float64"), "JAX_ENABLE_X64": "1",
+         "XLA_FLAGS": "--xla_backend_optimization_level=1"}, _WITHOUT_TENSORFLOW, 1e-9,
+    ),
+    # Keras computes in float32 on torch, whatever it is told. It refuses `steps_per_execution` there.
+    "torch": Framework({"KERAS_BACKEND": "torch"}, [n for n in _WITHOUT_TENSORFLOW if n != "steps_per_execution"], 3e-5),
+}  # fmt: skip
+
+
+def in_tiers(names: Sequence[str], quick: Sequence[str] = (), slow: Sequence[str] | None = None) -> list[Any]:
+    """The names as parameters: those of ``quick`` for `make test`, of ``slow`` (None: all others) for `make test-slow`, the rest for `make test-long`."""
+    others = names if slow is None else slow
+    return [
+        pytest.param(name, marks=() if name in quick else pytest.mark.slow if name in others else pytest.mark.long)
+        for name in names
+    ]
+
+
+def chosen(request: pytest.FixtureRequest, *tests: str, **params: Any) -> list[str]:
+    """The cases that this run of pytest asks these functions of the requesting module for, with these parameters, each once."""
     items: list[Any] = [item for item in request.session.items if item.path == request.path]
-    names = [item.callspec.params["name"] for item in items if item.originalname in tests]
-    return list(dict.fromkeys(names))
+    calls = [item.callspec.params for item in items if item.originalname in tests]
+    return list(dict.fromkeys(call["name"] for call in calls if params.items() <= call.items()))

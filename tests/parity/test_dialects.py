@@ -1,4 +1,7 @@
-"""Scripts of old APIs on workers, and what they mean in one process: the same weights, on all workers."""
+"""Scripts of old APIs on workers, and what they mean in one process: the same weights, on all workers.
+
+All on two workers; of those on three every other one, and on four the rest, since worlds need time; `make test-long` has all.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,24 @@ Trained = Callable[[str, int], Path]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Where the results of a group of cases on some workers are; each is trained once. 0 workers: plain Python."""
-    return functools.cache(functools.partial(_train, tmp_path_factory.mktemp("dialects"), {}))
+    wanted = functools.partial(registry.chosen, request, "test_a_dialect_means_what_it_meant")
+    return functools.cache(functools.partial(_train, tmp_path_factory.mktemp("dialects"), {}, wanted))
 
 
 @pytest.fixture(scope="module")
-def trained_with_keras_2(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained_with_keras_2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     env = {"TF_USE_LEGACY_KERAS": "1"}
-    return functools.cache(functools.partial(_train, tmp_path_factory.mktemp("legacy"), env))
+    wanted = functools.partial(registry.chosen, request, "test_also_with_keras_2")
+    return functools.cache(functools.partial(_train, tmp_path_factory.mktemp("legacy"), env, wanted))
 
 
-def _train(root: Path, env: dict[str, str], group: str, workers: int) -> Path:
+def _train(root: Path, env: dict[str, str], wanted: Callable[..., list[str]], group: str, workers: int) -> Path:
     out = root / str(workers)
     out.mkdir(exist_ok=True)
-    script = [HERE / "dialects.py", out, group]
+    names = wanted(group=group, workers=workers) if workers else wanted(group=group)
+    script = [HERE / "dialects.py", out, *names]
     command = forking.syrtos_run(out / "run", workers, *script) if workers else script
     done = forking.run(command, {**ONE_THREAD, **env}, timeout=600)
     assert done.returncode == 0, done.stderr[-5000:]
@@ -49,11 +55,16 @@ def _compare(trained: Trained, group: str, name: str, workers: int) -> None:
 
 def _cases(groups: list[str], *worlds: int, quick: tuple[str, ...] = ()) -> list[Any]:
     """Group by group, so that those who wait for the same training stand together."""
+    slow = {2: slice(None), 3: slice(0, None, 2), 4: slice(1, None, 2)}
     return [
-        pytest.param(group, workers, name, marks=() if workers == 2 and group in quick else pytest.mark.slow)
+        pytest.param(group, workers, *case.values, marks=case.marks)
         for group in groups
         for workers in worlds
-        for name in registry.GROUPS[group]
+        for case in registry.in_tiers(
+            registry.GROUPS[group],
+            registry.GROUPS[group] if workers == 2 and group in quick else (),
+            registry.GROUPS[group][slow[workers]],
+        )
     ]
 
 

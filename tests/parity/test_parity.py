@@ -1,13 +1,11 @@
 """Every case, in one process and on two workers: the same weights and the same logs; on three, every third case (`make parity`: all).
 
-Servers and three workers get every third case, for the rest of a step is that of `test_keras_3`. One case of six is in the quick tests.
+Servers and three workers get every third case, half of them in `make test-long`, for the rest of a step is that of `test_keras_3`. One case of
+six is in the quick tests.
 Keras 2 has a file of its own, since files are what two processes of pytest divide.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pytest
 import registry
@@ -16,11 +14,6 @@ import table
 CURRENT = registry.CASES
 SERVED = [name for name in CURRENT if name != "gradient_accumulation"]  # servers refuse to clip what is accumulated
 KERAS_3 = ("test_keras_3", "test_keras_3_on_three_workers", "test_two_parameter_servers_without_staleness")
-
-
-def some_quick(names: Sequence[str], quick: Iterable[str] = ()) -> list[Any]:
-    """The names as parameters, all slow but those of ``quick``."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +33,28 @@ def served_rows(request: pytest.FixtureRequest) -> table.Rows:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", some_quick(CURRENT, CURRENT[::6]))
+@pytest.mark.parametrize("name", registry.in_tiers(CURRENT, CURRENT[::6]))
 def test_keras_3(rows: table.Rows, name: str) -> None:
     table.check(rows, name)
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", some_quick(CURRENT[1::3]))
+@pytest.mark.parametrize("name", registry.in_tiers(CURRENT[1::3], slow=CURRENT[1::6]))
 def test_keras_3_on_three_workers(rows_of_three: table.Rows, name: str) -> None:
     table.check(rows_of_three, name)
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", some_quick(SERVED[::3]))
+@pytest.mark.parametrize("name", registry.in_tiers(SERVED[::3], slow=SERVED[::6]))
 def test_two_parameter_servers_without_staleness(served_rows: table.Rows, name: str) -> None:
     table.check(served_rows, name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("keras", ["TensorFlow", pytest.param("Keras 2", marks=pytest.mark.long)])
+def test_a_step_compiled_by_xla_on_one_worker(keras: str) -> None:
+    """On several it is turned off."""
+    name = "compiled_by_xla_after_all"
+    framework = registry.FRAMEWORKS[keras]
+    table.check(table.measure([name], [1], framework.env), name, framework)

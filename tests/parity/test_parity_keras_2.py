@@ -1,4 +1,4 @@
-"""Every case that Keras 2 has, as in `test_parity`; servers get those that differ in the optimizer."""
+"""Every case that Keras 2 has, as in `test_parity`, a third of them in `make test-slow`; servers get those that differ in the optimizer."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import pytest
 import registry
 import table
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 
-LEGACY = [name for name in registry.CASES if name not in registry.KERAS3_ONLY]
+LEGACY = registry.FRAMEWORKS["Keras 2"]
 SERVED = [
     "sequential", "shuffled", "custom_train_step_two_optimizers", "steps_per_execution", "train_on_batch", "clipnorm", "global_clipnorm",
     "weight_decay", "ema", "learning_rate_schedule", "mixed_float16", "embedding_small_adagrad_clipped", "embedding_adam",
     "reduce_lr_on_plateau",
 ]  # fmt: skip
 KERAS_2 = ("test_keras_2", "test_keras_2_on_two_parameter_servers")
-ENV = {"TF_USE_LEGACY_KERAS": "1"}
 
 
 @pytest.fixture(scope="module")
 def rows(request: pytest.FixtureRequest) -> table.Rows:
-    return table.measure(registry.chosen(request, KERAS_2[0]), [2], ENV, references=registry.chosen(request, *KERAS_2))
+    return table.measure(
+        registry.chosen(request, KERAS_2[0]), [2], LEGACY.env, references=registry.chosen(request, *KERAS_2)
+    )
 
 
 @pytest.fixture(scope="module")
 def served_rows(request: pytest.FixtureRequest) -> table.Rows:
     names = registry.chosen(request, KERAS_2[1])
-    return table.measure(names, [2], ENV, table.TOGETHER, registry.chosen(request, *KERAS_2))
+    return table.measure(names, [2], LEGACY.env, table.TOGETHER, registry.chosen(request, *KERAS_2))
 
 
-@pytest.mark.parametrize("name", LEGACY)
+@pytest.mark.parametrize("name", registry.in_tiers(LEGACY.cases, slow=LEGACY.cases[::3]))
 def test_keras_2(rows: table.Rows, name: str) -> None:
     table.check(rows, name)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", registry.in_tiers(SERVED, slow=SERVED[::4]))
 def test_keras_2_on_two_parameter_servers(served_rows: table.Rows, name: str) -> None:
     table.check(served_rows, name)

@@ -7,6 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def type_checked_names() -> list[str]:
     guarded = [node for node in tree.body if isinstance(node, ast.If)]
     imports = [node for block in guarded for node in block.body if isinstance(node, ast.ImportFrom)]
     return [alias.name for node in imports for alias in node.names]
+
+
+def test_frameworks_for_gpus_fulfil_the_extras() -> None:
+    """`tensorflow[and-cuda]` is the package `tensorflow`, `jax[cuda12]` is `jax`: what is installed already is kept."""
+    wanted = [line.split(";") for line in metadata.requires("syrtos") or [] if "extra ==" in line]
+    packages = {extra.split('"')[1]: name.split(">=")[0].strip() for name, extra in wanted}
+    assert {packages[name] for name in ("tensorflow", "jax", "torch")} == {"tensorflow", "jax", "torch"}
 
 
 def test_importing_loads_no_framework() -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 
 from syrtos import __version__
-from syrtos.cli import aws_env, data, env, horovodrun, jobs, run, serve, submit
+from syrtos.cli import aws_env, data, env, horovodrun, jobs, resume, run, serve, submit
 from syrtos.errors import SyrtosError
 
 _OF_JOBS = ("sqlalchemy", "starlette", "uvicorn", "httptools", "botocore", "yaml")
@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="syrtos", description="Distributed training for Keras.")
     parser.add_argument("--version", action="version", version=f"syrtos {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (run, horovodrun, data, serve, submit, jobs, aws_env, env):
+    for command in (run, resume, horovodrun, data, serve, submit, jobs, aws_env, env):
         command.add_to(commands)
     chosen = parser.parse_args(arguments)
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from syrtos import __version__, settings, topology
 
-_PACKAGES = ("keras", "tensorflow", "tensorflow_cpu", "tf_keras", "jax", "torch", "numpy", "mpi4py", "mpich")
+_PACKAGES = ("keras", "tensorflow", "tf_keras", "jax", "torch", "numpy", "mpi4py", "mpich")
 # Other variables may hold secrets and are not shown.
 _SHOWN = ("PMI_", "OMPI_COMM_WORLD_", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
 

@@ -16,6 +16,7 @@ from syrtos.cli.summary import print_table
 from syrtos.launch.outcome import End, Outcome, signal_name
 
 _LAST_WORDS = 3
+_FRAMES = 4
 _WORDS_OF_A_CRASH = re.compile(
     r"^F\d{4} |Check failed|^terminate called|^  what\(\): |^Fatal Python error|^(free|malloc|double free|corrupted)\b.*[(:]"
 )
@@ -27,12 +28,19 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
     reported = outcome.failures or _reported(run_dir)
     if outcome.end is End.STOPPED:
         _say(f"stopped by {signal_name(outcome.code - 128)}. Run directory: {run_dir}")
-    elif reported:
+    elif outcome.end is End.HUNG:
+        _print_hung(outcome, run_dir)
+    elif reported and not _is_consequence(outcome):
         _print_worker(reported[0], run_dir)
     elif outcome.end is End.NOT_STARTED:
         _print_launcher(outcome)
     else:
         _print_ended(outcome, run_dir)
+
+
+def _is_consequence(outcome: Outcome) -> bool:
+    """Whether another worker's end came before the reports."""
+    return bool(outcome.failures) and outcome.end in (End.CRASHED, End.LOST)
 
 
 def _reported(run_dir: Path) -> list[dict[str, Any]]:
@@ -50,6 +58,23 @@ def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
         f"rank {rank} on {failure.get('host', 'an unknown host')} failed first:\n\n{failure['text'].rstrip()}\n\n"
         f"Its output is in {run_dir / 'logs' / f'rank-{rank}.log'}"
     )
+
+
+def _print_hung(outcome: Outcome, run_dir: Path) -> None:
+    """The workers that others waited for, where each was, and what the first that gave up said."""
+    lines = [str(outcome)]
+    for rank in outcome.hung:
+        log = run_dir / "logs" / f"rank-{rank}.log"
+        lines += [*_last_stack(log), f"Its output is in {log}"]
+    _say("\n".join([*lines, "", outcome.failures[0]["text"].rstrip()]))
+
+
+def _last_stack(log: Path) -> list[str]:
+    """The innermost calls of the main thread, as `faulthandler` has last written them; none of a process that is stopped."""
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    begins = [number for number, line in enumerate(lines) if line.startswith("Current thread ")]
+    frames = [line for line in lines[begins[-1] + 1 :] if line.startswith('  File "')] if begins else []
+    return frames[:_FRAMES]
 
 
 def _print_ended(outcome: Outcome, run_dir: Path) -> None:
@@ -72,8 +97,8 @@ def _last_words(log: Path) -> list[str]:
 def _print_launcher(outcome: Outcome) -> None:
     said = "\n".join(f"  {line}" for line in outcome.noise if line.strip("= "))
     _say(
-        f"the workers could not be started or ended unexpectedly (exit code {outcome.code}).\n{said}\n"
-        "With --hosts: each must be reachable by `ssh NAME true` without a password, and have this environment at the same path."
+        f"the workers could not be started or ended unexpectedly (exit code {outcome.code}).\n{said}".rstrip()
+        + "\nWith --hosts: each must be reachable by `ssh NAME true` without a password, and have this environment at the same path."
     )
 
 

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import os
+import random
 import sys
-import time
 from pathlib import Path
 from typing import Any, get_args
 
 from syrtos import settings
-from syrtos.cli.env import versions
-from syrtos.cli.failure import print_failure
-from syrtos.cli.summary import print_summary
-from syrtos.launch import guard
-from syrtos.launch.outcome import End
-from syrtos.launch.plan import Machine, find_mpiexec, make_plan
+from syrtos.cli.execution import Request, execute, this_machine
+from syrtos.errors import ConfigurationError
+from syrtos.launch.plan import make_plan
+from syrtos.launch.policy import Policy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
-from syrtos.launch.standard_input import given, has_data
-from syrtos.launch.supervise import supervise
-from syrtos.observe.clock import process_age
-from syrtos.observe.ledger import forget, launching
-from syrtos.settings import BatchMode, Options, ScaleLR
+from syrtos.settings import BatchMode, Exchange, Options, ScaleLR
 
 
 def add_to(commands: Any) -> None:
@@ -57,6 +48,14 @@ def add_to(commands: Any) -> None:
         default=10.0,
         metavar="S",
         help="seconds that scripts have to end after a signal, or once a worker has ended early with exit code 0 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        metavar="R",
+        default=0,
+        help="start the workers again, at most R times, when one is killed, crashes or fails; training goes on from its last committed step "
+        "(default: 0, never)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     _add_options(parser)
@@ -91,6 +90,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="number of parameter servers beside the workers, which then update asynchronously")  # fmt: skip
     group.add_argument("--staleness", type=int, metavar="K",
                        help="with --ps: updates by which a worker may be ahead of the slowest; 0: synchronous (default: unlimited)")  # fmt: skip
+    group.add_argument("--exchange", choices=get_args(Exchange), default=defaults.exchange,
+                       help="what sums gradients: MPI, or the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
@@ -108,53 +109,37 @@ def main(chosen: argparse.Namespace) -> int:
         grace=chosen.grace,
         ssh=chosen.ssh,
     )
-    plan = make_plan(spec, _this_machine(), settings.environment())
+    plan = make_plan(spec, this_machine(), settings.environment())
+    policy = _policy(chosen, spec)
     if chosen.dry_run:
         print(plan)
         return 0
-    run_dir.mkdir(parents=True, exist_ok=True)
-    forget(run_dir)
-    guard.forget(run_dir)
-    _describe(spec, run_dir)
-    with launching(run_dir, began=time.time() - process_age()):
-        outcome = supervise(plan, settings.environment(), spec.grace, _input(spec))
-    if outcome.end is not End.FINISHED:
-        print_failure(outcome, run_dir)
-    else:
-        print_summary(run_dir)
-    return outcome.code
+    _warn_of_one_worker(chosen, spec)
+    return execute(Request(spec, policy, seed=random.SystemRandom().randrange(2**31)), run_dir)
 
 
-def _input(spec: Spec) -> int | None:
-    """The standard input for the workers; workers of other hosts get none."""
-    source = given()
-    if source is not None and spec.hosts and has_data(source):
+def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:
+    """Raises ConfigurationError where workers are to be started again that can't be."""
+    given = chosen.max_restarts
+    if given < 0:
+        raise ConfigurationError(f"`--max-restarts` must be 0 or more. Received: {given}.")
+    if given and (spec.hosts or spec.options.servers):
+        what = "parameter servers (--ps)" if spec.options.servers else "--hosts"
+        raise ConfigurationError(
+            f"`--max-restarts {given}` was given with {what}: snapshots are kept on one machine, and by workers that hold the whole state. Leave it "
+            "out; scripts go on from checkpoints of their own (`keras.callbacks.BackupAndRestore`)."
+        )
+    return Policy(given)
+
+
+def _warn_of_one_worker(chosen: argparse.Namespace, spec: Spec) -> None:
+    late = [word for word in spec.program.arguments if word in ("-n", "--hosts", "--hostfile")]
+    if late and chosen.workers is None and not spec.hosts:
         print(
-            "syrtos: standard input reaches workers of this machine only: with --hosts they find it empty. Give the script a file's name.",
+            f"syrtos: `{late[0]}` stands after the script and is an argument of the script; this run has one worker. For more write "
+            f"`syrtos run {late[0]} ... {spec.program.name}`.",
             file=sys.stderr,
         )
-    return None if spec.hosts else source
-
-
-def _describe(spec: Spec, run_dir: Path) -> None:
-    """Writes the request into the run directory, and prints where that is."""
-    request = {
-        "script": spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve()),
-        "arguments": spec.program.arguments,
-        "workers": spec.workers,
-        "hosts": [f"{host.name}:{host.slots}" for host in spec.hosts],
-        "options": dataclasses.asdict(spec.options),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": versions(),
-    }
-    (run_dir / "run.json").write_text(json.dumps(request, indent=2) + "\n")
-    where = ", ".join(host.name for host in spec.hosts) or "this machine"
-    servers = spec.options.servers
-    and_servers = f" and {servers} parameter server{'s' * (servers > 1)}" if servers else ""
-    print(
-        f"syrtos: {spec.workers} worker{'s' * (spec.workers > 1)}{and_servers} on {where}, logs in {run_dir / 'logs'}",
-        file=sys.stderr,
-    )
 
 
 def _workers(asked: int | None, hosts: tuple[Host, ...]) -> int:
@@ -171,11 +156,7 @@ def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
         timeout=chosen.timeout,
         run_dir=str(run_dir),
         bucket_mb=chosen.bucket_mb,
+        exchange=chosen.exchange,
         servers=chosen.servers,
         staleness=chosen.staleness,
     )
-
-
-def _this_machine() -> Machine:
-    python = Path(sys.executable)
-    return Machine(str(python), str(find_mpiexec(python)), len(os.sched_getaffinity(0)))

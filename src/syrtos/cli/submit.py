@@ -43,6 +43,12 @@ def add_to(commands: Any) -> None:
         default="runs",
         help="folder or URI that NAME/output/model.tar.gz is written to (default: %(default)s)",
     )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        metavar="R",
+        help="start workers again, at most R times (1 to 30), when one is killed, crashes, hangs or fails; training goes on from its last committed step",
+    )
     parser.add_argument("--name", help="name of the job (default: script name and time)")
     parser.add_argument("--no-wait", action="store_true", help="return at once; the running service trains the job")
 
@@ -84,6 +90,8 @@ def _asked(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     facts["environment"] = {**(facts.get("environment") or {}), **_pairs(chosen.env, "--env")}
     if chosen.instances is not None:
         facts["instance_count"] = chosen.instances
+    if chosen.max_restarts is not None:
+        facts["max_retry_attempts"] = chosen.max_restarts
     if chosen.processes_per_host is not None:
         facts["distribution"] = {"mpi": {"enabled": True, "processes_per_host": chosen.processes_per_host}}
     facts.setdefault("output_path", chosen.output)

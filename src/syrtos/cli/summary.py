@@ -93,7 +93,7 @@ def _table(summary: Summary) -> Table:
 
 def _counted(summary: Summary) -> str:
     """The kind of step that is counted, where it is not a batch of `fit`."""
-    if summary.facts.get("pace") == "own":
+    if summary.facts.get("training") == "asynchronous":
         return "of all workers "
     return "updates of the script's own loop " if summary.loops else ""
 

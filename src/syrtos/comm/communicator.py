@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syrtos.comm import adasum
+from syrtos.comm.background import Background
 from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.comm.tags import Tags, of_call, of_passing
 from syrtos.errors import ExchangeError, OutOfStepError
@@ -61,12 +62,14 @@ class Communicator(abc.ABC):
         rank: this worker's number in the group.
         size: the number of workers in the group.
         meetings: operations so far; equal on all workers between two operations.
+        background: makes exchanges while this worker computes; any other operation begins when they are over.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self.meetings = 0
+        self.background = Background()
 
     # -- public exchanges -----------------------------------------------------------------------
 
@@ -182,6 +185,7 @@ class Communicator(abc.ABC):
         """
         if self.size == 1:
             return [value]
+        self.background.settle()
         self.meetings += 1
         tags, values = self.meet(of_call(call), value, call)
         if joined := tags.joined:
@@ -194,6 +198,7 @@ class Communicator(abc.ABC):
 
     def meet(self, tag: int, value: float, call: str) -> tuple[Tags, list[float]]:
         """Every worker's tag and value, when none passes by any more."""
+        self.background.settle()
         while True:
             found, values = self._meet(tag, value, call)
             tags = Tags(found)
@@ -238,6 +243,7 @@ class Communicator(abc.ABC):
         """
         if self.size == 1:
             return False
+        self.background.settle()
         tag = of_passing(call)
         found, first = self._meet(tag, float(not again), call, until)
         return any(first[rank] and found[rank] != tag for rank in Tags(found).passing)

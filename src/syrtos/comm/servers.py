@@ -1,7 +1,7 @@
 """The parameter servers of a run, as its workers see them.
 
 A run with ``--ps N`` has N processes after its workers that hold the parameters and apply the optimizers. The first of them also keeps
-the rounds (see `syrtos.comm.rounds`).
+the rounds (see `syrtos.comm.work_queue`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from syrtos.comm.communicator import Array
 from syrtos.comm.objects import from_bytes, to_bytes
-from syrtos.comm.rounds import LATER, NONE
+from syrtos.comm.work_queue import LATER, NONE
 
 if TYPE_CHECKING:
     from syrtos.comm.requests import Asking, Message

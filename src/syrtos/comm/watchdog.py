@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from syrtos.errors import StalledError
 _AWAKE = 200e-6
 _NAP = 20e-6
 _LONGEST_NAP = 2e-4
+# Seconds after which a wait is long, or a third of the timeout.
+_LONG = 10.0
 
 
 class Watchdog:
@@ -23,6 +26,8 @@ class Watchdog:
         timeout: seconds after which a wait becomes a `StalledError`.
         on_stall: called with the error's text before it is raised, e.g. to ask every worker for its stack.
         on_wait: called with the seconds of each wait when it is over.
+        on_long_wait: called when a wait becomes a long one with the call, the seconds so far and a name of this watchdog, and with an empty call
+            when that wait is over, unless it was given up.
     """
 
     def __init__(self, timeout: float = 300.0, on_stall: Callable[[str], None] | None = None) -> None:
@@ -30,6 +35,8 @@ class Watchdog:
         self.timeout = timeout
         self.on_stall = on_stall
         self.on_wait: Callable[[float], None] | None = None
+        self.on_long_wait: Callable[[str, float, str], None] | None = None
+        self._name = "main"
 
     def wait(self, done: Callable[[], bool], call: str, rank: int) -> None:
         """Returns when ``done()`` is true.
@@ -48,21 +55,39 @@ class Watchdog:
             if self.on_wait:
                 self.on_wait(seconds)
 
+    def another(self, name: str) -> Watchdog:
+        """One for other waits of this process, which tells what this one tells."""
+        found = Watchdog(self.timeout, self.tell)
+        found._name, found.on_long_wait = name, self._tell_long
+        return found
+
+    def _tell_long(self, call: str, seconds: float, name: str) -> None:
+        if self.on_long_wait:
+            self.on_long_wait(call, seconds, name)
+
     def tell(self, text: str) -> None:
         """Tells of a stall; also as ``on_stall`` of another watchdog of this process."""
         if self.on_stall:
             self.on_stall(text)
 
     def _sleep_until(self, done: Callable[[], bool], started: float, call: str, rank: int) -> None:
-        nap = _NAP
-        while not done():
-            elapsed = time.perf_counter() - started
-            if elapsed < _AWAKE:
-                continue
-            if elapsed > self.timeout:
-                self._give_up(elapsed, call, rank)
-            time.sleep(nap)
-            nap = min(nap * 1.2, _LONGEST_NAP)
+        nap, told = _NAP, False
+        try:
+            while not done():
+                elapsed = time.perf_counter() - started
+                if elapsed < _AWAKE:
+                    continue
+                if elapsed > self.timeout:
+                    told = False
+                    self._give_up(elapsed, call, rank)
+                if not told and math.isfinite(self.timeout) and elapsed > min(_LONG, self.timeout / 3):
+                    told = True
+                    self._tell_long(call, elapsed, self._name)
+                time.sleep(nap)
+                nap = min(nap * 1.2, _LONGEST_NAP)
+        finally:
+            if told:
+                self._tell_long("", 0.0, self._name)
 
     def _give_up(self, elapsed: float, call: str, rank: int) -> None:
         text = (

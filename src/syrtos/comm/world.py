@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import shutil
 import socket
 from collections.abc import Iterator
@@ -61,14 +60,18 @@ class Session:
     )
 
     def __post_init__(self) -> None:
-        self.watchdog.on_wait = functools.partial(self.ledger.spend, "wait")
+        self.watchdog.on_wait = self._waited
+
+    def _waited(self, seconds: float) -> None:
+        if not self.comm.background.ahead:  # else this worker computes meanwhile
+            self.ledger.spend("wait", seconds)
 
     def alone(self) -> Session:
         """This worker as a world of one that writes into the same record."""
         own = InProcessCommunicator()
         return dataclasses.replace(self, world=topology.World(), comm=own, input_comm=own)
 
-    def at_own_pace(self) -> Session:
+    def asynchronously(self) -> Session:
         """This worker as a world of one that keeps its rank: files that one worker writes are written by rank 0."""
         return dataclasses.replace(self.alone(), world=topology.World(rank=self.world.rank))
 
@@ -79,8 +82,8 @@ class Session:
             _sharing.options = self.options
         if self.questions is None:  # a server is no worker
             self.ledger.open(run_dir, self.world.rank)
-        if self.options.own_pace:
-            self.ledger.say(pace="own")
+        if self.options.asynchronous:
+            self.ledger.say(training="asynchronous")
         if self.world.local_rank == 0:  # of an earlier run in the same folder
             shutil.rmtree(claims_folder(run_dir), ignore_errors=True)
 
@@ -99,7 +102,7 @@ def init(options: Options | None = None) -> Session:
     global _session, _sharing
     if _session is None:
         _session = _join(options or settings.options_from(settings.environment()))
-        _sharing = _session.at_own_pace() if _session.options.own_pace and _session.servers else None
+        _sharing = _session.asynchronously() if _session.options.asynchronous and _session.servers else None
     elif options is not None and options != _session.options:
         raise ConfigurationError(
             "syrtos.init() was called a second time with other options. Give them at the first call only."
@@ -220,7 +223,7 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
     return Session(
         world=world,
         comm=communicator_over(comm.Dup(), watchdog),
-        input_comm=communicator_over(comm.Dup(), Watchdog(options.timeout, watchdog.tell)),
+        input_comm=communicator_over(comm.Dup(), watchdog.another("input")),
         options=options,
         ledger=Ledger(),
         watchdog=watchdog,

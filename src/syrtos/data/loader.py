@@ -83,6 +83,7 @@ class Loader:
         seed: of the order; None keeps the records in theirs.
         policy: about bad records.
         memory: bytes of records that shuffling may hold, in one process that reads all; less in each of several.
+        contiguous: whether shares are contiguous rows of batches also where records are shuffled, if no blocks have to be held for it.
     """
 
     source: Source
@@ -91,6 +92,7 @@ class Loader:
     seed: int | None
     policy: Policy
     memory: int = MEMORY
+    contiguous: bool = False
 
     def plan(self, position: Position = Position(), workers: int = 1) -> Plan:
         """The rest of an epoch. ``workers``: how many batches of the script make up a global batch."""
@@ -152,7 +154,9 @@ class Loader:
         """By the plan; where workers see different files, by the workers that can read each record."""
         places = plan.places(step)
         readers = self.source.readers(plan.records_at(places), places) if size > 1 and self._divided else None
-        return plan.share(step, rank, size) if readers is None else plan.records_at(places)[readers == rank]
+        if readers is not None:
+            return plan.records_at(places)[readers == rank]
+        return plan.share(step, rank, size, self.contiguous and plan.block == 1)
 
     @functools.cached_property
     def _divided(self) -> bool:

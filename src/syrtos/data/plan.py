@@ -73,14 +73,14 @@ class Plan:
         """The place of the sequence with which global batch ``step`` begins; that after the last ends the epoch."""
         return min(self.first + step * self.batch, self.records)
 
-    def share(self, step: int, rank: int = 0, size: int = 1) -> Indices:
+    def share(self, step: int, rank: int = 0, size: int = 1, contiguous: bool = False) -> Indices:
         """Indices of the records that ``rank`` of ``size`` workers reads for a global batch; possibly none.
 
-        Shuffled, it is what lies in the streams of that worker; otherwise the rank's contiguous rows of the batch. Either way the shares of
-        all ranks make up the batch, for every ``size``.
+        Shuffled, it is what lies in the streams of that worker; otherwise, or if asked for, the rank's contiguous rows of the batch. Either way the
+        shares of all ranks make up the batch, for every ``size``.
         """
         places = self.places(step)
-        if self.seed is None or size > STREAMS:
+        if self.seed is None or size > STREAMS or contiguous:
             start, stop = share_of(len(places), rank, size)
             return self._batch(step)[start:stop]
         return self._batch(step)[places % STREAMS % size == rank]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from syrtos import settings
 from syrtos.comm import world
 from syrtos.dialects import keras2
 from syrtos.errors import ConfigurationError
@@ -48,5 +49,5 @@ def _check_flags(name: str, options: Options) -> None:
 def _shuffle_apart(rank: int) -> None:
     """Workers read the same files and draw their own batches from them: shuffles that the script did not seed must differ by rank."""
     seed = seeds.part(rank)
-    if tf_internals.global_seed() == seeds.common():
+    if tf_internals.global_seed() == settings.common_seed():
         tf.random.set_seed(seed)

@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.comm.rounds import KEPT
 from syrtos.comm.servers import Servers
+from syrtos.comm.work_queue import KEPT
 from syrtos.dialects import keras2
 from syrtos.dialects.tf_distribute import places
 from syrtos.errors import ConfigurationError

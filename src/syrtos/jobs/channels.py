@@ -92,14 +92,21 @@ class Pipe:
         self._base = folder / channel.name
         self._over = threading.Event()
         self.error: Exception | None = None
-        os.mkfifo(f"{self._base}_0")
+        self._epochs = 0  # that there are paths for
+        self._add_epoch()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the stream."""
+        """Ends the stream, and removes what scripts read it from."""
         self._over.set()
         self._thread.join(timeout=5)
+        for epoch in range(self._epochs):
+            Path(f"{self._base}_{epoch}").unlink(missing_ok=True)
+
+    def _add_epoch(self) -> None:
+        os.mkfifo(f"{self._base}_{self._epochs}")
+        self._epochs += 1
 
     def _run(self) -> None:
         epoch = 0
@@ -108,14 +115,15 @@ class Pipe:
                 descriptor = self._opened(f"{self._base}_{epoch}")
                 if descriptor is None:
                     return
-                os.mkfifo(f"{self._base}_{epoch + 1}")  # there before the script can ask for it
+                self._add_epoch()  # there before the script can ask for it
                 # a script need not read an epoch to its end
                 with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb", buffering=1 << 20) as pipe:
                     self._write(pipe, epoch)
                 epoch += 1
         except Exception as error:
             self.error = error
-            Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)  # no reader shall wait for it
+            if not self._over.is_set():  # else there may be another stream with these paths
+                Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)  # no reader shall wait for it
 
     def _opened(self, path: str) -> int | None:
         """A descriptor once a process reads; None if the job has ended before."""

@@ -13,7 +13,8 @@ from syrtos.jobs.home import ACCOUNT
 # The arguments of `Estimator` that a request is made of.
 FACTS = (
     "instance_count", "hyperparameters", "environment", "distribution", "metric_definitions", "checkpoint_s3_uri", "checkpoint_local_path",
-    "use_spot_instances", "max_wait", "max_run", "input_mode", "tags", "instance_type", "role", "framework_version", "py_version", "image_uri",
+    "use_spot_instances", "max_wait", "max_run", "max_retry_attempts", "input_mode", "tags", "instance_type", "role", "framework_version",
+    "py_version", "image_uri",
 )  # fmt: skip
 
 _CHANNEL_FACTS = (
@@ -63,6 +64,11 @@ def build(
         "EnableManagedSpotTraining": facts["use_spot_instances"],
         "Tags": [dict(tag) for tag in facts["tags"]],
     }
+    retries = facts["max_retry_attempts"]
+    if retries is not None:
+        if type(retries) is not int or not 1 <= retries <= 30:
+            raise ConfigurationError(f"Workers can be started again 1 to 30 times. Received: {retries!r}.")
+        request["RetryStrategy"] = {"MaximumRetryAttempts": retries}
     if facts["checkpoint_s3_uri"]:
         local = {"LocalPath": facts["checkpoint_local_path"]} if facts["checkpoint_local_path"] else {}
         request["CheckpointConfig"] = {"S3Uri": _uri(facts["checkpoint_s3_uri"]), **local}

@@ -36,6 +36,7 @@ class Estimator:
         checkpoint_s3_uri, checkpoint_local_path: the checkpoints that are copied while the job runs, and restored when it starts.
         use_spot_instances, max_wait: give way to other jobs, for at most so many seconds in all.
         max_run: seconds.
+        max_retry_attempts: how often workers that die are started again, 1 to 30; training goes on from its last committed step.
         input_mode: ``File``, ``FastFile`` or ``Pipe``.
         instance_type, role, framework_version, py_version, image_uri: taken note of; the job runs on this machine, in this environment.
         home: the service's folder.
@@ -59,6 +60,7 @@ class Estimator:
         use_spot_instances: bool = False,
         max_wait: int | None = None,
         max_run: int = 86400,
+        max_retry_attempts: int | None = None,
         input_mode: str = "File",
         base_job_name: str | None = None,
         tags: Sequence[Mapping[str, str]] = (),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import hashlib
 import json
 import os
 import secrets
+import shutil
 import socket
 import struct
 import tempfile
@@ -58,6 +60,20 @@ class Home:
     def job(self, name: str) -> Path:
         """The folder of one job. Names have been checked: letters, digits and hyphens."""
         return self.jobs / name
+
+    def new_snapshot_memory(self, name: str) -> Path:
+        """A new folder in memory for the snapshots of a job's workers."""
+        shared = Path("/dev/shm")
+        return Path(tempfile.mkdtemp(prefix=self._memory_of(name), dir=shared if shared.is_dir() else self.job(name)))
+
+    def forget_snapshots(self, name: str) -> None:
+        """Removes those of a job whose workers have ended, also of runners that were killed."""
+        memory, job = self._memory_of(name) + "*", self.job(name)
+        for folder in (*Path("/dev/shm").glob(memory), *job.glob(memory), *job.glob("attempt-*/snapshots")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _memory_of(self, name: str) -> str:
+        return f"syrtos-{hashlib.sha256(str(self.job(name)).encode()).hexdigest()[:16]}-"
 
     def keys(self) -> tuple[str, str]:
         """The access key and secret key of this service's owner, made at first use."""

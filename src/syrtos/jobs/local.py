@@ -94,5 +94,6 @@ def stop(service: Service, name: str) -> None:
     while not found(service, name).state.final and time.monotonic() < deadline:
         time.sleep(0.1)
     processes.end(runner.mark(service.home, name))
+    service.home.forget_snapshots(name)
     while not found(service, name).state.final and time.monotonic() < deadline + _PATIENCE:
         time.sleep(0.1)

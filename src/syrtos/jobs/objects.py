@@ -23,6 +23,7 @@ import sqlalchemy as sql
 from sqlalchemy import event, exc
 
 from syrtos import settings
+from syrtos.checkpoint.durable import force
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.home import Home
 from syrtos.jobs.store import prepare_sqlite
@@ -223,8 +224,8 @@ class FolderStore(ObjectStore):
             size = os.fstat(opened.fileno()).st_size
         file.chmod(0o444)
         file.rename(path)
-        _sync(path.parent)
-        _sync(path.parent.parent)
+        force(path.parent)
+        force(path.parent.parent)
         row = {"blob": blob, "size": size, "etag": etag, "modified": time.time(), "headers": headers}
         with self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -428,11 +429,3 @@ def _is(bucket: str, key: str) -> Sequence[Any]:
 
 def _entry(row: Any) -> Entry:
     return Entry(row["key"], row["size"], row["etag"], row["modified"], dict(row["headers"]), row["blob"])
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

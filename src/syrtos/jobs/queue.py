@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from syrtos import settings
-from syrtos.jobs import processes, runner
+from syrtos.jobs import processes, runner, states
 from syrtos.jobs.home import is_locked
 from syrtos.jobs.service import Service
 from syrtos.jobs.store import Brief, Record
@@ -158,12 +158,13 @@ class Queue:
         if current is None or current.state.final or self._runs(record):
             return  # it has just ended, or begun
         processes.end(runner.mark(home, name))
+        home.forget_snapshots(name)
         retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)
-        gone = 1 + sum(transition["Status"] == "Restarting" for transition in current.state.transitions)
+        restarts = states.restarts(current.state.transitions)
         if current.state.status == "Stopping":
             self._service.store.change(name, lambda r: r.ended("Stopped"))
-        elif gone > retries:
-            text = f"InternalServerError: the process that ran the job was gone {gone} times; {home.job(name) / 'runner.log'} may say why."
+        elif restarts >= retries:
+            text = f"InternalServerError: the job was started again {restarts} times, and its process is gone; {home.job(name) / 'runner.log'} may say why."
             self._service.store.change(name, lambda r: r.failed(text))
         else:
             self._service.store.change(name, lambda r: r.ended("Restarting"))

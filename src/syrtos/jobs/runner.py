@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import platform
+import random
 import re
 import shutil
 import signal
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from syrtos import settings
@@ -42,15 +43,15 @@ from syrtos.jobs.objects import store_of
 from syrtos.jobs.places import Places
 from syrtos.jobs.request import read
 from syrtos.jobs.store import Record, Store
+from syrtos.jobs.workers import Workers
+from syrtos.launch import generations
 from syrtos.launch.noise import is_noise
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.supervise import supervise
+from syrtos.launch.policy import Policy
 from syrtos.launch.worker import version
-from syrtos.observe.ledger import launching
 
 LOCK = "runner.lock"
 _LOOK = 0.2
-_GRACE = 120.0  # SageMaker's, from SIGTERM to SIGKILL
 _LONGEST_REASON = 1024
 _OF_ANOTHER_ATTEMPT = ("Restarting", "Pending")
 
@@ -96,7 +97,8 @@ class Runner:
         record = store.get(name)
         assert record is not None
         self._job = read(record.request, programs.drivers_of(record.request, self._places), training.gpus())
-        self._attempt = record.attempts
+        self._run_dir = self._folders.run_dir(record.attempts)
+        self._restarts_before = states.restarts(record.state.transitions)
         self._streams = logs.of(home.job(name) / "logs")
         secret = job_secret(home, record.access_key)
         self._redact = secrecy.Redactor([secret, *secrecy.secrets_of(record.request)])
@@ -105,8 +107,8 @@ class Runner:
         self._metrics.values.update(record.metrics)
         self._over = threading.Event()
         self._why = ""  # the secondary status that a signal is to lead to
-        self._training = self._trained = self._told = self._failed_inside = False
-        self._pipes: list[channels.Pipe] = []
+        self._trained = self._told = self._failed_inside = False
+        self._workers: Workers | None = None
 
     def run(self) -> None:
         """Downloads, trains, uploads; every way out is written down."""
@@ -145,8 +147,6 @@ class Runner:
         self._say_versions()
         self._move("Training")
         outcome = self._train(python, checkpoints)
-        if checkpoints:
-            checkpoints.finish()
         if self._why == "Interrupted":
             self._finish("Interrupted")
             return
@@ -194,7 +194,7 @@ class Runner:
         image = self._job.request["AlgorithmSpecification"].get("TrainingImage", "")
         asked = re.search(r"/?([\w-]+):(\d+\.\d[\w.]*)", image)
         if asked:
-            here = {name: version(name) for name in ("tensorflow", "keras", "tf_keras")}
+            here = {name: version(name) for name in ("tensorflow", "jax", "torch", "keras", "tf_keras")}
             found = ", ".join(f"{name} {number}" for name, number in here.items() if number != "not installed")
             self._say(
                 f"syrtos: the job asks for the image {asked[1]}:{asked[2]}; it runs in this machine's environment: Python {platform.python_version()}, {found}"
@@ -213,55 +213,63 @@ class Runner:
     # -- training ------------------------------------------------------------------------------
 
     def _train(self, python: Path, checkpoints: Checkpoints | None) -> Outcome:
-        run_dir = self._folders.run_dir(self._attempt)
-        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        base = training.base_environment(settings.environment(), mark(self._home, self._name))
-        plan = training.make_plan(
-            self._job, self._folders, self._attempt, python, settings.environment(), self._credentials
-        )
-        self._pipes = self._open_pipes()
-        tail = logs.Tail(self._sources(run_dir))
+        variables = training.base_environment(settings.environment(), mark(self._home, self._name))
+        takers = [self._taker(stream) for stream in self._streams]
+        self._workers = Workers(self._job, self._folders, self._places, python, variables, self._credentials, takers)
         if checkpoints:
             checkpoints.start()
-        self._training = True
         try:
-            with launching(run_dir, began=time.time()):
-                outcome = supervise(plan, base, _GRACE)
+            outcome = self._generations(self._workers)
         finally:
-            self._training, self._trained = False, True
-            processes.end(mark(self._home, self._name))
-            for pipe in self._pipes:
-                pipe.close()
-            tail.close()
-        broken = self._broken()
-        if broken and not self._why:
-            raise DataError(f"A channel could not be streamed to its end: {broken}") from broken
+            self._trained = True
+            if checkpoints:
+                checkpoints.finish()
+        if self._workers.broken and not self._why:
+            raise DataError(
+                f"A channel could not be streamed to its end: {self._workers.broken}"
+            ) from self._workers.broken
         return outcome
 
-    def _broken(self) -> Exception | None:
-        return next((pipe.error for pipe in self._pipes if pipe.error), None)
+    def _generations(self, workers: Workers) -> Outcome:
+        """Trains once; or in several generations of workers, where the job asks for retries and workers die."""
+        restarts = training.restarts(self._job, self._folders) - self._restarts_before
+        if restarts <= 0:
+            return workers.run(self._run_dir, {})
+        ends: list[Outcome] = []
 
-    def _open_pipes(self) -> list[channels.Pipe]:
-        hosts = len(self._job.hosts)
-        found = []
-        for host in range(hosts):
-            folder = self._folders.ml(host) / "input" / "data"
-            for channel in (c for c in self._job.channels if c.mode == "Pipe"):
-                found.append(channels.Pipe(self._places, channel, host, hosts, folder))
-        return found
+        def start(folder: Path, variables: Mapping[str, str]) -> Outcome:
+            if ends and not self._may_restart(ends[-1]):
+                return dataclasses.replace(ends[-1], end=End.STOPPED)
+            self._run_dir, self._told = folder, False
+            ends.append(workers.run(folder, variables))
+            return ends[-1]
 
-    def _sources(self, run_dir: Path) -> list[tuple[Path, Callable[[list[str]], None]]]:
-        """The files that processes write their output to, and the streams it goes to."""
-        found = []
-        for host, stream in enumerate(self._streams):
-            take = self._taker(stream)
-            if self._job.distribution.kind == "copies":
-                found.append((run_dir / "logs" / f"{self._job.hosts[host]}.log", take))
-                continue
-            per_host = self._job.distribution.per_host
-            ranks = range(host * per_host, (host + 1) * per_host)
-            found += [(run_dir / "logs" / f"rank-{rank}.log", take) for rank in ranks]
-        return found
+        seed, memory = random.SystemRandom().randrange(2**31), self._home.new_snapshot_memory(self._name)
+        ended = generations.run(
+            start, self._job.slots, self._run_dir, Policy(restarts), seed, durable=False, memory=memory,
+            say=lambda text: self._say(f"syrtos: {text}"),
+        )  # fmt: skip
+        if ended.reason:
+            self._say(f"syrtos: no restart: {ended.reason}.")
+        return ended.outcome
+
+    def _may_restart(self, last: Outcome) -> bool:
+        """Records that workers are started again after ``last``; False if the job is to end."""
+        for host in range(len(self._job.hosts)):  # what the generation before has said
+            self._folders.failure(host).unlink(missing_ok=True)
+
+        def restarted(record: Record) -> Record | None:
+            if self._why or record.state.secondary != "Training":
+                return None
+            record = record.moved("Restarting", f"{last} The job's workers are started again.")
+            for status in ("Starting", "Downloading", "Training"):
+                record = record.moved(status)
+            return record
+
+        after = self._store.change(self._name, restarted)
+        if after is None or after.state.secondary != "Training":
+            self._why = self._why or "Stopped"
+        return not self._why
 
     def _taker(self, stream: logs.Stream) -> Callable[[list[str]], None]:
         def take(lines: list[str]) -> None:
@@ -292,7 +300,7 @@ class Runner:
         if outcome.end is End.FINISHED or self._why or self._job.distribution.kind == "copies":
             return
         for failure in outcome.failures:
-            if not (self._folders.run_dir(self._attempt) / "logs" / f"rank-{failure['rank']}.log").exists():
+            if not (self._run_dir / "logs" / f"rank-{failure['rank']}.log").exists():
                 self._say(failure["text"])
         if not outcome.failures:
             self._say(str(outcome))
@@ -300,7 +308,7 @@ class Runner:
     def _reason(self, outcome: Outcome) -> str:
         """The text that the script has written for this, or how its first failing process ended."""
         for host in range(len(self._job.hosts)):
-            path = self._folders.ml(host) / "output" / "failure"
+            path = self._folders.failure(host)
             if path.is_file() and (text := path.read_text(errors="replace").strip()):
                 return f"AlgorithmError: {text}"
         slot = (
@@ -337,9 +345,11 @@ class Runner:
         why = self._wanted(record) if record else "Stopped"
         if why and not self._trained:
             self._why = self._why or why
+        workers = self._workers
         if (
-            (self._why or self._broken())
-            and self._training
+            workers
+            and workers.running
+            and (self._why or workers.broken)
             and not self._told
             and signal.getsignal(signal.SIGTERM) is not _too_early
         ):
@@ -388,7 +398,7 @@ class Runner:
         _fail(self._store, self._name, text)
 
     def _save(self) -> None:
-        found = metrics.progress(metrics.epochs(self._folders.run_dir(self._attempt)))
+        found = metrics.progress(metrics.epochs(self._run_dir))
 
         def changed(record: Record) -> Record | None:
             after = dataclasses.replace(
@@ -435,6 +445,7 @@ def leave_nothing(home: Home, name: str) -> None:
     """Removes the working files of an attempt: inputs, and outputs that are uploaded. Logs and ledgers stay."""
     for path in ("instances", "shared", "python"):
         shutil.rmtree(home.job(name) / path, ignore_errors=True)
+    home.forget_snapshots(name)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     Starting ─ Pending ─ Starting ─ Downloading ─ Training ─ Uploading ─ Completed
                                         │             │ └─ Interrupted ─ Starting     (a spot job gives way)
-                                        │             │ └─ Restarting  ─ Starting     (its runner died)
+                                        │             │ └─ Restarting  ─ Starting     (its runner, or a worker, died)
                                         └─ Stopping ──┴──── Uploading ─ Stopped, MaxRuntimeExceeded, MaxWaitTimeExceeded
     any ─ Failed
 
@@ -99,6 +99,11 @@ def created(now: float) -> State:
     """The state of a new job."""
     first = {"Status": "Starting", "StartTime": now, "StatusMessage": "Starting the training job"}
     return State("InProgress", "Starting", (first,))
+
+
+def restarts(transitions: Sequence[dict[str, Any]]) -> int:
+    """How often a job was started again because processes of it had died."""
+    return sum(transition["Status"] == "Restarting" for transition in transitions)
 
 
 def spent(transitions: Sequence[dict[str, Any]], statuses: Sequence[str], now: float) -> float:

@@ -49,6 +49,10 @@ class Folders:
         """The folder that all instances of a world share: one of them writes, all may read."""
         return self.job / "shared" / name
 
+    def failure(self, host: int) -> Path:
+        """The file in which a script says why it has failed."""
+        return self.ml(host) / "output" / "failure"
+
     def outputs(self, job: Job, name: str) -> list[Path]:
         """The folders in which the instances leave a kind of output."""
         if job.distribution.kind == "copies":
@@ -104,11 +108,12 @@ def base_environment(env: Mapping[str, str], mark: str) -> dict[str, str]:
 
 
 def make_plan(
-    job: Job, folders: Folders, attempt: int, python: Path, env: Mapping[str, str], credentials: Mapping[str, str]
+    job: Job, folders: Folders, run_dir: Path, python: Path, env: Mapping[str, str], credentials: Mapping[str, str]
 ) -> Plan:
     """The command, with a file for each instance that says how to enter it.
 
     Args:
+        run_dir: for logs and ledgers.
         python: the interpreter of the job's scripts.
         env: this process's environment.
         credentials: variables that a script reaches the service with.
@@ -117,7 +122,6 @@ def make_plan(
         raise ConfigurationError(
             f"The kernel does not allow user namespaces: checkpoints can't be at {job.checkpoints[1]}. Leave CheckpointConfig.LocalPath out."
         )
-    run_dir = folders.run_dir(attempt)
     servers = len(job.hosts) if _wants_servers(job, folders) else 0
     options = Options(batch=job.batch, run_dir=str(run_dir), servers=servers)
     here = Path(sys.executable)
@@ -127,13 +131,13 @@ def make_plan(
     ]
     segments += [["-n", "1", *segments[host][2:]] for host in range(servers)]
     words = segments[0] + [word for segment in segments[1:] for word in (":", *segment)]
-    alive = ["-disable-auto-cleanup"] if options.own_pace else []
+    alive = ["-disable-auto-cleanup"] if options.asynchronous else []
     root = [str(here), "-m", "syrtos.jobs.enter", "--as-root"] if folders.isolated else []
     launcher = [*root, str(find_mpiexec(here)), "-print-all-exitcodes", *alive, "-launcher", "fork"]
     environment = {OPTIONS_VARIABLE: options.to_json(), "UCX_NET_DEVICES": "lo", "PATH": path}
     if python != here:  # mpi4py looks for MPI in the environment that it runs in
         environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
-    spared = frozenset(range(1, job.slots)) if options.own_pace else frozenset[int]()
+    spared = frozenset(range(1, job.slots)) if options.asynchronous else frozenset[int]()
     processes = len(job.hosts) if job.distribution.kind == "copies" else job.slots + servers
     return Plan((*launcher, *words), environment, processes, spared)
 
@@ -207,6 +211,12 @@ def gpus() -> int:
 def cores() -> int:
     """Workers that this machine has room for: one for each core it lets us use."""
     return len(os.sched_getaffinity(0))
+
+
+def restarts(job: Job, folders: Folders) -> int:
+    """How often the job's workers are started again after they have died: what its `RetryStrategy` asks for, where they keep snapshots."""
+    asked = (job.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 0)
+    return 0 if job.distribution.kind == "copies" or _wants_servers(job, folders) else asked
 
 
 def _wants_servers(job: Job, folders: Folders) -> bool:

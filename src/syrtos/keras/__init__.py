@@ -9,16 +9,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from syrtos.keras.tensorflow.explicit import DistributedGradientTape, DistributedOptimizer, broadcast_variables
+    from syrtos.keras.explicit import DistributedOptimizer, broadcast_variables
+    from syrtos.keras.tensorflow.explicit import DistributedGradientTape
     from syrtos.keras.tensorflow.strategy import Strategy
 
 __all__ = ["DistributedGradientTape", "DistributedOptimizer", "Strategy", "broadcast_variables"]
 
+_HOMES = {
+    "DistributedOptimizer": "explicit",
+    "broadcast_variables": "explicit",
+    "DistributedGradientTape": "tensorflow.explicit",
+    "Strategy": "tensorflow.strategy",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'syrtos.keras' has no attribute {name!r}")
-    importlib.import_module("syrtos.keras.activate").check_tensorflow(f"syrtos.keras.{name}")
-    return getattr(
-        importlib.import_module("syrtos.keras.tensorflow." + ("strategy" if name == "Strategy" else "explicit")), name
-    )
+    home = f"syrtos.keras.{_HOMES[name]}"
+    if ".tensorflow." in home:
+        importlib.import_module("syrtos.keras.activate").check_tensorflow(f"syrtos.keras.{name}")
+    return getattr(importlib.import_module(home), name)

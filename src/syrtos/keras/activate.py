@@ -12,7 +12,11 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
+from syrtos.keras import backend
 from syrtos.topology import check_keras_backend
+
+# The class of each backend, in its folder.
+_CLASSES = {"tensorflow": "TensorFlow", "jax": "Jax", "torch": "Torch"}
 
 
 def tensorflow() -> None:
@@ -34,15 +38,15 @@ def keras3() -> None:
     Raises:
         ConfigurationError: the backend has no exchange yet, and the world has several workers.
     """
-    session = world.init()
-    backend = sys.modules["keras"].backend.backend()
-    check_keras_backend({"KERAS_BACKEND": backend}, session.world.size)  # it may come from keras.json
-    if backend == "jax":
-        from syrtos.keras.jax import keras3
-
-        keras3.apply_all()
-    elif backend == "tensorflow":
-        importlib.import_module("syrtos.keras.tensorflow.keras3").apply_all()
+    size, name = world.init().world.size, _backend_in_use()
+    check_keras_backend({"KERAS_BACKEND": name}, size)  # it may come from keras.json
+    if name == "tensorflow" and size > 1 and world.current().options.exchange == "framework":
+        raise ConfigurationError(
+            "`--exchange framework` is not there for TensorFlow: MPI exchanges its gradients. Leave it out, or set KERAS_BACKEND to jax or torch."
+        )
+    if name in _CLASSES:
+        importlib.import_module(f"syrtos.keras.{name}.keras3").apply_all()
+    if name == "tensorflow":
         _make_default()
 
 
@@ -84,11 +88,23 @@ def for_strategy() -> None:
 
 def optimizers_only() -> None:
     """Lets single optimizers of this process reduce, in a script that is explicit about it."""
-    check_tensorflow("an optimizer that exchanges")
     if sys.modules.get("tf_keras") is not None and "keras" not in sys.modules:
         importlib.import_module("syrtos.keras.tensorflow.keras2").apply_to_optimizers()
+    elif _backend_in_use() not in ("tensorflow", "torch"):
+        check_tensorflow("an optimizer that exchanges")
     else:
-        importlib.import_module("syrtos.keras.tensorflow.keras3").apply_to_optimizers()
+        importlib.import_module(f"syrtos.keras.{_backend_in_use()}.keras3").apply_to_optimizers()
+
+
+def variables_only() -> None:
+    """Lets the core read and write variables of Keras's backend."""
+    if not backend.is_chosen():
+        name = _backend_in_use()
+        backend.use(getattr(importlib.import_module(f"syrtos.keras.{name}.variables"), _CLASSES[name])())
+
+
+def _backend_in_use() -> str:
+    return sys.modules["keras"].backend.backend() if "keras" in sys.modules else "tensorflow"
 
 
 def explicitly(name: str) -> None:
@@ -113,10 +129,9 @@ def explicitly(name: str) -> None:
 
 def check_tensorflow(name: str) -> None:
     """Raises ConfigurationError where Keras does not run on TensorFlow, whose tensors ``name`` exchanges."""
-    backend = sys.modules["keras"].backend.backend() if "keras" in sys.modules else "tensorflow"
-    if backend != "tensorflow":
+    if _backend_in_use() != "tensorflow":
         raise ConfigurationError(
-            f"This script uses {name}, which exchanges TensorFlow's tensors, and Keras runs on {backend}. Remove {name} from the script: "
+            f"This script uses {name}, which exchanges TensorFlow's tensors, and Keras runs on {_backend_in_use()}. Remove {name} from the script: "
             "`syrtos run` trains plain `model.fit` on all workers. Or set KERAS_BACKEND=tensorflow."
         )
 

@@ -90,7 +90,7 @@ def on_all_data() -> Iterator[None]:
         _whole -= 1
 
 
-def deals() -> bool:
+def shards_dynamically() -> bool:
     """Whether batches of a data set go to the worker that asks next, here and now."""
     return own() is not None and not _whole
 

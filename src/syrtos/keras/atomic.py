@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from syrtos.checkpoint.durable import force
+
 Result = TypeVar("Result")
 
 _PARTIAL, _COMPLETE = ".partial", ".complete"
@@ -236,13 +238,8 @@ def _in_order(folder: Path) -> list[Path]:
 
 def _force(path: Path) -> None:
     """Waits until a file, or the entries of a folder, are on disk."""
-    if path.is_symlink():
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if not path.is_symlink():
+        force(path)
 
 
 def _name_place(error: Exception, names: Mapping[str, str]) -> None:

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy.typing as npt
 
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError
+
+
+class Step(Protocol):
+    """A step on this worker's share of a batch, as losses and metrics see it."""
+
+    def weight_of(self, values: Any) -> Any:
+        """This worker's part of the step's samples where ``values`` is one number, of any type; None where it has rows."""
+        ...
+
+    def fraction_like(self, values: Any) -> Any:
+        """This worker's part of the step's samples in the dtype of floating ``values``; 1 where it has none, to divide by."""
+        ...
+
+    def total_like(self, values: Any) -> Any:
+        """The sum of all elements of all workers that have samples, without a gradient."""
+        ...
+
+    def mask_factor(self, mask: Any, like: Any) -> Any:
+        """Turns mask weights normalized within the share into weights normalized within the global batch."""
+        ...
 
 
 class Backend(abc.ABC):
@@ -36,6 +57,10 @@ class Backend(abc.ABC):
     def has_value(self, variable: Any) -> bool:
         """Whether a variable has been given a value; one that is created while a function is traced has none yet."""
 
+    def write(self, variable: Any, value: npt.NDArray[Any]) -> None:
+        """Assigns a value to a variable of Keras or of the framework."""
+        variable.assign(value)
+
     @abc.abstractmethod
     def memory_of(self, variable: Any) -> npt.NDArray[Any]:
         """The variable's value, without a copy where the framework can lend it: not to be written to, or kept."""
@@ -53,9 +78,61 @@ class Backend(abc.ABC):
     def settle(self, model: Any) -> None:  # noqa: B027 - most frameworks keep nothing elsewhere
         """Writes state that a trainer keeps elsewhere during an epoch back to the model's variables."""
 
+    def drawn(self) -> int:
+        """How often steps of this process have drawn random numbers, where that is no variable of the model."""
+        return 0
+
+    def set_drawn(self, count: int) -> None:  # noqa: B027 - see above
+        """Goes on from what `drawn` gave."""
+
+    def skip_batches(self, batches: Any, steps: int) -> None:
+        """Draws up to ``steps`` batches as the training function would, without a step.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        next(batches)
+        with contextlib.suppress(StopIteration):  # the last call of an epoch may have fewer
+            for _ in range(steps - 1):
+                next(batches)
+
+    def buffers_of(self, model: Any) -> list[Any]:
+        """State of a model that Keras has no variables of, in the form of variables."""
+        return []
+
     def splits_variables(self) -> bool:
         """Whether a worker holds parts of variables: then all workers read a variable together, and save a model together."""
         return False
+
+    # -- where each worker computes its share ------------------------------------------------------------
+
+    def current_step(self) -> Step | None:
+        """The step that this thread is in, if it is shared with others."""
+        return None
+
+    def rank_to_seed(self) -> int:
+        """What tells the seeds of workers apart: 0 for numbers that must be equal on all, as those that weights are made of."""
+        return 0
+
+    def reduced(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of the global batch, from those of this worker's share."""
+        return grads
+
+    def average(self, optimizer: Any, comm: Communicator) -> None:
+        """Makes one optimizer average its gradients over the workers, also where syrtos was not asked to reduce for all.
+
+        Raises:
+            ConfigurationError: the framework exchanges itself.
+        """
+        raise ConfigurationError(f"Optimizers exchange no gradients with Keras on {self.name}.")
+
+    def finite_everywhere(self, optimizer: Any, finite: Any) -> Any:
+        """Whether all workers that have samples found their gradients finite: a Boolean tensor, as ``finite`` is."""
+        return finite
+
+    def updating(self) -> contextlib.AbstractContextManager[None]:
+        """Around an optimizer's update: what it assigns is equal on all workers already."""
+        return contextlib.nullcontext()
 
     def exchanged_by(self, model: Any) -> tuple[Communicator, list[Any]] | None:
         """The workers and variables that a script's own choice of an optimizer keeps equal; None where it has chosen none."""
@@ -72,6 +149,11 @@ def use(backend: Backend, unless_chosen: bool = False) -> None:
     """From now on the core works with ``backend``; with ``unless_chosen`` only where none was chosen before."""
     if _Active.backend is None or not unless_chosen:
         _Active.backend = backend
+
+
+def is_chosen() -> bool:
+    """Whether the backend of this process is known."""
+    return _Active.backend is not None
 
 
 def computes_global_batches() -> bool:

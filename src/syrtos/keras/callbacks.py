@@ -13,7 +13,18 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.data.loader import Position
 from syrtos.errors import DataError
-from syrtos.keras import asynchronous, backend, fitting, interrupts, keras_internals, replicas, state, temporary
+from syrtos.keras import (
+    accumulation,
+    asynchronous,
+    backend,
+    fitting,
+    interrupts,
+    keras_internals,
+    recovery,
+    replicas,
+    state,
+    temporary,
+)
 from syrtos.keras.learning_rate import Scaling
 from syrtos.keras.timing import clock
 
@@ -66,9 +77,9 @@ def enclose(callback_list: Any) -> None:
     """Puts our two around all others."""
     if world.sharing().world.rank:
         callback_list.callbacks = here(callback_list.callbacks)
-    last = Last(callback_list)
+    last = AfterUsers(callback_list)
     keras_internals.call_at_once(callback_list)
-    callback_list.callbacks.insert(0, First(last))
+    callback_list.callbacks.insert(0, BeforeUsers(last))
     callback_list.callbacks.append(last)
     for callback in (callback_list.callbacks[0], last):
         callback.set_model(getattr(callback_list, "model", None))  # a script's own list may have none
@@ -114,16 +125,17 @@ class _Quiet:
         raise AttributeError(name)
 
 
-class First(_Quiet):
+class BeforeUsers(_Quiet):
     """Runs before the script's callbacks: the step is over, what they take is theirs."""
 
-    def __init__(self, last: Last) -> None:
+    def __init__(self, last: AfterUsers) -> None:
         super().__init__()
         self._last = last
         self._ledger = world.current().ledger
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._last.scaling.begin(self.model)
+        self._last.protect()
         self._ledger.become("callbacks")
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -155,11 +167,13 @@ class First(_Quiet):
         self._ledger.drop_step()
         self._ledger.become("callbacks")
         asynchronous.take_weights()
+        if self.model is not None and self._last.trains:
+            accumulation.gather(world.sharing().comm, self.model)
         if logs:
             asynchronous.average(logs)
 
 
-class Last(_Quiet):
+class AfterUsers(_Quiet):
     """Runs after the script's callbacks, on every worker, and makes their decisions common."""
 
     def __init__(self, everyone: Any) -> None:
@@ -167,28 +181,32 @@ class Last(_Quiet):
         super().__init__()
         self._everyone = everyone
         self._session = world.sharing()
-        self._trains = self._checked = self._built_by_step = False
+        self.trains = self._checked = self._built_by_step = False
         self.scaling = Scaling(self._session)
         self._steps = self._epoch = self._epoch_began_at = 0
         self._since_check = 0
         self._interval = _CHECK_STEPS
         self._checked_at = time.perf_counter()
         self._iterator: Any = fitting.iterator_in_use()  # before a callback can evaluate, which uses another
-        self._script_counts_steps = self._endless = False
+        self._script_counts_steps = self._endless = self._saves_within_epochs = False
         self._stream: Stream | None = None
+        self._protection: recovery.Protection | None = None
 
     # -- training ------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
         """All workers start from rank 0's state, including what its callbacks have restored."""
         comm = self._session.comm
-        self._trains = True
+        self.trains = True
         if self.model is not None:
             self._begin_equal(comm)
+            self._saves_within_epochs = accumulation.may_be_saved(comm, self._everyone.callbacks)
             self._begin_stream(comm)
             asynchronous.begin_equal(self.model)
         self.scaling.restored()
         self._session.ledger.become("build")
+        if self._protection:
+            self._protection.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
@@ -206,14 +224,15 @@ class Last(_Quiet):
         self._since_check += count
         if world.current().world.size > 1 and not asynchronous.own() and self._check_is_due():
             self._check()
+        if self._protection:
+            self._protection.batch_ended(self._epoch, logs)
         self._session.ledger.end_step(_index(batch), count)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
         if asynchronous.meet(self._stops()):
             self.model.stop_training = True
-        if self._stream:
-            self._stream.end_epoch(self._session, self._stops())
+        self.data_epoch_ends()
         if not self._steps and fitting.fit_is_running() and not asynchronous.own():  # there others may have been faster
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
@@ -226,12 +245,14 @@ class Last(_Quiet):
             steps_per_epoch=self.params.get("steps"),
             logs={name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0},
         )
+        if self._protection:
+            self._protection.epoch_ended()
         self._session.ledger.become("rest")
         self._session.ledger.flush()
 
     def on_train_end(self, logs: Any = None) -> None:
         """A checkpoint that is read after `fit` is complete."""
-        self._trains = False
+        self.trains = False
         self._session.ledger.become("rest")
         if self.model is None:
             return
@@ -241,17 +262,19 @@ class Last(_Quiet):
                 state.check_equal(comm, variables, self._steps)
         if self._stream:
             self._stream.close()
+        if self._protection:
+            self._protection.ended()
         self._session.ledger.flush()
 
     # -- the same for evaluate and predict -------------------------------------------------------
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Outside of `fit` nothing has made the replicas equal yet, or proven that they are."""
-        if not self._trains:
+        if not self.trains:
             self._evaluate_equal("evaluate")
 
     def on_test_end(self, logs: Any = None) -> None:
-        if not self._trains:
+        if not self.trains:
             self._check_built()
 
     def on_predict_begin(self, logs: Any = None) -> None:
@@ -270,8 +293,32 @@ class Last(_Quiet):
 
     def step_is_over(self, batch: int) -> None:
         """Of `fit`; what follows are callbacks."""
+        self.data_step_is_over(batch)
+        if self._saves_within_epochs:
+            accumulation.gather(self._session.comm, self.model)
+
+    def protect(self) -> None:
+        """Before the script's callbacks."""
+        self._protection = recovery.protect(self._everyone, self.model, self)
+
+    def counters(self) -> dict[str, int]:
+        """How much has been trained."""
+        return {"steps": self._steps, "epoch": self._epoch, "epoch_began_at": self._epoch_began_at}
+
+    def count_from(self, counters: dict[str, int]) -> None:
+        """Goes on from what `counters` gave."""
+        self._steps, self._epoch = counters["steps"], counters["epoch"]
+        self._epoch_began_at, self._checked = counters["epoch_began_at"], False
+
+    def data_step_is_over(self, batch: int) -> None:
+        """Of a planned data set."""
         if self._stream:
             self._stream.trained(self._steps_since(batch))
+
+    def data_epoch_ends(self) -> None:
+        """Of a planned data set."""
+        if self._stream:
+            self._stream.end_epoch(self._session, self._stops())
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -280,6 +327,7 @@ class Last(_Quiet):
             return
         with self._session.ledger.span("exchange"):
             replicas.begin_training(comm, self.model)
+            accumulation.begin(comm, self.model)
         self.model._initial_epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
 
     def _check_built(self) -> None:
@@ -295,7 +343,7 @@ class Last(_Quiet):
 
     def _begin_stream(self, comm: Communicator) -> None:
         """If the model was trained on this data set before, and saved, training goes on from there."""
-        self._stream = getattr(getattr(self._iterator, "data_adapter", None), "syrtos_stream", None)
+        self._stream = keras_internals.stream_of(self._iterator)
         if self._stream is None:
             return
         from syrtos.keras import resume
@@ -308,8 +356,15 @@ class Last(_Quiet):
             position, number = Position(saved[1], saved[2]), saved[4]
             if self.model._initial_epoch is not None and not self._script_counts_steps:
                 self.model._initial_epoch = saved[1] + saved[3]
+        if self._protection:
+            now = position or Position()
+            began = (now.epoch, now.place, self._stream.dataset.trainings if number is None else number)
+            *place, number = self._protection.data_begins(began)
+            position = Position(*place)
         several = int(getattr(self.model, "steps_per_execution", None) or 1) > 1
-        endless = (self._script_counts_steps or not several) and not asynchronous.own()
+        # Where records may be left out, so may be a batch of them, and an epoch then has fewer steps than are counted here.
+        complete = self._stream.dataset.loader.policy.on_bad_record == "fail"
+        endless = (self._script_counts_steps or (complete and not several)) and not asynchronous.own()
         self._stream.begin(position, number, endless, self._session)
         self._endless = endless
 

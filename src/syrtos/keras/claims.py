@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from syrtos.comm import world
-from syrtos.comm.watchdog import Watchdog
 from syrtos.keras import travelling_errors
 
 # Seconds between two looks at a file.
@@ -176,9 +175,7 @@ def _locked(file: IO[Any], kind: int, name: str, marker: Path | None = None) -> 
         return True
 
     session = world.current()
-    Watchdog(session.watchdog.timeout, session.watchdog.tell).wait(
-        now_and_then(locks), f"wait for the writer of {name}", session.world.rank
-    )
+    session.watchdog.another("files").wait(now_and_then(locks), f"wait for the writer of {name}", session.world.rank)
     try:
         yield
     finally:

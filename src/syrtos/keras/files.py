@@ -257,6 +257,7 @@ def _meetings(session: world.Session) -> int:
     if world.explicit():
         return 0
     servers = asynchronous.own()
+    session.comm.background.settle()  # it counts too
     return servers.rounds if servers else session.comm.meetings
 
 

@@ -34,6 +34,11 @@ def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     return fit
 
 
+def depth() -> int:
+    """How many calls of `fit`, or of another method that trains, this process is in, one inside of the other."""
+    return _Fits.running
+
+
 def fit_is_running() -> bool:
     """Whether this process is inside a `fit` of Keras, or another method that trains."""
     return _Fits.running > 0
@@ -65,7 +70,7 @@ def iterator_in_use() -> Any:
 
 
 def check_had_batch(has_part: bool) -> None:
-    """Refuses to end an epoch of dealt batches in a worker that has had none, ever: it has no part in the weights, and would save others
+    """Refuses to end an epoch of dynamically sharded batches in a worker that has had none, ever: it has no part in the weights, and would save others
     than were trained.
 
     Raises:
@@ -131,7 +136,8 @@ def check_same_data(checksums: list[float], batch: int) -> None:
     raise DataError(
         f"Workers read different data in batch {batch}: ranks {' / '.join(map(str, groups.values()))} disagree. With global "
         "batches every worker must read the same batches in the same order. Usually the script shuffles with a generator "
-        f"of its own without a seed (`random.Random()`): give it one. {_advice_on_own_data()}"
+        f"of its own without a seed (`random.Random()`), or with one that differs between processes (of the time, the PID): give it one seed. "
+        f"{_advice_on_own_data()}"
     )
 
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from syrtos.keras.planned import Stream
 
 # Set on an optimizer of Keras 2: the variables it was built for.
 BUILT_FOR = "_syrtos_built_for"
+
+
+def stream_of(iterator: Any) -> Stream | None:
+    """The shares of a planned data set that an iterator of Keras goes through; None for other data."""
+    return getattr(getattr(iterator, "data_adapter", None), "syrtos_stream", None)
 
 
 def keras_of(optimizer: Any) -> Any:
@@ -47,6 +55,11 @@ def updates_of(optimizer: Any) -> Any:
     return optimizer._iterations
 
 
+def accumulated_by(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer of Keras 3 adds up the gradients of several steps."""
+    return [variable for variable in getattr(optimizer, "_accumulated_gradients", None) or [] if variable is not None]
+
+
 def layers_of(model: Any) -> list[Any]:
     """All layers of a model, at any depth: `layers` has its own alone. Of the same name in Keras 3 and Keras 2 (2.21)."""
     return list(model._flatten_layers())
@@ -77,3 +90,17 @@ def call_at_once(callback_list: Any) -> None:
     for name in ("_async_train", "_async_test", "_async_predict"):
         if hasattr(callback_list, name):
             setattr(callback_list, name, False)
+
+
+def length_of(iterator: Any) -> int | None:
+    """The number of batches of an epoch that an iterator of Keras 3 goes through; None if it is unknown."""
+    return getattr(iterator, "steps_per_epoch", None) or getattr(iterator, "_num_batches", None)
+
+
+def set_length(iterator: Any, batches: int | None) -> None:
+    """Makes an iterator over the batches of an epoch of Keras 3, and the adapter that it asks again before every epoch, say so many."""
+    if batches == iterator._num_batches:
+        return
+    iterator._num_batches = batches
+    adapter = iterator.data_adapter
+    adapter.__class__ = type(adapter.__class__.__name__, (adapter.__class__,), {"num_batches": batches})

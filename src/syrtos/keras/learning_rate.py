@@ -47,6 +47,18 @@ def set_base_rate(optimizer: Any, rate: float) -> None:
     object.__setattr__(optimizer, _CLIMB, Climb(rate))
 
 
+def facts_of(optimizer: Any) -> dict[str, Any] | None:
+    """How far the rate of an optimizer has been scaled, for a snapshot; None if it is not scaled."""
+    climb = _climb_of(optimizer)
+    return climb and dataclasses.asdict(climb)
+
+
+def put_back(optimizer: Any, facts: dict[str, Any] | None) -> None:
+    """Sets what `facts_of` gave."""
+    if facts is not None:
+        object.__setattr__(optimizer, _CLIMB, Climb(**facts))
+
+
 class Scaling:
     """The learning rate of one `fit`: scaled when an optimizer makes its first step, and warmed up.
 

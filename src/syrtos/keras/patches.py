@@ -15,7 +15,7 @@ _POSITION = "The position in the data is saved with the model, and found again."
 
 
 def _stamped_once(original: Method) -> Method:
-    return files.writing("filepath")(resume.stamping(original))
+    return files.writing("filepath")(resume.saving_position(original))
 
 
 def _saved_model(original: Method) -> Method:

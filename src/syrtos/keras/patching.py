@@ -13,8 +13,8 @@ from syrtos.errors import ConfigurationError
 
 Method = Callable[..., Any]
 
-# The versions of Keras 3 with which the patches of this room were seen to work.
-SEEN = "3.12.4 and 3.15.1"
+# The versions with which the patches of this room were seen to work.
+SEEN = {"keras": "3.12.4 and 3.15.1", "tf_keras": "2.18 to 2.21"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +55,10 @@ def install(patches: Sequence[Patch]) -> None:
     found = [(patch, patch.found()) for patch in patches]
     missing = [f"{patch.owner.replace(':', '.')}.{patch.name}" for patch, owner in found if owner is None]
     if missing:
+        package = missing[0].partition(".")[0]
         raise ConfigurationError(
-            f"Keras {getattr(sys.modules.get('keras'), '__version__', '')} lacks what syrtos changes in it to train on several workers: "
-            f"{', '.join(missing)}. syrtos was seen to work with Keras {SEEN}: install one of these."
+            f"{package} {getattr(sys.modules.get(package), '__version__', '')} lacks what syrtos changes in it to train on several workers: "
+            f"{', '.join(missing)}. syrtos was seen to work with {package} {SEEN[package]}: install one of these."
         )
     for patch, owner in found:
         (replace_everywhere if patch.everywhere else replace)(owner, patch.name, patch.wrapper)

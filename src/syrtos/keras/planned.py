@@ -1,19 +1,21 @@
 """What `fit` takes of a planned data set: each worker's own records, in an order that no number of workers changes.
 
-Keras knows it as a `PyDataset`. With TensorFlow its batches come as a `tf.data` pipeline; with other backends as they are.
+Keras knows it as a `PyDataset`. With TensorFlow its batches come as a `tf.data` pipeline, with JAX and torch one by one.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import importlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import numpy as np
-from keras.src.trainers.data_adapters import py_dataset_adapter
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
@@ -49,6 +51,7 @@ class PlannedDataset(keras.utils.PyDataset):
         self.name = f"{kind}-{_names[kind]}"
         _names[kind] += 1
         prepare()
+        loader.contiguous = backend.computes_global_batches()  # which puts shares together by rank
 
     def __repr__(self) -> str:
         return f"<{len(self.loader.source):,} records in batches of {self.loader.batch}, {self.name}>"
@@ -67,11 +70,6 @@ class PlannedDataset(keras.utils.PyDataset):
         plan = self.plan(Position(self.position.epoch))
         return self.loader.load(plan, range(index, index + 1), *ranks()).data
 
-    def on_epoch_end(self) -> None:
-        """Where nothing counts the steps, the next epoch begins."""
-        if keras.backend.backend() != "tensorflow":
-            self.position = Position(self.position.epoch + 1)
-
     def plan(self, position: Position) -> Plan:
         """What is left of the epoch at ``position``."""
         return self.loader.plan(position, ranks()[1] if _per_worker() else 1)
@@ -85,26 +83,11 @@ def _per_worker() -> bool:
 def prepare() -> None:
     """Lets Keras take planned data sets, and find positions in files."""
     world.init()
-    if keras.backend.backend() == "tensorflow":
-        from syrtos.keras.tensorflow import keras3
-
-        keras3.apply_all()
-    else:
-        replace_shuffle()
-
-
-def replace_shuffle() -> None:
-    """`fit` would shuffle the batches of a data set that has an order of its own."""
-    original = py_dataset_adapter.PyDatasetAdapter.__init__
-
-    def init(self: Any, x: Any, class_weight: Any = None, shuffle: bool = False) -> None:
-        original(self, x, class_weight=class_weight, shuffle=shuffle and not isinstance(x, PlannedDataset))
-
-    py_dataset_adapter.PyDatasetAdapter.__init__ = init
+    importlib.import_module(f"syrtos.keras.{keras.backend.backend()}.keras3").apply_all()
 
 
 class Stream:
-    """The batches of one `fit`, `evaluate` or `predict`, as a `tf.data` pipeline whose iterators begin at ``position``.
+    """The batches of one `fit`, `evaluate` or `predict`, whose iterators begin at ``position``.
 
     Attributes:
         dataset: the planned data set.
@@ -119,10 +102,13 @@ class Stream:
         self.number = 0
         self._standardized = standardized
         self._drawn: collections.deque[Share] = collections.deque()
+        self._first = 0  # number of the first of them
+        self._left_out: set[int] = set()
         self._samples: SampleLedger | None = None
         self._training = self._endless = False
         self._epoch = 0
         self._types: list[Any] = []
+        self._flatten: Callable[[Any], list[Any]] = keras.tree.flatten
         options = world.current().options
         if options.run_dir:
             dataset.loader.policy.write_to(options.run_dir, ranks()[0])
@@ -140,11 +126,11 @@ class Stream:
         from syrtos.keras.tensorflow import input as pipelines
 
         # A worker without rows computes with this record, which does not count.
-        one = self._standardized(self.dataset.loader.example())
+        one = self.example()
         specs = tf.nest.map_structure(_spec, one)
         flat = tf.nest.flatten(specs)
         example = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(one)]
-        self._types = [spec.dtype.as_numpy_dtype for spec in flat]
+        self._types, self._flatten = [spec.dtype.as_numpy_dtype for spec in flat], tf.nest.flatten
         started: dict[int, Iterator[list[Any]]] = {}
 
         def start() -> np.int64:
@@ -181,22 +167,52 @@ class Stream:
 
         iterators = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(start, [], tf.int64))
         shares = iterators.flat_map(chunks).flat_map(batches).prefetch(_READ_AHEAD)
-        return pipelines.plain(shares) if ranks()[1] > 1 else shares.map(lambda share: share.data)
+        if ranks()[1] > 1:
+            return pipelines.plain(shares)
+        return (shares.filter(lambda share: share.samples > 0) if _alone() else shares).map(lambda share: share.data)
+
+    def shares(self) -> Iterator[tuple[int, Any]]:
+        """This worker's shares in memory: the number of its rows, and the rows; where it has none, a record that does not count.
+
+        A worker that is alone leaves such batches out.
+        """
+        one = self.example()
+        empty = self._flatten(one)
+        self._types = [np.asarray(leaf).dtype for leaf in empty]
+        chunks = self._generate()
+        reader = ThreadPoolExecutor(1, "syrtos-input")
+        try:
+            following = reader.submit(next, chunks, None)
+            while (found := following.result()) is not None:
+                following = reader.submit(next, chunks, None)
+                splits, *leaves = found
+                for first, last in itertools.pairwise(splits.tolist()):
+                    if first == last and _alone():
+                        continue
+                    rows = [leaf[first:last] for leaf in leaves] if last > first else empty
+                    yield last - first, keras.tree.pack_sequence_as(one, rows)
+        finally:  # an epoch may end before its data: what is being read is not waited for
+            reader.shutdown(wait=False, cancel_futures=True)
+
+    def example(self) -> Any:
+        """A batch of one record, as Keras expects batches."""
+        return self._standardized(self.dataset.loader.example())
 
     def _generate(self) -> Iterator[list[Any]]:
-        """Runs in a thread of the pipeline, a few batches ahead of training: splits, and the flat leaves of several batches."""
-        import tensorflow as tf
-
+        """Runs in a thread of its own, a few batches ahead of training: splits, and the flat leaves of several batches."""
         drawn = self._drawn = collections.deque()
-        samples, position = self._samples, self.position
+        self._first, self._left_out = 0, set()
+        samples, position, numbers = self._samples, self.position, itertools.count()
         while True:
             for chunk in self._loaded(position):
-                for share in chunk.shares:
+                for share, rows, number in zip(chunk.shares, np.diff(chunk.splits), numbers, strict=False):
+                    if not rows and _alone():
+                        self.leave_out(number)
                     # Before any worker can have finished this step: a checkpoint of rank 0 must not be ahead of a ledger.
                     if samples:
                         samples.add(share)
                     drawn.append(share)
-                leaves = tf.nest.flatten(self._standardized(chunk.data))
+                leaves = self._flatten(self._standardized(chunk.data))
                 yield [chunk.splits, *(_array(leaf, dtype) for leaf, dtype in zip(leaves, self._types, strict=True))]
             if not self._endless:
                 return
@@ -242,7 +258,7 @@ class Stream:
                 file=sys.stderr,
             )
         run_dir, (rank, size) = session.options.run_dir, ranks()
-        if not run_dir or session.options.own_pace:
+        if not run_dir or session.options.asynchronous:
             return
         name = f"{self.dataset.name}-{self.number}"
         everyone = world.current().comm
@@ -252,12 +268,28 @@ class Stream:
 
     def trained(self, steps: int) -> None:
         """So many batches more have made their update."""
-        if world.current().options.own_pace:  # each worker had some batches: none has had all
+        if world.current().options.asynchronous:  # each worker had some batches: none has had all
             return
-        for _ in range(min(steps, len(self._drawn))):
-            self._reached(self._drawn.popleft().after)
+        for _ in range(steps):
+            self._pass_left_out()
+            self._pass()
+        self._pass_left_out()
         if self._samples:
             self._samples.reached(self.position)
+
+    def leave_out(self, number: int) -> None:
+        """No worker has a row of this batch, counted from the first that was drawn: no step trains on it."""
+        self._left_out.add(number)
+
+    def _pass_left_out(self) -> None:
+        while self._first in self._left_out:
+            self._left_out.discard(self._first)
+            self._pass()
+
+    def _pass(self) -> None:
+        if self._drawn:
+            self._first += 1
+            self._reached(self._drawn.popleft().after)
 
     def end_epoch(self, session: Session, stopped: bool) -> None:
         """Raises DataError where all workers together have left out too many records."""
@@ -266,7 +298,7 @@ class Stream:
             self._reached(Position(self._epoch + 1))
         self._epoch = self.position.epoch
         policy, everyone = self.dataset.loader.policy, world.current().comm
-        if session.options.own_pace:  # a worker may be dead: none is asked
+        if session.options.asynchronous:  # a worker may be dead: none is asked
             policy.check(len(policy.known))
         elif any(everyone.agree("bad records", float(len(policy.known)))):
             policy.check(len(set().union(*everyone.allgather_object(sorted(policy.known)))))
@@ -325,11 +357,14 @@ def _spec(leaf: Any) -> Any:
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
+def _alone() -> bool:
+    return world.current().world.size == 1
+
+
 def ranks() -> tuple[int, int]:
     """This worker's rank, and how many share the data.
 
-    At their own pace over servers all workers read all batches, and each batch is trained on by one; with JAX all read all, and XLA splits each.
+    At their own pace over servers all workers read all batches, and each batch is trained on by one.
     """
     session = world.current()
-    whole = session.options.own_pace or backend.computes_global_batches()
-    return (0, 1) if whole else (session.world.rank, session.world.size)
+    return (0, 1) if session.options.asynchronous else (session.world.rank, session.world.size)

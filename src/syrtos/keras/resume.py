@@ -68,7 +68,7 @@ def saved_of(model: Any) -> Saved | None:
     return found
 
 
-def stamping(original: Callable[..., Any]) -> Callable[..., Any]:
+def saving_position(original: Callable[..., Any]) -> Callable[..., Any]:
     """Around functions that save a model to a file."""
 
     @functools.wraps(original)

@@ -12,7 +12,7 @@ import numpy as np
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.objects import dtype_of
 from syrtos.errors import DivergenceError, OutOfStepError
-from syrtos.keras import backend
+from syrtos.keras import backend, keras_internals
 
 
 def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> None:
@@ -34,7 +34,7 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
         mine = np.array(memory_of(variable)) if has_value else np.zeros(variable.shape, dtype_of(dtype_name(variable)))
         value = comm.broadcast(mine, root)
         if not has_value or _bytes_of(value) != _bytes_of(mine):  # most replicas begin equal: no second copy is made
-            variable.assign(value)
+            known.write(variable, value)
 
 
 def of_model(model: Any) -> list[Any]:
@@ -42,17 +42,18 @@ def of_model(model: Any) -> list[Any]:
 
     Gradients that are being accumulated are each worker's own, unless all compute global batches.
     """
-    found = variables_in(model)
+    found = [*variables_in(model), *backend.active().buffers_of(model)]
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None:
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        own = set() if backend.computes_global_batches() else _accumulated(inner)
-        found += [v for v in variables_of(optimizer) if id(v) not in own]
+        found += of_optimizer(optimizer)
     return unique(found)
 
 
-def _accumulated(optimizer: Any) -> set[int]:
-    return {id(v) for v in getattr(optimizer, "_accumulated_gradients", None) or []}
+def of_optimizer(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer that must be equal on all workers."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    own = set() if backend.computes_global_batches() else set(map(id, keras_internals.accumulated_by(inner)))
+    return [v for v in variables_of(optimizer) if id(v) not in own]
 
 
 def variables_in(model: Any) -> list[Any]:
@@ -116,7 +117,8 @@ def check_equal(comm: Communicator, variables: Sequence[Any], step: int) -> None
         f"The replicas have diverged by step {step}: `{name_of(variables[first])}` is the first variable that differs, between "
         f"ranks {' / '.join(map(str, groups.values()))}. All replicas must hold equal weights after every step. Usually a "
         "script or layer assigns variables from something that differs by rank (time, host, unseeded random numbers, its own "
-        "share of the data). `--check-every 1` finds the step."
+        "share of the data), or a `train_step` makes its updates without an optimizer of Keras (by one of `torch.optim`), which would exchange gradients. "
+        "`--check-every 1` finds the step."
     )
 
 

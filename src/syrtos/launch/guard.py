@@ -7,16 +7,14 @@ parameter servers a worker's death costs its own work only, so what hydra starts
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
 import sys
 from pathlib import Path
 
-from syrtos.launch import events
+from syrtos.launch import events, signalling
 
-_PR_SET_PDEATHSIG = 1
 _FOLDER = "lost"
 
 
@@ -38,7 +36,7 @@ def guard(rank: int, run_dir: str) -> Guard:
     child = os.fork()
     if child == 0:
         os.close(said)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signalling.die_with_parent()
         if os.getppid() != above:  # it was gone before the kernel knew
             os._exit(1)
         return Guard(say)

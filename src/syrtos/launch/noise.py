@@ -13,11 +13,13 @@ _GLOO = b"[Gloo] Rank "
 _RECOVERABLE = re.compile(
     rb"W\d{4} \S+ +\d+ coordination_service\.cc:\d+\] \S+ Using experimental recoverable task feature"
 )
+# What torch 2.13 prints where a name service does not know the address of a host that has connected: it was for messages only.
+_UNNAMED = re.compile(rb"\[W\d+ \S+ socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved")
 
 
 def is_noise(line: bytes) -> bool:
     """Whether this line is one of them."""
-    return line.startswith((_WARNING, _GLOO)) or bool(_START.match(line) or _RECOVERABLE.match(line))
+    return line.startswith((_WARNING, _GLOO)) or any(known.match(line) for known in (_START, _RECOVERABLE, _UNNAMED))
 
 
 def may_be_noise(beginning: bytes) -> bool:

@@ -24,6 +24,7 @@ class End(enum.Enum):
     FAILED = "a worker reported an error"
     CRASHED = "a signal ended a worker"
     LOST = "a worker ended without a report"
+    HUNG = "a worker did not come to an exchange"
     STOPPED = "a signal to the launcher ended the run"
     NOT_STARTED = "no worker started"
 
@@ -35,16 +36,16 @@ class Facts:
     Attributes:
         processes: how many must say that they have finished, by rank from 0 on; 0: none can.
         spared: ranks whose death the others survive.
-        returncode: of MPI's launcher; negative if a signal ended it.
+        returncode: of all workers as one, or of MPI's launcher; negative for a signal.
         stopped_by: the signal that this process was sent and passed on.
         finished: ranks that said so.
-        left: ranks whose scripts have called `os._exit`, with the exit codes, in the order in which they did.
         interrupted: ranks that said that SIGINT ended their script.
         failures: the workers' reports, in the order in which they came in.
         workers: host and process of every rank that started.
-        gone: ranks of this machine in the order in which their processes ended.
-        fatal: rank and exit code of a process that the others need: they would survive its death, and can't go on.
+        gone: ranks of this machine in the order in which their processes ended, where MPI's launcher has started them.
+        fatal: rank and exit code of the process whose end, or call of `os._exit`, was the first, if it was before any report of a failure.
         lost: ranks that died and that the others went on without, with their exit codes.
+        hung: ranks that did not come to an exchange in which the others waited until they gave up, and whether each is stopped.
         noise: what MPI's launcher printed.
     """
 
@@ -53,13 +54,13 @@ class Facts:
     returncode: int = 0
     stopped_by: int | None = None
     finished: set[int] = dataclasses.field(default_factory=set)
-    left: dict[int, int] = dataclasses.field(default_factory=dict)
     interrupted: list[int] = dataclasses.field(default_factory=list)
     failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     gone: list[int] = dataclasses.field(default_factory=list)
     fatal: tuple[int, int] | None = None
     lost: dict[int, int] = dataclasses.field(default_factory=dict)
+    hung: dict[int, bool] = dataclasses.field(default_factory=dict)
     noise: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -75,13 +76,14 @@ class Outcome:
     Attributes:
         end: in which way.
         code: the exit code of the run: 0, the failing script's, or 128 + the signal that ended a worker or the run.
-        rank: the worker that ended first, if known.
+        rank: the worker that ended first, or that hung, if known.
         status: how its process ended, if known: an exit code, or the negative of a signal.
         unfinished: ranks that did not say that they have finished.
         failures: the workers' reports, in the order in which they came in.
         workers: host and process of every rank that started.
         noise: what the launcher of our MPI said, for failures that no worker reported.
         lost: workers that died and that the others went on without, with their exit codes.
+        hung: workers that the others waited for in vain, and whether each was stopped by a signal or a debugger.
     """
 
     end: End = End.FINISHED
@@ -93,11 +95,14 @@ class Outcome:
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     noise: list[str] = dataclasses.field(default_factory=list)
     lost: dict[int, int] = dataclasses.field(default_factory=dict)
+    hung: dict[int, bool] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         """One sentence about the end, where no worker could report it."""
         if self.end is End.STOPPED:
             return f"the run was stopped by {signal_name(self.code - 128)}."
+        if self.end is End.HUNG:
+            return self._hung()
         if self.end not in (End.CRASHED, End.LOST):
             return f"{self.end.value}."
         return f"{self._who()} {how(self.status)}{self._meaning()}."
@@ -109,6 +114,17 @@ class Outcome:
         worker = self.workers.get(self.rank, {})
         host = f" on {worker['host']}" if "host" in worker else ""
         return f"rank {self.rank}{host} ended first: its process{_number(worker)}"
+
+    def _hung(self) -> str:
+        workers = [self.workers.get(rank, {}) for rank in self.hung]
+        names = [
+            f"rank {r} on {w.get('host', 'an unknown host')}{_number(w)}"
+            for r, w in zip(self.hung, workers, strict=True)
+        ]
+        why = "stopped, by SIGSTOP or a debugger" if any(self.hung.values()) else "busy with something else, or hangs"
+        if len(names) == 1:
+            return f"{names[0]} did not come to an exchange, and others waited for it: it is {why}."
+        return f"others waited for one of these, which did not come to an exchange: {'; '.join(names)}. It is {why}."
 
     def _meaning(self) -> str:
         if self.end is End.CRASHED:
@@ -147,6 +163,7 @@ def judge(facts: Facts) -> Outcome:
         workers=facts.workers,
         noise=facts.noise,
         lost=facts.lost,
+        hung=facts.hung,
     )
 
 
@@ -155,15 +172,13 @@ def _verdict(facts: Facts) -> Outcome:
         return Outcome(End.STOPPED, 128 + facts.stopped_by)
     if facts.spared and 0 in facts.finished:
         return Outcome()
+    if facts.fatal is not None and facts.workers:
+        return _ended(*facts.fatal)
     if facts.failures:
         first = facts.failures[0]
+        if facts.hung and first["rank"] not in facts.hung and "StalledError" in first.get("text", ""):
+            return Outcome(End.HUNG, int(first.get("code", 1)) or 1, min(facts.hung))
         return Outcome(End.FAILED, int(first.get("code", 1)) or 1, first["rank"])
-    if facts.fatal is not None:
-        return _ended(*facts.fatal)
-    if left := [
-        (rank, code) for rank, code in facts.left.items() if rank in facts.unfinished and rank not in facts.lost
-    ]:
-        return _ended(*left[0])
     if facts.interrupted:
         return _ended(facts.interrupted[0], -signal.SIGINT)
     if facts.returncode or facts.unfinished:
@@ -176,10 +191,12 @@ def _without_a_word(facts: Facts) -> Outcome:
     if facts.processes and not facts.workers:
         return Outcome(End.NOT_STARTED, _exit_code(facts.returncode) or 1)
     statuses = dict(enumerate(_statuses(facts.noise)))
+    if len(statuses) < len(facts.workers):  # a host has not sent its part of the list: the numbers are of other ranks
+        statuses = {}
     rank = _first(facts, statuses) if facts.unfinished else _by_itself(statuses)
     status = statuses.get(rank) if rank is not None else None
     if status is None:
-        status = _banners_signal(facts.noise)
+        rank, status = _by_banner(facts, rank)
     return _ended(rank, facts.returncode if status is None else status)
 
 
@@ -190,6 +207,8 @@ def _first(facts: Facts, statuses: Mapping[int, int]) -> int | None:
         return min(unfinished)
     own = {rank: status for rank, status in statuses.items() if rank in unfinished}
     crashed = next((rank for rank, status in own.items() if status < 0 and -status not in _CLEANING), None)
+    if crashed is None and [status for status in own.values() if status] == [-signal.SIGTERM]:
+        crashed = _by_itself(own)  # the others were ended after it, and may have been gone before it
     elsewhere = len({worker.get("machine") for worker in facts.workers.values()}) > 1
     gone = next((rank for rank in facts.gone if rank in unfinished and not elsewhere), None)
     return next((rank for rank in (crashed, gone) if rank is not None), _by_itself(own))
@@ -228,6 +247,26 @@ def _status(number: int) -> int:
     return -(number & 0x7F) if number & 0x7F else number >> 8
 
 
-def _banners_signal(noise: Sequence[str]) -> int | None:
-    found = re.search(r"\(signal (\d+)\)", "\n".join(noise))
-    return -int(found[1]) if found else None
+def _by_banner(facts: Facts, rank: int | None) -> tuple[int | None, int | None]:
+    """The worker that ended first and how, as far as hydra's banner tells where no list of exit codes came: when other hosts end in disorder.
+
+    It names a process of the host on which the first worker ended: that worker, if the host has no other. After a SIGKILL it writes `EXIT CODE: 9` (seen
+    with MPICH 5.0.2 on two hosts), mostly and for other signals always with `(signal N)`; without, an exit with code 9 looks the same.
+    """
+    text = "\n".join(facts.noise)
+    banner = re.search(r"PID (\d+) RUNNING AT \S+\n=\s+EXIT CODE: (\d+)", text)
+    if rank is None and banner is not None:
+        rank = _alone_on_its_host(facts, int(banner[1]))
+    if found := re.search(r"\(signal (\d+)\)", text):
+        return rank, -int(found[1])
+    if banner is None:
+        return rank, None
+    code = int(banner[2])
+    return rank, -code if code == signal.SIGKILL else code
+
+
+def _alone_on_its_host(facts: Facts, pid: int) -> int | None:
+    """The worker with this number of a process, if its host has no other worker."""
+    machines = [worker.get("machine") for worker in facts.workers.values()]
+    named = [r for r, w in facts.workers.items() if w.get("pid") == pid and machines.count(w.get("machine")) == 1]
+    return named[0] if len(named) == 1 else None

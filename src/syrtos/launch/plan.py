@@ -1,4 +1,7 @@
-"""From a request to the exact command: a pure function, so that `--dry-run` prints what a run does."""
+"""From a request to the exact command: a pure function, so that `--dry-run` prints what a run does.
+
+syrtos starts the workers of this machine itself; MPI's launcher starts those of other hosts, and those that may die while others go on.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +36,26 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The command that is executed.
+    """What is executed.
 
     Attributes:
-        command: the whole command line.
+        command: the whole command line, of a worker or of a launcher that starts workers.
         environment: variables set on top of this process's.
         processes: how many must say that they have finished; 0 if none can.
         spared: ranks whose death the others survive.
+        copies: how many processes of the command are started, as the ranks of one world; 0: the command is a launcher.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     processes: int = 0
     spared: frozenset[int] = frozenset()
+    copies: int = 0
 
     def __str__(self) -> str:
         variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
-        return " \\\n  ".join([*variables, shlex.join(self.command)])
+        line = " \\\n  ".join([*variables, shlex.join(self.command)])
+        return f"# {self.copies} process{'es' * (self.copies > 1)}, joined by PMI:\n{line}" if self.copies else line
 
 
 def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
@@ -72,14 +78,13 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
     if spec.hosts and extra:
         environment["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(extra)
     worker = [machine.python, *spec.program.flags, "-m", "syrtos.launch.worker", *spec.program.words]
-    where = (
-        _remote(spec, program, {**env, **environment, SUPERVISED_VARIABLE: "1"})
-        if spec.hosts
-        else ["-launcher", "fork"]
-    )
-    alive = ["-disable-auto-cleanup"] if spec.options.own_pace else []
+    if not spec.hosts and not spec.options.asynchronous:
+        return Plan(tuple(worker), environment, spec.processes, copies=spec.processes)
+    forwarded = {**env, **environment, SUPERVISED_VARIABLE: "1"}
+    where = _remote(spec, program, forwarded) if spec.hosts else ["-launcher", "fork"]
+    alive = ["-disable-auto-cleanup"] if spec.options.asynchronous else []
     command = (machine.mpiexec, "-print-all-exitcodes", *alive, *where, "-n", str(spec.processes), *worker)
-    spared = frozenset(range(1, spec.workers)) if spec.options.own_pace else frozenset[int]()
+    spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()
     return Plan(command, environment, spec.processes, spared)
 
 

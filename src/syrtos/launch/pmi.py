@@ -74,7 +74,7 @@ class ProcessManager:
             found = self._values.get(asked["key"])
             _say(worker, f"cmd=get_result rc=0 msg=success value={found}" if found else _NO_VALUE)
         elif command == "abort":
-            self.aborted[self._ranks[worker]] = int(asked.get("exitcode", "1"))
+            self.aborted[self._ranks[worker]] = int(asked.get("exitcode", "1")) & 0xFF or 1  # never a success
             self._end_all()
         else:
             _say(worker, self._fact(command))

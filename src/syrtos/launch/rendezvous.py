@@ -29,8 +29,8 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
-from syrtos.launch import tasks
-from syrtos.launch.supervise import die_with_parent
+from syrtos.launch import output, tasks
+from syrtos.launch.signalling import die_with_parent
 from syrtos.topology import check_tf_config, detect
 
 _ADDRESS = "SYRTOS_RENDEZVOUS"
@@ -282,7 +282,7 @@ def attend(cluster: Cluster, patience: float) -> int:
     who = {"host": cluster.host, "leads": cluster.leads, "rank": cluster.rank, "process": tasks.this_process()}
     _send(connection, {"is": "task", **who})
     first = f"{cluster.name(0)} of TF_CONFIG"
-    _say(
+    output.say(
         f"{cluster.name(cluster.rank)} is rank {cluster.rank} of {len(cluster.tasks)}; {first} shows the run, and where its logs are"
     )
     proxy: subprocess.Popen[bytes] | None = None
@@ -291,7 +291,7 @@ def attend(cluster: Cluster, patience: float) -> int:
             told = _receive(connection)
             if "code" in told:
                 if told["code"]:
-                    _say(f"the run ended with exit code {told['code']}; {first} says why")
+                    output.say(f"the run ended with exit code {told['code']}; {first} says why")
                 return told["code"]
             if "stop" in told and proxy:
                 _end(proxy)
@@ -301,15 +301,11 @@ def attend(cluster: Cluster, patience: float) -> int:
                 )
                 threading.Thread(target=_report, args=(connection, proxy), daemon=True).start()
     except EOFError:
-        _say(f"{first} is gone, and the run with it")
+        output.say(f"{first} is gone, and the run with it")
         return 1
     finally:
         if proxy:
             _end(proxy)
-
-
-def _say(text: str) -> None:
-    print(f"syrtos: {text}", file=sys.stderr, flush=True)
 
 
 def _report(connection: Connection, proxy: subprocess.Popen[bytes]) -> None:

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from syrtos import settings
+from syrtos.errors import ConfigurationError
 
-_GPUS = "CUDA_VISIBLE_DEVICES"
+# The variables by which a process sees some of its host's GPUs, of NVIDIA and of AMD.
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 def apply(env: Mapping[str, str]) -> None:
-    """Sets variables that libraries read when they are imported; variables of the user stay."""
-    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    wanted = share(env, cores=len(os.sched_getaffinity(0)), gpus=gpus)
-    settings.set_environment({name: value for name, value in wanted.items() if name not in env or name == _GPUS})
+    """Sets variables that libraries read when they are imported; variables of the user stay.
+
+    Raises:
+        ConfigurationError: this host has more workers than GPUs.
+    """
+    wanted = share(env, len(os.sched_getaffinity(0)), dict(zip(_VARIABLES, (_nvidia(), _amd()), strict=True)))
+    settings.set_environment({name: v for name, v in wanted.items() if name not in env or name in _VARIABLES})
 
 
-def share(env: Mapping[str, str], cores: int, gpus: int) -> dict[str, str]:
-    """The variables for the worker described by ``env`` (hydra's or Slurm's) on a host with these resources."""
+def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[str, str]:
+    """The variables for the worker described by ``env`` (hydra's or Slurm's) on a host with these resources.
+
+    Args:
+        env: of the worker.
+        cores: of the host.
+        gpus: how many the host has, by the variable that chooses among them.
+
+    Raises:
+        ConfigurationError: the host has more workers than GPUs.
+    """
     local_rank, local_size = _place(env)
     threads = str(max(cores // local_size, 1))
     wanted = {
@@ -30,10 +45,39 @@ def share(env: Mapping[str, str], cores: int, gpus: int) -> dict[str, str]:
         "TF_NUM_INTEROP_THREADS": str(max(int(threads), 2)),
         "TF_CPP_MIN_LOG_LEVEL": "1",
     }
-    visible = [gpu for gpu in env.get(_GPUS, ",".join(map(str, range(gpus)))).split(",") if gpu]
-    if visible and local_size > 1:
-        wanted[_GPUS] = visible[local_rank % len(visible)]
+    for variable, count in gpus.items():
+        visible = [gpu for gpu in env.get(variable, ",".join(map(str, range(count)))).split(",") if gpu]
+        if visible and local_size > 1 and not _shows_its_own(env):
+            wanted[variable] = _one_of(visible, local_rank, local_size, variable)
     return wanted
+
+
+def _one_of(visible: list[str], local_rank: int, local_size: int, variable: str) -> str:
+    if len(visible) < local_size:
+        repeated = ",".join((visible * local_size)[:local_size])
+        raise ConfigurationError(
+            f"This host has {local_size} workers and fewer GPUs ({', '.join(visible)}). Start as many workers as GPUs; or let workers share "
+            f"GPUs, by naming them several times: {variable}={repeated}; or use the CPU: {variable}="
+        )
+    return visible[local_rank]
+
+
+def _shows_its_own(env: Mapping[str, str]) -> bool:
+    """Whether this worker was given GPUs of its own: by Slurm (`--gpus-per-task`), or with the environment of its task in TF_CONFIG."""
+    by_slurm = "SLURM_GPUS_PER_TASK" in env or "gpu" in env.get("SLURM_TRES_PER_TASK", "")
+    return settings.TASKS_VARIABLE in env or (by_slurm and "MPI_LOCALRANKID" not in env)
+
+
+def _nvidia() -> int:
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def _amd() -> int:
+    """The nodes of the kernel's compute driver that are GPUs; processors have the number 0."""
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+    with contextlib.suppress(OSError):
+        return sum(node.read_text().strip() not in ("", "0") for node in nodes)
+    return 0
 
 
 def _place(env: Mapping[str, str]) -> tuple[int, int]:

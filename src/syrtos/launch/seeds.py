@@ -39,10 +39,14 @@ _drawn = _Drawn()
 
 
 def agree(comm: Communicator) -> None:
-    """Seeds Python's and NumPy's generators alike on all workers, so that scripts build and shuffle alike; TensorFlow's follows."""
+    """Seeds Python's and NumPy's generators alike on all workers, so that scripts build and shuffle alike; TensorFlow's follows.
+
+    The launcher may have given the seed: all generations of a run have the same.
+    """
     import numpy as np
 
-    seed = comm.broadcast_object(random.SystemRandom().randrange(2**31))
+    given = settings.environment().get(settings.SEED_VARIABLE)
+    seed = comm.broadcast_object(int(given) if given else random.SystemRandom().randrange(2**31))
     random.seed(seed)
     np.random.seed(seed)
     settings.set_environment({settings.SEED_VARIABLE: str(seed)})
@@ -52,16 +56,11 @@ def agree(comm: Communicator) -> None:
     np.random.default_rng = _common_unless_given("", np.random.default_rng)
 
 
-def common() -> int:
-    """The seed that all workers began with."""
-    return settings.common_seed()
-
-
 def part(rank: int) -> int:
     """Seeds Python's and NumPy's generators by rank, unless the script has seeded them; returns the seed."""
     import numpy as np
 
-    seed = (common() + rank) % 2**31
+    seed = (settings.common_seed() + rank) % 2**31
     _drawn.rank = rank
     if "random" not in _drawn.by_script:
         random.seed(seed)
@@ -85,5 +84,5 @@ def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..
 
 def _fresh() -> int:
     """The next of a series of seeds that all workers go through."""
-    words = (common(), _drawn.rank, _drawn.line, next(_drawn.numbers))
+    words = (settings.common_seed(), _drawn.rank, _drawn.line, next(_drawn.numbers))
     return zlib.crc32(repr(words).encode())

@@ -110,6 +110,7 @@ class _Copies:
         with self._change:
             del self._positions[rank]
             self._forget()
+            self._change.notify_all()
 
     def _next(self, rank: int) -> bytes:
         with self._change:

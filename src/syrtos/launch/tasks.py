@@ -44,7 +44,7 @@ def adopt(env: Mapping[str, str], rank: int) -> None:
         return
     protocol = {name: value for name, value in env.items() if name.startswith(_PROTOCOL) and name != TASKS_VARIABLE}
     command = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, command, {**_environment_of(process, rank), **protocol})
+    os.execve(sys.executable, command, {**_environment_of(process, rank), **protocol, TASKS_VARIABLE: "{}"})
 
 
 def _environment_of(process: Process, rank: int) -> dict[str, str]:

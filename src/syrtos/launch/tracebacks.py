@@ -15,14 +15,14 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGES = tuple(
     os.path.join(folder, name) + os.sep
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    for name in ("keras", "tf_keras", "tensorflow", "mpi4py")
+    for name in ("keras", "tf_keras", "tensorflow", "jax", "torch", "mpi4py")
 )
 _REMOVES = re.compile(r"\b(remove|unlink|rmdir|rmtree|rename|replace|move)\(")
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = re.compile(
     r"[/\\](site|dist)-packages[/\\]"
 )  # below the standard library, where there is no virtual environment
-_LEFT_OUT = "(lines of Keras, TensorFlow, syrtos and Python's standard library are left out; the log has them)\n"
+_LEFT_OUT = "(lines of Keras and its backend, syrtos and Python's standard library are left out; the log has them)\n"
 
 
 def whole(error: BaseException) -> str:
@@ -38,8 +38,15 @@ def short(error: BaseException) -> str:
 
 def advice(error: BaseException, size: int) -> str:
     """Advice on an error that occurs only where several workers run one script; empty for others."""
-    if size < 2 or not isinstance(error, OSError):
+    if size < 2:
         return ""
+    if type(error).__module__.startswith("torch.distributed") or "EADDRINUSE" in str(error):
+        return (
+            f"All {size} workers run this script, and it starts a distributed training of its own (`torch.distributed`). Run it with `python`, or take that "
+            "out of it: `syrtos run` trains plain `model.fit` on all workers."
+        )
+    if "must equal the product of mesh_shape" in str(error):
+        return f"`jax.devices()` are the devices of all {size} workers, and `jax.local_devices()` those of one: give a mesh the shape `(len(jax.devices()),)`."
     if isinstance(error, FileExistsError):
         return (
             f"All {size} workers run this script, and another has made {error.filename!r} before: give `exist_ok=True`, or write "
@@ -77,6 +84,11 @@ def _runs_scripts(frame: traceback.FrameSummary) -> bool:
 def _of_script(frames: Frames) -> Frames:
     outside = [frame for frame in frames if not _is_inside(frame)]
     return [frame for frame in outside if not _is_pythons(frame.filename)] or outside
+
+
+def is_of_script(file: str) -> bool:
+    """Whether code of the script's own is in a file, not of an installed package or of Python."""
+    return not (file.startswith((_OURS, "<frozen ")) or _INSTALLED.search(file) or _is_pythons(file))
 
 
 def _is_pythons(file: str) -> bool:

@@ -20,17 +20,30 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
-from syrtos.launch import events, guard, leftovers, main_module, resources, seeds, standard_input, tasks, tracebacks
+from syrtos.launch import (
+    events,
+    guard,
+    leftovers,
+    made_folders,
+    main_module,
+    resources,
+    seeds,
+    standard_input,
+    tasks,
+    tracebacks,
+)
 from syrtos.launch.import_hook import after_import
 from syrtos.launch.program import Program, parse
 from syrtos.launch.spec import new_run_dir
-from syrtos.topology import check_keras_backend, check_tf_config, detect, tf_config_of
+from syrtos.topology import check_keras_backend, check_servers, check_tf_config, detect, tf_config_of
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
 
 _exit = os._exit
-_COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "tensorflow_cpu", "jax", "jaxlib", "numpy", "mpi4py", "mpich")
+_STACKS = 0.3  # seconds in which all workers write their stacks, before the first of them ends the run
+_FORKABLE = ("keras", "tf_keras", "tensorflow")
+_COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "mpi4py", "mpich")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -39,12 +52,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     env = settings.environment()
     tasks.adopt(env, _rank_before_mpi(env))
     settings.forget_secret()
-    resources.apply(env)
     options, rank = settings.options_from(env), _rank_before_mpi(env)
     supervised, told = bool(settings.take(settings.SUPERVISED_VARIABLE)), settings.take(settings.INPUT_VARIABLE)
     if supervised:
         standard_input.adopt(told, rank)
-    above = guard.guard(rank, options.run_dir) if options.own_pace and detect(env) else None
+    above = guard.guard(rank, options.run_dir) if options.asynchronous and detect(env) else None
     worker = _Worker(rank, options, supervised, above)
     code = worker.run(program)
     worker.leave(code)
@@ -97,22 +109,28 @@ class _Worker:
     def _join(self) -> Literal["worker", "server"]:
         from syrtos.comm import world
 
+        resources.apply(settings.environment())
         session = world.init()
         self.rank = session.world.rank
         session.watchdog.on_stall = self._stalled
+        session.watchdog.on_long_wait = self._waiting
         leftovers.unlink_early(session)
         _check_versions(session.comm)
         run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
         session.record_in(run_dir)
+        check_servers(settings.environment(), session.options.servers)
         if session.questions is not None:
             self._log_to(Path(run_dir) / "logs" / f"server-{self.rank}.log")
             self.rank = session.questions.Get_rank()
+            self._tell("serves")
             return "server"
         logs = Path(run_dir) / "logs"
         self._log_to(logs / f"rank-{self.rank}.log")
         if not self._supervised and session.world.size > 1 and self.rank == 0:
             print(f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True)
         seeds.agree(session.comm)
+        if session.world.size > 1:
+            made_folders.install(world.claims_folder(run_dir), lambda: session.rank_aware)
         check_tf_config(settings.environment())
         settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
         after_import("tensorflow", _activate("tensorflow"))
@@ -120,10 +138,24 @@ class _Worker:
             "keras", _activate("keras3"), before=lambda: check_keras_backend(settings.environment(), session.world.size)
         )
         after_import("tf_keras", _activate("legacy"))
+        if self.rank == 0 and settings.SNAPSHOTS_VARIABLE in settings.environment():
+            after_import("keras", self._imported)
+            after_import("tf_keras", self._imported)
         after_import("jax", _activate("jax"))
         after_import("torch", _activate("torch"))
         importlib.import_module("syrtos.dialects").install()
         return "worker"
+
+    def _imported(self) -> None:
+        """Lets the launcher prepare a process that has imported the same, for the next generation.
+
+        Only with Keras on TensorFlow: other backends set up threads or a GPU when they are imported, which a fork does not have.
+        """
+        keras = sys.modules.get("keras")
+        if "torch" in sys.modules or (keras is not None and keras.backend.backend() != "tensorflow"):
+            return
+        modules = {name: sys.modules[name].__file__ for name in _FORKABLE if name in sys.modules}
+        self._tell("imported", modules=modules, variables=settings.read_at_import(settings.environment()))
 
     def _forked(self) -> bool:
         """Whether this is a child that the script has made by `os.fork`, and that has come out of the script too."""
@@ -137,7 +169,7 @@ class _Worker:
         session.watchdog.timeout = float("inf")  # one may upload or evaluate for as long as it likes
         if session.servers:
             session.servers.leave()
-        if not self._options.own_pace:
+        if not self._options.asynchronous:
             session.comm.agree("end of the script")
 
     def _say_finished(self) -> None:
@@ -200,6 +232,11 @@ class _Worker:
     def _stalled(self, text: str) -> None:
         self._tell("stalled", text=text)
         faulthandler.dump_traceback(2, all_threads=True)
+        events.drain(self._control)
+        time.sleep(_STACKS)
+
+    def _waiting(self, call: str, seconds: float, watchdog: str) -> None:
+        self._tell("waiting", call=call, seconds=seconds, watchdog=watchdog)
 
     def _log(self, text: str) -> None:
         """Into the log alone: the terminal gets less."""
@@ -228,7 +265,7 @@ class _Worker:
                 stream,
             )
         faulthandler.enable()
-        if not self._options.own_pace:  # there the signal tells MPI that a process has died
+        if not self._options.asynchronous:  # there the signal tells MPI that a process has died
             faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def _tee(self, path: Path, stream: int) -> int:
@@ -255,7 +292,7 @@ class _Worker:
         sys.stderr.flush()
         self._close_tees()
         events.drain(self._control)
-        if self._options.own_pace and self._above is not None and (code == 0 or self.rank > 0):
+        if self._options.asynchronous and self._above is not None and (code == 0 or self.rank > 0):
             _exit(code)  # MPI would wait for processes that have died
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI

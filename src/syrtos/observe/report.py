@@ -138,9 +138,9 @@ def summarize(run_dir: Path) -> Summary:
     completed = [rank.completed(reader.launcher()) for rank in ranks]
     whole = sum(sum(seconds.values()) for seconds in completed)
     totals = {kind: sum(seconds[kind] for seconds in completed) for kind in SHARES}
-    own_pace = first.facts.get("pace") == "own"
-    training = max((rank.training for rank in ranks), default=0.0) if own_pace else first.training
-    steps = sum(rank.steps for rank in ranks) if own_pace else first.steps
+    asynchronous = first.facts.get("training") == "asynchronous"
+    training = max((rank.training for rank in ranks), default=0.0) if asynchronous else first.training
+    steps = sum(rank.steps for rank in ranks) if asynchronous else first.steps
     return Summary(
         workers=len(ranks),
         seconds=max((sum(seconds.values()) for seconds in completed), default=0.0),

@@ -15,6 +15,7 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, SyrtosError
+from syrtos.launch.forking import Command
 from syrtos.launch.plan import find_mpiexec
 from syrtos.testing import warm
 
@@ -46,7 +47,7 @@ def run_world(
     size: int,
     function: Callable[..., Any],
     *arguments: Any,
-    timeout: float = 120.0,
+    timeout: float = 600.0,
     env: Mapping[str, str] | None = None,
     dialects: bool = False,
     forked: bool = True,
@@ -99,7 +100,7 @@ def _fork(size: int, argv: Sequence[str], env: Mapping[str, str], timeout: float
     with contextlib.ExitStack() as stack:
         nothing = stack.enter_context(open(os.devnull, "rb")).fileno()
         outputs = [stack.enter_context((folder / f"{rank}.out").open("wb")).fileno() for rank in range(size)]
-        command = warm.Command(argv, env, os.getcwd())
+        command = Command(argv, env, os.getcwd())
         workers = warm.World(zygote.path, size, command, [(nothing, output, output) for output in outputs])
         stack.callback(workers.close)
         try:

@@ -45,7 +45,9 @@ try:
     if ASKED.get("stop"):
         estimator.fit(inputs, wait=False)
         threading.Thread(target=stop_when_ready).start()
-        estimator.latest_training_job.wait(logs="None")
+        # not the SDK's own wait, which takes Stopping for an error if it happens to look then
+        waiter: Any = session.boto_session.client("sagemaker").get_waiter("training_job_completed_or_stopped")
+        waiter.wait(TrainingJobName=estimator.latest_training_job.name, WaiterConfig={"Delay": 1, "MaxAttempts": 280})
     else:
         estimator.fit(inputs, wait=True, logs="All" if ASKED.get("logs") else "None")
 except UnexpectedStatusException as raised:

@@ -20,6 +20,7 @@ trainer = ModelTrainer(
     source_code=SourceCode(source_dir=ASKED["source"], **ASKED["code"]),
     compute=Compute(instance_type="ml.m5.large", instance_count=2),
     hyperparameters=ASKED.get("hyperparameters", {}),
+    environment=ASKED.get("environment", {}),
     base_job_name=ASKED["name"],
     distributed=MPI(**mpi) if mpi else None,
 )

@@ -13,6 +13,26 @@ import syrtos.data
 X = np.arange(40, dtype=np.float32).reshape(40, 1)
 
 
+class OneBad(syrtos.data.Source):
+    """The first records of `X`, of which one can't be read."""
+
+    fingerprint, nbytes = "one bad", 400
+
+    def __init__(self, records, bad):
+        self.records, self.bad = records, bad
+
+    def __len__(self):
+        return self.records
+
+    def read(self, indices):
+        if self.bad in indices:
+            raise syrtos.data.BadRecord(self.bad, "file", 0, "it is bad")
+        return X[indices]
+
+    def place(self, index):
+        return "file", index
+
+
 def rows(**options):
     return syrtos.data.from_arrays(X, X, batch_size=4, shuffle=True, **options)
 
@@ -69,22 +89,8 @@ def stopped_in_the_middle(folder):
 
 
 def budget_counts_records_once(folder):
-    class Odd(syrtos.data.Source):
-        fingerprint, nbytes = "odd", 400
-
-        def __len__(self):
-            return 40
-
-        def read(self, indices):
-            if 0 in indices:
-                raise syrtos.data.BadRecord(0, "file", 0, "broken")
-            return X[indices]
-
-        def place(self, index):
-            return "file", index
-
     data = syrtos.data.from_source(
-        Odd(), lambda x: (x, x), batch_size=4, shuffle=True, on_bad_record="skip", bad_budget=1
+        OneBad(40, 0), lambda x: (x, x), batch_size=4, shuffle=True, on_bad_record="skip", bad_budget=1
     )
     make().fit(data, epochs=3, verbose=0)
 
@@ -110,7 +116,7 @@ def errors(folder):
         )
 
 
-def own_pace(folder):
+def asynchronous(folder):
     """Over parameter servers all batches of each epoch are dealt out."""
     model, data = make(), rows()
     model.fit(data, epochs=3, verbose=0)
@@ -127,6 +133,20 @@ def horovod(folder):
     assert int(model.optimizer.iterations) == 2 * 5  # batches of 4 on each of two workers
     if hvd.rank() == 0:
         assert model.predict(data, verbose=0).shape == (40, 1)
+
+
+def a_batch_of_bad_records(folder):
+    """It counts nowhere: no row is predicted, none is in a mean, and the epoch ends without it."""
+    data = syrtos.data.from_source(
+        OneBad(3, 1), lambda x: (x + 1, 0 * x), batch_size=1, on_bad_record="skip", bad_budget=2
+    )
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.ones((1, 1))])
+    model.compile(keras.optimizers.SGD(0.0), "mae")
+    assert model.predict(data, verbose=0).ravel().tolist() == [1.0, 3.0]
+    assert model.evaluate(data, verbose=0) == 2.0
+    assert model.fit(data, epochs=2, verbose=0).history["loss"] == [2.0, 2.0]
+    assert (data.position.epoch, data.position.place) == (2, 0)
 
 
 if __name__ == "__main__":

@@ -194,6 +194,20 @@ def sum_of_losses(folder: Path) -> None:
     np.testing.assert_allclose(made.get_variable_value("w"), expected, rtol=1e-4)
 
 
+def step_is_an_assignment(folder: Path) -> None:
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        w = v1.get_variable("w", (4, 1), initializer=v1.zeros_initializer())
+        loss = v1.losses.mean_squared_error(labels, features["x"] @ w)
+        with tf.control_dependencies([v1.train.GradientDescentOptimizer(0.01).minimize(loss)]):
+            op = v1.assign_add(v1.train.get_global_step(), 1)
+        return E.EstimatorSpec(mode, loss=loss, train_op=op)
+
+    made = E.Estimator(net, str(folder))
+    made.train(reads(), steps=3)
+    assert made.get_variable_value("global_step") == 3
+    assert (made.get_variable_value("w") != 0.0).all()
+
+
 def roles(folder: Path) -> None:
     config = E.RunConfig()
     rank = syrtos.rank()

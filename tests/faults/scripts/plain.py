@@ -79,14 +79,24 @@ def fork() -> None:
         time.sleep(60)
 
 
-def make_folder() -> None:
-    """Rank 1 makes a folder that rank 0 has made."""
+def make_folders() -> None:
+    """Both make folders, rank 1 when rank 0 has made them, and rank 1 makes one of them a second time."""
     note("begun")
+    for path in ("one", "deep/er", "third"):
+        if RANK == 1:
+            while not Path(path).exists():
+                time.sleep(0.01)
+        Path(path).mkdir() if path == "third" else os.makedirs(path)
+    note("made")
     if RANK == 1:
-        while not Path("folder").exists():
-            time.sleep(0.01)
-    os.mkdir("folder")
+        os.mkdir("one")
     time.sleep(60)
+
+
+def make_folder_again() -> None:
+    """Both make a folder that was there before the run."""
+    note("begun")
+    os.makedirs("old")
 
 
 def sleep() -> None:
@@ -120,7 +130,8 @@ def ignore() -> None:
 
 
 ROLES: dict[str, Callable[[], None]] = {
-    role.__name__: role for role in (fail, leave_with_3, leave_with_words, make_folder, fork, sleep, obey, ignore)
+    role.__name__: role
+    for role in (fail, leave_with_3, leave_with_words, make_folders, make_folder_again, fork, sleep, obey, ignore)
 } | {
     "vanish": end_by(lambda: os._exit(3)),
     "vanish_with_0": end_by(lambda: os._exit(0)),

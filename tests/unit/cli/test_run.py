@@ -23,7 +23,8 @@ def dry_run(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     def plan(options: str = "", arguments: str = "") -> tuple[list[str], Options]:
         words = ["run", "--dry-run", *options.split(), "train.py", *arguments.split()]
         assert cli.main(words) == 0
-        variable, *command = shlex.split(capsys.readouterr().out.replace(" \\\n", " "))
+        printed = capsys.readouterr().out.replace(" \\\n", " ")
+        variable, *command = shlex.split(printed, comments=True)
         return command, options_from({OPTIONS_VARIABLE: variable.partition("=")[2]})
 
     return plan
@@ -33,9 +34,16 @@ def workers(command: list[str]) -> str:
     return command[command.index("-n") + 1]
 
 
-def test_one_worker_unless_asked(dry_run: DryRun) -> None:
-    command, options = dry_run()
-    assert workers(command) == "1"
+@pytest.mark.parametrize(("typed", "printed"), [((), "1 process, "), (("-n", "3", "--oversubscribe"), "3 processes, ")])
+def test_one_worker_unless_asked(
+    script: Path, typed: tuple[str, ...], printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--dry-run", *typed, str(script)]) == 0
+    assert capsys.readouterr().out.startswith(f"# {printed}")
+
+
+def test_options_have_their_defaults(dry_run: DryRun) -> None:
+    _, options = dry_run()
     assert Options(run_dir=options.run_dir) == options
 
 
@@ -49,13 +57,13 @@ def test_a_dry_run_leaves_nothing_behind(dry_run: DryRun, script: Path) -> None:
 def test_every_training_option_travels(dry_run: DryRun, tmp_path: Path) -> None:
     typed = (
         "--batch per-worker --sync-batchnorm --scale-lr sqrt --warmup-epochs 5 --check-every 7 --timeout 8.5 "
-        "--bucket-mb 9.5 --run-dir somewhere"
+        "--bucket-mb 9.5 --exchange mpi --run-dir somewhere"
     )
     _, options = dry_run(typed)
     where = str(tmp_path / "somewhere")
     assert options == Options(
         batch="per-worker", sync_batchnorm=True, scale_lr="sqrt", warmup_epochs=5, check_every=7, timeout=8.5,
-        bucket_mb=9.5, run_dir=where,
+        bucket_mb=9.5, exchange="mpi", run_dir=where,
     )  # fmt: skip
 
 
@@ -74,6 +82,14 @@ def test_the_scripts_arguments_are_its_own(dry_run: DryRun, arguments: str) -> N
 def test_the_scripts_arguments_are_no_abbreviations_of_ours(dry_run: DryRun, arguments: str) -> None:
     command, _ = dry_run("-n 1", arguments)
     assert command[-2:] == arguments.split()
+
+
+def test_a_number_of_workers_after_the_script_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    for words, told in (([str(script), "-n", "2"], True), (["-n", "1", str(script), "-n", "2"], False)):
+        assert cli.main(["run", "--run-dir", str(tmp_path / "run"), *words]) == 0
+        assert ("`-n` stands after the script" in capfd.readouterr().err) == told
 
 
 def test_the_scripts_double_dash_is_its_own(dry_run: DryRun) -> None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from syrtos.comm import watchdog
 from syrtos.comm.watchdog import Watchdog
 from syrtos.errors import StalledError
 
@@ -70,3 +71,28 @@ def test_a_stall_of_another_watchdog_is_told_too() -> None:
     with pytest.raises(StalledError):
         second.wait(lambda: False, "read", 1)
     assert len(told) == 1
+
+
+def test_a_long_wait_is_told_when_it_becomes_one_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, bool, str]] = []
+    dog = Watchdog(timeout=30)
+    dog.on_long_wait = lambda call, seconds, name: told.append((call, seconds > 0.1, name))
+    monkeypatch.setattr(watchdog, "_LONG", 0.1)
+    for each, name in ((dog, "main"), (dog.another("input"), "input")):
+        end = after(0.2)
+        each.wait(lambda end=end: time.perf_counter() > end, "barrier", 0)
+        assert told == [("barrier", True, name), ("", False, name)]
+        told.clear()
+    dog.timeout = float("inf")  # at the end of a script
+    end = after(0.2)
+    dog.wait(lambda: time.perf_counter() > end, "barrier", 0)
+    assert not told
+
+
+def test_a_wait_that_is_given_up_is_not_over() -> None:
+    told: list[str] = []
+    dog = Watchdog(timeout=0.1)
+    dog.on_long_wait = lambda call, seconds, name: told.append(call)
+    with pytest.raises(StalledError):
+        dog.wait(lambda: False, "barrier", 0)
+    assert told == ["barrier"]

@@ -37,7 +37,7 @@ def _pair(text: str) -> Callable[[str], None]:
 def test_writers_of_one_path_leave_each_other_alone(tmp_path: Path, files: list[str]) -> None:
     command = [sys.executable, "-c", _WRITER, str(tmp_path / "file"), *files]
     writers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [writer.communicate(timeout=120)[1] for writer in writers] == [""] * 4
+    assert [writer.communicate(timeout=300)[1] for writer in writers] == [""] * 4
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"file{end}" for end in files]
 
 

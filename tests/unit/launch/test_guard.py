@@ -15,7 +15,7 @@ from syrtos.launch import events, guard
 def guarded(run_dir: Path, code: str) -> tuple[int, dict[str, object] | None]:
     """The exit code of a guard, and the event that it sent."""
     program = f"import os, signal\nfrom syrtos.launch.guard import guard\nabove = guard(2, {str(run_dir)!r})\n{code}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=300, check=False)
     sent = [event for line in done.stderr.splitlines() if (event := events.parse(line))]
     return done.returncode, sent[0] if sent else None
 
@@ -42,7 +42,7 @@ def test_a_child_that_outlives_the_worker_is_not_waited_for(tmp_path: Path) -> N
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=300) == 1
         os.kill(child, 9)
 
 

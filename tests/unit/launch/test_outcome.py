@@ -45,9 +45,8 @@ def test_the_one_that_said_nothing_is_named_though_others_went_before(finished: 
 
 
 def test_who_has_called_exit_is_known_on_all_hosts() -> None:
-    outcome = judged(workers=APART, left={2: 0, 1: 3}, gone=[0], noise=codes(9, 768, 0))
+    outcome = judged(workers=APART, fatal=(2, 0), gone=[0], noise=codes(9, 768, 0))
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 2, 0, 1)
-    assert judged(left={0: 0}, finished={0, 1, 2}).end is End.FINISHED
 
 
 def test_ranks_of_hosts_that_were_not_seen_are_all_named() -> None:
@@ -82,6 +81,11 @@ def test_a_crash_of_its_own_counts_more_than_who_was_seen_to_go_first() -> None:
     assert judged(gone=[0, 1, 2], noise=codes(9, 11, 9), returncode=11).rank == 1
 
 
+def test_a_worker_that_was_terminated_may_be_gone_after_the_others() -> None:
+    assert judged(gone=[0, 2, 1], noise=codes(0, 15, 0), returncode=15).rank == 1
+    assert judged(gone=[1, 0, 2], noise=codes(0, 0, 9)).rank == 1
+
+
 def test_the_signal_is_named() -> None:
     outcome = judged(gone=[1, 0, 2], noise=codes(9, 134, 9), returncode=6)
     assert (outcome.end, outcome.code) == (End.CRASHED, 134)
@@ -98,6 +102,33 @@ def test_the_banner_says_it_where_no_list_does() -> None:
     assert judged(workers=APART, noise=noise, returncode=6).code == 128 + signal.SIGABRT
 
 
+def test_the_banner_names_a_worker_that_was_alone_on_its_host() -> None:
+    noise = ["=   PID 101 RUNNING AT b", "=   EXIT CODE: 9", "=   CLEANING UP REMAINING PROCESSES"]
+    alone = judged(workers=APART, gone=[0], noise=noise, returncode=255)
+    assert (alone.end, alone.rank, alone.status, alone.code) == (End.CRASHED, 1, -9, 137)
+    workers = {**APART, 2: {**APART[2], "machine": "m1"}}
+    shared = judged(workers=workers, gone=[0], noise=noise, returncode=255)
+    assert (shared.end, shared.rank, shared.code) == (End.CRASHED, None, 137)
+
+
+def test_a_list_without_the_codes_of_a_host_is_not_taken_for_one_of_the_first_ranks() -> None:
+    noise = ["=   PID 101 RUNNING AT b", "=   EXIT CODE: 9", *codes(9)]
+    outcome = judged(workers=APART, gone=[0], noise=noise, returncode=9)
+    assert (outcome.rank, outcome.status) == (1, -9)
+
+
+def test_the_banner_names_the_worker_where_the_signal_stands_in_another_line() -> None:
+    """Seen when the first host's launcher had lost its connection before its list."""
+    noise = [
+        "=   PID 101 RUNNING AT b",
+        "=   EXIT CODE: 9",
+        *codes(9),
+        "YOUR APPLICATION ... EXIT STRING: Killed (signal 9)",
+    ]
+    outcome = judged(workers=APART, gone=[0], noise=noise, returncode=9)
+    assert (outcome.rank, outcome.status) == (1, -9)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_only_a_signal_to_the_launcher_is_a_stop(number: signal.Signals) -> None:
     stopped = judged(stopped_by=number, returncode=9)
@@ -109,6 +140,17 @@ def test_only_a_signal_to_the_launcher_is_a_stop(number: signal.Signals) -> None
 def test_a_script_that_was_interrupted_by_itself_is_no_stop() -> None:
     outcome = judged(interrupted=[2], returncode=130)
     assert (outcome.end, outcome.rank, outcome.code) == (End.CRASHED, 2, 130)
+
+
+def test_an_end_before_all_reports_is_the_reason_for_them() -> None:
+    """The others saw a broken connection, and said so before they were ended."""
+    outcome = judged(fatal=(1, -9), failures=[{"rank": 0, "text": "ConnectionError", "code": 1}])
+    assert (outcome.end, outcome.rank, outcome.code) == (End.CRASHED, 1, 137)
+
+
+def test_a_program_that_is_no_worker_has_not_started() -> None:
+    outcome = judged(workers={}, fatal=(1, 4), returncode=4)
+    assert (outcome.end, outcome.code) == (End.NOT_STARTED, 4)
 
 
 def test_the_first_report_counts() -> None:
@@ -135,3 +177,21 @@ def test_over_servers_rank_0_decides() -> None:
     outcome = judged(spared=spared, fatal=(0, 0), lost={1: -9}, returncode=9)
     assert (outcome.end, outcome.rank, outcome.code) == (End.LOST, 0, 1)
     assert judged(spared=spared, lost={1: -9}, gone=[1, 2, 0], returncode=9).rank == 2
+
+
+def test_the_worker_that_hangs_is_named_and_not_the_one_that_reports_it() -> None:
+    report = {"rank": 0, "host": "a", "text": "syrtos.errors.StalledError: rank 0 has waited 300 s", "code": 1}
+    outcome = judged(failures=[report], hung={1: True})
+    assert (outcome.end, outcome.rank, outcome.code) == (End.HUNG, 1, 1)
+    assert str(outcome).startswith(
+        "rank 1 on a (number 101) did not come to an exchange, and others waited for it: it is stopped"
+    )
+    several = str(judged(failures=[report], hung={1: False, 2: False}))
+    assert several.startswith(
+        "others waited for one of these, which did not come to an exchange: rank 1 on a (number 101); rank 2"
+    )
+
+
+def test_an_error_of_a_worker_that_was_waited_for_is_no_hang() -> None:
+    report = {"rank": 1, "host": "a", "text": "ValueError: late", "code": 1}
+    assert judged(failures=[report], hung={1: False}).end is End.FAILED

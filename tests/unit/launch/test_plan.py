@@ -74,9 +74,10 @@ def test_a_run_on_two_hosts(script: Path) -> None:
 def test_the_printed_plan_is_what_a_shell_would_run(script: Path) -> None:
     arguments = ("it's", "$HOME", "a b", "", "*", "back\\slash")
     plan = make_plan(spec(script, program=Program(str(script), arguments)), MACHINE, {})
-    words = shlex.split(str(plan).replace(" \\\n", " "))
+    words = shlex.split(str(plan).replace(" \\\n", " "), comments=True)
     variables = [f"{name}={value}" for name, value in sorted(plan.environment.items())]
     assert words == [*variables, *plan.command]
+    assert str(plan).splitlines()[0] == "# 4 processes, joined by PMI:"
     assert words[-len(arguments) :] == list(arguments)
 
 
@@ -166,7 +167,8 @@ def test_more_workers_than_cores_are_refused_with_the_fix(script: Path, cores: i
 )
 def test_one_core_is_enough_when(script: Path, values: dict[str, Any]) -> None:
     plan = make_plan(spec(script, **values), dataclasses.replace(MACHINE, cores=1), {})
-    assert plan.command[plan.command.index("-n") + 1] == str(values.get("workers", 4))
+    started = plan.copies or int(plan.command[plan.command.index("-n") + 1])
+    assert started == plan.processes == values.get("workers", 4)
 
 
 def test_another_program_may_reach_the_hosts(script: Path) -> None:

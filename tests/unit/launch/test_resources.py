@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syrtos.errors import ConfigurationError
 from syrtos.launch import resources
 
 
@@ -28,39 +29,58 @@ def hydra(rank: int, size: int) -> dict[str, str]:
     ],
 )
 def test_workers_of_a_host_share_its_cores(env: dict[str, str], cores: int, threads: str) -> None:
-    wanted = resources.share(env, cores, gpus=0)
+    wanted = resources.share(env, cores, gpus={})
     assert (wanted["OMP_NUM_THREADS"], wanted["TF_NUM_INTRAOP_THREADS"]) == (threads, threads)
 
 
 @given(st.integers(1, 64), st.integers(1, 256))
 def test_threads_fill_the_host_and_no_more(size: int, cores: int) -> None:
-    threads = [int(resources.share(hydra(rank, size), cores, 0)["OMP_NUM_THREADS"]) for rank in range(size)]
+    threads = [int(resources.share(hydra(rank, size), cores, {})["OMP_NUM_THREADS"]) for rank in range(size)]
     assert min(threads) >= 1
     assert sum(threads) <= max(cores, size)
     assert sum(threads) > cores - size
 
 
 def test_an_exchange_has_a_thread_beside_computation() -> None:
-    assert int(resources.share(hydra(0, 2), 2, 0)["TF_NUM_INTEROP_THREADS"]) >= 2
+    assert int(resources.share(hydra(0, 2), 2, {})["TF_NUM_INTEROP_THREADS"]) >= 2
 
 
 def test_each_worker_gets_one_gpu_by_local_rank() -> None:
-    gpus = [resources.share(hydra(rank, 4), 8, gpus=4)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]
+    gpus = [
+        resources.share(hydra(rank, 4), 8, {"CUDA_VISIBLE_DEVICES": 4})["CUDA_VISIBLE_DEVICES"] for rank in range(4)
+    ]
     assert gpus == ["0", "1", "2", "3"]
 
 
-def test_gpus_are_shared_evenly_when_there_are_too_few() -> None:
-    gpus = [resources.share(hydra(rank, 4), 8, gpus=2)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]
-    assert sorted(gpus) == ["0", "0", "1", "1"]
+@pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
+def test_more_workers_than_gpus_are_told_what_to_write(variable: str) -> None:
+    advice = (
+        rf"4 workers and fewer GPUs \(0, 1\)\. Start as many workers as GPUs; .*: {variable}=0,1,0,1; .*: {variable}=$"
+    )
+    with pytest.raises(ConfigurationError, match=advice):
+        resources.share(hydra(3, 4), 8, {variable: 2})
+    shared = resources.share(hydra(3, 4) | {variable: "0,1,0,1"}, 8, {variable: 2})
+    assert shared[variable] == "1"
+
+
+def test_parts_of_gpus_have_names() -> None:
+    parts = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
+    assert resources.share(hydra(1, 2) | parts, 8, {"CUDA_VISIBLE_DEVICES": 1})["CUDA_VISIBLE_DEVICES"] == "MIG-b"
+
+
+@pytest.mark.parametrize("asked", [{"SLURM_GPUS_PER_TASK": "1"}, {"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}])
+def test_gpus_that_slurm_shows_a_task_stay(asked: dict[str, str]) -> None:
+    task = {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "3"} | asked
+    assert "CUDA_VISIBLE_DEVICES" not in resources.share(task, 8, {"CUDA_VISIBLE_DEVICES": 4})
 
 
 def test_without_gpus_none_is_hidden() -> None:
-    assert "CUDA_VISIBLE_DEVICES" not in resources.share(hydra(0, 2), 8, gpus=0)
+    assert "CUDA_VISIBLE_DEVICES" not in resources.share(hydra(0, 2), 8, gpus={})
 
 
 def test_hosts_of_one_slurm_step_may_have_different_counts() -> None:
     second_host = {"SLURM_LOCALID": "3", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1,4"}
-    assert resources.share(second_host, 8, 0)["OMP_NUM_THREADS"] == "2"
+    assert resources.share(second_host, 8, {})["OMP_NUM_THREADS"] == "2"
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_a_pipe_is_copied_to_those_who_read_though_others_do_not() -> None:
         readers = [worker(told, rank, "sys.stdout.buffer.write(sys.stdin.buffer.read())") for rank in (0, 2)]
         with os.fdopen(target, "wb") as stream:
             stream.write(data)
-        assert [reader.communicate(timeout=60)[0] for reader in readers] == [data, data]
+        assert [reader.communicate(timeout=300)[0] for reader in readers] == [data, data]
 
 
 def test_nothing_of_a_pipe_is_written_to_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_nothing_of_a_pipe_is_written_to_disk(monkeypatch: pytest.MonkeyPatch, t
     source, target = os.pipe()
     with copied(source, 1) as told:
         os.write(target, b"password\n")
-        assert worker(told, 0, "print(input())").communicate(timeout=60)[0] == b"password\n"
+        assert worker(told, 0, "print(input())").communicate(timeout=300)[0] == b"password\n"
         os.close(target)
 
 
@@ -62,7 +62,7 @@ def test_lines_arrive_while_the_stream_goes_on() -> None:
         readers = [worker(told, rank, "print(input(), flush=True); print(input())") for rank in range(2)]
         first = [reader.stdout.readline() for reader in readers if reader.stdout]
         os.write(target, b"two\n")
-        rest = [reader.communicate(timeout=60)[0] for reader in readers]
+        rest = [reader.communicate(timeout=300)[0] for reader in readers]
         os.close(target)
     assert (first, rest) == ([b"one\n"] * 2, [b"two\n"] * 2)
 
@@ -75,13 +75,13 @@ def test_a_file_is_read_from_where_it_stands(tmp_path: Path) -> None:
         assert has_data(file.fileno())
         with copied(file.fileno(), 2) as told:
             readers = [worker(told, rank, "print(sys.stdin.read(), end='')") for rank in range(2)]
-            assert [reader.communicate(timeout=60)[0] for reader in readers] == [b" rest"] * 2
+            assert [reader.communicate(timeout=300)[0] for reader in readers] == [b" rest"] * 2
         assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == 8, "it is still the caller's to read"
 
 
 def test_nothing_is_an_empty_input_and_no_wait() -> None:
     with copied(None, 2) as told:
-        output, _ = worker(told, 1, "print(repr(sys.stdin.read()))").communicate(timeout=60)
+        output, _ = worker(told, 1, "print(repr(sys.stdin.read()))").communicate(timeout=300)
     assert output == b"''\n"
 
 

@@ -171,10 +171,11 @@ NOISE = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
 I0000 00:00:1795298183.645202   13602 port.cc:153] oneDNN custom operations are on.
 E0000 00:00:1795298193.051372   13602 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error
+[W1122 08:44:58.961897451 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3
 """
 
 
-def test_what_tensorflow_says_on_each_start_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_frameworks_say_on_each_start_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
     run(f"raw(b'Epoch 1\\n', 2)\nfor byte in {NOISE!r}.encode(): raw(bytes([byte]), 2)\nraw(b'WARNING: it is hot', 2)")
     assert capfd.readouterr().err == "Epoch 1\nWARNING: it is hot"
 
@@ -203,6 +204,10 @@ def test_an_interrupt_is_passed_on_as_one() -> None:
     started = time.perf_counter()
     assert run("signal_launcher(signal.SIGINT); time.sleep(600)").code == 130
     assert time.perf_counter() - started < LONG
+
+
+def test_the_signal_of_a_scheduler_is_passed_on_as_a_stop() -> None:
+    assert run("signal_launcher(signal.SIGUSR1); time.sleep(600)").code == 143
 
 
 def test_a_script_that_ignores_signals_is_killed_after_its_grace() -> None:

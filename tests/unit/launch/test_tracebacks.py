@@ -119,9 +119,15 @@ def test_the_frames_of_what_runs_a_script_are_in_neither(tmp_path: Path) -> None
         "except ValueError as error:\n    print(tracebacks.whole(error.with_traceback(error.__traceback__.tb_next)), end='')"
     )
     printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     ).stdout
     plain = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300
     ).stderr
     assert printed == plain
+
+
+def test_a_mesh_of_one_workers_devices_is_explained() -> None:
+    error = ValueError("Number of devices 2 must equal the product of mesh_shape (1,)")
+    assert "(len(jax.devices()),)" in tracebacks.advice(error, 2)
+    assert tracebacks.advice(error, 1) == ""

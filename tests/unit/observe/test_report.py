@@ -76,7 +76,7 @@ def test_validation_inside_of_fit_is_in_the_time_of_training(tmp_path: Path) -> 
 
 
 def test_at_their_own_pace_each_workers_steps_count(tmp_path: Path) -> None:
-    facts = {"phase": "facts", "pace": "own"}
+    facts = {"phase": "facts", "training": "asynchronous"}
     summary = summarize(write(tmp_path, [facts, step(2.0)], [facts, step(1.0), step(3.0)]))
     assert summary.steps == 3
     assert summary.samples_per_second == pytest.approx(24 / 4)

@@ -23,6 +23,7 @@ from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers,
 from syrtos.dialects.estimator.config import RunConfig
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
+from syrtos.keras import shares
 from syrtos.keras.tensorflow import gradients, patching, tf_internals
 from syrtos.keras.tensorflow.input import Share
 
@@ -133,7 +134,7 @@ class Estimator:
             batch = self._inputs(input_fn, ModeKeys.TRAIN)
             with graphs.GraphScope(world.current(), batch, training=True).entered() as scope:
                 if seed is not None:  # the same data, and other noise on it
-                    v1.set_random_seed(seed + patching.SEED_STRIDE * world.current().world.rank)
+                    v1.set_random_seed(seed + shares.SEED_STRIDE * world.current().world.rank)
                 features, labels = scope.data
                 before = gradients.reductions
                 with tf_internals.assignments_of_keras() as assigned:

@@ -44,6 +44,8 @@ def operation(train_op: Any) -> Any:
     """The training step; raises TypeError where it is none of a graph."""
     if isinstance(train_op, tf.Operation | tf.Tensor):
         return train_op
+    if isinstance(train_op, tf.Variable):  # what assignments return
+        return train_op.op
     raise TypeError(
         f"`train_op` must be an operation of the graph. Received: {type(train_op).__name__}. The optimizers of Keras 3 make none: use one of "
         "tf.compat.v1.train, or tf_keras.optimizers.legacy with TF_USE_LEGACY_KERAS=1."

@@ -25,7 +25,9 @@ def install() -> None:
         _wrap_own(kind)
     # What a script derives from it later, as BERT's optimizer, which overrides `apply_gradients` alone.
     optimizer.__init_subclass__ = classmethod(lambda kind, **kwargs: _wrap_own(kind))
-    v1.train.SyncReplicasOptimizer = SyncReplicasOptimizer
+    # In place: scripts hold the class before they use `tf.estimator`.
+    replace(v1.train.SyncReplicasOptimizer, "apply_gradients", _applying_at_once)
+    replace(v1.train.SyncReplicasOptimizer, "make_session_run_hook", _without_queues)
 
 
 def _subclasses(kind: Any) -> list[Any]:
@@ -33,7 +35,7 @@ def _subclasses(kind: Any) -> list[Any]:
 
 
 def _wrap_own(kind: Any) -> None:
-    if "apply_gradients" in vars(kind) and kind is not SyncReplicasOptimizer:
+    if "apply_gradients" in vars(kind) and kind is not v1.train.SyncReplicasOptimizer:
         replace(kind, "apply_gradients", _reducing_others)
 
 
@@ -99,36 +101,23 @@ def _values(gradient: Any) -> Any:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-class SyncReplicasOptimizer(v1.train.Optimizer):
-    """Every update is made of all workers' gradients anyway: the optimizer it is given, and a hook that has nothing to do."""
+# -- SyncReplicasOptimizer: every update is made of all workers' gradients anyway ---------------------------
 
-    def __init__(self, opt: Any, *args: Any, **kwargs: Any) -> None:
-        """Numbers of replicas are not asked for: they are the workers of the run."""
-        del args
-        super().__init__(False, kwargs.get("name", "sync_replicas"))
-        self._inner = opt
 
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """The inner optimizer's."""
-        return self._inner.compute_gradients(*args, **kwargs)
+def _applying_at_once(_original: Callable[..., Any]) -> Callable[..., Any]:
+    """The optimizer that it was given applies them: there are no replicas to wait for."""
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """The inner optimizer's."""
-        return self._inner.apply_gradients(grads_and_vars, global_step, name)
+    def apply_gradients(self: Any, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        return tf_internals.inner_of_sync_replicas(self).apply_gradients(grads_and_vars, global_step, name)
 
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """The inner optimizer's."""
-        return self._inner.get_slot(*args, **kwargs)
+    return apply_gradients
 
-    def variables(self) -> Any:
-        """The inner optimizer's."""
-        return self._inner.variables()
 
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """The inner optimizer's."""
-        return self._inner.get_slot_names(*args, **kwargs)
+def _without_queues(_original: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that has nothing to do."""
 
-    def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> Any:
-        """A hook that does nothing."""
-        del is_chief, num_tokens
+    def make_session_run_hook(self: Any, is_chief: bool, num_tokens: int = -1) -> Any:
+        del self, is_chief, num_tokens
         return v1.train.SessionRunHook()
+
+    return make_session_run_hook

@@ -24,6 +24,7 @@ from syrtos.jobs.home import Home
 from syrtos.jobs.places import Source
 from syrtos.jobs.service import ApiError, Service, described
 from syrtos.jobs.store import columns
+from syrtos.launch.generations import all_folders
 from syrtos.observe.report import SHARES, SecondsByRank
 
 _FILES = {"/": "page.html", "/ui/page.css": "page.css", "/ui/page.js": "page.js", "/ui/icon.svg": "icon.svg"}
@@ -119,7 +120,8 @@ class Page:
         if record is None:
             return _json({"error": f"There is no job {name}."}, 404)
         folder = self._service.home.job(name)
-        runs = sorted(folder.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        attempts = sorted(folder.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        runs = [run for attempt in attempts for run in all_folders(attempt)]
         artifacts = {kind: self._source(described(record), kind) is not None for kind in ("model", "output")}
         return _json(
             {

@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from keras.src.distribution import distribution_lib
 
+from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
 
 # Set on a distribution whose processes hold rows of their own, for the script has sharded the data set itself.
@@ -96,8 +97,43 @@ def rows(batch: Any, layout: Any, batch_dim_name: str) -> Any:
     sharding = getattr(layout, "backend_layout", layout)
     if has_own_rows():
         return jax.make_array_from_process_local_data(sharding, np.asarray(batch))
+    return _whole(batch, sharding, batch_dim_name)
+
+
+def _whole(batch: Any, sharding: Any, batch_dim_name: Any) -> jax.Array:
     even = np.ndim(batch) and len(batch) % sharding.mesh.shape[batch_dim_name] == 0
     return place(batch, sharding if even else replicated(sharding.mesh))
+
+
+def joined(samples: int, share: Any) -> Any:
+    """The batch of which each process has read its share, so many rows, on the devices; None where no process has a row.
+
+    If shares are equal and the devices of a process take just its rows, each share stays local; else all shares are gathered on every process.
+    """
+    comm, current = world.current().comm, _current()
+    counts = [int(count) for count in comm.agree("rows of a batch", float(samples))]
+    if not any(counts):
+        return None
+
+    def of_all(leaf: Any) -> Any:
+        shape = (sum(counts), *leaf.shape[1:])
+        sharding = current.get_data_layout(shape).backend_layout
+        if len(set(counts)) == 1 and _stay_local(sharding, shape, samples, current.batch_dim_name):
+            return jax.make_array_from_process_local_data(sharding, leaf, shape)
+        return _whole(comm.allgather(leaf[:samples]), sharding, current.batch_dim_name)
+
+    return jax.tree.map(of_all, share)
+
+
+@functools.lru_cache(maxsize=64)
+def _stay_local(sharding: Any, shape: tuple[int, ...], each: int, batch_dim_name: str) -> bool:
+    """Whether the devices of every process take just its own rows, where each process has ``each`` of them. The answer is the same on all."""
+    if shape[0] % sharding.mesh.shape[batch_dim_name]:
+        return False
+    bounds = {device: index[0].indices(shape[0]) for device, index in sharding.devices_indices_map(shape).items()}
+    return all(
+        start // each == (stop - 1) // each == device.process_index for device, (start, stop, _) in bounds.items()
+    )
 
 
 def tensor(original: Any, value: Any, layout: Any) -> Any:

@@ -6,9 +6,7 @@ import atexit
 import functools
 import os
 import shutil
-import socket
 import sys
-import tempfile
 from pathlib import Path
 
 import jax
@@ -16,12 +14,12 @@ import jax
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
+from syrtos.keras import rendezvous
 from syrtos.keras.jax import jax_internals
 
 # Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without a word of the cause, is to wait for longer.
 _HEARTBEAT = 24 * 3600
 _SOCKET = "unix:"
-_LONGEST = 80  # bytes
 
 
 class Steps:
@@ -70,30 +68,12 @@ def join() -> None:
 
 def _address(session: Session) -> str:
     """Where rank 0's coordinator listens: on one host a socket in a folder of this user's alone, for it knows no authentication."""
-    place = session.world
-    if place.size == place.local_size:
-        jax_internals.listen_on("127.0.0.1")
-        return session.comm.broadcast_object(f"{_SOCKET}{_folder()}/jax" if place.rank == 0 else None)
-    host = socket.gethostbyname(socket.gethostname())
-    if host.startswith("127."):
-        raise ConfigurationError(
-            f"On host {socket.gethostname()} its own name stands for {host}, by which other hosts can't reach it. JAX's workers need an address of the "
-            "network: correct /etc/hosts, or the name service."
-        )
+    rank = session.world.rank
+    host = rendezvous.listening_address("JAX", session)
     jax_internals.listen_on(host)
-    return session.comm.broadcast_object(f"{host}:{_free_port(host)}" if place.rank == 0 else None)
-
-
-def _folder() -> str:
-    """A folder of this user's alone, with a path that the system takes for a socket (108 bytes), however long TMPDIR is."""
-    place = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="syrtos-", dir=place if len(os.fsencode(place)) < _LONGEST else "/tmp")
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    if host == rendezvous.LOOPBACK:
+        return session.comm.broadcast_object(f"{_SOCKET}{rendezvous.folder()}/jax" if rank == 0 else None)
+    return session.comm.broadcast_object(f"{host}:{rendezvous.free_port(host)}" if rank == 0 else None)
 
 
 def _leave(pid: int) -> None:

@@ -11,10 +11,12 @@ from keras.src.backend.jax import trainer as jax_trainer
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, fitting, interrupts, patches, patching, replicas, timing
+from syrtos.keras import backend, batches, keras_internals, patches, patching, trainer
 from syrtos.keras.jax import distribution, joining, step
 from syrtos.keras.jax.variables import Jax, gathered, is_split, whole
 from syrtos.keras.patching import Method, Patch
+from syrtos.keras.planned import Stream
+from syrtos.topology import check_servers
 
 
 @functools.cache
@@ -27,7 +29,7 @@ def apply_all() -> None:
     backend.use(Jax())
     session = world.current()
     if session.world.size == 1:
-        patching.install(patches.PATCHES)
+        patching.install([*_INPUT, *patches.PATCHES])
         return
     _check_options(session)
     joining.join()
@@ -37,67 +39,51 @@ def apply_all() -> None:
 
 
 def _check_options(session: world.Session) -> None:
-    for given, flag in ((session.servers, "--ps"), (session.options.batch == "per-worker", "--batch per-worker")):
-        if given:
-            raise ConfigurationError(
-                f"`{flag}` has no meaning with KERAS_BACKEND=jax: XLA computes the global batch as one program over all workers. Leave it out, or "
-                "set KERAS_BACKEND=tensorflow."
-            )
+    check_servers({"KERAS_BACKEND": "jax"}, session.options.servers)  # it may come from keras.json
+    if session.options.exchange == "mpi":
+        raise ConfigurationError(
+            "`--exchange mpi` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out."
+        )
+    if session.options.batch == "per-worker":
+        raise ConfigurationError(
+            "`--batch per-worker` has no meaning with KERAS_BACKEND=jax: XLA computes the global batch as one program over all workers. Leave it "
+            "out, or set KERAS_BACKEND to tensorflow or torch. (In a job a sharded channel asks for it: make it FullyReplicated.)"
+        )
 
 
 # -- trainer -------------------------------------------------------------------------------------------
 
 
-def _method(original: Method) -> Method:
-    """`fit`, `evaluate` or `predict`: all workers call the same, or get an error that says which rank calls which."""
-    timed = timing.part_of_run(original)
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        world.sharing().comm.agree(f"model.{original.__name__}")
-        return timed(self, *args, **kwargs)
-
-    return method
-
-
-def _fit(original: Method) -> Method:
-    return interrupts.together(fitting.inside_fit(_method(original)))
-
-
 def _on_batch(original: Method) -> Method:
-    def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        replicas.compute_equal(world.sharing().comm, self, original.__name__)
-        step.check_equal((args, {name: kwargs[name] for name in ("x", "y", "sample_weight") if name in kwargs}))
-        return original(self, *args, **kwargs)
-
-    return on_batch
+    return trainer.on_batch(original, step.check_sums)
 
 
 def _train_on_batch(original: Method) -> Method:
-    on_batch = fitting.inside_fit(_on_batch(original))
-
-    def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = on_batch(self, *args, **kwargs)
-        replicas.was_trained(self)
-        return result
-
-    return train_on_batch
-
-
-def _iterator(original: Method) -> Method:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        fitting.about_to_use(self)
-        fitting.agree_on_length(self._num_batches)
-
-    return init
+    return trainer.train_on_batch(original, step.check_sums)
 
 
 def _batches(original: Method) -> Method:
-    def get_distributed_iterator(self: Any, _distribution: Any) -> Iterator[Any]:
-        compared = step.compared(self.data_adapter.get_jax_iterator())
-        return step.drawn(jax_trainer._distribute_data(batch) for batch in compared)
+    def get_iterator(self: Any) -> Iterator[Any]:
+        stream = keras_internals.stream_of(self)
+        if world.current().world.size == 1:
+            if stream:
+                self.data_adapter.get_jax_iterator = lambda: (data for _, data in stream.shares())
+            return original(self)
+        if stream:
+            return batches.drawn(_planned(stream))
+        compared = batches.compared(self.data_adapter.get_jax_iterator(), step.check_sums)
+        return batches.drawn(jax_trainer._distribute_data(batch) for batch in compared)
 
-    return get_distributed_iterator
+    return get_iterator
+
+
+def _planned(stream: Stream) -> Iterator[Any]:
+    for number, (samples, share) in enumerate(stream.shares()):
+        batch = distribution.joined(samples, share)
+        if batch is None:
+            stream.leave_out(number)
+        else:
+            yield batch
 
 
 def _meeting_steps(original: Method) -> Method:
@@ -159,17 +145,17 @@ _MEETING = "Workers that don't call the same are told so at once."
 _EQUAL = "Replicas compute with equal weights."
 _SAVED = "Variables that are split over processes are gathered where they are read, as for files."
 
+_INPUT = trainer.input_of(f"{_TRAINER}:JAXTrainer", f"{_TRAINER}:JAXEpochIterator", _batches)
 PATCHES = [
     Patch(_TRAINER, "jit", lambda _: functools.partial(step.compiled), "Uneven batches are split inside the step, its outputs are gathered."),
     Patch(f"{_TRAINER}:JAXTrainer", "_make_function", _meeting_steps, "Steps that are not compiled meet and count too."),
-    Patch(f"{_TRAINER}:JAXTrainer", "fit", _fit, _MEETING),
-    Patch(f"{_TRAINER}:JAXTrainer", "evaluate", _method, _MEETING),
-    Patch(f"{_TRAINER}:JAXTrainer", "predict", _method, _MEETING),
+    Patch(f"{_TRAINER}:JAXTrainer", "fit", trainer.fit, _MEETING),
+    Patch(f"{_TRAINER}:JAXTrainer", "evaluate", trainer.method, _MEETING),
+    Patch(f"{_TRAINER}:JAXTrainer", "predict", trainer.method, _MEETING),
     Patch(f"{_TRAINER}:JAXTrainer", "train_on_batch", _train_on_batch, _EQUAL),
     Patch(f"{_TRAINER}:JAXTrainer", "test_on_batch", _on_batch, _EQUAL),
     Patch(f"{_TRAINER}:JAXTrainer", "predict_on_batch", _on_batch, _EQUAL),
-    Patch(f"{_TRAINER}:JAXEpochIterator", "__init__", _iterator, "Workers compare the lengths of their data."),
-    Patch(f"{_TRAINER}:JAXEpochIterator", "_get_distributed_iterator", _batches, "Workers compare what they read."),
+    *_INPUT,
     Patch(
         "keras.src.backend.jax.distribution_lib",
         "distribute_data_input",

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from syrtos.comm import world
 from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
 from syrtos.keras import fitting
 from syrtos.keras.jax import distribution, joining
-
-# Global batches between two comparisons of what the workers read.
-_COMPARE_EVERY = 64
+from syrtos.keras.jax.variables import is_split, whole
 
 
 def compiled(step: Callable[..., Any], donate_argnums: Any = None, out_shardings: Any = None) -> Callable[..., Any]:
@@ -36,8 +33,15 @@ def compiled(step: Callable[..., Any], donate_argnums: Any = None, out_shardings
 
 def meeting(function: Callable[..., Any]) -> Callable[..., Any]:
     """A step as workers make it together: one that is not compiled (`run_eagerly`, `jit_compile=False`) too. Of such a step each worker computes uneven
-    batches whole."""
-    return function if isinstance(function, _Step) else _Step(function)
+    batches whole; the outputs of even ones are gathered."""
+    if isinstance(function, _Step):
+        return function
+
+    def gathered(state: Any, data: Any) -> Any:
+        outputs, state = function(state, data)
+        return jax.tree.map(lambda leaf: whole(leaf) if is_split(leaf) else leaf, outputs), state
+
+    return _Step(gathered)
 
 
 class _Step:
@@ -79,52 +83,16 @@ def _agree_on_shapes(shapes: Any) -> None:
         )
 
 
-def drawn(batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches as a step takes them: the time they take counts as input."""
-    ledger = world.sharing().ledger
-    while True:
-        with ledger.span("input"):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
-
-
-def compared(batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches of an adapter, in memory, each the same on all workers.
+def check_sums(sums: list[float], number: int) -> None:
+    """Compares the checksums of what workers read of a batch, where the script may have sharded the data itself.
 
     Raises:
-        DataError: workers read different data.
+        DataError: they differ; or they are equal, where each worker should read rows of its own.
     """
-    comm = world.sharing().comm
-    for number, batch in enumerate(batches):
-        if number % _COMPARE_EVERY == 0 or number.bit_count() == 1:  # 0, 1, 2, 4, 8 and so on
-            _check_sums(comm.agree("compare input", float(_sum_of(batch))), number)
-        yield batch
-
-
-def check_equal(batch: Any) -> None:
-    """Raises DataError where workers were given different batches by hand."""
-    arrays = [leaf for leaf in jax.tree.leaves(batch) if getattr(leaf, "shape", None)]
-    _check_sums(world.sharing().comm.agree("compare input", float(_sum_of(arrays))), 0)
-
-
-def _check_sums(sums: list[float], number: int) -> None:
-    if distribution.has_own_rows():
-        if len(set(sums)) == 1:
-            raise DataError(
-                f"All workers read the same rows in batch {number}, but the script's distribution says `auto_shard_dataset=False`: that each reads rows of "
-                "its own. They would be trained on several times. Leave the argument out, or shard the data by `jax.process_index()`."
-            )
-    else:
+    if not distribution.has_own_rows():
         fitting.check_same_data(sums, number)
-
-
-def _sum_of(batch: Any) -> int:
-    """A checksum of the first, the middle and the last row of each array."""
-    checksum = 0
-    for leaf in jax.tree.leaves(batch):
-        array = np.asarray(leaf)
-        picked = array[[0, len(array) // 2, -1]] if array.ndim and len(array) else array
-        checksum = zlib.crc32(np.ascontiguousarray(picked).reshape(-1).view(np.uint8).data, checksum)
-    return checksum
+    elif len(set(sums)) == 1:
+        raise DataError(
+            f"All workers read the same rows in batch {number}, but the script's distribution says `auto_shard_dataset=False`: that each reads rows of "
+            "its own. They would be trained on several times. Leave the argument out, or shard the data by `jax.process_index()`."
+        )

@@ -20,7 +20,7 @@ from syrtos.comm import requests, world
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.objects import dtype_of
 from syrtos.comm.requests import Question
-from syrtos.comm.rounds import Rounds
+from syrtos.comm.work_queue import WorkQueue
 from syrtos.errors import OutOfStepError
 from syrtos.keras import keras_internals, state
 
@@ -35,14 +35,14 @@ def serve(gone: Callable[[], set[int]]) -> None:
     _ = tf.keras.optimizers  # most scripts use the Keras that TensorFlow chooses: it is imported while they begin
     workers = session.questions.Get_size() - session.world.size
     parameters = Parameters(workers, session.options.staleness, session.comm)
-    rounds = Rounds(workers)
-    asked = {**rounds.asked, **parameters.asked}
+    queue = WorkQueue(workers)
+    asked = {**queue.asked, **parameters.asked}
 
     def lose(worker: int) -> None:
         parameters.lose(worker)
-        rounds.lose(worker)
+        queue.lose(worker)
 
-    known = gone if session.options.own_pace else set
+    known = gone if session.options.asynchronous else set
     requests.serve(session.questions, workers, lambda question: asked[question.fields["ask"]](question), known, lose)
 
 

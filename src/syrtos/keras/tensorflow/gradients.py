@@ -162,7 +162,8 @@ def reduce_all_optimizers() -> None:
 
 def mark(optimizer: Any, reduction: Reduction) -> None:
     """Makes one optimizer reduce, also where syrtos was not asked to reduce for all."""
-    object.__setattr__(optimizer, _MARK, reduction)
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
+        object.__setattr__(each, _MARK, reduction)
 
 
 def reduction_of(optimizer: Any) -> Reduction | None:
@@ -280,7 +281,7 @@ def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
     with tf.init_scope():
         if tf.executing_eagerly():
             object.__setattr__(optimizer, _EQUAL, True)
-            found = [*variables, *state.variables_of(optimizer)]
+            found = [*variables, *state.of_optimizer(optimizer)]
             state.broadcast(reduction.comm, [v for v in found if state.identity(v) not in reduction.local])
 
 

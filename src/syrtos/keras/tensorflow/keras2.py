@@ -1,45 +1,36 @@
-"""Every private symbol of Keras 2 (`tf_keras`) that syrtos replaces, with its reason. Seen to work on tf_keras 2.21.
+"""What syrtos replaces in Keras 2 (`tf_keras`).
 
 The strategy is the same as for Keras 3, and Keras 2 asks it for more, so there is less to replace.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import types
-from collections.abc import Generator, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tf_keras.src import backend, callbacks, losses
-from tf_keras.src.engine import base_layer, data_adapter, training
-from tf_keras.src.metrics import base_metric
-from tf_keras.src.mixed_precision import loss_scale_optimizer
-from tf_keras.src.optimizers import nadam, optimizer
+from tf_keras.src.engine import training
+from tf_keras.src.optimizers import nadam
 from tf_keras.src.optimizers import utils as optimizer_utils
-from tf_keras.src.optimizers.legacy import optimizer_v2
-from tf_keras.src.saving import saving_api, saving_lib
-from tf_keras.src.saving.legacy import save as save_module
-from tf_keras.src.utils import data_utils, losses_utils
+from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import asynchronous, files, fitting, interrupts, keras_internals, timing
+from syrtos.keras import asynchronous, files, fitting, interrupts, keras_internals, shares, timing
 from syrtos.keras.callbacks import within as enclosing_callbacks
 from syrtos.keras.parameter_server import remote_optimizer
-from syrtos.keras.patching import Method, replace, replace_everywhere
-from syrtos.keras.tensorflow import gradients, models, tf_internals
+from syrtos.keras.patching import Method, Patch, install
+from syrtos.keras.tensorflow import gradients, keras2_data, models
 from syrtos.keras.tensorflow import patching as common
-from syrtos.keras.tensorflow.input import is_own_shard
 from syrtos.keras.tensorflow.step import StepScope, current_step
 from syrtos.keras.tensorflow.strategy import Strategy
+from syrtos.keras.tensorflow.variables import TensorFlow
 
 
 @functools.cache
 def apply_to_optimizers() -> None:
     """Installs what reduces gradients; it acts on the optimizers that were asked to."""
-    _patch_optimizers()
+    install(OPTIMIZERS)
 
 
 @functools.cache
@@ -47,25 +38,10 @@ def apply_all() -> None:
     """Installs all patches, once per process."""
     apply_to_optimizers()
     common.patch_tensorflow()
-    _patch_losses()
-    _patch_model()
-    _patch_files()
-    # Who has made a variable says what becomes of it where workers train at their own pace.
-    replace(base_layer.Layer, "add_weight", _noting_keras)
-    # Equal seeds on all workers must not mean equal dropout masks.
-    replace(backend.RandomGenerator, "make_legacy_seed", _seed_by_rank)
+    install([*LOSSES, *MODEL, *FILES])
 
 
-def _patch_losses() -> None:
-    # A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so.
-    replace(losses_utils, "reduce_weighted_loss", _reduce_weighted_loss)
-    replace(losses_utils, "apply_valid_mask", _apply_valid_mask)
-    # The originals divide by replicas, or refuse to, also in a loop without `strategy.run`, in which nothing is summed.
-    replace(losses_utils, "scale_loss_for_distribution", common.only_in_strategy_run)
-    replace(losses.Loss, "_get_reduction", _reduction_of_one_process)
-    # A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks.
-    for metric in (base_metric.Mean, base_metric.Sum):
-        replace(metric, "update_state", common.counting_share)
+# -- losses ----------------------------------------------------------------------------------------------
 
 
 def _reduce_weighted_loss(original: Method) -> Method:
@@ -92,31 +68,12 @@ def _reduction_of_one_process(original: Method) -> Method:
 
 def _apply_valid_mask(original: Method) -> Method:
     def apply_valid_mask(losses: Any, sw: Any, mask: Any, reduction: str) -> Any:
-        result = original(losses, sw, mask, reduction)
-        if mask is None or reduction not in ("auto", "sum_over_batch_size"):
-            return result
-        return common.masked_globally(result, mask)
+        return shares.masked_globally(original(losses, sw, mask, reduction), mask, reduction)
 
     return apply_valid_mask
 
 
-def _patch_optimizers() -> None:
-    # Reduces before clipping already, but sums where samples must count.
-    replace(optimizer.Optimizer, "aggregate_gradients", _aggregate)
-    replace(optimizer_v2.OptimizerV2, "_aggregate_gradients", _aggregate)
-    # A list of strategies that may scale losses, which ours is not in; its gradients are reduced before they are checked.
-    replace(loss_scale_optimizer, "strategy_supports_loss_scaling", lambda _original: lambda: True)
-    # One that finds its gradients infinite skips an update that the others give gradients for.
-    replace(loss_scale_optimizer, "_is_all_finite", _is_all_finite_everywhere)
-    # Where gradients are complete, reduced or not, and variables known. It keeps the numbers of its variables, not them.
-    replace(optimizer._BaseOptimizer, "_build_index_dict", _noting_variables)
-    replace(optimizer._BaseOptimizer, "apply_gradients", _on_servers)
-    replace(optimizer_v2.OptimizerV2, "apply_gradients", _not_on_servers)
-    # An update is the same on all workers: its assignments need no exchange.
-    replace(optimizer._BaseOptimizer, "apply_gradients", common.paused)
-    replace(optimizer_v2.OptimizerV2, "apply_gradients", common.paused)
-    replace(loss_scale_optimizer.LossScaleOptimizer, "apply_gradients", common.paused)
-    replace(loss_scale_optimizer.LossScaleOptimizerV3, "apply_gradients", common.paused)
+# -- optimizers ------------------------------------------------------------------------------------------
 
 
 def _aggregate(original: Method) -> Method:
@@ -198,45 +155,14 @@ def _noting_keras(original: Method) -> Method:
     return add_weight
 
 
-def _patch_model() -> None:
-    model = training.Model
-    # These build the functions that call `train_step` and its like: here a step becomes a step on a share.
-    for name in ("train", "test", "predict"):
-        replace(model, f"make_{name}_function", functools.partial(_make_function, f"{name}_step"))
-    replace(model, "fit", fitting.inside_fit)
-    replace(model, "fit", interrupts.together)
-    # Workers that don't call the same are told so at once.
-    for name in ("fit", "evaluate", "predict"):
-        replace(model, name, common.agreeing)
-        replace(model, name, timing.part_of_run)
-    replace(data_adapter.DataHandler, "__init__", _data_handler)
-    replace(data_adapter, "single_batch_iterator", _single_batch)
-    # Files are written once, decisions are taken together.
-    replace(callbacks.CallbackList, "__init__", _callback_list)
-
-
-def _patch_files() -> None:
-    # Behind the methods and the functions of all names: the path is final, and its suffix has been checked on all workers.
-    for owner, name in (
-        (saving_lib, "save_model"),
-        (saving_lib, "save_weights_only"),
-        (save_module, "save_model"),
-        (save_module, "save_weights"),
-    ):
-        replace(owner, name, files.writing("filepath"))
-    # The files are written by `tf.saved_model.save`, which makes them appear complete.
-    replace(training.Model, "export", files.writing("filepath", complete=False))
-    for name in ("load_model", "load_weights"):
-        replace_everywhere(saving_api, name, files.reading("filepath"))
-    replace(data_utils, "urlretrieve", files.writing("filename"))
-    replace_everywhere(data_utils, "get_file", files.fetching)
+# -- trainer ---------------------------------------------------------------------------------------------
 
 
 def _make_function(step_name: str, original: Method) -> Method:
     def make_function(self: Any, force: bool = False) -> Any:
         session = world.sharing()
         models.adapt(self)
-        if "_syrtos_" + step_name not in self.__dict__ and (session.world.size > 1 or session.options.run_dir):
+        if "_syrtos_" + step_name not in self.__dict__ and models.step_is_shared(self, session):
             step = getattr(self, step_name)
             object.__setattr__(self, "_syrtos_" + step_name, step)
             object.__setattr__(self, step_name, _shared_step(session, step, step_name))
@@ -257,115 +183,6 @@ def _shared_step(session: world.Session, step: Method, name: str) -> Method:
     return shared
 
 
-def _data_handler(original: Method) -> Method:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if kwargs.get("distribute", True) and asynchronous.deals():
-            models.check_dealt(self._adapter)
-            self.__class__ = DealtHandler
-        if world.sharing().world.size > 1:  # else a step takes what it is given for whole batches
-            self._dataset = tf_internals.counted(self._dataset)
-        dataset = args[0] if args else kwargs.get("x")
-        self._inferred_steps = fitting.agree_on_length(self._inferred_steps, is_own_shard(dataset))
-        if world.current().world.size > 1:
-            _build(kwargs.get("model"), self._dataset.element_spec)
-
-    return init
-
-
-def _single_batch(original: Method) -> Method:
-    """The batch of `train_on_batch` and its like, as a share that knows its number of samples."""
-
-    def single_batch_iterator(strategy: Any, *args: Any, **kwargs: Any) -> Any:
-        if world.sharing().world.size == 1:
-            return original(strategy, *args, **kwargs)
-        distribute = strategy.experimental_distribute_dataset
-        counting = types.SimpleNamespace(
-            experimental_distribute_dataset=lambda data: tf_internals.counted(distribute(data))
-        )
-        return original(counting, *args, **kwargs)
-
-    return single_batch_iterator
-
-
-class DealtHandler(data_adapter.DataHandler):
-    """The batches of an epoch that this worker takes, where workers train at their own pace.
-
-    All workers read the same data; a piece of the round's work is as many batches as a call of the training function takes. Validation
-    goes through all of its data.
-    """
-
-    _iterator: Any = None
-    _position = _first = 0
-
-    def enumerate_epochs(self) -> Generator[tuple[int, Any], None, None]:
-        for epoch, iterator in super().enumerate_epochs():
-            if iterator is not self._iterator:
-                self._iterator, self._position, self._first = iterator, 0, 0
-            yield epoch, iterator
-
-    def steps(self) -> Generator[int, None, None]:
-        servers = asynchronous.own()
-        if servers is None or not asynchronous.deals():
-            yield from super().steps()
-            return
-        asynchronous.begin_round()
-        batches, each = self._inferred_steps, self._steps_per_execution.numpy().item()
-        pieces = None if batches is None else -(-batches // each)
-        while (piece := servers.take(pieces)) is not None:
-            count = each if batches is None else min(each, batches - piece * each)
-            for _ in range(self._first + piece * each - self._position):
-                next(self._iterator)
-            self._position = self._first + piece * each + count
-            self._step_increment = count - 1
-            with self._executing(count, each):
-                yield piece * each
-        self._first += batches or 0
-
-    @contextlib.contextmanager
-    def _executing(self, count: int, usually: int) -> Iterator[None]:
-        """Inside, a call of the training function makes ``count`` steps."""
-        if count == usually:
-            yield
-            return
-        self._steps_per_execution.assign(count)
-        try:
-            yield
-        finally:
-            self._steps_per_execution.assign(usually)
-
-    @contextlib.contextmanager
-    def catch_stop_iteration(self) -> Iterator[None]:
-        """At the end of an epoch the workers meet."""
-        if not asynchronous.deals():
-            with super().catch_stop_iteration():
-                yield
-            return
-        ended = False
-        try:
-            yield
-            self.sync()
-        except (StopIteration, RuntimeError, tf.errors.OutOfRangeError) as end:
-            if isinstance(end, RuntimeError) and not isinstance(end.__cause__, StopIteration):
-                raise
-            ended = True
-        fitting.check_had_batch(bool(asynchronous.held()))
-        if asynchronous.end_round(ended):  # for one means for all: they read the same
-            self._insufficient_data = self._inferred_steps is not None or not self._adapter.should_recreate_iterator()
-
-
-def _build(model: Any, spec: Any) -> None:
-    """Makes the weights of a model that has no input shape, so that all workers have them before the first step.
-
-    A model that can't be built from shapes alone is built by its first step, as in one process.
-    """
-    if model is None or model.built:
-        return
-    inputs = spec[0] if isinstance(spec, tuple) else spec
-    with contextlib.suppress(Exception):
-        model.build(tf.nest.map_structure(lambda each: each.shape, inputs))
-
-
 def _callback_list(original: Method) -> Method:
     wrapped = enclosing_callbacks(original)
 
@@ -380,7 +197,136 @@ def _callback_list(original: Method) -> Method:
 
 def _seed_by_rank(original: Method) -> Method:
     def make_legacy_seed(self: Any) -> int | None:
-        seed, rank = original(self), common.rank_to_seed()
-        return (seed or 0) + common.SEED_STRIDE * rank if rank else seed
+        seed, rank = original(self), TensorFlow().rank_to_seed()
+        return (seed or 0) + shares.SEED_STRIDE * rank if rank else seed
 
     return make_legacy_seed
+
+
+# -- what is replaced, and why -----------------------------------------------------------------------------
+
+_UTILS = "tf_keras.src.utils.losses_utils"
+_METRIC = "tf_keras.src.metrics.base_metric"
+_MODEL = "tf_keras.src.engine.training:Model"
+_HANDLER = "tf_keras.src.engine.data_adapter"
+_OPTIMIZER = "tf_keras.src.optimizers.optimizer"
+_LEGACY = "tf_keras.src.optimizers.legacy.optimizer_v2:OptimizerV2"
+_SCALING = "tf_keras.src.mixed_precision.loss_scale_optimizer"
+_SAVING = "tf_keras.src.saving"
+_SHARE = (
+    "A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so."
+)
+_REPLICAS = "The original divides by replicas, or refuses to, also in a loop without `strategy.run`, in which nothing is summed."
+_NUMBER = "A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks."
+_SAMPLES = "The original reduces before clipping already, but sums where samples must count."
+_EQUAL = "An update is the same on all workers: its assignments need no exchange."
+_STEP = "It builds the function that calls `train_step` or its like: here a step becomes a step on a share."
+_MEETING = "Workers that don't call the same are told so at once."
+_TIMED = "Its time is counted apart."
+_ONCE = "Files are written once. The path is final here, and its suffix has been checked on all workers."
+_PARTS = ("fit", "evaluate", "predict")
+
+LOSSES = [
+    Patch(_UTILS, "reduce_weighted_loss", _reduce_weighted_loss, _SHARE),
+    Patch(_UTILS, "apply_valid_mask", _apply_valid_mask, _SHARE),
+    Patch(_UTILS, "scale_loss_for_distribution", common.only_in_strategy_run, _REPLICAS),
+    Patch("tf_keras.src.losses:Loss", "_get_reduction", _reduction_of_one_process, _REPLICAS),
+    Patch(f"{_METRIC}:Mean", "update_state", shares.counting_share, _NUMBER),
+    Patch(f"{_METRIC}:Sum", "update_state", shares.counting_share, _NUMBER),
+]
+OPTIMIZERS = [
+    Patch(f"{_OPTIMIZER}:Optimizer", "aggregate_gradients", _aggregate, _SAMPLES),
+    Patch(_LEGACY, "_aggregate_gradients", _aggregate, _SAMPLES),
+    Patch(
+        _SCALING,
+        "strategy_supports_loss_scaling",
+        lambda _original: lambda: True,
+        "A list of strategies that may scale losses, which ours is not in; its gradients are reduced before they are checked.",
+    ),
+    Patch(
+        _SCALING,
+        "_is_all_finite",
+        _is_all_finite_everywhere,
+        "One that finds its gradients infinite skips an update that the others give gradients for.",
+    ),
+    Patch(
+        f"{_OPTIMIZER}:_BaseOptimizer",
+        "_build_index_dict",
+        _noting_variables,
+        "It keeps the numbers of the optimizer's variables, not them, which parameter servers need.",
+    ),
+    Patch(
+        f"{_OPTIMIZER}:_BaseOptimizer",
+        "apply_gradients",
+        _on_servers,
+        "Gradients are complete here, reduced or not, and variables known: parameter servers make the update.",
+    ),
+    Patch(_LEGACY, "apply_gradients", _not_on_servers, "Parameter servers can't apply it."),
+    Patch(f"{_OPTIMIZER}:_BaseOptimizer", "apply_gradients", shares.updating, _EQUAL),
+    Patch(_LEGACY, "apply_gradients", shares.updating, _EQUAL),
+    Patch(f"{_SCALING}:LossScaleOptimizer", "apply_gradients", shares.updating, _EQUAL),
+    Patch(f"{_SCALING}:LossScaleOptimizerV3", "apply_gradients", shares.updating, _EQUAL),
+]
+MODEL = [
+    *(
+        Patch(_MODEL, f"make_{name}_function", functools.partial(_make_function, f"{name}_step"), _STEP)
+        for name in ("train", "test", "predict")
+    ),
+    Patch(_MODEL, "fit", fitting.inside_fit, "Whether this process trains decides what a model is built for."),
+    Patch(_MODEL, "fit", interrupts.together, "Ctrl-C is taken by all workers at the same step."),
+    *(Patch(_MODEL, name, common.agreeing, _MEETING) for name in _PARTS),
+    *(Patch(_MODEL, name, timing.part_of_run, _TIMED) for name in _PARTS),
+    Patch(f"{_HANDLER}:DataHandler", "__init__", keras2_data.handler, "Workers compare lengths, and take shares."),
+    Patch(
+        _HANDLER,
+        "single_batch_iterator",
+        keras2_data.single_batch,
+        "A batch given by hand must know its number of samples.",
+    ),
+    Patch(
+        "tf_keras.src.callbacks:CallbackList",
+        "__init__",
+        _callback_list,
+        "Files are written once, decisions are taken together.",
+    ),
+    Patch(
+        "tf_keras.src.engine.base_layer:Layer",
+        "add_weight",
+        _noting_keras,
+        "Who has made a variable says what becomes of it where workers train at their own pace.",
+    ),
+    Patch(
+        "tf_keras.src.backend:RandomGenerator",
+        "make_legacy_seed",
+        _seed_by_rank,
+        "Equal seeds on all workers must not mean equal dropout masks.",
+    ),
+]
+FILES = [
+    Patch(f"{_SAVING}.saving_lib", "save_model", files.writing("filepath"), _ONCE),
+    Patch(f"{_SAVING}.saving_lib", "save_weights_only", files.writing("filepath"), _ONCE),
+    Patch(f"{_SAVING}.legacy.save", "save_model", files.writing("filepath"), _ONCE),
+    Patch(f"{_SAVING}.legacy.save", "save_weights", files.writing("filepath"), _ONCE),
+    Patch(
+        _MODEL,
+        "export",
+        files.writing("filepath", complete=False),
+        "`tf.saved_model.save` makes the files appear complete.",
+    ),
+    Patch(
+        f"{_SAVING}.saving_api",
+        "load_model",
+        files.reading("filepath"),
+        "Workers read what one has written.",
+        everywhere=True,
+    ),
+    Patch(
+        f"{_SAVING}.saving_api",
+        "load_weights",
+        files.reading("filepath"),
+        "Workers read what one has written.",
+        everywhere=True,
+    ),
+    Patch("tf_keras.src.utils.data_utils", "urlretrieve", files.writing("filename"), "One worker downloads."),
+    Patch("tf_keras.src.utils.data_utils", "get_file", files.fetching, "One worker downloads.", everywhere=True),
+]

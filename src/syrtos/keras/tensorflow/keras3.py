@@ -12,15 +12,24 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src import backend as keras_backend
 from keras.src.backend.tensorflow import trainer as tf_trainer
 
 from syrtos.comm import world
-from syrtos.keras import asynchronous, fitting, interrupts, patches, patching, replicas, timing
+from syrtos.keras import (
+    asynchronous,
+    fitting,
+    interrupts,
+    keras_internals,
+    patches,
+    patching,
+    replicas,
+    share_patches,
+    timing,
+)
 from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
-from syrtos.keras.tensorflow import gradients, losses, models, tf_internals
+from syrtos.keras.tensorflow import gradients, models, tf_internals
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.input import Share, is_own_shard, share_of_arrays
 from syrtos.keras.tensorflow.step import StepScope
@@ -37,17 +46,10 @@ def apply_all() -> None:
     """Installs all patches, once per process."""
     apply_to_optimizers()
     common.patch_tensorflow()
-    patching.install([*losses.PATCHES, *TRAINER, *patches.PATCHES, *VARIABLES])
+    patching.install([*share_patches.LOSSES_AND_SEEDS, *STRATEGY, *TRAINER, *patches.PATCHES])
 
 
 # -- optimizers: reduce, then clip, then check ------------------------------------------------------
-
-
-def _reduce_then_clip(original: Method) -> Method:
-    def clip_gradients(self: Any, grads: list[Any]) -> list[Any]:
-        return original(self, gradients.reduced(self, grads))
-
-    return clip_gradients
 
 
 def _begin_equal_then_accumulate(original: Method) -> Method:
@@ -69,13 +71,6 @@ def _reduced_already(original: Method) -> Method:
     return all_reduce_sum_gradients
 
 
-def _check_finite_everywhere(original: Method) -> Method:
-    def check_finite(self: Any, grads: list[Any]) -> Any:
-        return gradients.finite_everywhere(self.inner_optimizer, original(self, grads))
-
-    return check_finite
-
-
 def _common_apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
     self._common_apply(grads, trainable_variables=trainable_variables)
 
@@ -87,7 +82,7 @@ def _make_function(original: Method) -> Method:
     def make_function(self: Any, step_function: Method) -> Method:
         session = world.sharing()
         models.adapt(self)
-        if session.world.size == 1 and not session.options.run_dir:
+        if not models.step_is_shared(self, session):
             return original(self, step_function)
         stock = getattr(step_function, "__func__", None) in (
             tf_trainer.TensorFlowTrainer.train_step,
@@ -169,13 +164,13 @@ def _epoch_iterator(original: Method) -> Method:
         if world.sharing().world.size > 1:  # else a step takes what it is given for whole batches
             self._distributed_dataset = tf_internals.counted(self._distributed_dataset)
         fitting.about_to_use(self)
-        if asynchronous.deals():
-            models.check_dealt(self.data_adapter)
-            self.__class__ = DealtIterator
+        if asynchronous.shards_dynamically():
+            models.check_dynamically_sharded(self.data_adapter)
+            self.__class__ = DynamicallySharded
             return
         models.check_strategy(self._distribute_strategy)
         dataset = getattr(self.data_adapter, "_dataset", None)
-        _set_length(self, fitting.agree_on_length(self._num_batches, is_own_shard(dataset)))
+        keras_internals.set_length(self, fitting.agree_on_length(self._num_batches, is_own_shard(dataset)))
 
     return init
 
@@ -190,7 +185,7 @@ def _planned(original: Method) -> Method:
     return get_tf_dataset
 
 
-class DealtIterator(tf_trainer.TFEpochIterator):
+class DynamicallySharded(tf_trainer.TFEpochIterator):
     """The batches of an epoch that this worker takes, where workers train at their own pace.
 
     All workers read the same data; a piece of the round's work is as many batches as a call of the training function takes.
@@ -235,15 +230,7 @@ class DealtIterator(tf_trainer.TFEpochIterator):
                 self._interrupted_warning()
 
 
-def _set_length(iterator: Any, batches: int | None) -> None:
-    if batches == iterator._num_batches:
-        return
-    iterator._num_batches = batches
-    adapter = iterator.data_adapter  # asked again before every epoch
-    adapter.__class__ = type(adapter.__class__.__name__, (adapter.__class__,), {"num_batches": batches})
-
-
-# -- random numbers ---------------------------------------------------------------------------------------
+# -- variables ---------------------------------------------------------------------------------------------
 
 
 def _noting_keras(original: Method) -> Method:
@@ -255,54 +242,26 @@ def _noting_keras(original: Method) -> Method:
     return initialize
 
 
-def _seed_by_rank(original: Method) -> Method:
-    def next_seed(self: Any, ordered: bool = True) -> Any:
-        seed, rank = original(self, ordered), common.rank_to_seed()
-        if rank == 0:
-            return seed
-        offset = keras_backend.convert_to_tensor([rank * common.SEED_STRIDE, 0], dtype=seed.dtype)
-        return seed + offset
-
-    return next_seed
-
-
 # -- what is replaced, and why -----------------------------------------------------------------------------
 
-_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
-_SCALING = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
-_SAME = "An update is the same on all workers: its assignments need no exchange."
+_LOSS = "keras.src.losses.loss"
+_REPLICAS = "The original divides by replicas, also in a loop without `strategy.run`, in which nothing is summed."
 _BY_HAND = "It takes a batch as it is, without a data set that could be split."
 _INSIDE = "Whether this process trains decides what a model is built for."
 _MEETING = "Workers that don't call the same are told so at once."
 _TIMED = "Its time is counted apart."
 
 OPTIMIZERS = [
-    Patch(
-        _OPTIMIZER,
-        "_clip_gradients",
-        _reduce_then_clip,
-        "The only hook that runs once per applied update: after accumulation, before clipping.",
-    ),
-    Patch(
-        _OPTIMIZER,
-        "_backend_apply_gradients",
-        _begin_equal_then_accumulate,
-        "The first moment at which an optimizer and its variables are complete: they start equal. Accumulated steps count by their own samples.",
-    ),
+    *share_patches.optimizers(_begin_equal_then_accumulate),
     Patch(
         "keras.src.backend.tensorflow.optimizer:TFOptimizer",
         "_all_reduce_sum_gradients",
         _reduced_already,
         "tf.distribute's own reduction comes after clipping; ours has been done.",
     ),
-    Patch(_OPTIMIZER, "apply", common.paused, _SAME),
-    Patch(_SCALING, "apply", common.paused, _SAME),
     Patch(
-        _SCALING, "check_finite", _check_finite_everywhere, "One worker must not skip an update that the others make."
-    ),
-    Patch(
-        _SCALING,
+        share_patches.SCALING,
         "_tf_apply",
         lambda _original: _common_apply,
         "The original refuses plain custom loops under a default strategy; with one replica per process there is nothing to merge.",
@@ -348,13 +307,9 @@ TRAINER = [
         "Planned data sets have their own order, and come as a worker's share.",
     ),
 ]
-VARIABLES = [
-    Patch(
-        "keras.src.random.seed_generator:SeedGenerator",
-        "next",
-        _seed_by_rank,
-        "Seeds are equal on all workers; what a training step draws is not.",
-    ),
+STRATEGY = [
+    Patch(_LOSS, "scale_loss_for_distribution", common.only_in_strategy_run, _REPLICAS),
+    Patch(_LOSS, "unscale_loss_for_distribution", common.only_in_strategy_run, _REPLICAS),
     Patch(
         "keras.src.backend.tensorflow.core:Variable",
         "_initialize",

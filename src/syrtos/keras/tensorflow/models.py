@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import keras_internals
+from syrtos.keras import keras_internals, shares
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input import is_own_shard
 from syrtos.keras.tensorflow.strategy import Strategy
@@ -45,7 +45,7 @@ def check_class_weight(dataset: Any, class_weight: Any) -> None:
         )
 
 
-def check_dealt(adapter: Any) -> None:
+def check_dynamically_sharded(adapter: Any) -> None:
     """Refuses data that workers read unalike where each batch goes to the worker that asks next.
 
     Raises:
@@ -59,23 +59,16 @@ def check_dealt(adapter: Any) -> None:
 
 
 def adapt(model: Any) -> None:
-    """Before a model's functions are made: turns off what can't work in several processes, and applies the run's options.
-
-    XLA may have been asked for by `compile`, by ``model.jit_compile = True``, or by Keras itself, which chooses it on a GPU.
-    """
-    place = world.current().world
-    if place.size == 1:
-        return
-    if model.jit_compile:
-        if place.rank == 0:
-            print(
-                "syrtos: jit_compile=True is turned off: XLA can't contain the exchange between workers. "
-                "The model runs without it, with the same results.",
-                file=sys.stderr,
-            )
-        model.jit_compile = False
-    if world.sharing().options.sync_batchnorm:
+    """Before a model's functions are made: turns off what can't work in several processes, and applies the run's options."""
+    shares.without_compilation(model)
+    if world.current().world.size > 1 and world.sharing().options.sync_batchnorm:
         synchronize_batchnorm(model)
+
+
+def step_is_shared(model: Any, session: Session) -> bool:
+    """Whether a model's steps go through `StepScope`: on several workers, and in a recorded run of one, unless XLA compiles them there: it can't
+    contain what counts their samples."""
+    return session.world.size > 1 or (bool(session.options.run_dir) and not getattr(model, "jit_compile", False))
 
 
 def synchronize_batchnorm(model: Any) -> None:

@@ -14,13 +14,10 @@ from syrtos.comm.communicator import Communicator
 from syrtos.keras import asynchronous, files, temporary, timing
 from syrtos.keras.patching import Method, replace, replace_everywhere
 from syrtos.keras.tensorflow import files as tf_files
-from syrtos.keras.tensorflow import gradients, models, ops, tf_internals, tf_internals_graphs
+from syrtos.keras.tensorflow import gradients, models, ops, tf_internals
 from syrtos.keras.tensorflow import step as step_module
 from syrtos.keras.tensorflow.input import policy_ignored
-from syrtos.keras.tensorflow.step import StepScope, current_step, functions_of_step, rows_of, training_now
-
-# Far apart, so that counters that seeds are mixed with don't meet.
-SEED_STRIDE = 0x9E3779
+from syrtos.keras.tensorflow.step import StepScope, functions_of_step, rows_of
 
 
 @functools.cache
@@ -75,60 +72,6 @@ def only_in_strategy_run(original: Method) -> Method:
         return original(value) if gradients.in_strategy_run() else value
 
     return scale
-
-
-def masked_globally(weights: Any, mask: Any) -> Any:
-    """Turns mask weights normalized within the share into weights normalized within the global batch."""
-    step = current_step()
-    if step is None:
-        return weights
-    mask = tf.cast(mask, tf.float32)
-    elements, valid = tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(mask)
-    everywhere = total_over_workers(step, elements) / tf.maximum(total_over_workers(step, valid), 1.0)
-    return weights * tf.cast(everywhere * tf.math.divide_no_nan(valid, elements), weights.dtype)
-
-
-def counting_share(original: Method) -> Method:
-    """A scalar that a mean or a sum is given counts as one value of one batch: here it is weighted by this worker's part of the samples."""
-
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        step = current_step()
-        if step is None or sample_weight is not None:
-            return original(self, values, sample_weight=sample_weight)
-        scalar = tf.convert_to_tensor(values).shape.rank == 0
-        return original(self, values, sample_weight=step.fraction() if scalar else None)
-
-    return update_state
-
-
-def total_over_workers(step: StepScope, values: tf.Tensor) -> tf.Tensor:
-    """The sum of all elements of all workers that have samples, float32, without a gradient."""
-    mine = tf.where(step.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
-    return ops.allreduce(step.session.comm, tf.stop_gradient(mine))
-
-
-# -- random numbers -------------------------------------------------------------------------------------
-
-
-def rank_to_seed() -> int:
-    """What tells the seeds of workers apart: 0 for numbers that must be equal on all, as those that weights are made of."""
-    step, rank = current_step(), world.current().world.rank
-    # At their own pace workers share no step; in a graph of a script's own nothing is initialized either.
-    training = step.training if step else bool(asynchronous.own() and (training_now() or tf_internals_graphs.graph()))
-    return rank if training else 0
-
-
-# -- optimizers -----------------------------------------------------------------------------------------
-
-
-def paused(original: Method) -> Method:
-    """What the method assigns is equal on all workers already."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with step_module.paused(), timing.updating():
-            return original(self, *args, **kwargs)
-
-    return method
 
 
 # -- models ---------------------------------------------------------------------------------------------

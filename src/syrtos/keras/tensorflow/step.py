@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.world import Session
+from syrtos.keras.shares import Assignments
 from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
 from syrtos.keras.timing import clock, computing
@@ -67,22 +68,12 @@ def calling(function: Any) -> Iterator[None]:
         yield
 
 
-class _Watcher:
+class _Watcher(Assignments):
     """Notes what is assigned, with the value that it had before."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._graph = tf_internals_graphs.graph()
-        self._dirty: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
-        self._paused = False
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """What is assigned inside is equal on all workers already (an optimizer's update)."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
 
     def before_assign(self, variable: tf.Variable) -> None:
         """Remembers the value from before the first assignment."""
@@ -199,6 +190,31 @@ class StepScope(_Watcher):
         """This worker's part of the step's samples, float32; 1 where it has none, to divide by."""
         total = self.total("samples", self.samples)
         return tf.where(self.active, self.samples / tf.maximum(total, 1.0), 1.0)
+
+    # -- numbers of the global batch, for losses and metrics ---------------------------------------
+
+    def weight_of(self, values: Any) -> tf.Tensor | None:
+        """`fraction` where ``values`` is one number; None where it has rows."""
+        return self.fraction() if tf.convert_to_tensor(values).shape.rank == 0 else None
+
+    def fraction_like(self, values: Any) -> tf.Tensor:
+        """`fraction` in the dtype of ``values``."""
+        return tf.cast(self.fraction(), values.dtype)
+
+    def total_like(self, values: Any) -> tf.Tensor:
+        """The sum of all elements of all workers that have samples, without a gradient."""
+        return tf.cast(self._sum_of(values), values.dtype)
+
+    def mask_factor(self, mask: Any, like: Any) -> tf.Tensor:
+        """Turns mask weights normalized within the share into weights normalized within the global batch."""
+        mask = tf.cast(mask, tf.float32)
+        elements, valid = tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(mask)
+        everywhere = self._sum_of(elements) / tf.maximum(self._sum_of(valid), 1.0)
+        return tf.cast(everywhere * tf.math.divide_no_nan(valid, elements), like.dtype)
+
+    def _sum_of(self, values: Any) -> tf.Tensor:
+        mine = tf.where(self.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
+        return ops.allreduce(self.session.comm, tf.stop_gradient(mine))
 
     # -- called by the variables ---------------------------------------------------------------
 

@@ -280,3 +280,8 @@ def asked_at() -> tf.Tensor:
         return tf.constant(0.0, tf.float64)
     with tf.device("/cpu:0"):
         return tf.raw_ops.ReadVariableOp(resource=_asked(), dtype=tf.float64)
+
+
+def inner_of_sync_replicas(optimizer: Any) -> Any:
+    """The optimizer that a `SyncReplicasOptimizer` was given; it has no public name for it."""
+    return optimizer._opt

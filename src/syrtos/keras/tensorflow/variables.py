@@ -1,8 +1,9 @@
-"""What the core asks of TensorFlow about variables."""
+"""What the core asks of TensorFlow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import state
-from syrtos.keras.backend import Backend
-from syrtos.keras.tensorflow import gradients, ops
+from syrtos.keras import asynchronous, state, timing
+from syrtos.keras.backend import Backend, Step
+from syrtos.keras.tensorflow import gradients, ops, step, tf_internals_graphs
 
 
 class TensorFlow(Backend):
@@ -50,6 +51,30 @@ class TensorFlow(Backend):
         if reduction is None:
             return world.sharing().comm, []
         return reduction.comm, [v for v in model.trainable_variables if state.identity(v) not in reduction.local]
+
+    def current_step(self) -> Step | None:
+        return step.current_step()
+
+    def rank_to_seed(self) -> int:
+        found, rank = step.current_step(), world.current().world.rank
+        # At their own pace workers share no step; in a graph of a script's own nothing is initialized either.
+        in_graph = bool(step.training_now() or tf_internals_graphs.graph())
+        training = found.training if found else bool(asynchronous.own() and in_graph)
+        return rank if training else 0
+
+    def reduced(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        return gradients.reduced(optimizer, grads)
+
+    def average(self, optimizer: Any, comm: Communicator) -> None:
+        gradients.mark(optimizer, gradients.Reduction(comm))
+
+    def finite_everywhere(self, optimizer: Any, finite: Any) -> Any:
+        return gradients.finite_everywhere(optimizer, finite)
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        with step.paused(), timing.updating():
+            yield
 
 
 def tensor_of(variable: Any) -> tf.Tensor:

@@ -1,4 +1,6 @@
-"""An interpreter that has imported the frameworks, and forks processes which go on as if they were new: ``zygote.py SOCKET MODULE ...``.
+"""An interpreter that has imported the frameworks, and forks processes which go on as if they were new: ``zygote.py SOCKET MODULE[=FILE] ...``.
+
+It ends if a module's file is not FILE.
 
 TensorFlow and Keras take some 8 s of processor time to import, a fork takes milliseconds. The zygote does nothing but import: a fork
 after TensorFlow has run an operation hangs. It is a program by itself and imports nothing of syrtos, so that its children haven't either.
@@ -19,6 +21,7 @@ import os
 import random
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -31,6 +34,8 @@ from typing import Any
 
 _LONGEST = 1 << 20
 _PR_SET_PDEATHSIG = 1
+# Signals that a terminal or a scheduler sends to all processes of a run: its end is that of standard input.
+_FOR_WORKERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def main(path: str, names: list[str]) -> None:
@@ -40,12 +45,23 @@ def main(path: str, names: list[str]) -> None:
     listener.bind(path + ".new")
     listener.listen(64)  # clients that connect during the imports are served afterwards
     os.rename(path + ".new", path)  # a path that exists can be connected to
-    imported = Imported(names)
+    modules = Imported(names)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)  # from now on the end of standard input is the end
+    sys.stdout.flush()  # else each child prints it too
+    sys.stderr.flush()
     gc.freeze()  # else the first collection of each child copies all pages
+    open(imported(path), "w").close()
     request = Server(listener).run()
-    if request is not None:
-        imported.hide()
-        become(request)
+    if request is None:
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # its starter may have been killed
+    else:
+        modules.hide()
+        become(request, modules.variables)
+
+
+def imported(path: str) -> str:
+    """The file that is there once a zygote at ``path`` has imported everything."""
+    return f"{path}.imported"
 
 
 # -- what is imported --------------------------------------------------------------------------------
@@ -58,7 +74,14 @@ class Imported(MetaPathFinder, Loader):
     """
 
     def __init__(self, names: list[str]) -> None:
-        self._modules = {name: importlib.import_module(name) for name in names}
+        before = dict(os.environ)
+        files = {name: file for name, _, file in (word.partition("=") for word in names)}
+        self._modules = {name: importlib.import_module(name) for name in files}
+        for name, module in self._modules.items():
+            if files[name] not in ("", module.__file__):
+                raise ImportError(f"{name} is {module.__file__} here, and was {files[name]}")
+        self._origins = {name: (module.__spec__, module.__loader__) for name, module in self._modules.items()}
+        self.variables = {name: value for name, value in os.environ.items() if before.get(name) != value}
 
     def hide(self) -> None:
         """From now on they count as not imported."""
@@ -81,6 +104,7 @@ class Imported(MetaPathFinder, Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         """TensorFlow and Keras import each other."""
+        module.__spec__, module.__loader__ = self._origins[module.__name__]
         for name in self._modules:
             importlib.import_module(name)
 
@@ -97,8 +121,8 @@ class Server:
         self._ended, self._wakes = os.pipe()
         os.set_blocking(self._ended, False)
         os.set_blocking(self._wakes, False)
+        self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _FOR_WORKERS}
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the default would not wake
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for the tests
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         for source in (listener, self._ended, 0):
             self._selector.register(source, selectors.EVENT_READ)
@@ -130,7 +154,10 @@ class Server:
             text, descriptors = b"", []
         if not text:
             return self._forget(client)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # no memory, or too many processes: the client sees the end of the connection
+            return self._forget(client)
         if pid == 0:
             self._leave()
             return {**json.loads(text), "descriptors": descriptors}
@@ -158,7 +185,8 @@ class Server:
         """A child has nothing of the server's."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         for client in {*self._children.values(), self._listener}:
             client.close()
         for key in list(self._selector.get_map().values()):
@@ -179,11 +207,12 @@ def _tell(client: socket.socket, what: dict[str, int]) -> None:
 # -- in a child --------------------------------------------------------------------------------------
 
 
-def become(request: dict[str, Any]) -> None:
-    """Runs a script or a module as a new interpreter would."""
+def become(request: dict[str, Any], variables: dict[str, str]) -> None:
+    """Runs a script or a module as a new interpreter would; the imports have set ``variables``."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()
     os.environ.clear()
-    os.environ.update(request["env"])
+    os.environ.update({**variables, **request["env"]})
     os.chdir(request["cwd"])
     _take(request["descriptors"])
     tempfile.tempdir = None

@@ -1,4 +1,4 @@
-"""Rounds: the pieces of an epoch are assigned to workers that train at their own pace, which meet at its end. Kept by the first server.
+"""A work queue: the pieces of an epoch are assigned to workers that train at their own pace, which meet at its end. Kept by the first server.
 
 The invariant: a round ends when every live worker has finished it, and each piece of its work was assigned once; the pieces that a
 worker was working on when it died are assigned again, if the work can be repeated.
@@ -42,7 +42,7 @@ class _Round:
     served: set[int] = dataclasses.field(default_factory=set)
 
 
-class Rounds:
+class WorkQueue:
     """Answers what workers ask about rounds. Questions name theirs by ``round``, counted from 0 by each worker alike."""
 
     def __init__(self, workers: int) -> None:

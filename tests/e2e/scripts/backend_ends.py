@@ -1,4 +1,4 @@
-"""One worker ends in the middle of `fit`: ``jax_ends.py HOW RANK``."""
+"""One worker ends in the middle of `fit`: ``backend_ends.py HOW RANK``."""
 
 from __future__ import annotations
 

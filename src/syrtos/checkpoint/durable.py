@@ -1,0 +1,21 @@
+"""What is on disk when a host loses power: fsync(2) for files and for the entries of folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def force(path: Path) -> None:
+    """Waits until a file, or the entries of a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Writes a file, and waits until it is on disk."""
+    path.write_bytes(data)
+    force(path)

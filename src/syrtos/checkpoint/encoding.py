@@ -1,0 +1,124 @@
+"""A rank's part of a snapshot as bytes: arrays and JSON in the format of safetensors. Nothing in it is executed when it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+_FACTS = "syrtos"
+
+
+class NotStorable(TypeError):
+    """A Python value has no form in a snapshot."""
+
+
+def pack(arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> bytes:
+    """Arrays of any dtype that NumPy knows, and facts that JSON knows."""
+    ready = {name: np.ascontiguousarray(_plain(array)) for name, array in arrays.items()}
+    return safetensors.numpy.save(ready, {_FACTS: json.dumps(facts)})
+
+
+def unpack(part: bytes) -> Arrays:
+    """The arrays of a part. Complex ones, and those of dtypes that NumPy has from elsewhere (bfloat16), are bytes."""
+    return safetensors.numpy.load(part)
+
+
+def facts_of(part: bytes) -> dict[str, Any]:
+    """The facts of a part, of which the beginning is enough. The length of the head comes first, then the head, as JSON.
+
+    Source: the format's description in the README of huggingface/safetensors.
+    """
+    return json.loads(json.loads(part[8 : _end_of_head(part)])["__metadata__"][_FACTS])
+
+
+def first_facts(pieces: Iterable[bytes]) -> dict[str, Any]:
+    """The facts of a part that is read in pieces: of a large part the arrays are not read."""
+    head = b""
+    for piece in pieces:
+        head += piece
+        if len(head) >= _end_of_head(head):
+            break
+    return facts_of(head)
+
+
+def _end_of_head(part: bytes) -> int:
+    return 8 + int.from_bytes(part[:8], "little")
+
+
+_PLAIN = {
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}
+
+
+def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return array if array.dtype.name in _PLAIN else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _is_of_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether the dtype is one of numbers and has a name by which it is found again: NumPy's own, or of `ml_dtypes`."""
+    try:
+        return dtype.kind in "biufcV" and dtype.names is None and np.dtype(dtype.name) == dtype
+    except TypeError:
+        return False
+
+
+# -- Python values ---------------------------------------------------------------------------------------
+
+
+def encode(value: object, arrays: Arrays, first: int = 0) -> Any:
+    """A value as JSON; the arrays in it are added to ``arrays``, under names that are numbered from ``first`` on.
+
+    Raises:
+        NotStorable: it is, or holds, something else than numbers, texts, arrays, lists, tuples, sets and dictionaries.
+    """
+    if value is None or type(value) in (bool, float, str) or (type(value) is int and value.bit_length() < 1024):
+        return value
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        return _encode_array(np.asarray(value), isinstance(value, np.generic), arrays, first)
+    if type(value) is dict:
+        pairs: dict[Any, Any] = value
+        return {"dict": [[encode(k, arrays, first), encode(v, arrays, first)] for k, v in pairs.items()]}
+    for kind in (list, tuple, set):
+        if type(value) is kind:
+            items: Any = value
+            return {kind.__name__: [encode(item, arrays, first) for item in items]}
+    raise NotStorable(type(value).__name__)
+
+
+def _encode_array(array: npt.NDArray[Any], scalar: bool, arrays: Arrays, first: int) -> Any:
+    if not _is_of_numbers(array.dtype):
+        raise NotStorable(str(array.dtype))
+    name = f"value {first + len(arrays)}"
+    arrays[name] = array
+    return {"scalar" if scalar else "array": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+
+
+def decode(encoded: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+    """What `encode` was given."""
+    if not isinstance(encoded, dict):
+        return encoded
+    found: dict[str, Any] = encoded
+    for kind in (list, tuple, set):
+        if kind.__name__ in found:
+            return kind(decode(item, arrays) for item in found[kind.__name__])
+    if "dict" in found:
+        return {decode(k, arrays): decode(v, arrays) for k, v in found["dict"]}
+    name = found.get("array", found.get("scalar"))
+    array = typed(arrays[str(name)], np.dtype(found["dtype"])).reshape(found["shape"])
+    return array[()] if "scalar" in found else array
+
+
+def typed(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array that `unpack` gave, in the dtype that it was packed with."""
+    return array if array.dtype == dtype else array.reshape(-1).view(dtype)

@@ -1,0 +1,123 @@
+"""Snapshots in files: a folder for each, complete or not there, with digests; two are kept.
+
+``snapshot-12/`` holds ``rank-0.safetensors`` and so on, and ``manifest.json`` with the SHA-256 of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from syrtos.checkpoint import durable
+from syrtos.checkpoint.encoding import facts_of
+from syrtos.checkpoint.slots import Slots
+from syrtos.errors import SnapshotError
+
+_KEPT = 2
+_PREFIX, _MANIFEST = "snapshot-", "manifest.json"
+
+
+def save(slots: Slots, folder: Path) -> int:
+    """Writes the newest committed snapshot into ``folder``, unless it is there. Workers may go on: nothing waits for this.
+
+    Returns:
+        Its number; 0 if there is none.
+
+    Raises:
+        BlockingIOError: workers have replaced it in the meantime; the next will do.
+        OSError: the folder can't be written to.
+    """
+    number = slots.committed()
+    if number == 0 or _place(folder, number).exists():
+        return number
+    draft = folder / f".{_PREFIX}{number}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        digests = [_copy(slots, rank, number, draft / _name(rank)) for rank in range(slots.ranks)]
+        durable.write(draft / _MANIFEST, json.dumps({"number": number, "sha256": digests}).encode())
+        durable.force(draft)
+        draft.rename(_place(folder, number))
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    durable.force(folder)
+    for old in numbers(folder)[_KEPT:]:
+        shutil.rmtree(_place(folder, old), ignore_errors=True)
+    return number
+
+
+def load(folder: Path, slots: Slots) -> tuple[int, list[str]]:
+    """Puts the newest undamaged snapshot of ``folder`` into the slots, as if workers had committed it. Damaged ones are renamed.
+
+    Returns:
+        Its number, 0 if there is none; and a sentence for each newer one that was passed over.
+    """
+    complaints: list[str] = []
+    for number in numbers(folder):
+        try:
+            parts = list(_parts(_place(folder, number), slots.ranks))
+        except (OSError, ValueError, KeyError, SnapshotError) as error:
+            aside = _place(folder, number).with_name(f"damaged-{number}")
+            shutil.rmtree(aside, ignore_errors=True)
+            _place(folder, number).rename(aside)
+            complaints.append(f"{_place(folder, number)} is not used, and is {aside} now: {error}")
+            continue
+        for rank, part in enumerate(parts):
+            slots.write(rank, number, part)
+        return number, complaints
+    return 0, complaints
+
+
+def forget(folder: Path) -> None:
+    """Removes all snapshots, and what else was kept of the run; other files in the folder stay."""
+    for pattern in (f"{_PREFIX}[0-9]*", f".{_PREFIX}[0-9]*", "fit-[0-9]*", "damaged-[0-9]*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # something else is in it
+        folder.rmdir()
+
+
+def _parts(place: Path, ranks: int) -> Iterator[bytes]:
+    digests = json.loads((place / _MANIFEST).read_text())["sha256"]
+    if len(digests) != ranks:
+        raise SnapshotError(
+            f"It was made by {len(digests)} workers, and this run has {ranks}: continue with `-n {len(digests)}`."
+        )
+    for rank, digest in enumerate(digests):
+        part = (place / _name(rank)).read_bytes()
+        if hashlib.sha256(part).hexdigest() != digest:
+            raise SnapshotError(f"{_name(rank)} is damaged: it has another SHA-256 than was written.")
+        facts_of(part)
+        yield part
+
+
+def _copy(slots: Slots, rank: int, number: int, path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in slots.pieces(rank, number):
+            digest.update(piece)
+            file.write(piece)
+    durable.force(path)
+    return digest.hexdigest()
+
+
+def numbers(folder: Path) -> list[int]:
+    """The snapshots that are there, the newest first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        found = [name.removeprefix(_PREFIX) for name in os.listdir(folder) if name.startswith(_PREFIX)]
+    return sorted((int(number) for number in found if number.isdigit()), reverse=True)
+
+
+def _place(folder: Path, number: int) -> Path:
+    return folder / f"{_PREFIX}{number}"
+
+
+def _name(rank: int) -> str:
+    return f"rank-{rank}.safetensors"

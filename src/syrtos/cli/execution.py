@@ -1,0 +1,237 @@
+"""Executes a request, new or written down by an earlier run, and reports how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from syrtos import settings
+from syrtos.cli.env import versions
+from syrtos.cli.failure import print_failure
+from syrtos.cli.summary import print_summary
+from syrtos.errors import ConfigurationError
+from syrtos.launch import generations, guard
+from syrtos.launch.outcome import End, Outcome
+from syrtos.launch.plan import Machine, find_mpiexec, make_plan
+from syrtos.launch.policy import Policy
+from syrtos.launch.program import Program
+from syrtos.launch.spec import Spec
+from syrtos.launch.standard_input import given, has_data
+from syrtos.launch.standby import Standby
+from syrtos.launch.supervise import supervise
+from syrtos.observe.clock import process_age
+from syrtos.observe.ledger import forget, launching
+from syrtos.settings import Options
+
+_REQUEST = "run.json"
+_LOCK = ".lock"
+# The end of a run that a scheduler has stopped, and its exit code where it goes on when it is started again: EX_TEMPFAIL of sysexits.h.
+_BY_SCHEDULER = [End.STOPPED.name, 128 + signal.SIGTERM]
+_TO_BE_RESUMED = 75
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A run as it was asked for.
+
+    Attributes:
+        spec: the program, and the workers.
+        policy: when workers are started again.
+        seed: the workers' common seed.
+    """
+
+    spec: Spec
+    policy: Policy
+    seed: int
+
+    def described(self) -> dict[str, Any]:
+        """What tells requests apart, as JSON has it: all but the seed."""
+        spec = self.spec
+        name = spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve())
+        described = {
+            "program": dataclasses.asdict(dataclasses.replace(spec.program, name=name)),
+            "sha256": hashlib.sha256(Path(name).read_bytes()).hexdigest() if os.path.isfile(name) else "",
+            "versions": versions(),
+            "folder": os.getcwd(),
+            "workers": spec.workers,
+            "hosts": [f"{host.name}:{host.slots}" for host in spec.hosts],
+            "options": dataclasses.asdict(spec.options),
+            "oversubscribe": spec.oversubscribe,
+            "grace": spec.grace,
+            "policy": dataclasses.asdict(self.policy),
+        }
+        return json.loads(json.dumps(described))
+
+    def write(self, run_dir: Path) -> None:
+        """Into the run directory, so that the run can be resumed from there."""
+        facts = {"seed": self.seed, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        (run_dir / _REQUEST).write_text(json.dumps(self.described() | facts, indent=2) + "\n")
+
+
+def read_request(run_dir: Path) -> Request:
+    """What `Request.write` wrote; the current folder becomes that in which the run was begun.
+
+    Raises:
+        ConfigurationError: there is no such run, or it can't be resumed.
+    """
+    try:
+        found: dict[str, Any] = json.loads((run_dir / _REQUEST).read_text())
+        policy = Policy(**found["policy"])
+        program = {
+            **found["program"],
+            "arguments": tuple(found["program"]["arguments"]),
+            "flags": tuple(found["program"]["flags"]),
+        }
+        options = Options(**found["options"])
+        os.chdir(found["folder"])
+        spec = Spec(
+            program=Program(**program),
+            workers=found["workers"],
+            options=options,
+            oversubscribe=found["oversubscribe"],
+            grace=found["grace"],
+        )
+        seed = int(found["seed"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{run_dir} is not the run directory of a run that can be resumed: {error}. Name the folder that `syrtos run` printed at its start."
+        ) from error
+    if found["hosts"] or options.servers or not policy.restarts:
+        raise ConfigurationError(
+            f"The run in {run_dir} kept no snapshots: runs on other hosts, with parameter servers or with `--max-restarts 0` don't."
+        )
+    if (found.get("end") or [""])[0] == End.FINISHED.name:
+        raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
+    return Request(spec, policy, seed)
+
+
+def execute(request: Request, run_dir: Path, resume: bool = False) -> int:
+    """Runs it, prints what a person wants to know, and returns the exit code."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(run_dir):
+        if not resume and generations.has_snapshot(run_dir):
+            if not _goes_on(request, run_dir):
+                raise ConfigurationError(
+                    f"The run in {run_dir} has not finished, and has kept a snapshot: `syrtos resume {run_dir}` goes on from it. To begin anew "
+                    "remove that folder, or name another with --run-dir."
+                )
+            print(f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr)
+            request, resume = read_request(run_dir), True
+        return _execute(request, run_dir, resume)
+
+
+def _goes_on(request: Request, run_dir: Path) -> bool:
+    """Whether the same script, options and arguments ran in this folder until a scheduler stopped the launcher, or its machine was lost."""
+    try:
+        found = json.loads((run_dir / _REQUEST).read_text())
+    except (OSError, ValueError):
+        return False
+    described = request.described()
+    same = bool(described["sha256"]) and described.items() <= found.items()
+    return same and found.get("end") in (None, _BY_SCHEDULER)
+
+
+@contextlib.contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Inside, no other process runs anything in this folder. The kernel drops the lock when this process ends, however it does.
+
+    Raises:
+        ConfigurationError: another process does.
+    """
+    with (run_dir / _LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"A run in {run_dir} is going on. Wait for its end, stop it, or name another folder with --run-dir."
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
+def _execute(request: Request, run_dir: Path, resume: bool) -> int:
+    spec, began = request.spec, time.time() - process_age()
+    if resume:
+        _note(run_dir, end=None)
+    else:
+        request.write(run_dir)
+    _announce(spec, run_dir)
+
+    with contextlib.closing(Standby()) as standby:
+
+        def start(folder: Path, variables: Mapping[str, str]) -> Outcome:
+            return _run_once(spec, folder, variables, began if folder == run_dir else time.time(), standby)
+
+        if request.policy.restarts:
+            ended = generations.run(start, spec.workers, run_dir, request.policy, request.seed, resume)
+        else:
+            generations.forget(run_dir)
+            ended = generations.Ended(start(run_dir, {}), run_dir)
+    end = [ended.outcome.end.name, ended.outcome.code]
+    _note(run_dir, end=end)
+    if ended.outcome.end is End.FINISHED:
+        print_summary(ended.folder)
+        return ended.outcome.code
+    print_failure(ended.outcome, ended.folder)
+    if ended.reason:
+        print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)
+    if ended.resumable:
+        print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}.", file=sys.stderr)
+    resumable = ended.resumable and generations.has_snapshot(run_dir)  # which a full disk may have prevented
+    return _TO_BE_RESUMED if resumable and end == _BY_SCHEDULER else ended.outcome.code
+
+
+def _note(run_dir: Path, **facts: object) -> None:
+    path = run_dir / _REQUEST
+    draft = path.with_suffix(".partial")
+    draft.write_text(json.dumps({**json.loads(path.read_text()), **facts}, indent=2) + "\n")
+    draft.replace(path)
+
+
+def _run_once(spec: Spec, folder: Path, variables: Mapping[str, str], began: float, standby: Standby) -> Outcome:
+    """One generation of workers, recorded in ``folder``."""
+    spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, run_dir=str(folder)))
+    folder.mkdir(parents=True, exist_ok=True)
+    forget(folder)
+    guard.forget(folder)
+    env = {**settings.environment(), **variables}
+    with launching(folder, began):
+        return supervise(make_plan(spec, this_machine(), env), env, spec.grace, _input(spec), standby)
+
+
+def _input(spec: Spec) -> int | None:
+    """The standard input for the workers; workers of other hosts get none."""
+    source = given()
+    if source is not None and spec.hosts and has_data(source):
+        print(
+            "syrtos: standard input reaches workers of this machine only: with --hosts they find it empty. Give the script a file's name.",
+            file=sys.stderr,
+        )
+    return None if spec.hosts else source
+
+
+def _announce(spec: Spec, run_dir: Path) -> None:
+    where = ", ".join(host.name for host in spec.hosts) or "this machine"
+    servers = spec.options.servers
+    and_servers = f" and {servers} parameter server{'s' * (servers > 1)}" if servers else ""
+    print(
+        f"syrtos: {spec.workers} worker{'s' * (spec.workers > 1)}{and_servers} on {where}, logs in {run_dir / 'logs'}",
+        file=sys.stderr,
+    )
+
+
+def this_machine() -> Machine:
+    """The machine that launches."""
+    python = Path(sys.executable)
+    return Machine(str(python), str(find_mpiexec(python)), len(os.sched_getaffinity(0)))

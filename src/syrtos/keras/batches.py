@@ -1,0 +1,56 @@
+"""Batches of Keras's own adapters, in memory, as they come to the steps of a backend: timed, and compared between workers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from syrtos.comm import world
+
+# Global batches between two comparisons of what the workers read.
+_COMPARE_EVERY = 64
+
+Check = Callable[[list[float], int], None]
+
+
+def drawn(batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches as a step takes them: the time they take counts as input."""
+    ledger = world.sharing().ledger
+    while True:
+        with ledger.span("input"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def compared(batches: Iterator[Any], check: Check) -> Iterator[Any]:
+    """The batches; ``check`` is given the checksums of all workers, and the number of the batch."""
+    comm = world.sharing().comm
+    for number, batch in enumerate(batches):
+        if number % _COMPARE_EVERY == 0 or number.bit_count() == 1:  # 0, 1, 2, 4, 8 and so on
+            check(comm.agree("compare input", float(_sum_of(batch))), number)
+        yield batch
+
+
+def check_equal(batch: Any, check: Check) -> None:
+    """The same for a batch that the script gives by hand."""
+    comm = world.sharing().comm
+    if comm.size > 1:
+        check(comm.agree("compare input", float(_sum_of(batch))), 0)
+
+
+def _sum_of(batch: Any) -> int:
+    """A checksum of the first, the middle and the last row of each array."""
+    checksum = 0
+    for leaf in keras.tree.flatten(batch):
+        if not getattr(leaf, "shape", None) or getattr(leaf, "is_sparse", False) or hasattr(leaf, "todense"):
+            continue
+        rows = leaf if hasattr(leaf, "detach") else np.asarray(leaf)  # a tensor of torch may be on another device
+        array = keras.ops.convert_to_numpy(rows[np.array([0, len(rows) // 2, -1])] if len(rows) else rows)
+        checksum = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, checksum)
+    return checksum

@@ -1,0 +1,371 @@
+"""A `fit` goes on where it was when a worker died: its state is committed between steps, and put back by the same script in the next generation.
+
+The next generation runs the script from its beginning. A `fit` that has been trained, wholly or in part, draws its batches again and leaves
+out their steps, callbacks and evaluations: so data of any kind, shuffled by any generator, is where it was. Then the state is
+put back. The first step is computed all the same: it builds what is built by a first step. Generators of random numbers are not put back: data
+is drawn ahead of the steps, by a number of batches that depends on chance, so only drawing again leaves them where they were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from syrtos import settings
+from syrtos.checkpoint import durable, encoding
+from syrtos.checkpoint.encoding import Arrays
+from syrtos.checkpoint.slots import Slots
+from syrtos.comm import world
+from syrtos.comm.world import Session
+from syrtos.errors import SnapshotError
+from syrtos.keras import asynchronous, backend, fitting, keras_internals, learning_rate, snapshot
+
+# Snapshots take at most this part of the time (CheckFreq's bound; Mohan et al., FAST 2021).
+_COST = 0.035
+# The states of so many calls of `fit` that have ended are kept, and so many bytes of each worker; later ones are trained again.
+_KEPT_FITS = 64
+_KEPT_BYTES = 2 << 30
+
+
+@dataclasses.dataclass
+class Place:
+    """Where a run has come to.
+
+    Attributes:
+        fit: number of the call of `fit` in the script, from 1.
+        calls: calls of the training function in it.
+        first_epoch: with which it began.
+        epoch: that was trained last.
+        epoch_ended: whether its callbacks have been called, too.
+        cut: whether a callback has stopped training within it.
+        ended: whether the call of `fit` has ended.
+        data: epoch and place in a planned data set at which it began, and the number of its training there; None for other data.
+    """
+
+    fit: int = 0
+    calls: int = 0
+    first_epoch: int = 0
+    epoch: int = 0
+    epoch_ended: bool = False
+    cut: bool = False
+    ended: bool = False
+    data: tuple[int, int, int] | None = None
+
+
+class Training(Protocol):
+    """What counts the steps of a `fit`, also of those that are drawn again."""
+
+    def data_epoch_begins(self, epoch: int, params: dict[str, Any]) -> None:
+        """The batches of an epoch are drawn from now on."""
+        ...
+
+    def data_step_is_over(self, batch: int) -> None:
+        """A batch has been trained on."""
+        ...
+
+    def data_epoch_ends(self) -> None:
+        """The batches of an epoch have been trained on."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """How much has been trained."""
+        ...
+
+    def count_from(self, counters: dict[str, int]) -> None:
+        """Sets what `counters` gave."""
+        ...
+
+
+@dataclasses.dataclass
+class Committed:
+    """A snapshot as the next generation finds it.
+
+    Attributes:
+        place: where the run was.
+        facts: what was stored, of this rank.
+        parts: the arrays of all ranks.
+    """
+
+    place: Place
+    facts: dict[str, Any]
+    parts: list[Arrays]
+
+
+class _Run:
+    """The snapshots of this process."""
+
+    def __init__(self, text: str) -> None:
+        """``text``: what the launcher wrote into the environment: places of slots, and the folder for `fit`s that have ended."""
+        told = json.loads(text)
+        self.slots = Slots([tuple(pair) for pair in told["places"]])
+        self.folder = Path(told["folder"])
+        self.rank = world.current().world.rank
+        self.number = self.slots.committed()
+        self.fits = 0
+        self.kept = 0  # bytes of the states of `fit`s that have ended
+        self.last = self._place()
+        self.found = self.last.fit  # up to which there is something to put back
+        self.interval = 1.0  # calls between two snapshots
+
+    def _place(self) -> Place:
+        if not self.number:
+            return Place()
+        return Place(**encoding.first_facts(self.slots.pieces(0, self.number))["place"])
+
+    def committed(self, number: int) -> Committed | None:
+        """What is to be put back into the ``number``-th `fit`; None if it begins anew."""
+        if number > self.found:
+            return None
+        if number == self.last.fit:
+            parts = [self.slots.read(rank, self.number) for rank in range(self.slots.ranks)]
+        else:
+            files = [self._file(number, rank) for rank in range(self.slots.ranks)]
+            if not all(file.exists() for file in files):
+                self.found = 0  # all that follows is trained again
+                return None
+            parts = [file.read_bytes() for file in files]
+        facts = encoding.facts_of(parts[self.rank])
+        return Committed(Place(**facts["place"]), facts, [encoding.unpack(part) for part in parts])
+
+    def keep_ended(self) -> None:
+        """Before the memory is used for another `fit`: the state of the one that has ended goes into a file."""
+        if not self.last.ended or self.last.fit > _KEPT_FITS or self._file(self.last.fit, self.rank).exists():
+            return
+        try:
+            self._keep(self._file(self.last.fit, self.rank))
+        except OSError as error:
+            print(f"syrtos: fit {self.last.fit} would be trained again after a restart: {error}", file=sys.stderr)
+
+    def _keep(self, file: Path) -> None:
+        part = self.slots.read(self.rank, self.number)
+        self.kept += len(part)
+        if self.kept > _KEPT_BYTES:
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.name}")
+        durable.write(draft, part)
+        draft.rename(file)
+
+    def _file(self, fit: int, rank: int) -> Path:
+        return self.folder / f"fit-{fit}" / f"rank-{rank}.safetensors"
+
+
+@functools.cache
+def _run() -> _Run | None:
+    text = settings.take(settings.SNAPSHOTS_VARIABLE)
+    return _Run(text) if text else None
+
+
+def protect(everyone: Any, model: Any, training: Training) -> Protection | None:
+    """For a call of `fit` that now begins; None where nothing keeps snapshots, or where workers do not train together."""
+    run = _run()
+    together = world.sharing() is world.current() and asynchronous.own() is None
+    if run is None or model is None or not together or fitting.depth() != 1 or run.fits >= _KEPT_FITS:
+        return None
+    if keras_internals.keras_of(model) is not sys.modules.get("keras"):
+        return None  # a `fit` of Keras 2 that went on did not end bitwise equal
+    if getattr(model, "steps_per_execution", 1) > 1 and keras_internals.length_of(fitting.iterator_in_use()) is None:
+        return None  # nor did one whose last call in an epoch has fewer steps than the others, by a number that is not known before
+    run.fits += 1
+    return Protection(run, everyone, model, training)
+
+
+class Protection:
+    """The snapshots of one call of `fit`."""
+
+    def __init__(self, run: _Run, everyone: Any, model: Any, training: Training) -> None:
+        """Before the callbacks' `on_train_begin`."""
+        self._run = run
+        self._training = training
+        self._everyone = everyone
+        self._model = model
+        self._session: Session = world.current()
+        self._place = Place(fit=run.fits)
+        self._since = 0  # calls since the last snapshot
+        self._written_at = time.perf_counter()
+        self._committed = run.committed(run.fits)
+        if self._committed:
+            snapshot.keep_written(self._callbacks(), self._committed.facts["callbacks"])
+        else:
+            run.keep_ended()
+
+    def _callbacks(self) -> list[Any]:
+        """The script's and Keras's, without our two around them."""
+        return self._everyone.callbacks[1:-1]
+
+    # -- going on ------------------------------------------------------------------------------
+
+    def data_begins(self, position: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Where training on a planned data set begins: at ``position``, or where it has begun in the generation before."""
+        if self._committed and self._committed.place.data:
+            epoch, place, number = self._committed.place.data
+            position = epoch, place, number
+        self._place.data = position
+        return position
+
+    def begin(self) -> None:
+        """After all `on_train_begin`."""
+        if self._committed is None:
+            self._place.first_epoch = getattr(self._model, "_initial_epoch", None) or 0
+            return
+        place = self._place = self._committed.place
+        self._model._initial_epoch = place.first_epoch or None
+        _Replay(self._everyone, self._model, self._training, place, self._committed.facts["logs"], self)
+
+    def put_back(self) -> None:
+        """The state as it was committed."""
+        assert self._committed is not None
+        found, self._committed = self._committed, None
+        mine = found.parts[self._run.rank]
+        with self._session.ledger.span("checkpoint"):
+            snapshot.put_back_variables(self._model, found.parts, self._run.rank, found.facts)
+            snapshot.put_back_callbacks(self._callbacks(), found.facts["callbacks"], mine)
+        backend.active().set_drawn(found.facts["drawn"])
+        self._model.stop_training = found.facts["stop"]
+        learning_rate.put_back(self._model.optimizer, found.facts["climb"])
+        self._training.count_from(found.facts["counters"])
+        if not found.place.epoch_ended and not found.place.ended:
+            snapshot.show_epoch(self._callbacks(), found.place.epoch)
+        self._written_at = time.perf_counter()
+
+    # -- committing ----------------------------------------------------------------------------
+
+    def batch_ended(self, epoch: int, logs: Any) -> None:
+        """After a call of the training function and its callbacks."""
+        cut = bool(getattr(self._model, "stop_training", False))
+        calls = self._place.calls + 1
+        self._place = dataclasses.replace(self._place, calls=calls, epoch=epoch, epoch_ended=False, cut=cut)
+        self._since += 1
+        if self._since >= self._run.interval:
+            self._commit(logs)
+
+    def epoch_ended(self) -> None:
+        """After the callbacks of an epoch's end."""
+        self._place = dataclasses.replace(self._place, epoch_ended=True)
+        if 2 * self._since >= self._run.interval:
+            self._commit({})
+
+    def ended(self) -> None:
+        """After `on_train_end`."""
+        self._place = dataclasses.replace(self._place, ended=True)
+        self._commit({})
+
+    def _commit(self, logs: Any) -> None:
+        """Writes this worker's part. Where a worker can't, no worker writes any more: the run goes on unprotected."""
+        run, comm = self._run, self._session.comm
+        began = time.perf_counter()
+        with self._session.ledger.span("checkpoint"):
+            written = self._write(logs)
+        took = time.perf_counter() - began
+        step = (began - self._written_at) / max(self._since, 1)
+        wanted = float(run.interval) if not self._since else max(took / (_COST * max(step, 1e-6)), 1.0)
+        run.interval = max(comm.agree("steps between snapshots", wanted if written else math.inf))
+        self._since, self._written_at = 0, time.perf_counter()
+
+    def _write(self, logs: Any) -> bool:
+        run, place = self._run, self._session.world
+        run.number += 1
+        try:
+            arrays, facts = snapshot.variables(self._model, place.rank, place.size)
+            facts |= {
+                "place": dataclasses.asdict(self._place),
+                "callbacks": snapshot.callbacks(self._callbacks(), arrays),
+                "drawn": backend.active().drawn(),
+                "stop": bool(getattr(self._model, "stop_training", False)),
+                "climb": learning_rate.facts_of(getattr(self._model, "optimizer", None)),
+                "counters": self._training.counters(),
+                "logs": {name: float(value) for name, value in dict(logs or {}).items() if np.ndim(value) == 0},
+            }
+            run.slots.write(run.rank, run.number, encoding.pack(arrays, facts))
+        except Exception as error:
+            print(f"syrtos: no more snapshots: {type(error).__name__}: {error}", file=sys.stderr)
+            traceback.print_exc()
+            return False
+        run.last = self._place
+        return True
+
+
+class _Replay:
+    """Stands for all callbacks while a `fit` draws the batches again that it was trained on."""
+
+    def __init__(
+        self,
+        everyone: Any,
+        model: Any,
+        training: Training,
+        place: Place,
+        logs: dict[str, float],
+        protection: Protection,
+    ) -> None:
+        """``logs``: of the last step."""
+        self._everyone, self._callbacks, self._training = everyone, everyone.callbacks, training
+        self._model, self._place, self._logs, self._protection = model, place, logs, protection
+        self._calls = 0
+        self._train, self._test = model.train_function, model.test_function
+        model.train_function, model.test_function = self._skip_training, self._skip_test
+        everyone.callbacks = [self]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("on_", "set_")):
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+    def _skip_training(self, *given: Any) -> Any:
+        """In the place of the training function, which takes batches, and with JAX before them a state that it gives back."""
+        if self._calls:
+            result = self._skip(self._logs, *given)
+        else:
+            result = self._train(*given)
+            if self._place.calls == 1:
+                result = (self._logs, *result[1:]) if len(given) > 1 else self._logs
+        self._calls += 1  # it had a batch
+        return result
+
+    def _skip_test(self, *given: Any) -> Any:
+        return self._skip({}, *given)
+
+    def _skip(self, logs: dict[str, float], *given: Any) -> Any:
+        backend.active().skip_batches(given[-1], int(getattr(self._model, "steps_per_execution", None) or 1))
+        return (logs, *given[:-1]) if len(given) > 1 else logs
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._training.data_epoch_begins(epoch, self._everyone.params)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._training.data_step_is_over(batch)
+        if self._calls != self._place.calls:
+            return
+        if not self._place.epoch_ended:
+            self._end()
+        elif self._place.cut:
+            self._model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._training.data_epoch_ends()
+        if self._calls == self._place.calls:
+            if not self._place.ended:
+                self._end()
+            else:
+                self._model.stop_training = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._calls != self._place.calls or not self._place.ended:
+            raise SnapshotError(
+                f"The data of `fit` ended after {self._calls} batches, and {self._place.calls} had been trained on when the snapshot was made. A run is "
+                "continued with the data that it began with. Start it anew with another --run-dir."
+            )
+        self._end()
+
+    def _end(self) -> None:
+        self._model.train_function, self._model.test_function = self._train, self._test
+        self._everyone.callbacks = self._callbacks
+        self._protection.put_back()

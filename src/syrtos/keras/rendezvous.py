@@ -1,0 +1,87 @@
+"""Where the workers' frameworks meet to join by their own means: addresses that rank 0 gives to all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+from syrtos.comm.world import Session
+from syrtos.errors import ConfigurationError
+
+LOOPBACK = "127.0.0.1"
+_LONGEST = 80  # bytes
+_ELSEWHERE = "192.0.2.1"  # no host has it (RFC 5737)
+
+
+def listening_address(framework: str, session: Session) -> str:
+    """Where this worker's part of a framework's collectives listens: `LOOPBACK` if all workers are on one machine. All workers call it together.
+
+    Raises:
+        ConfigurationError: see `address_of_host`.
+    """
+    return LOOPBACK if on_one_host(session) else address_of_host(framework, session)
+
+
+def on_one_host(session: Session) -> bool:
+    """Whether all workers are on this machine: the instances of a job are hosts of one. All workers call it together."""
+    if session.world.size == session.world.local_size:
+        return True
+    return len(set(session.comm.allgather_object(_here()))) == 1
+
+
+def _here() -> str:
+    """The boot of this machine, its network, and the place for `folder`: equal on workers that reach each other by loopback and by files."""
+    boot, place = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat(_place())
+    return f"{boot} {os.readlink('/proc/self/ns/net')} {place.st_dev} {place.st_ino}"
+
+
+def folder() -> str:
+    """A folder of this user's alone, with a path that the system takes for a socket (108 bytes), however long TMPDIR is."""
+    return tempfile.mkdtemp(prefix="syrtos-", dir=_place())
+
+
+def _place() -> str:
+    place = tempfile.gettempdir()
+    return place if len(os.fsencode(place)) < _LONGEST else "/tmp"
+
+
+def address_of_host(framework: str, session: Session) -> str:
+    """The address by which other hosts reach this one: of its name, or of its default route where the name stands for a loopback address, as Debian
+    writes it into /etc/hosts. All workers call it together.
+
+    Raises:
+        ConfigurationError: the host has neither, or hosts have the same.
+    """
+    mine = _address(framework)
+    everyone = session.comm.allgather_object([_here(), mine])
+    if len({address for _, address in everyone}) < len({here for here, _ in everyone}):
+        raise ConfigurationError(
+            f"Hosts name the same address as theirs ({mine}), as virtual machines do behind one router: {framework}'s workers would not find each other. "
+            "Give each host's own name the address of the network that they share, in /etc/hosts."
+        )
+    return mine
+
+
+def _address(framework: str) -> str:
+    name = socket.gethostname()
+    with contextlib.suppress(socket.gaierror):
+        host = socket.gethostbyname(name)
+        if not host.startswith("127."):
+            return host
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((_ELSEWHERE, 9))  # sends nothing: it chooses the route
+        return probe.getsockname()[0]
+    raise ConfigurationError(
+        f"Host {name} has no address by which other hosts reach it: its own name stands for none but loopback, and it has no default route. {framework}'s "
+        "workers need one: correct /etc/hosts, or the name service."
+    )
+
+
+def free_port(host: str) -> int:
+    """A port of that address that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]

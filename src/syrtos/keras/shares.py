@@ -1,0 +1,84 @@
+"""What a model and its parts are adapted to where each worker computes a share of a batch. Serves Keras 3 and Keras 2."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from syrtos.comm import world
+from syrtos.keras import backend
+from syrtos.keras.patching import Method
+
+# Far apart, so that counters that seeds are mixed with don't meet.
+SEED_STRIDE = 0x9E3779
+
+
+class Assignments:
+    """What a step assigns, by the identity of the variable: the variable, and the value that it had before."""
+
+    def __init__(self) -> None:
+        self._dirty: dict[int, tuple[Any, Any]] = {}
+        self._paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is assigned inside is equal on all workers already (an optimizer's update)."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+
+def without_compilation(model: Any) -> None:
+    """Before a model's functions are made: turns off what can't work in several processes.
+
+    A compiled step may have been asked for by `compile`, by ``model.jit_compile = True``, or by Keras itself, which chooses it on a GPU.
+    """
+    place = world.current().world
+    if place.size == 1:
+        return
+    if model.jit_compile:
+        if place.rank == 0:
+            print(
+                "syrtos: jit_compile=True is turned off: a compiled step can't contain the exchange between workers. "
+                "The model runs without it, with the same results.",
+                file=sys.stderr,
+            )
+        model.jit_compile = False
+
+
+# Names of Keras 3 and of Keras 2 for losses that are divided by a number of rows.
+_MEANS = ("mean", "sum_over_batch_size", "auto")
+
+
+def masked_globally(weights: Any, mask: Any, reduction: str | None) -> Any:
+    """Turns mask weights normalized within the share into weights normalized within the global batch, where ``reduction`` is a mean."""
+    step = backend.active().current_step()
+    if step is None or mask is None or reduction not in _MEANS:
+        return weights
+    return weights * step.mask_factor(mask, weights)
+
+
+def counting_share(original: Method) -> Method:
+    """A scalar that a mean or a sum is given counts as one value of one batch: here it is weighted by this worker's part of the samples."""
+
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        step = backend.active().current_step()
+        if step is None or sample_weight is not None:
+            return original(self, values, sample_weight=sample_weight)
+        return original(self, values, sample_weight=step.weight_of(values))
+
+    return update_state
+
+
+def updating(original: Method) -> Method:
+    """What the method assigns is equal on all workers already."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with backend.active().updating():
+            return original(self, *args, **kwargs)
+
+    return method

@@ -1,0 +1,213 @@
+"""The state of one `fit` on one worker, to be committed between two steps and put back: variables and callbacks.
+
+What every worker holds alike, weights and slots of optimizers, is divided among the workers; each also stores what may differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from syrtos.checkpoint.encoding import Arrays, NotStorable, decode, encode, typed
+from syrtos.errors import SnapshotError
+from syrtos.keras import backend, keras_internals, state
+
+# Attributes of callbacks that Keras sets, or that `fit` sets again.
+_KERAS_SETS = {"model", "_model", "params", "validation_data"}
+_LARGEST = 64 << 20  # bytes in the arrays of an attribute of a script's own callback, which may be its data
+_LOG_SETS = {"append", "append_header"}  # by what is in a CSV file when `fit` begins
+Facts = dict[str, Any]
+
+
+# -- variables -------------------------------------------------------------------------------------------
+
+
+def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
+    """The variables that all workers hold alike, and those that each has for itself."""
+    optimizers = _optimizers_of(model)
+    own = {id(v) for each in optimizers for v in keras_internals.accumulated_by(getattr(each, "inner_optimizer", each))}
+    slots = [v for each in optimizers for v in state.variables_of(each)]
+    metrics = [v for metric in getattr(model, "metrics", []) for v in metric.variables]
+    found = state.unique([*state.variables_in(model), *backend.active().buffers_of(model), *metrics, *slots])
+    own |= {id(v) for v in found} - {id(v) for v in [*_trainable(model), *slots]}
+    return [v for v in found if id(v) not in own], [v for v in found if id(v) in own]
+
+
+def _trainable(model: Any) -> list[Any]:
+    return list(model.trainable_variables) if state.variables_in(model) else []
+
+
+def _optimizers_of(model: Any) -> list[Any]:
+    """A model's optimizers: that of `compile`, and others that it or its layers keep, also in lists and dictionaries, as GANs do."""
+    values = [getattr(model, "optimizer", None)]
+    for layer in keras_internals.layers_of(model):
+        for value in vars(layer).values():
+            values += (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            )
+    return state.unique(v for v in values if hasattr(v, "apply_gradients") and hasattr(v, "variables"))
+
+
+def _described(variables: Sequence[Any]) -> list[str]:
+    """Shapes and dtypes, which tell models apart. Names hold numbers that depend on what else a process has made."""
+    return [f"{tuple(v.shape)} {state.dtype_name(v)}" for v in variables]
+
+
+def _owners(shared: Sequence[Any], ranks: int) -> list[int]:
+    """The rank that stores each of the variables that all hold alike, so that all store about as much."""
+    load = [0] * ranks
+    owners = []
+    for variable in shared:
+        owners.append(load.index(min(load)))
+        load[owners[-1]] += int(np.prod(variable.shape)) + 1
+    return owners
+
+
+def variables(model: Any, rank: int, ranks: int) -> tuple[Arrays, Facts]:
+    """This worker's part of the values. They may be lent by the framework: use them before the next step."""
+    backend.active().settle(model)
+    shared, own = variables_of(model)
+    together = backend.active().splits_variables()  # then all workers read each of them
+    arrays: Arrays = {}
+    for index, (variable, owner) in enumerate(zip(shared, _owners(shared, ranks), strict=True)):
+        if owner == rank or together:
+            value = state.memory_of(variable)
+            arrays |= {f"shared {index}": value} if owner == rank else {}
+    arrays |= {f"own {index}": state.memory_of(variable) for index, variable in enumerate(own)}
+    return arrays, {"shared": _described(shared), "own": _described(own)}
+
+
+def put_back_variables(model: Any, parts: Sequence[Arrays], rank: int, facts: Facts) -> None:
+    """Assigns the values of all ranks' parts.
+
+    Raises:
+        SnapshotError: the model has other variables than the one that was stored.
+    """
+    backend.active().settle(model)
+    shared, own = variables_of(model)
+    if (_described(shared), _described(own)) != (facts["shared"], facts["own"]):
+        raise SnapshotError(
+            "The script has built another model than before: its variables differ from those in the snapshot in number, shape or dtype. A run "
+            "is continued by the script that began it. Start it anew with another --run-dir."
+        )
+    for index, (variable, owner) in enumerate(zip(shared, _owners(shared, len(parts)), strict=True)):
+        _assign(variable, parts[owner][f"shared {index}"])
+    for index, variable in enumerate(own):
+        _assign(variable, parts[rank][f"own {index}"])
+
+
+def _assign(variable: Any, value: Any) -> None:
+    dtype = state.memory_of(variable).dtype
+    backend.active().write(variable, typed(value, dtype).reshape(tuple(variable.shape)))
+
+
+# -- callbacks -------------------------------------------------------------------------------------------
+
+
+def callbacks(chosen: Sequence[Any], arrays: Arrays) -> list[Facts]:
+    """The attributes of callbacks that hold numbers, texts, arrays or collections of them."""
+    return [_callback(each, arrays) for each in chosen]
+
+
+def _callback(callback: Any, arrays: Arrays) -> Facts:
+    kept: dict[str, Any] = {}
+    left: list[str] = []
+    is_log = _is(callback, "CSVLogger")
+    for name, value in vars(callback).items():
+        if name in _KERAS_SETS or (is_log and name in _LOG_SETS):
+            continue
+        found: Arrays = {}
+        try:
+            encoded = encode(value, found, len(arrays))
+        except (NotStorable, RecursionError):
+            left.append(name)
+            continue
+        if _is_own(callback) and sum(array.nbytes for array in found.values()) > _LARGEST:
+            left.append(name)
+            continue
+        kept[name] = encoded
+        arrays |= found
+    facts = {"class": type(callback).__name__, "kept": kept, "left": left}
+    return facts | {"written": _written(callback)} if is_log else facts
+
+
+def put_back_callbacks(chosen: Sequence[Any], facts: Sequence[Facts], arrays: Arrays) -> None:
+    """Sets the attributes again, and says of a callback of the script's own which could not be stored.
+
+    Raises:
+        SnapshotError: the script has other callbacks than before.
+    """
+    if [type(each).__name__ for each in chosen] != [fact["class"] for fact in facts]:
+        raise SnapshotError(
+            f"`fit` has other callbacks ({', '.join(type(each).__name__ for each in chosen)}) than before "
+            f"({', '.join(fact['class'] for fact in facts)}). A run is continued by the script that began it."
+        )
+    for callback, fact in zip(chosen, facts, strict=True):
+        for name, value in fact["kept"].items():
+            _set(callback, name, decode(value, arrays))
+        if fact["left"] and _is_own(callback):
+            names = ", ".join(fact["left"])
+            print(
+                f"syrtos: attributes of {fact['class']} that hold other objects than numbers, texts and arrays, or over 64 MiB, are as its __init__ left "
+                f"them: {names}",
+                file=sys.stderr,
+            )
+
+
+def _is_own(callback: Any) -> bool:
+    """Whether a script has made the class."""
+    return not type(callback).__module__.startswith("keras.")
+
+
+def _set(callback: Any, name: str, value: Any) -> None:
+    """Sets an attribute; a collection stays the same object, which the script may have given to others too."""
+    now = getattr(callback, name, None)
+    if type(now) is list and type(value) is list:
+        now[:] = value
+    elif (type(now) is dict and type(value) is dict) or (type(now) is set and type(value) is set):
+        now.clear()
+        now.update(value)
+    else:
+        setattr(callback, name, value)
+
+
+def keep_written(chosen: Sequence[Any], facts: Sequence[Facts]) -> None:
+    """Before `on_train_begin`: a log that is continued keeps its lines, but those of what is trained again."""
+    for callback, fact in zip(chosen, facts, strict=False):
+        if "written" in fact and _is(callback, "CSVLogger"):
+            callback.append = True
+            if fact["written"] is not None:
+                _cut(callback.filename, fact["written"])
+
+
+def _cut(path: str, length: int) -> None:
+    try:
+        with open(path, "r+b") as file:
+            file.truncate(length)
+    except FileNotFoundError:
+        return  # it begins anew
+
+
+def _written(callback: Any) -> int | None:
+    """The length of a CSV log in bytes; None where it has none, or not on this machine."""
+    if callback.csv_file is None or not os.path.isfile(callback.filename):
+        return None
+    with contextlib.suppress(ValueError):  # it is closed
+        callback.csv_file.flush()
+    return os.path.getsize(callback.filename)
+
+
+def _is(callback: Any, name: str) -> bool:
+    return any(base.__name__ == name for base in type(callback).__mro__)
+
+
+def show_epoch(chosen: Sequence[Any], epoch: int) -> None:
+    """The progress bar of an epoch that goes on in its middle."""
+    for callback in chosen:
+        if _is(callback, "ProgbarLogger"):
+            callback.on_epoch_begin(epoch)

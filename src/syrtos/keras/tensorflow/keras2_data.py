@@ -1,0 +1,128 @@
+"""Batches of Keras 2 (`tf_keras`): shares, and what workers at their own pace take."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tf_keras.src.engine import data_adapter
+
+from syrtos.comm import world
+from syrtos.keras import asynchronous, fitting
+from syrtos.keras.patching import Method
+from syrtos.keras.tensorflow import models, tf_internals
+from syrtos.keras.tensorflow.input import is_own_shard
+
+
+def handler(original: Method) -> Method:
+    """Around the start of a `DataHandler`: lengths are compared, and batches know their number of samples."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if kwargs.get("distribute", True) and asynchronous.shards_dynamically():
+            models.check_dynamically_sharded(self._adapter)
+            self.__class__ = DynamicallySharded
+        if world.sharing().world.size > 1:  # else a step takes what it is given for whole batches
+            self._dataset = tf_internals.counted(self._dataset)
+        dataset = args[0] if args else kwargs.get("x")
+        self._inferred_steps = fitting.agree_on_length(self._inferred_steps, is_own_shard(dataset))
+        if world.current().world.size > 1:
+            _build(kwargs.get("model"), self._dataset.element_spec)
+
+    return init
+
+
+def single_batch(original: Method) -> Method:
+    """The batch of `train_on_batch` and its like, as a share that knows its number of samples."""
+
+    def single_batch_iterator(strategy: Any, *args: Any, **kwargs: Any) -> Any:
+        if world.sharing().world.size == 1:
+            return original(strategy, *args, **kwargs)
+        distribute = strategy.experimental_distribute_dataset
+        counting = types.SimpleNamespace(
+            experimental_distribute_dataset=lambda data: tf_internals.counted(distribute(data))
+        )
+        return original(counting, *args, **kwargs)
+
+    return single_batch_iterator
+
+
+class DynamicallySharded(data_adapter.DataHandler):
+    """The batches of an epoch that this worker takes, where workers train at their own pace.
+
+    All workers read the same data; a piece of the round's work is as many batches as a call of the training function takes. Validation
+    goes through all of its data.
+    """
+
+    _iterator: Any = None
+    _position = _first = 0
+
+    def enumerate_epochs(self) -> Generator[tuple[int, Any], None, None]:
+        for epoch, iterator in super().enumerate_epochs():
+            if iterator is not self._iterator:
+                self._iterator, self._position, self._first = iterator, 0, 0
+            yield epoch, iterator
+
+    def steps(self) -> Generator[int, None, None]:
+        servers = asynchronous.own()
+        if servers is None or not asynchronous.shards_dynamically():
+            yield from super().steps()
+            return
+        asynchronous.begin_round()
+        batches, each = self._inferred_steps, self._steps_per_execution.numpy().item()
+        pieces = None if batches is None else -(-batches // each)
+        while (piece := servers.take(pieces)) is not None:
+            count = each if batches is None else min(each, batches - piece * each)
+            for _ in range(self._first + piece * each - self._position):
+                next(self._iterator)
+            self._position = self._first + piece * each + count
+            self._step_increment = count - 1
+            with self._executing(count, each):
+                yield piece * each
+        self._first += batches or 0
+
+    @contextlib.contextmanager
+    def _executing(self, count: int, usually: int) -> Iterator[None]:
+        """Inside, a call of the training function makes ``count`` steps."""
+        if count == usually:
+            yield
+            return
+        self._steps_per_execution.assign(count)
+        try:
+            yield
+        finally:
+            self._steps_per_execution.assign(usually)
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self) -> Iterator[None]:
+        """At the end of an epoch the workers meet."""
+        if not asynchronous.shards_dynamically():
+            with super().catch_stop_iteration():
+                yield
+            return
+        ended = False
+        try:
+            yield
+            self.sync()
+        except (StopIteration, RuntimeError, tf.errors.OutOfRangeError) as end:
+            if isinstance(end, RuntimeError) and not isinstance(end.__cause__, StopIteration):
+                raise
+            ended = True
+        fitting.check_had_batch(bool(asynchronous.held()))
+        if asynchronous.end_round(ended):  # for one means for all: they read the same
+            self._insufficient_data = self._inferred_steps is not None or not self._adapter.should_recreate_iterator()
+
+
+def _build(model: Any, spec: Any) -> None:
+    """Makes the weights of a model that has no input shape, so that all workers have them before the first step.
+
+    A model that can't be built from shapes alone is built by its first step, as in one process.
+    """
+    if model is None or model.built:
+        return
+    inputs = spec[0] if isinstance(spec, tuple) else spec
+    with contextlib.suppress(Exception):
+        model.build(tf.nest.map_structure(lambda each: each.shape, inputs))

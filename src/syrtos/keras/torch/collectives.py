@@ -1,0 +1,88 @@
+"""Gradients exchanged by torch's own collectives: NCCL on GPUs, so that they never pass through the host's memory, and gloo on CPUs.
+
+Before each exchange the workers meet over MPI: one that calls something else, comes late or has died is named as everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from syrtos.comm import world
+from syrtos.comm.communicator import Communicator
+from syrtos.comm.world import Session
+from syrtos.keras import rendezvous
+from syrtos.keras.torch import torch_internals
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def serve(comm: Communicator, tensor: torch.Tensor) -> bool:
+    """Whether torch's collectives exchange a tensor like this: as the run asks, or by default on GPUs of which each worker has its own.
+
+    They join all workers: between some of them MPI exchanges.
+    """
+    session = world.current()
+    chosen = session.options.exchange
+    if chosen == "mpi" or comm is not session.comm:
+        return False
+    return chosen == "framework" or (tensor.is_cuda and _own_gpus())
+
+
+def begin_weighted_mean(
+    comm: Communicator, bucket: Sequence[torch.Tensor], weight: float
+) -> Callable[[], list[torch.Tensor]]:
+    """Begins to average tensors of one dtype over all workers, worker ``r``'s counting ``weight[r] / total``. 16-bit floats are added up in float32.
+
+    Returns:
+        What waits for the averages: until then a GPU computes on.
+    """
+    sizes = [tensor.numel() for tensor in bucket]
+    weights = comm.agree(f"exchange {bucket[0].dtype} {','.join(map(str, sizes))}", weight)
+    total = float(sum(weights))
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+    wide = flat.float() if flat.dtype in _HALVES else flat
+    # A worker without samples adds nothing, whatever its gradients hold.
+    wide = wide.mul_(weight / total) if weight else torch.zeros_like(wide)
+    work = _group(wide.device.type).allreduce([wide])
+
+    def finish() -> list[torch.Tensor]:
+        work.wait()
+        parts = wide.to(flat.dtype).split(sizes)
+        return [part.reshape(tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]
+
+    return finish
+
+
+@functools.cache
+def _group(device: str) -> Any:
+    """All workers, joined at the first exchange."""
+    session = world.current()
+    here = rendezvous.listening_address("torch", session)
+    address = session.comm.broadcast_object(_address(here) if session.world.rank == 0 else None)
+    place = session.world
+    group = torch_internals.group_of(device, address, place.rank, place.size, session.options.timeout, here)
+    group.allreduce([torch.zeros(1, device=device)]).wait()  # connects them
+    session.comm.agree("joined by torch")
+    if here == rendezvous.LOOPBACK and place.rank == 0:
+        shutil.rmtree(Path(address).parent, ignore_errors=True)
+    session.ledger.say(exchange=f"torch {'nccl' if device == 'cuda' else 'gloo'}")
+    return group
+
+
+def _address(here: str) -> str:
+    return f"{rendezvous.folder()}/torch" if here == rendezvous.LOOPBACK else f"{here}:{rendezvous.free_port(here)}"
+
+
+@functools.cache
+def _own_gpus() -> bool:
+    """Whether no two workers use one GPU, which NCCL refuses."""
+    session: Session = world.current()
+    mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)  # unique over all hosts
+    everyone = session.comm.allgather_object(mine)
+    return len(set(everyone)) == len(everyone)

@@ -1,0 +1,120 @@
+"""When and how an optimizer's gradients are reduced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from syrtos.comm import world
+from syrtos.comm.communicator import Communicator
+from syrtos.keras import state
+from syrtos.keras.torch import ops
+from syrtos.keras.torch.overlap import Overlap
+from syrtos.keras.torch.step import StepScope, current_step
+
+_WORKERS, _EQUAL = "_syrtos_workers", "_syrtos_equal"
+
+
+class _All:
+    """Whether every optimizer of this process reduces: what `syrtos run` means."""
+
+    reduce = False
+
+
+def reduce_all_optimizers() -> None:
+    """From now on every Keras optimizer of this process reduces."""
+    _All.reduce = True
+
+
+def average(optimizer: Any, comm: Communicator) -> None:
+    """Makes one optimizer average over ``comm``, also where syrtos was not asked to reduce for all."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
+        object.__setattr__(each, _WORKERS, comm)
+
+
+def workers_of(optimizer: Any) -> Communicator | None:
+    """The workers over which this optimizer's gradients are averaged before they are clipped; None: they are not."""
+    found = getattr(optimizer, _WORKERS, None) or (world.current().comm if _All.reduce else None)
+    return found if found is not None and found.size > 1 else None
+
+
+def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+    """The gradients of the global batch, from those of this worker's share.
+
+    In `fit` they are averaged by samples, in a loop of the script's own over the workers.
+    """
+    comm, step = workers_of(optimizer), current_step()
+    if comm is None:
+        return list(grads)
+    if step is not None and _accumulates(optimizer):  # weighted by `to_accumulate`
+        summed = ops.weighted_mean(comm, list(grads), 1.0)
+        return [gradient * comm.size for gradient in summed]
+    if step is not None and step.overlap is not None and step.overlap[0] is optimizer:
+        return step.overlap[1].finish(list(grads))
+    return ops.weighted_mean(comm, list(grads), 1.0 if step is None else step.samples)
+
+
+def overlapping(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Inside, gradients that a stock `train_step` of this model makes travel while it makes others.
+
+    Not where something may change them before they are reduced: an optimizer of the script's own, one that scales its loss, or that accumulates.
+    """
+    optimizer, everyone, step = model.optimizer, world.current().comm, current_step()
+    stock = type(optimizer).__module__.startswith("keras.") and not hasattr(optimizer, "inner_optimizer")
+    if (
+        step is None
+        or not stock
+        or workers_of(optimizer) is not everyone
+        or _accumulates(optimizer)
+        or optimizer.loss_scale_factor
+    ):
+        return contextlib.nullcontext()
+    variables = [variable.value for variable in model.trainable_variables]
+    return _overlapping(Overlap(everyone, [v for v in variables if v.requires_grad], step.samples), optimizer, step)
+
+
+@contextlib.contextmanager
+def _overlapping(overlap: Overlap, optimizer: Any, step: StepScope) -> Iterator[None]:
+    step.overlap = optimizer, overlap
+    try:
+        overlap.open()
+        yield
+    finally:
+        step.overlap = None
+        overlap.close()
+
+
+def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+    """This worker's part of a step's gradients, if several steps are accumulated before they are reduced."""
+    step = current_step()
+    if workers_of(optimizer) is None or step is None or not _accumulates(optimizer):
+        return grads
+    if not step.samples:
+        step.fraction()  # which the others exchange
+        return [g.new_zeros(g.shape) for g in grads]
+    return [g * step.fraction() for g in grads]
+
+
+def _accumulates(optimizer: Any) -> bool:
+    return bool(getattr(optimizer, "gradient_accumulation_steps", None))
+
+
+def finite_everywhere(optimizer: Any, finite: Any) -> Any:
+    """Whether all workers that have samples found their gradients finite."""
+    comm, step = workers_of(optimizer), current_step()
+    if comm is None:
+        return finite
+    mine = bool(finite) or (step is not None and not step.samples)
+    with world.current().ledger.span("exchange"):
+        everyone = comm.agree("gradients are finite?", float(mine))
+    return finite.new_tensor(all(everyone))
+
+
+def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
+    """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
+    comm = workers_of(optimizer)
+    if comm is None or getattr(optimizer, _EQUAL, False):
+        return
+    object.__setattr__(optimizer, _EQUAL, True)
+    state.broadcast(comm, [*variables, *state.of_optimizer(optimizer)])

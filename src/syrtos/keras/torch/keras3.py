@@ -1,0 +1,199 @@
+"""What syrtos replaces in Keras 3 on torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras.src.backend.torch import trainer as torch_trainer
+
+from syrtos.comm import world
+from syrtos.keras import backend, batches, fitting, keras_internals, patches, patching, share_patches, shares, trainer
+from syrtos.keras.patching import Method, Patch
+from syrtos.keras.torch import batchnorm, gradients, rows, step
+from syrtos.keras.torch.variables import Torch
+from syrtos.topology import check_servers
+
+
+@functools.cache
+def apply_to_optimizers() -> None:
+    """Installs what reduces gradients; it acts on the optimizers that were asked to."""
+    backend.use(Torch())
+    patching.install(share_patches.optimizers(_begin_equal_then_accumulate))
+
+
+@functools.cache
+def apply_all() -> None:
+    """Makes plain scripts train on all workers.
+
+    Raises:
+        ConfigurationError: the run has parameter servers.
+    """
+    check_servers({"KERAS_BACKEND": "torch"}, world.current().options.servers)  # it may come from keras.json
+    apply_to_optimizers()
+    patching.install([*share_patches.LOSSES_AND_SEEDS, *TRAINER, *patches.PATCHES, *VARIABLES])
+    gradients.reduce_all_optimizers()
+
+
+# -- optimizers ------------------------------------------------------------------------------------------
+
+
+def _begin_equal_then_accumulate(original: Method) -> Method:
+    def backend_apply_gradients(self: Any, grads: list[Any], trainable_variables: Any) -> None:
+        gradients.broadcast_before_first(self, self._trainable_variables)
+        original(self, gradients.to_accumulate(self, grads), trainable_variables)
+
+    return backend_apply_gradients
+
+
+# -- trainer ---------------------------------------------------------------------------------------------
+
+
+def _batches(original: Method) -> Method:
+    def get_iterator(self: Any) -> Iterator[Any]:
+        session = world.sharing()
+        if stream := keras_internals.stream_of(self):
+            return batches.drawn(rows.planned(stream))
+        found = iter(original(self))  # now, as in one process: shuffles draw their seeds
+        if session.world.size == 1:
+            return batches.drawn(found)
+        if session.options.batch == "per-worker":
+            return batches.drawn(rows.until_all_have_ended(found, session.comm))
+        return batches.drawn(batches.compared(found, fitting.check_same_data))
+
+    return get_iterator
+
+
+def _on_batch(original: Method) -> Method:
+    return trainer.on_batch(original, _check)
+
+
+def _train_on_batch(original: Method) -> Method:
+    return trainer.train_on_batch(original, _check)
+
+
+def _check(sums: list[float], number: int) -> None:
+    if world.sharing().options.batch != "per-worker":
+        fitting.check_same_data(sums, number)
+
+
+def _making(name: str, make_step: Method) -> Method:
+    """Around `make_train_function` and its like: the function takes this worker's share of a batch."""
+
+    def wrapper(original: Method) -> Method:
+        def make_function(self: Any, force: bool = False) -> Any:
+            shares.without_compilation(self)
+            original(self, force)
+            function = getattr(self, name)
+            if not hasattr(function, "_syrtos_of_shares"):
+                of_shares = make_step(self, function)
+                of_shares._syrtos_of_shares = True
+                setattr(self, name, of_shares)
+            return getattr(self, name)
+
+        return make_function
+
+    return wrapper
+
+
+def _training(model: Any, function: Method) -> Method:
+    return _with_logs(model, function, torch_trainer.TorchTrainer.train_step, training=True)
+
+
+def _testing(model: Any, function: Method) -> Method:
+    return _with_logs(model, function, torch_trainer.TorchTrainer.test_step, training=False)
+
+
+def _with_logs(model: Any, function: Method, stock: Method, training: bool) -> Method:
+    own = getattr(model, stock.__name__)
+    logs_are_global = getattr(own, "__func__", None) is stock
+
+    def finish(scope: step.StepScope, logs: Any) -> Any:
+        return scope.finish(logs, logs_are_global, step.floating_buffers_of(model) if training else ())
+
+    if not (training and logs_are_global):
+        return _on_shares(function, training, finish)
+
+    def overlapping(data: list[Any]) -> Any:
+        with gradients.overlapping(model):
+            return function(data)
+
+    return _on_shares(overlapping, training, finish)
+
+
+def _predicting(_model: Any, function: Method) -> Method:
+    def finish(scope: step.StepScope, outputs: Any) -> Any:
+        scope.flush()
+        return rows.gathered(outputs, scope.samples, scope.session)
+
+    return _on_shares(function, False, finish)
+
+
+def _on_shares(function: Method, training: bool, finish: Callable[[step.StepScope, Any], Any]) -> Method:
+    """A step of Keras that computes this worker's share of a batch; ``finish`` makes its outputs those of the batch."""
+
+    def on_share(data: list[Any]) -> Any:
+        session = world.sharing()
+        share = rows.share_of(data[0], session)
+        session.ledger.count(share.samples)
+        if session.world.size == 1:
+            return function([share.data])
+        with step.StepScope(session, share.samples, training).entered() as scope:
+            return finish(scope, function([share.data]))
+
+    return on_share
+
+
+# -- variables -------------------------------------------------------------------------------------------
+
+
+def _noting_assign(original: Method) -> Method:
+    def direct_assign(self: Any, value: Any) -> None:
+        current = step.current_step()
+        if current is None:
+            original(self, value)
+            return
+        current.before_assign(self)
+        with current.paused():  # the original reads the variable to write to it
+            original(self, value)
+
+    return direct_assign
+
+
+def _noting_read(original: Any) -> Any:
+    def value(self: Any) -> Any:
+        current = step.current_step()
+        if current is not None:
+            current.before_read(self)
+        return original.fget(self)
+
+    return property(value)
+
+
+_TRAINER = "keras.src.backend.torch.trainer:TorchTrainer"
+_ITERATOR = "keras.src.backend.torch.trainer:TorchEpochIterator"
+_VARIABLE = "keras.src.backend.torch.core:Variable"
+_BATCHNORM = "keras.src.layers.normalization.batch_normalization:BatchNormalization"
+_MEETING = "Workers that don't call the same are told so at once."
+_EQUAL = "Replicas compute with equal weights."
+_SHARE = "Where a step of Keras's own or of the script's meets its batch, which becomes a share."
+_STATE = "What a step assigns is made equal on all workers, before it is read again."
+
+TRAINER = [
+    Patch(_TRAINER, "make_train_function", _making("train_function", _training), _SHARE),
+    Patch(_TRAINER, "make_test_function", _making("test_function", _testing), _SHARE),
+    Patch(_TRAINER, "make_predict_function", _making("predict_function", _predicting), _SHARE),
+    Patch(_TRAINER, "fit", trainer.fit, _MEETING),
+    Patch(_TRAINER, "evaluate", trainer.method, _MEETING),
+    Patch(_TRAINER, "predict", trainer.method, _MEETING),
+    Patch(_TRAINER, "train_on_batch", _train_on_batch, _EQUAL),
+    Patch(_TRAINER, "test_on_batch", _on_batch, _EQUAL),
+    Patch(_TRAINER, "predict_on_batch", _on_batch, _EQUAL),
+    *trainer.input_of(_TRAINER, _ITERATOR, _batches),
+]
+VARIABLES = [
+    Patch(_VARIABLE, "_direct_assign", _noting_assign, _STATE),
+    Patch(_VARIABLE, "value", _noting_read, _STATE),
+    Patch(_BATCHNORM, "_moments", batchnorm.synchronized, "Keras has synchronized statistics on TensorFlow alone."),
+]  # fmt: skip

@@ -1,0 +1,146 @@
+"""torch tensors on the wire: the exchanges of the native API, and the gradients of a step.
+
+A tensor on a CPU lends its memory to the exchange; one on another device is copied to this worker's memory, and its result back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from syrtos.comm import fusion, world
+from syrtos.comm.communicator import Array, Communicator, ReduceOp
+from syrtos.errors import ConfigurationError
+from syrtos.keras.torch import collectives
+
+# -- memory -----------------------------------------------------------------------------------------
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """The values in this worker's memory, without a copy where they are there already."""
+    found = tensor.detach().contiguous().cpu()
+    if found.dtype is torch.bfloat16:  # which NumPy has from `ml_dtypes` alone
+        return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return found.numpy()
+
+
+def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of an array that is nobody else's, on the device of ``like``."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(like.device)
+    return torch.from_numpy(array).to(like.device)
+
+
+# -- ops of the native API: shapes and semantics as in `syrtos.api` -------------------------------------
+
+
+class _Exchange(torch.autograd.Function):
+    """An exchange, and that of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, exchange: Callable[..., Array], backward: Callable[..., Any]) -> Any:
+        ctx.exchange_gradient = backward
+        return tensor_of(exchange(array_of(value)), value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return ctx.exchange_gradient(*grads), None, None
+
+
+def allreduce(comm: Communicator, value: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> torch.Tensor:
+    """As `syrtos.allreduce`. Differentiable for SUM and MEAN: the gradient is reduced the same way."""
+
+    def backward(grad: torch.Tensor) -> torch.Tensor:
+        if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+            raise ConfigurationError(f"An allreduce by {op.value} has no gradient: use the sum or the mean.")
+        return allreduce(comm, grad, op)
+
+    return _Exchange.apply(value, lambda array: comm.allreduce(array, op), backward)
+
+
+def allgather(comm: Communicator, value: torch.Tensor) -> torch.Tensor:
+    """As `syrtos.allgather`. Differentiable: each worker gets the summed gradient of its own rows."""
+
+    def backward(grad: torch.Tensor) -> torch.Tensor:
+        rows = len(value) if value.ndim else 1
+        counts = comm.allgather(np.asarray([rows]))
+        start = int(counts[: comm.rank].sum())
+        return allreduce(comm, grad)[start : start + rows].reshape(value.shape)
+
+    return _Exchange.apply(value, comm.allgather, backward)
+
+
+def broadcast(comm: Communicator, value: torch.Tensor, root: int = 0) -> torch.Tensor:
+    """As `syrtos.broadcast`. Differentiable: the root gets the summed gradient, the others zero."""
+
+    def backward(grad: torch.Tensor) -> torch.Tensor:
+        return allreduce(comm, grad) * float(comm.rank == root)
+
+    return _Exchange.apply(value, lambda array: comm.broadcast(array, root), backward)
+
+
+def reducescatter(comm: Communicator, value: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> torch.Tensor:
+    """As `syrtos.reducescatter`, without a gradient."""
+    return tensor_of(comm.reducescatter(array_of(value), op), value)
+
+
+def alltoall(
+    comm: Communicator, value: torch.Tensor, splits: Sequence[int] | torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `syrtos.alltoall`, without a gradient; the counts are int32."""
+    wanted = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    received, counts = comm.alltoall(array_of(value), wanted)
+    return tensor_of(received, value), torch.tensor(counts, dtype=torch.int32)
+
+
+# -- gradients of one step ------------------------------------------------------------------------------
+
+
+def weighted_mean(comm: Communicator, gradients: Sequence[torch.Tensor], weight: float) -> list[torch.Tensor]:
+    """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
+
+    Args:
+        comm: the workers.
+        gradients: dense tensors, in the order of the variables.
+        weight: a worker with weight 0 contributes nothing, whatever its gradients hold.
+    """
+    results = list(gradients)
+    for bucket in buckets(gradients):
+        with world.current().ledger.span("exchange"):
+            averages = begin_weighted_mean(comm, [gradients[i] for i in bucket], weight)()
+        for index, tensor in zip(bucket, averages, strict=True):
+            results[index] = tensor
+    return results
+
+
+def begin_weighted_mean(
+    comm: Communicator, bucket: Sequence[torch.Tensor], weight: float
+) -> Callable[[], list[torch.Tensor]]:
+    """Begins to average tensors of one dtype that travel together; the returned function waits for the averages."""
+    if collectives.serve(comm, bucket[0]):
+        return collectives.begin_weighted_mean(comm, bucket, weight)
+    averages = _by_host(comm, bucket, weight)
+    return lambda: averages
+
+
+def _by_host(comm: Communicator, bucket: Sequence[torch.Tensor], weight: float) -> list[torch.Tensor]:
+    arrays = [array_of(tensor) for tensor in bucket]
+    sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight)
+    parts = zip(sums, arrays, bucket, strict=True)
+    return [tensor_of(summed.reshape(array.shape), tensor) for summed, array, tensor in parts]
+
+
+def buckets(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Indices of tensors that travel together, of one dtype: last variables first."""
+    limit = int(world.current().options.bucket_mb * 1e6)
+    kinds = dict.fromkeys(tensor.dtype for tensor in reversed(tensors))
+    groups = [[i for i in reversed(range(len(tensors))) if tensors[i].dtype is kind] for kind in kinds]
+    return [
+        [group[k] for k in bucket]
+        for group in groups
+        for bucket in fusion.plan([tensors[i].nbytes for i in group], limit)
+    ]

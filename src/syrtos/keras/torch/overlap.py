@@ -1,0 +1,99 @@
+"""Gradients that travel while `backward` still makes others.
+
+After Li et al., "PyTorch Distributed", arXiv 2006.15704, section 3.2.3: a bucket is sent when its last gradient has been accumulated,
+and buckets are sent in one order on all workers, that of `ops.buckets`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+
+from syrtos.comm import world
+from syrtos.comm.communicator import Communicator
+from syrtos.keras.torch import ops
+
+
+class _Sent(NamedTuple):
+    """A bucket of gradients on its way, as they were then."""
+
+    gradients: list[torch.Tensor]
+    versions: list[int]
+    averages: Future[Callable[[], list[torch.Tensor]]]
+
+
+class Overlap:
+    """The gradients of one `backward`."""
+
+    def __init__(self, comm: Communicator, variables: Sequence[torch.Tensor], weight: float) -> None:
+        """
+        Args:
+            comm: the workers.
+            variables: leaves of the graph, equal on all workers but for their values.
+            weight: what this worker's gradients count by in the mean.
+        """
+        self._comm, self._weight = comm, weight
+        self._plan = [[variables[i] for i in bucket] for bucket in ops.buckets(variables)]
+        self._bucket_of = {id(variable): i for i, bucket in enumerate(self._plan) for variable in bucket}
+        self._awaited = [len(bucket) for bucket in self._plan]
+        self._sent: list[_Sent] = []
+        self._lock = threading.Lock()  # `backward` has a thread for each device
+        self._hooks: list[Any] = []
+
+    def open(self) -> None:
+        """From now on gradients are sent as they are made."""
+        for bucket in self._plan if len(self._plan) > 1 else ():  # a single one is complete when `backward` ends
+            self._hooks += [variable.register_post_accumulate_grad_hook(self._made) for variable in bucket]
+
+    def close(self) -> None:
+        """The step is over: what travels still is of no use, and arrives before anything else is exchanged."""
+        for hook in self._hooks:
+            hook.remove()
+        self._sent.clear()
+
+    def _made(self, variable: torch.Tensor) -> None:
+        with self._lock:
+            self._awaited[self._bucket_of[id(variable)]] -= 1
+            while len(self._sent) < len(self._plan) and self._awaited[len(self._sent)] == 0:
+                self._send(self._plan[len(self._sent)])
+
+    def _send(self, bucket: Sequence[torch.Tensor]) -> None:
+        gradients = [variable.grad for variable in bucket if variable.grad is not None]
+        # that thread has a stream of its own, on which these gradients need not be complete
+        stream = torch.cuda.current_stream(gradients[0].device) if gradients[0].is_cuda else None
+
+        def exchange() -> Callable[[], list[torch.Tensor]]:
+            with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+                return ops.begin_weighted_mean(self._comm, gradients, self._weight)
+
+        averages = self._comm.background.submit(exchange)
+        self._sent.append(_Sent(gradients, [gradient._version for gradient in gradients], averages))
+
+    def finish(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The averages of all workers. Gradients that were not sent, or were changed since, are exchanged now.
+
+        Raises:
+            OutOfStepError: these are others on another worker.
+        """
+        if not self._sent:
+            return ops.weighted_mean(self._comm, gradients, self._weight)
+        with world.current().ledger.span("exchange"):
+            self._comm.background.settle()
+            averages = {
+                id(gradient): average
+                for sent in self._sent
+                for gradient, version, average in zip(
+                    sent.gradients, sent.versions, sent.averages.result()(), strict=True
+                )
+                if gradient._version == version
+            }
+            others = [i for i, gradient in enumerate(gradients) if id(gradient) not in averages]
+            self._comm.agree(f"gradients that are sent after `backward`: {others}")
+        late = ops.weighted_mean(self._comm, [gradients[i] for i in others], self._weight)
+        averages |= {id(gradients[i]): average for i, average in zip(others, late, strict=True)}
+        return [averages[id(gradient)] for gradient in gradients]

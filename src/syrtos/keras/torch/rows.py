@@ -1,0 +1,122 @@
+"""This worker's rows of a batch, and the rows of all workers of an output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import torch
+
+from syrtos.comm.communicator import Communicator
+from syrtos.comm.communicator import share_of as bounds_of
+from syrtos.comm.world import Session
+from syrtos.errors import DataError
+from syrtos.keras.planned import Stream
+from syrtos.keras.torch import ops
+
+
+class Share(NamedTuple):
+    """A worker's part of a batch.
+
+    Attributes:
+        samples: the number of this worker's rows.
+        data: the rows. Where ``samples`` is 0 they are one row that does not count, of this batch or another: a model never meets an empty batch.
+    """
+
+    samples: int
+    data: Any
+
+
+class _Idle:
+    """The row that stands in place of a batch where this worker has no more, and others have."""
+
+    row: Any = None
+
+
+def share_of(batch: Any, session: Session) -> Share:
+    """This worker's contiguous rows of a global batch: tensors, or arrays that the script gives by hand. Nothing is copied.
+
+    With batches per worker they are all rows.
+
+    Raises:
+        DataError: tensors of the batch have unequal numbers of rows, or are not dense.
+    """
+    if isinstance(batch, Share):
+        return batch
+    if batch is _Idle.row and batch is not None:
+        return Share(0, batch)
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if _has_rows(leaf)]
+    total = len(leaves[0]) if leaves else 1
+    if session.world.size == 1 or session.options.batch == "per-worker":
+        return Share(total, batch)
+    _check_splittable(leaves)
+    start, stop = bounds_of(total, session.world.rank, session.world.size)
+    first, last = (0, 1) if start == stop else (start, stop)
+    return Share(stop - start, _rows(batch, first, last))
+
+
+def _rows(batch: Any, first: int, last: int) -> Any:
+    return keras.tree.map_structure(lambda leaf: leaf[first:last] if _has_rows(leaf) else leaf, batch)
+
+
+def _has_rows(leaf: Any) -> bool:
+    return bool(getattr(leaf, "shape", ()))
+
+
+def _check_splittable(leaves: list[Any]) -> None:
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+            raise DataError(f"Batches on several workers must be dense tensors with torch. Received: {leaf.layout}.")
+    if len(set(map(len, leaves))) > 1:
+        raise DataError(
+            f"The tensors of a batch have unequal numbers of rows ({', '.join(str(tuple(leaf.shape)) for leaf in leaves)}), so it can't be split over the "
+            "workers by rows. Give what is no sample to the model itself, or run with `--batch per-worker`."
+        )
+
+
+def planned(stream: Stream) -> Iterator[Share]:
+    """This worker's shares of a planned data set, of which it reads no other record."""
+    for samples, data in stream.shares():
+        yield Share(samples, keras.tree.map_structure(keras.ops.convert_to_tensor, data))
+
+
+def until_all_have_ended(own: Iterator[Any], comm: Communicator) -> Iterator[Any]:
+    """This worker's own batches, and after them a row that does not count until every worker has run out."""
+    row: Any = None
+    while True:
+        batch = next(own, None)
+        votes = comm.agree("more input?", float(batch is not None))
+        if not any(votes):
+            return
+        if not all(votes) and any(comm.agree("a worker had no batch at all?", float(batch is None and row is None))):
+            row = _given(comm, batch, votes.index(1.0))
+        if batch is not None:
+            row = keras.tree.map_structure(keras.ops.copy, _rows(batch, 0, 1))
+        _Idle.row = row if batch is None else None
+        yield row if batch is None else batch
+
+
+def _given(comm: Communicator, batch: Any, root: int) -> Any:
+    """A row of rank ``root``'s batch, for a worker that never had one. Its structure is that of tuples, lists and dictionaries."""
+    sent = None
+    if comm.rank == root:
+        sent = keras.tree.map_structure(np.asarray, _rows(batch, 0, 1))
+    found = comm.broadcast_object(sent, root)
+    return keras.tree.map_structure(lambda leaf: torch.from_numpy(np.array(leaf)), found)
+
+
+def gathered(outputs: Any, samples: int, session: Session) -> Any:
+    """The rows of all workers, in order, of each output; with batches per worker each keeps its own."""
+
+    def of_all(output: Any) -> Any:
+        if not _has_rows(output):
+            return output
+        mine = output if samples else output[:0]  # outputs may have any number of rows
+        if session.options.batch == "per-worker":
+            return mine
+        with session.ledger.span("exchange"):
+            return ops.allgather(session.comm, mine)
+
+    return keras.tree.map_structure(of_all, outputs)

@@ -1,0 +1,214 @@
+"""One step of `fit`, `evaluate` or `predict` on this worker's share of the global batch.
+
+After every step all variables are equal on all workers, by the rules of `syrtos.keras.tensorflow.step`: a step notes what it assigns, and makes
+equal what metrics add up (their changes are summed), and other floating variables and buffers of torch modules (their mean by samples).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import keras
+import numpy as np
+import torch
+
+from syrtos.comm.world import Session
+from syrtos.keras.shares import SEED_STRIDE, Assignments
+from syrtos.keras.torch.overlap import Overlap
+
+_local = threading.local()
+
+
+def current_step() -> StepScope | None:
+    """The step that this thread is in, shared with others."""
+    return getattr(_local, "step", None)
+
+
+class StepScope(Assignments):
+    """What is known about a step.
+
+    Attributes:
+        session: the world.
+        samples: in this worker's share; 0 if it has none: then it computes with a row that does not count.
+        training: whether random numbers of `keras.random.SeedGenerator` differ between workers.
+        overlap: the optimizer whose gradients are on their way already, and these, in a step of Keras's own.
+    """
+
+    overlap: tuple[Any, Overlap] | None = None
+
+    def __init__(self, session: Session, samples: int, training: bool) -> None:
+        super().__init__()
+        self.session = session
+        self.samples = samples
+        self.training = training
+        self._total: float | None = None
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[Self]:
+        """Makes this the current step."""
+        outer, _local.step = current_step(), self
+        try:
+            with _own_random_numbers(self.session.world.rank if self.training else 0):
+                yield self
+        finally:
+            _local.step = outer
+
+    # -- numbers of the global batch ---------------------------------------------------------------
+
+    def fraction(self) -> float:
+        """This worker's part of the step's samples; 1 where it has none, to divide by."""
+        if self._total is None:
+            self._total = self._sum("samples of the step", self.samples)
+        return self.samples / self._total if self.samples else 1.0
+
+    def weight_of(self, values: Any) -> float | None:
+        """`fraction` where ``values`` is one number; None where it has rows."""
+        number = isinstance(values, int | float) or len(getattr(values, "shape", (1,))) == 0
+        return self.fraction() if number else None
+
+    def fraction_like(self, values: torch.Tensor) -> torch.Tensor:
+        """The same as a tensor."""
+        return torch.as_tensor(self.fraction(), dtype=values.dtype, device=values.device)
+
+    def total_like(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of all elements of all workers that have samples, without a gradient."""
+        total = self._sum("total of the step", float(values.detach().sum()) if self.samples else 0.0)
+        return torch.as_tensor(total, dtype=values.dtype, device=values.device)
+
+    def mask_factor(self, mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Turns mask weights normalized within the share into weights normalized within the global batch."""
+        valid = float(mask.sum())
+        elements = float(mask.numel())
+        everywhere = self._sum("masked elements of the step", elements if self.samples else 0.0)
+        valid_everywhere = self._sum("unmasked elements of the step", valid if self.samples else 0.0)
+        factor = everywhere / max(valid_everywhere, 1.0) * (valid / elements if elements else 0.0)
+        return torch.as_tensor(factor, dtype=like.dtype, device=like.device)
+
+    def _sum(self, name: str, value: float) -> float:
+        with self.session.ledger.span("exchange"):
+            return sum(self.session.comm.agree(name, float(value)))
+
+    # -- called by the variables -------------------------------------------------------------------
+
+    def before_assign(self, variable: Any) -> None:
+        """Remembers the value from before the first assignment."""
+        if not self._paused and not variable.trainable and id(variable) not in self._dirty:
+            self._dirty[id(variable)] = (variable, variable._value.detach().clone())
+
+    def before_read(self, variable: Any) -> None:
+        """A metric's state is made global before it is read again."""
+        if not self._paused and id(variable) in self._dirty and _is_sum(variable):
+            self.flush()
+
+    # -- making state equal ------------------------------------------------------------------------
+
+    def finish(self, outputs: Any, logs_are_global: bool, buffers: Sequence[torch.Tensor] = ()) -> Any:
+        """Makes the rest of the state equal and, unless they are global already, the logs.
+
+        Scalars among the outputs of a custom `train_step` become their mean by samples, as ``buffers`` do.
+        """
+        scalars = [] if logs_are_global else [leaf for leaf in keras.tree.flatten(outputs) if _is_log(leaf)]
+        means = self.flush(buffers, scalars)
+        replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
+        return keras.tree.map_structure(lambda leaf: replace.get(id(leaf), leaf), outputs) if replace else outputs
+
+    def flush(self, buffers: Sequence[torch.Tensor] = (), scalars: Sequence[Any] = ()) -> list[Any]:
+        """One exchange that makes all noted variables and ``buffers`` equal; returns the means by samples of ``scalars``."""
+        dirty, self._dirty = self._dirty, {}
+        sums = [(v._value, base) for v, base in dirty.values() if _is_sum(v)]
+        floating = [(v._value, base) for v, base in dirty.values() if not _is_sum(v) and base.is_floating_point()]
+        means = [*floating, *((buffer, buffer.clone()) for buffer in buffers)]
+        if not (sums or means or scalars):
+            return []
+        changes = [_wide(value) - _wide(base) for value, base in sums]
+        weighted = [_wide(value) * self.samples for value in [*(value for value, _ in means), *scalars]]
+        total, *added = self._sum_over_workers([np.asarray(float(self.samples)), *changes, *weighted])
+        averages = [part / max(float(total), 1.0) for part in added[len(sums) :]]
+        with torch.no_grad():
+            for (value, base), change in zip(sums, added, strict=False):
+                value.copy_(torch.as_tensor(_wide(base) + change))
+            for (value, base), average in zip(means, averages, strict=False):
+                value.copy_(torch.as_tensor(average) if total > 0 else base)
+        return [_like(scalar, mean) for scalar, mean in zip(scalars, averages[len(means) :], strict=True)]
+
+    def _sum_over_workers(self, parts: list[Any]) -> list[Any]:
+        """All parts travel as one vector of float64, which holds counters and float32 states exactly."""
+        shapes = [np.shape(part) for part in parts]
+        vector = np.concatenate([np.reshape(part, -1) for part in parts])
+        if not self.samples:
+            vector[:] = 0.0  # whatever the row that does not count has given
+        with self.session.ledger.span("exchange"):
+            vector = self.session.comm.allreduce(vector)
+        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(vector, ends), shapes, strict=True)]
+
+
+class Drawn:
+    """How many steps of this process have drawn random numbers of their own."""
+
+    steps = 0
+
+
+@contextlib.contextmanager
+def _own_random_numbers(rank: int) -> Iterator[None]:
+    """Inside, torch's own generator, from which Dropout draws where it has no seed, gives each worker and step other numbers.
+
+    Outside, the generator goes on as if nothing had been drawn: it shuffles data too, alike on all workers only as long as none has drawn more.
+    """
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        common = zlib.crc32(torch.get_rng_state().numpy().data, Drawn.steps)
+        Drawn.steps += 1
+        torch.manual_seed(common + rank * SEED_STRIDE)
+        yield
+
+
+def _wide(value: Any) -> Any:
+    """Float64 in this worker's memory."""
+    return value.detach().to("cpu", torch.float64).numpy() if isinstance(value, torch.Tensor) else np.float64(value)
+
+
+def _like(scalar: Any, mean: Any) -> Any:
+    if isinstance(scalar, torch.Tensor):
+        return torch.as_tensor(float(mean), dtype=scalar.dtype, device=scalar.device)
+    return type(scalar)(mean) if isinstance(scalar, np.floating) else float(mean)
+
+
+def _is_log(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.ndim == 0 and leaf.is_floating_point()
+    return isinstance(leaf, float) or (np.ndim(leaf) == 0 and np.asarray(leaf).dtype.kind == "f")
+
+
+def _is_sum(variable: Any) -> bool:
+    return variable.aggregation == "sum"
+
+
+class Buffer:
+    """A buffer of a torch module inside of a model, e.g. the moving statistics of a `torch.nn.BatchNorm2d`, in the form of a variable of Keras."""
+
+    trainable = False
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.path = self.name = name
+        self._value = tensor
+        self.shape, self.dtype = tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype)
+
+    def assign(self, value: Any) -> None:
+        """Writes to the buffer."""
+        with torch.no_grad():
+            self._value.copy_(torch.as_tensor(value))
+
+
+def buffers_of(model: Any) -> list[Buffer]:
+    """The buffers of torch modules inside of a model: Keras has no variables of them."""
+    return [Buffer(name, tensor) for name, tensor in model.named_buffers()]
+
+
+def floating_buffers_of(model: Any) -> list[torch.Tensor]:
+    """Those that become the mean by samples. All of them: torch's kernels don't count what they write to (`_version`)."""
+    return [tensor for tensor in model.buffers() if tensor.is_floating_point()]

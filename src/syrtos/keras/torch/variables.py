@@ -1,0 +1,79 @@
+"""What the core asks of torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from syrtos.comm.communicator import Communicator
+from syrtos.keras import timing
+from syrtos.keras.backend import Backend, Step
+from syrtos.keras.torch import gradients, ops, step
+
+
+class Torch(Backend):
+    """Keras 3 on torch."""
+
+    name = "torch"
+
+    def eager(self) -> bool:
+        return True
+
+    def identity(self, variable: Any) -> int:
+        return id(_holder(variable))
+
+    def has_value(self, variable: Any) -> bool:
+        return _holder(variable) is not None
+
+    def write(self, variable: Any, value: npt.NDArray[Any]) -> None:
+        if hasattr(variable, "assign"):
+            variable.assign(value)
+            return
+        with torch.no_grad():
+            variable.copy_(ops.tensor_of(value, variable))
+
+    def buffers_of(self, model: Any) -> list[Any]:
+        return step.buffers_of(model)
+
+    def memory_of(self, variable: Any) -> npt.NDArray[Any]:
+        return ops.array_of(_holder(variable))
+
+    def drawn(self) -> int:
+        return step.Drawn.steps
+
+    def set_drawn(self, count: int) -> None:
+        step.Drawn.steps = count
+
+    def skip_batches(self, batches: Any, steps: int) -> None:
+        """They have been drawn: Keras calls a step on torch with a list of them."""
+
+    def current_step(self) -> Step | None:
+        return step.current_step()
+
+    def rank_to_seed(self) -> int:
+        found = step.current_step()
+        return found.session.world.rank if found and found.training else 0
+
+    def reduced(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        return gradients.reduced(optimizer, grads)
+
+    def average(self, optimizer: Any, comm: Communicator) -> None:
+        gradients.average(optimizer, comm)
+
+    def finite_everywhere(self, optimizer: Any, finite: Any) -> Any:
+        return gradients.finite_everywhere(optimizer, finite)
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        found = step.current_step()
+        with found.paused() if found else contextlib.nullcontext(), timing.updating():
+            yield
+
+
+def _holder(variable: Any) -> Any:
+    """The tensor of a Keras variable, or of torch itself."""
+    return getattr(variable, "_value", variable)

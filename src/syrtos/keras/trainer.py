@@ -1,0 +1,83 @@
+"""Around the methods of Keras 3's trainers on JAX and torch: all workers call the same, with equal weights and batches, or shares of planned ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from syrtos.comm import world
+from syrtos.keras import batches, fitting, interrupts, keras_internals, replicas, timing
+from syrtos.keras.patching import Method, Patch
+from syrtos.keras.planned import PlannedDataset, Stream
+
+_BATCH = ("x", "y", "sample_weight")
+
+
+def method(original: Method) -> Method:
+    """`fit`, `evaluate` or `predict`: all workers call the same, or get an error that says which rank calls which."""
+    timed = timing.part_of_run(original)
+
+    def together(self: Any, *args: Any, **kwargs: Any) -> Any:
+        world.sharing().comm.agree(f"model.{original.__name__}")
+        return timed(self, *args, **kwargs)
+
+    return together
+
+
+def fit(original: Method) -> Method:
+    """`fit`, which Ctrl-C ends on all workers at the same step."""
+    return interrupts.together(fitting.inside_fit(method(original)))
+
+
+def on_batch(original: Method, check: batches.Check) -> Method:
+    """`test_on_batch` or `predict_on_batch`: ``check`` compares what the workers were given."""
+
+    def of_equal_batches(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replicas.compute_equal(world.sharing().comm, self, original.__name__)
+        batches.check_equal((args, {name: kwargs[name] for name in _BATCH if name in kwargs}), check)
+        return original(self, *args, **kwargs)
+
+    return of_equal_batches
+
+
+def train_on_batch(original: Method, check: batches.Check) -> Method:
+    """`train_on_batch` likewise."""
+    trained = fitting.inside_fit(on_batch(original, check))
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = trained(self, *args, **kwargs)
+        replicas.was_trained(self)
+        return result
+
+    return noted
+
+
+def epoch_iterator(original: Method) -> Method:
+    """Around the `__init__` of a trainer's iterator over an epoch."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        fitting.about_to_use(self)
+        keras_internals.set_length(self, fitting.agree_on_length(self._num_batches))
+        dataset = getattr(self.data_adapter, "py_dataset", None)
+        if isinstance(dataset, PlannedDataset):
+            self.data_adapter.syrtos_stream = Stream(dataset, self.data_adapter._standardize_batch)
+
+    return init
+
+
+def _symbolic_build(original: Method) -> Method:
+    def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        stream = keras_internals.stream_of(iterator)
+        original(self, iterator, stream.example() if stream else data_batch)
+
+    return symbolic_build
+
+
+def input_of(trainer: str, iterator: str, batches_of: Callable[[Method], Method]) -> list[Patch]:
+    """What is replaced where a trainer gets its batches, by the names of its class and of its iterator's; ``batches_of`` makes the batches."""
+    return [
+        Patch(iterator, "__init__", epoch_iterator, "Workers compare the lengths of their data; planned data sets have shares of their own."),
+        Patch(trainer, "_symbolic_build", _symbolic_build, "The original draws a batch; of a planned data set that is a share."),
+        Patch(iterator, "_get_iterator", batches_of, "Workers compare what they read."),
+    ]  # fmt: skip

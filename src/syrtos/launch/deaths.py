@@ -1,0 +1,54 @@
+"""When processes of this machine end, and in which order."""
+
+from __future__ import annotations
+
+import os
+import select
+
+from syrtos.launch import events
+
+
+class Deaths:
+    """Sees processes end in the order in which they do: a poll by epoll(7) has them in a queue."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._ranks: dict[int, int] = {}  # by descriptor (pidfd_open(2))
+        self._known: set[int] = set()
+        self._gone: list[int] = []
+
+    def watch(self, rank: int, pid: int, born: int | None = None) -> None:
+        """From now on, if it is not watched yet; a process that has ended before ends now.
+
+        ``born``: when it began (`events.born`), where another process may have its number by now.
+        """
+        if rank in self._known:
+            return
+        self._known.add(rank)
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            self._gone.append(rank)
+            return
+        self._ranks[descriptor] = rank
+        self._poll.register(descriptor, select.EPOLLIN)
+        if born is not None and events.born(pid) != born:
+            self._end(descriptor)
+
+    def wait(self, seconds: float) -> list[int]:
+        """Ranks whose processes have ended, as soon as there are any."""
+        for descriptor, _ in self._poll.poll(0 if self._gone else seconds):
+            self._end(descriptor)
+        gone, self._gone = self._gone, []
+        return gone
+
+    def _end(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        self._gone.append(self._ranks.pop(descriptor))
+
+    def close(self) -> None:
+        """Watches nothing any more."""
+        for descriptor in self._ranks:
+            os.close(descriptor)
+        self._poll.close()

@@ -1,0 +1,175 @@
+"""Processes that need not import the frameworks first: another process has imported them, and forks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from syrtos.errors import LaunchError
+from syrtos.launch import signalling, zygote
+
+_LONGEST_IMPORT = 600.0  # seconds
+_END = 2.0  # seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """The call that a process is to run.
+
+    Attributes:
+        argv: ``("-m", module, ...)`` or ``(script, ...)``.
+        env: all of its environment.
+        cwd: where it begins.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str = "."
+
+
+class Zygote:
+    """A process that imports ``modules``, and forks; it ends with this one.
+
+    Attributes:
+        path: the socket at which a `Family` asks it for processes.
+    """
+
+    def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="syrtos-")
+        self.path = str(Path(self._folder.name, "socket"))
+        self._log = Path(self._folder.name, "log")
+        command = [sys.executable, zygote.__file__, self.path, *modules]
+        with self._log.open("wb") as said:
+            self._process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                preexec_fn=signalling.die_with_parent,
+            )
+
+    def wait(self) -> None:
+        """Returns when it can be asked; it answers when it has imported.
+
+        Raises:
+            LaunchError: it has ended.
+        """
+        while self.lives():
+            if os.path.exists(self.path):
+                return
+            time.sleep(0.005)
+        raise LaunchError(f"The process that imports the frameworks once has ended:\n{self.said}")
+
+    def is_ready(self) -> bool:
+        """Whether it has imported all, and answers at once."""
+        return os.path.exists(zygote.imported(self.path)) and self.lives()
+
+    def lives(self) -> bool:
+        """Whether it can still fork."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends it, and whatever it has forked that still runs."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END if self.is_ready() else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+    @property
+    def said(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(errors="replace")
+
+
+class Family:
+    """Processes that one zygote has forked; they are killed when it is closed."""
+
+    def __init__(self, path: str, patience: float = _LONGEST_IMPORT) -> None:
+        """``patience``: seconds in which it must answer."""
+        self._patience = patience
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(path)
+        self._unheard: list[dict[str, int]] = []
+        self.pids: list[int] = []
+
+    def fork(self, command: Command, files: Sequence[int]) -> int:
+        """Starts a process with these as standard input, output and error, and a fourth for PMI; returns its number."""
+        request = {"argv": list(command.argv), "env": dict(command.env), "cwd": os.path.abspath(command.cwd)}
+        socket.send_fds(self._connection, [json.dumps(request).encode()], list(files))
+        self._connection.settimeout(self._patience)
+        try:
+            while "status" in (heard := self._hear()):
+                self._unheard.append(heard)
+        except TimeoutError as error:
+            raise LaunchError(
+                f"The process that imports for others has not answered in {self._patience:g} s."
+            ) from error
+        self._connection.settimeout(None)
+        self.pids.append(heard["pid"])
+        return heard["pid"]
+
+    def wait(self, timeout: float | None = None) -> tuple[int, int]:
+        """The number and exit code of the next process that ends, negative for a signal.
+
+        Raises:
+            TimeoutError: none did within ``timeout`` seconds.
+        """
+        self._connection.settimeout(timeout)
+        heard = self._unheard.pop(0) if self._unheard else self._hear()
+        self._connection.settimeout(None)
+        self.pids.remove(heard["pid"])
+        return heard["pid"], os.waitstatus_to_exitcode(heard["status"])
+
+    def _hear(self) -> dict[str, int]:
+        text = self._connection.recv(1000)
+        if not text:
+            raise LaunchError("The process that imports for others has ended; its output may have the reason.")
+        return json.loads(text)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to those that still run."""
+        for pid in list(self.pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def close(self) -> None:
+        """Ends those that still run, and listens to none any more."""
+        self._connection.close()
+
+
+class Forked:
+    """One process of a zygote, as `subprocess.Popen` has it; it is killed when this process ends."""
+
+    def __init__(self, path: str, command: Command, files: Sequence[int], patience: float = _LONGEST_IMPORT) -> None:
+        """See `Family` and `Family.fork`."""
+        self._family = Family(path, patience)
+        try:
+            self.pid = self._family.fork(command, files)
+        except BaseException:
+            self._family.close()
+            raise
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, negative for a signal; it is killed if the zygote is."""
+        try:
+            return self._family.wait(timeout)[1]
+        except (LaunchError, ConnectionError):
+            return -signal.SIGKILL
+        finally:
+            self._family.close()

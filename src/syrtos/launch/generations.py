@@ -1,0 +1,193 @@
+"""A run as a series of generations of workers: when one ends early, the next goes on from the last snapshot.
+
+Workers commit snapshots to memory of this process, which outlives them. A thread copies the newest to the run directory now and then: from
+there a run goes on whose launcher, or machine, was lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from syrtos.checkpoint import encoding, folders
+from syrtos.checkpoint.slots import Memory, Places, Slots
+from syrtos.launch import output
+from syrtos.launch.outcome import End, Outcome
+from syrtos.launch.policy import Attempt, Policy, decide
+from syrtos.settings import SEED_VARIABLE, SNAPSHOTS_VARIABLE
+
+# Seconds between two copies of a snapshot to the run directory.
+_DURABLE_EVERY = 30.0
+
+
+Start = Callable[[Path, Mapping[str, str]], Outcome]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """The end of a run.
+
+    Attributes:
+        outcome: of the last generation.
+        folder: its run directory: the run's own for the first, ``generation-N`` in it for later ones.
+        reason: why no further generation was started, if restarts were allowed.
+        resumable: how far the snapshot in the run directory is, in words; empty if there is none.
+    """
+
+    outcome: Outcome
+    folder: Path
+    reason: str = ""
+    resumable: str = ""
+
+
+def run(
+    start: Start,
+    ranks: int,
+    run_dir: Path,
+    policy: Policy,
+    seed: int,
+    resume: bool = False,
+    *,
+    durable: bool = True,
+    memory: Path | None = None,
+    say: Callable[[str], None] = output.say,
+) -> Ended:
+    """Runs generations of workers until one has finished, or the policy ends the run.
+
+    Args:
+        start: runs one generation, recorded in a folder, with variables added to its environment.
+        ranks: the number of workers.
+        run_dir: of the run.
+        policy: when there is a next generation.
+        seed: the workers' common seed, the same in each generation.
+        resume: whether the run goes on from a snapshot in ``run_dir``.
+        durable: whether snapshots are copied to ``run_dir``, for a later `resume`.
+        memory: see `Memory`.
+        say: gets a line for each incident.
+    """
+    kept = run_dir / "snapshots"
+    first = _last_generation(run_dir) + 1 if resume else 1
+    if not resume:
+        forget(run_dir)
+    attempts: list[Attempt] = []
+    with _snapshots(Memory(ranks, memory), kept if durable else None, resume) as (places, slots):
+        variables = {
+            SNAPSHOTS_VARIABLE: json.dumps({"places": places, "folder": str(kept)}),
+            SEED_VARIABLE: str(seed),
+        }
+        while True:
+            number = first + len(attempts)
+            folder = generation_folder(run_dir, number)
+            outcome = start(folder, variables)
+            slots.drop_uncommitted()
+            attempts.append(Attempt(outcome, slots.committed()))
+            decision = decide(policy, attempts)
+            if not decision.again:
+                break
+            begins = f"goes on from {_place(slots)}" if slots.committed() else "begins anew"
+            say(_announcement(outcome, number + 1, begins, folder))
+            time.sleep(decision.wait)
+        place = _place(slots) if slots.committed() else ""
+    if outcome.end is End.FINISHED or not durable:
+        folders.forget(kept)
+    return Ended(outcome, folder, decision.reason, place)
+
+
+def generation_folder(run_dir: Path, number: int) -> Path:
+    """Where a generation's logs and ledgers are."""
+    return run_dir if number == 1 else run_dir / f"generation-{number}"
+
+
+def all_folders(run_dir: Path) -> list[Path]:
+    """Those of all generations so far, in order."""
+    return [generation_folder(run_dir, number) for number in range(1, _last_generation(run_dir) + 1)]
+
+
+def has_snapshot(run_dir: Path) -> bool:
+    """Whether a run in this folder could go on from its last snapshot."""
+    return bool(folders.numbers(run_dir / "snapshots"))
+
+
+def forget(run_dir: Path) -> None:
+    """Removes snapshots and generations of an earlier run in this folder."""
+    folders.forget(run_dir / "snapshots")
+    for path in run_dir.glob("generation-[0-9]*"):
+        if (path / "ledger").is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _last_generation(run_dir: Path) -> int:
+    numbers = [path.name.rpartition("-")[2] for path in run_dir.glob("generation-*")]
+    return max((int(number) for number in numbers if number.isdigit()), default=1)
+
+
+@contextmanager
+def _snapshots(memory: Memory, folder: Path | None, resume: bool) -> Iterator[tuple[Places, Slots]]:
+    """Slots for snapshots, filled from ``folder`` where a run goes on, and copied there now and then."""
+    slots = Slots(memory.places)
+    try:
+        if resume and folder:
+            number, complaints = folders.load(folder, slots)
+            for complaint in complaints:
+                output.say(complaint)
+            output.say(
+                f"goes on from {_place(slots)}" if number else f"there is no snapshot in {folder}: training begins anew"
+            )
+        with _copied(slots, folder) if folder else nullcontext():
+            yield memory.places, slots
+    finally:
+        slots.close()
+        memory.close()
+
+
+@contextmanager
+def _copied(slots: Slots, folder: Path) -> Iterator[None]:
+    """Inside, a thread copies the newest snapshot to ``folder`` now and then; at the end the last is copied."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(_DURABLE_EVERY):
+            _copy(slots, folder)
+
+    thread = threading.Thread(target=keep, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        _copy(slots, folder)
+
+
+def _copy(slots: Slots, folder: Path) -> None:
+    try:
+        folders.save(slots, folder)
+    except BlockingIOError:
+        return  # the next will do
+    except OSError as error:
+        output.say(
+            f"no snapshot could be written to {folder}: {error}. The workers go on, and can be restarted from memory."
+        )
+
+
+def _place(slots: Slots) -> str:
+    """How far the committed snapshot is, in words."""
+    number = slots.committed()
+    place = encoding.first_facts(slots.pieces(0, number))["place"]
+    if place["ended"]:
+        return f"the end of fit {place['fit']}"
+    return f"step {place['calls']} (epoch {place['epoch'] + 1}) of fit {place['fit']}"
+
+
+def _announcement(outcome: Outcome, number: int, begins: str, folder: Path) -> str:
+    """The line about an incident; the rest is in the logs."""
+    reported = outcome.failures[0]["text"].strip().splitlines()[-1] if outcome.failures else ""
+    failed = outcome.end is End.FAILED and reported
+    what = f"rank {outcome.rank} failed: {reported.rstrip('.')}." if failed else str(outcome)
+    return f"{what} Generation {number} {begins}. Logs of this one: {folder / 'logs'}"

@@ -1,0 +1,78 @@
+"""What follows the end of a generation of workers: a pure function of how all generations so far have ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from syrtos.launch.outcome import End, Outcome
+
+# A generation that commits nothing new has failed at the same place as the one before. So many in a row are not chance.
+_SAME_PLACE = 3
+_LONGEST_WAIT = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """When workers are started again.
+
+    Attributes:
+        restarts: at most.
+    """
+
+    restarts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One generation of workers.
+
+    Attributes:
+        outcome: how it ended.
+        reached: number of the last snapshot that was committed by then.
+    """
+
+    outcome: Outcome
+    reached: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What is done now.
+
+    Attributes:
+        again: whether workers are started again.
+        reason: why not, where restarts were allowed and are not made; else empty.
+        wait: seconds before that.
+    """
+
+    again: bool
+    reason: str = ""
+    wait: float = 0.0
+
+
+def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
+    """After the last of ``attempts``, the first of which was no restart."""
+    end = attempts[-1].outcome.end
+    if not policy.restarts or end not in (End.CRASHED, End.LOST, End.FAILED, End.HUNG):
+        return Decision(False)
+    if any("DivergenceError" in failure.get("text", "") for failure in attempts[-1].outcome.failures):
+        return Decision(False, "the replicas had diverged, and so have their snapshots")
+    if len(attempts) > policy.restarts:
+        return Decision(False, f"{policy.restarts} restarts were allowed, and have been made")
+    stuck = _without_progress(attempts)
+    if stuck >= _SAME_PLACE:
+        where = "at the same place" if attempts[-1].reached else "before any step was committed"
+        return Decision(False, f"{stuck} generations have ended {where}, so another would too")
+    return Decision(True, wait=min(2.0 ** (stuck - 1), _LONGEST_WAIT) if stuck > 1 else 0.0)
+
+
+def _without_progress(attempts: Sequence[Attempt]) -> int:
+    """How many of the last attempts have come no further than the first of them."""
+    last = attempts[-1].reached
+    count = 0
+    for attempt in reversed(attempts):
+        if attempt.reached != last:
+            break
+        count += 1
+    return count

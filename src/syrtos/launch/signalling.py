@@ -1,0 +1,46 @@
+"""Signals to processes that may be gone by now."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from syrtos.launch import events
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # not loaded after a fork: another thread may have held the loader's lock
+
+
+def die_with_parent() -> None:
+    """Even a launcher that is killed leaves no workers: Linux kills what it has started with it (prctl(2))."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def lives(worker: Mapping[str, Any]) -> bool:
+    """Whether a worker that has said that it has started still runs: numbers of processes are used again."""
+    return events.born(worker["pid"]) == worker["born"]
+
+
+def to_worker(worker: Mapping[str, Any], number: int) -> None:
+    """With its children, if it leads a process group of its own."""
+    if lives(worker):
+        (to_group if worker.get("group") else to_process)(worker["pid"], number)
+
+
+def to_process(pid: int, number: int) -> None:
+    """To one process."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def to_group(pid: int, number: int) -> None:
+    """To all processes of the group that ``pid`` leads."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return

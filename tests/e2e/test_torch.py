@@ -1,0 +1,82 @@
+"""Keras on torch: what a user expects of a run, each checked by every worker from inside, and how a run ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backends import SCRIPTS, check, run
+
+COMPARED = ["everything", "data_loaders", "own_step", "own_loop", "synchronized_statistics"]
+CHECKS = [
+    "torch_modules", "compiled_steps", "native_api", "added_sum", "refused", "generators_and_steps", "planned_data", "different_weights", "different_data",
+    "resumed_with_accumulation", "early_gradients", "errors_in_backward", "frozen_parameters", "files", "learning_rate_and_early_stopping",
+]  # fmt: skip
+
+# Of small models too, some gradients travel while others are made.
+SMALL_BUCKETS = ("--bucket-mb", "0.001")
+
+
+def compare(folder: Path, workers: int, *flags: str) -> None:
+    check("torch", 1, folder / "1", ",".join(COMPARED))
+    check("torch", workers, folder / "several", ",".join(COMPARED), flags=("--sync-batchnorm", *SMALL_BUCKETS, *flags))
+    for name in COMPARED:
+        one, several = (dict(np.load(folder / which / f"{name}.npz")) for which in ("1", "several"))
+        for key in one:
+            np.testing.assert_allclose(one[key], several[key], rtol=1e-5, atol=2e-6, err_msg=f"{name}: {key}")
+
+
+def test_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
+    compare(tmp_path, 2)
+
+
+def test_what_a_user_expects(tmp_path: Path) -> None:
+    done = check("torch", 2, tmp_path / "2", ",".join(CHECKS), flags=SMALL_BUCKETS)
+    assert "jit_compile=True is turned off" in done.stderr
+    assert done.stderr.count("`add_loss` of Sum: what a layer adds is taken for a mean") == 1
+
+
+@pytest.mark.long
+def test_three_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
+    compare(tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_collectives_of_torch_compute_the_same(tmp_path: Path) -> None:
+    compare(tmp_path, 2, "--exchange", "framework")
+    ledger = (tmp_path / "several" / "run" / "ledger" / "rank-0.jsonl").read_text()
+    assert '"exchange": "torch gloo"' in ledger
+
+
+@pytest.mark.long
+def test_batches_per_worker(tmp_path: Path) -> None:
+    check("torch", 2, tmp_path / "2", "rows_of_each_worker", flags=("--batch", "per-worker"))
+
+
+@pytest.mark.long
+def test_learning_rate_warms_up(tmp_path: Path) -> None:
+    check("torch", 2, tmp_path / "2", "warm_up", flags=("--scale-lr", "linear", "--warmup-epochs", "2"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "rank", "code", "text"),
+    [
+        ("SIGKILL", 1, 128 + signal.SIGKILL, "rank 1 on .* was ended by SIGKILL"),
+        ("raise", 1, 1, "RuntimeError: this rank fails"),
+        ("SIGSTOP", 1, 1, "rank 1 on .* did not come to an exchange, .* it is stopped, by SIGSTOP"),
+    ],
+)
+def test_one_worker_ends_the_run_within_seconds(tmp_path: Path, how: str, rank: int, code: int, text: str) -> None:
+    done = run("torch", 2, tmp_path, SCRIPTS / "backend_ends.py", how, rank, flags=("--timeout", "5"))
+    assert done.returncode == code, done.stderr[-3000:]
+    assert re.search(text, done.stderr), done.stderr[-3000:]
+
+
+def test_servers_are_refused(tmp_path: Path) -> None:
+    done = run("torch", 2, tmp_path, SCRIPTS / "backend_ends.py", "raise", 0, flags=("--ps", "1"))
+    assert done.returncode == 1
+    assert "`--ps` has no meaning with KERAS_BACKEND=torch" in done.stderr

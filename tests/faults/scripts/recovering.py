@@ -1,0 +1,132 @@
+"""Trains, and ends workers on the way: ``recovering.py OUT DATA HOW:RANK:UPDATE ...``. OUT gets the weights, histories and a log.
+
+Each end happens once, after so many updates of the optimizer (over all calls of `fit`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import syrtos
+
+keras: Any = importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") else "keras")
+OUT, DATA, *ENDS = sys.argv[1:]
+Path(OUT).mkdir(exist_ok=True)
+SAMPLES, BATCH = 211, 16
+STOP = 60  # in the middle of the second epoch of the second `fit`
+
+
+class End(keras.callbacks.Callback):
+    """Ends a worker once; it counts batches, as a callback of a user's own might."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        self.losses.append(logs["loss"])
+        if syrtos.rank() == 0:
+            with Path(OUT, "times.txt").open("a") as file:
+                print(time.time(), self.seen, file=file)
+        if self.seen == STOP:
+            self.model.stop_training = True
+        for end in ENDS:
+            if end == "always":
+                continue
+            how, rank, update = end.split(":")
+            mark = Path(OUT, end.replace(":", "-"))
+            if self.seen == int(update) and syrtos.rank() == int(rank) and not mark.exists():
+                mark.touch()
+                self.do(how)
+
+    @staticmethod
+    def do(how: str) -> None:
+        if how == "raise":
+            raise RuntimeError("once only")
+        if how == "exit":
+            os._exit(0)
+        os.kill(os.getpid(), getattr(signal, how))
+
+
+class Dies(keras.callbacks.Callback):
+    """Ends a worker each time that it comes to this epoch's evaluation."""
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        if "always" in ENDS and syrtos.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arrays() -> tuple[Any, Any]:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(SAMPLES, 6)).astype("float32")
+    return x, (x[:, :1] * x[:, 1:2]).astype("float32")
+
+
+def generator() -> Iterator[Any]:
+    """Draws from a generator of its own: Keras draws batches ahead, so what a second `fit` would find in NumPy's depends on chance."""
+    x, y = arrays()
+    rng = np.random.default_rng(5)
+    while True:
+        chosen = rng.permutation(SAMPLES)[:BATCH]
+        yield x[chosen] + rng.normal(0.0, 0.01, (BATCH, 6)).astype("float32"), y[chosen]
+
+
+def fit(model: Any, epochs: int, callbacks: list[Any]) -> Any:
+    x, y = arrays()
+    given: dict[str, Any] = {
+        "epochs": epochs,
+        "verbose": 0,
+        "callbacks": callbacks,
+        "validation_data": (x[:50], y[:50]),
+    }
+    if DATA == "arrays":
+        return model.fit(x, y, batch_size=BATCH, **given)
+    if DATA == "generator":
+        return model.fit(generator(), steps_per_epoch=13, **given)
+    if DATA == "planned":
+        import syrtos.data
+
+        return model.fit(syrtos.data.from_arrays(x, y, batch_size=BATCH, seed=4), **given)
+    import tensorflow as tf
+
+    pipeline = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64).batch(BATCH)
+    if DATA == "filtered":  # nobody knows its length
+        pipeline = pipeline.filter(lambda a, b: True)
+    return model.fit(pipeline.map(lambda a, b: (a + tf.random.normal(tf.shape(a), stddev=0.01), b)), **given)
+
+
+keras.utils.set_random_seed(11)
+model = keras.Sequential(
+    [
+        keras.layers.Dense(12, "relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(1),
+    ]
+)
+options = {"gradient_accumulation_steps": 2} if DATA == "generator" else {}
+several = {"steps_per_execution": 3} if DATA == "pipeline" else {}
+model.compile(keras.optimizers.Adam(0.01, **options), "mse", metrics=["mae"], **several)
+end = End()
+stop = keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True)
+plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5)
+first = fit(model, 3, [end, Dies(), stop, plateau, keras.callbacks.CSVLogger(f"{OUT}/log.csv")])
+between = model.evaluate(*arrays(), verbose=0)
+model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mae")
+second = fit(model, 2, [end])
+if syrtos.rank() == 0:
+    np.savez(f"{OUT}/weights.npz", *model.get_weights())
+    results = [first.history, second.history, first.epoch, second.epoch, between, end.seen, end.losses]
+    Path(OUT, "results.json").write_text(json.dumps(results, default=float))

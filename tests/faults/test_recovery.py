@@ -1,0 +1,161 @@
+"""Workers end in the middle of training, and the run goes on: the result is bitwise that of a run in which nothing happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import SCRIPTS, Run, run
+
+RECOVERING = SCRIPTS / "recovering.py"
+
+
+def trained(
+    folder: Path,
+    backend: str,
+    data: str,
+    *ends: str,
+    flags: tuple[str, ...] = ("--max-restarts", "9"),
+    workers: int = 2,
+) -> Run:
+    """A run of the script, in a folder of its own."""
+    folder.mkdir()
+    flags = ("-n", str(workers), "--oversubscribe", *flags)
+    framework = {"TF_USE_LEGACY_KERAS": "1"} if backend == "keras 2" else {"KERAS_BACKEND": backend}
+    env = {**framework, "OMP_NUM_THREADS": "1"}
+    forked = backend in ("tensorflow", "keras 2")
+    return run(folder, *flags, RECOVERING, folder / "out", data, *ends, within=400.0, env=env, forked=forked)
+
+
+def check_equal(one: Path, other: Path) -> None:
+    """Weights to the last bit, and all that was logged."""
+    first, second = (dict(np.load(folder / "out" / "weights.npz")) for folder in (one, other))
+    assert [first[name].tobytes() for name in first] == [second[name].tobytes() for name in second]
+    assert (one / "out" / "results.json").read_text() == (other / "out" / "results.json").read_text()
+    assert (one / "out" / "log.csv").read_text() == (other / "out" / "log.csv").read_text()
+
+
+# What ends, on which rank, after which batch: 14 batches in an epoch, 3 epochs in the first `fit`, 2 in the second.
+ENDS = ("SIGKILL:1:5", "SIGSEGV:0:14", "exit:1:20", "SIGABRT:0:47")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("backend", "data"),
+    [
+        *(("tensorflow", data) for data in ("arrays", "pipeline", "planned")),
+        *(pytest.param("tensorflow", data, marks=pytest.mark.long) for data in ("filtered", "generator")),
+        ("jax", "arrays"),
+        ("torch", "arrays"),
+    ],
+)
+def test_the_result_is_as_if_nothing_had_happened(tmp_path: Path, backend: str, data: str) -> None:
+    whole = trained(tmp_path / "whole", backend, data)
+    assert whole.code == 0, whole.stderr
+    assert not (tmp_path / "whole" / "run" / "snapshots").exists()
+    one = ("SIGABRT:0:17",) if data == "pipeline" else ENDS[-1:]  # which calls its callbacks every three batches
+    ends = ENDS if (backend, data) == ("tensorflow", "arrays") else one
+    interrupted = trained(tmp_path / "interrupted", backend, data, *ends)
+    assert interrupted.code == 0, interrupted.stderr + interrupted.logs
+    assert interrupted.stderr.count("goes on from") == len(ends), interrupted.stderr
+    check_equal(tmp_path / "whole", tmp_path / "interrupted")
+    generations = list((tmp_path / "interrupted" / "run").glob("generation-*/logs"))
+    assert len(generations) == len(ends), generations
+    interrupted.check_nothing_left()
+
+
+def test_an_error_of_the_script_is_a_reason_too(tmp_path: Path) -> None:
+    ended = trained(tmp_path / "run", "tensorflow", "arrays", "raise:1:5")
+    assert ended.code == 0, ended.stderr
+    assert "rank 1 failed: RuntimeError: once only. Generation 2 goes on from step" in ended.stderr
+
+
+@pytest.mark.slow
+def test_keras_2_begins_anew(tmp_path: Path) -> None:
+    ended = trained(tmp_path / "run", "keras 2", "arrays", "SIGKILL:1:20")
+    assert ended.code == 0, ended.stderr
+    assert "Generation 2 begins anew." in ended.stderr
+
+
+@pytest.mark.slow
+def test_what_always_fails_at_the_same_place_is_given_up(tmp_path: Path) -> None:
+    ended = trained(tmp_path / "run", "tensorflow", "arrays", "always")
+    assert ended.code == 128 + signal.SIGKILL
+    assert "no restart: 3 generations have ended at the same place, so another would too" in ended.stderr
+    # a machine that is busy commits fewer steps, and the second generation may come further than the first
+    assert ended.stderr.count("Generation") >= 2
+    ended.check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_is_resumed_after_its_launcher_has_ended(tmp_path: Path, how: signal.Signals) -> None:
+    """Stopped, it writes its last snapshot; killed, there is what was copied to the run directory by then, or nothing."""
+    whole = trained(tmp_path / "whole", "tensorflow", "arrays")
+    assert whole.code == 0, whole.stderr
+    folder = tmp_path / "stopped"
+    (folder / "out").mkdir(parents=True)
+    flags = ("-n", "2", "--oversubscribe", "--max-restarts", "3")
+    command = (*flags, RECOVERING, folder / "out", "arrays", "SIGSTOP:1:30", "SIGSTOP:0:30")
+    stopped = Run(folder, *command, forked=False)
+    stopped.until_exist("out/SIGSTOP-0-30", "out/SIGSTOP-1-30", within=120.0)
+    time.sleep(0.5)
+    stopped.send(how)
+    stopped.ends(within=30.0)
+    kept = folder / "run" / "snapshots"
+    assert list(kept.glob("snapshot-*")) or how == signal.SIGKILL
+    if how == signal.SIGTERM:  # as a scheduler does, which starts the same command again
+        assert stopped.code == 75, stopped.stderr
+        resumed = run(folder, *command, within=300.0)
+        assert "the same run was stopped in" in resumed.stderr
+    else:
+        resumed = run(folder, resume=True, within=300.0)
+    assert resumed.code == 0, resumed.stderr + resumed.logs
+    assert "goes on from step" in resumed.stderr or how == signal.SIGKILL
+    check_equal(tmp_path / "whole", folder)
+    assert json.loads((folder / "run" / "run.json").read_text())["end"] == ["FINISHED", 0]
+    again = run(folder, resume=True, within=60.0)
+    assert again.code == 2
+    assert "has finished: there is nothing to resume" in again.stderr
+
+
+@pytest.mark.slow
+def test_the_next_generation_is_forked_from_a_process_that_has_imported_the_frameworks(tmp_path: Path) -> None:
+    """With the variables that the script had set when it imported them; to the same result."""
+    weights = {}
+    for how in ("whole", "killed"):
+        folder = tmp_path / how
+        folder.mkdir()
+        words = [
+            "-n",
+            "2",
+            "--max-restarts",
+            "2",
+            SCRIPTS / "standby.py",
+            folder,
+            *(["whole"] if how == "whole" else []),
+        ]
+        ended = run(folder, *words, within=300.0, env={"KERAS_BACKEND": "tensorflow", "OMP_NUM_THREADS": "2"})
+        assert ended.code == 0, ended.stderr
+        ended.check_nothing_left()
+        weights[how] = [array.tobytes() for array in np.load(folder / "weights.npz").values()]
+    generations = (tmp_path / "killed" / "generations.txt").read_text().splitlines()
+    assert generations == ["a new interpreter", "forked from keras tensorflow 1"]
+    assert weights["whole"] == weights["killed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_where_a_fork_would_lack_threads_or_a_gpu_no_process_is_prepared(tmp_path: Path, backend: str) -> None:
+    ended = run(
+        tmp_path, "-n", "2", "--max-restarts", "2", SCRIPTS / "standby.py", tmp_path, "whole",
+        within=300.0, env={"KERAS_BACKEND": backend},
+    )  # fmt: skip
+    assert ended.code == 0, ended.stderr
+    assert not any("zygote" in line for line in ended.commands)

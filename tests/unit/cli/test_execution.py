@@ -1,0 +1,61 @@
+"""One run at a time in a folder; and what goes on when it is started again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from syrtos.cli.execution import Request, _goes_on, _locked, execute
+from syrtos.errors import ConfigurationError
+from syrtos.launch.policy import Policy
+from syrtos.launch.program import parse
+from syrtos.launch.spec import Spec
+from syrtos.settings import Options
+
+
+def test_a_folder_in_which_a_run_is_going_on_takes_no_other(tmp_path: Path) -> None:
+    for _ in range(2):
+        with _locked(tmp_path), pytest.raises(ConfigurationError, match="is going on"), _locked(tmp_path):
+            pass
+
+
+@pytest.fixture
+def request_in(tmp_path: Path) -> Request:
+    """Of a run that was stopped in ``tmp_path``, and left a snapshot."""
+    script = tmp_path / "train.py"
+    script.write_text("import keras")
+    found = Request(Spec(program=parse([str(script)]), workers=2, options=Options()), Policy(3), seed=7)
+    found.write(tmp_path)
+    (tmp_path / "snapshots" / "snapshot-12").mkdir(parents=True)
+    return found
+
+
+def test_the_same_command_goes_on_with_what_goes_on(tmp_path: Path, request_in: Request) -> None:
+    again = dataclasses.replace(request_in, seed=8)
+    assert _goes_on(again, tmp_path)
+    for end, expected in ((["STOPPED", 143], True), (["STOPPED", 130], False), (["FAILED", 1], False), (None, True)):
+        path = tmp_path / "run.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "end": end}))
+        assert _goes_on(again, tmp_path) == expected
+
+
+def test_another_command_begins_anew(tmp_path: Path, request_in: Request) -> None:
+    assert not _goes_on(request_in, tmp_path / "other")
+    spec = dataclasses.replace(request_in.spec, workers=3)
+    assert not _goes_on(dataclasses.replace(request_in, spec=spec), tmp_path)
+    assert not _goes_on(dataclasses.replace(request_in, policy=Policy(0)), tmp_path)
+
+
+def test_no_snapshot_is_removed_without_a_word(tmp_path: Path, request_in: Request) -> None:
+    (tmp_path / "train.py").write_text("import keras  # with another learning rate")
+    with pytest.raises(ConfigurationError, match=r"has not finished.*`syrtos resume .*remove that folder"):
+        execute(request_in, tmp_path)
+    assert (tmp_path / "snapshots" / "snapshot-12").is_dir()
+
+
+def test_a_script_that_was_changed_begins_anew(tmp_path: Path, request_in: Request) -> None:
+    (tmp_path / "train.py").write_text("import keras  # with another learning rate")
+    assert not _goes_on(request_in, tmp_path)

@@ -1,0 +1,26 @@
+"""What a person reads at the end of a run that failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syrtos.cli.failure import print_failure
+from syrtos.launch.outcome import End, Outcome
+
+REPORT = {"rank": 0, "host": "here", "text": "ConnectionError: closed by peer", "code": 1}
+
+
+def test_a_report_is_not_the_reason_where_another_worker_ended_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_failure(Outcome(End.LOST, 1, 1, 0, unfinished=(0, 1), failures=[REPORT]), tmp_path)
+    said = capsys.readouterr().err
+    assert "rank 1 ended first: its process ended with exit code 0" in said
+    assert "closed by peer" not in said
+
+
+def test_a_report_is_the_reason_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_failure(Outcome(End.FAILED, 1, 0, failures=[REPORT]), tmp_path)
+    assert "closed by peer" in capsys.readouterr().err

@@ -1,0 +1,45 @@
+"""When workers are started again."""
+
+from __future__ import annotations
+
+import pytest
+
+from syrtos.launch.outcome import End, Outcome
+from syrtos.launch.policy import Attempt, Decision, Policy, decide
+
+
+def after(*reached: int, end: End = End.CRASHED, restarts: int = 9) -> Decision:
+    return decide(Policy(restarts), [Attempt(Outcome(end, 1), number) for number in reached])
+
+
+@pytest.mark.parametrize("end", [End.CRASHED, End.LOST, End.FAILED, End.HUNG])
+def test_after_a_worker_was_lost_or_failed(end: End) -> None:
+    assert after(5, end=end) == Decision(True)
+
+
+@pytest.mark.parametrize("end", [End.FINISHED, End.STOPPED, End.NOT_STARTED])
+def test_never_after_these_ends(end: End) -> None:
+    assert not after(5, end=end).again
+
+
+def test_diverged_replicas_have_no_good_snapshot() -> None:
+    failure = {"text": "syrtos.errors.DivergenceError: The replicas have diverged by step 7"}
+    decision = decide(Policy(9), [Attempt(Outcome(End.FAILED, 1, failures=[failure]), 7)])
+    assert decision == Decision(False, "the replicas had diverged, and so have their snapshots")
+
+
+def test_no_more_often_than_allowed() -> None:
+    assert after(1, 2, restarts=2).again
+    decision = after(1, 2, 3, restarts=2)
+    assert not decision.again
+    assert decision.reason == "2 restarts were allowed, and have been made"
+    assert after(1, restarts=0) == Decision(False)
+
+
+def test_three_times_at_the_same_place_is_enough() -> None:
+    assert after(7).wait == 0.0
+    assert after(7, 7).wait == 2.0
+    assert not after(7, 7, 7).again
+    assert after(7, 7, 8, 8).again
+    assert "3 generations have ended at the same place" in after(1, 7, 7, 7).reason
+    assert "3 generations have ended before any step was committed" in after(0, 0, 0).reason

@@ -1,0 +1,81 @@
+"""Whom the workers wait for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from syrtos.launch.waits import Waits, is_stopped
+
+
+def test_those_who_do_not_wait_are_awaited() -> None:
+    waits = Waits()
+    assert waits.awaited(range(4)) == []
+    waits.begin(0, "main", "barrier", 10.0)
+    waits.begin(2, "main", "barrier", 10.0)
+    assert waits.awaited(range(4)) == [1, 3]
+    assert waits.awaited([0, 1, 2]) == [1]  # rank 3 has finished
+    waits.end(2, "main")
+    assert waits.awaited(range(4)) == [1, 2, 3]
+    waits.end(0, "main")
+    waits.end(0, "main")
+    assert waits.awaited(range(4)) == []
+
+
+def test_all_of_some_wait() -> None:
+    waits = Waits()
+    assert not waits.all_wait([0])
+    waits.begin(0, "main", "barrier", 10.0)
+    assert waits.all_wait([0])
+    assert not waits.all_wait([0, 2])
+    waits.begin(2, "input", "a batch", 10.0)  # its script may do something else
+    assert not waits.all_wait([0, 2])
+    waits.serves(2)
+    assert waits.all_wait([0, 2])
+
+
+def test_one_notice_in_a_wait() -> None:
+    time = 100.0
+    waits = Waits(lambda: time)
+    waits.begin(0, "main", "allreduce sum", 10.0)
+    assert waits.notice(range(2)) == ""
+    time = 121.0
+    assert waits.notice(range(2)) == "rank 0 waits for rank 1 since 31 s, in `allreduce sum`"
+    assert waits.notice(range(2)) == ""
+    waits.end(0, "main")
+    waits.begin(1, "main", "barrier", 10.0)
+    time = 150.0
+    assert waits.notice(range(4)) == "rank 1 waits for each of the ranks 0, 2, 3 since 39 s, in `barrier`"
+
+
+def test_there_is_no_notice_where_all_wait() -> None:
+    waits = Waits(lambda: 1000.0)
+    waits.begin(0, "main", "barrier", 900.0)
+    waits.begin(1, "main", "barrier", 900.0)
+    assert waits.notice(range(2)) == ""
+
+
+def test_other_waits_of_a_worker_and_servers() -> None:
+    waits = Waits()
+    waits.serves(3)
+    assert waits.awaited(range(4)) == []
+    waits.begin(0, "main", "barrier", 10.0)
+    waits.begin(2, "input", "read", 10.0)
+    assert waits.awaited(range(4)) == [1]
+    waits.end(2, "main")
+    assert waits.awaited(range(4)) == [1]
+
+
+def test_a_stopped_process() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert is_stopped(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+    assert not is_stopped(process.pid)
