@@ -105,7 +105,9 @@ def test_a_mistake_of_the_script_is_the_sdks_error(service: Service, tmp_path: P
     assert description["FailureReason"].startswith("AlgorithmError: ExecuteUserScriptError:\nExitCode 1\n")
     assert "ValueError: there is no digit 'ten'" in description["FailureReason"]
     assert steps(description)[-1] == description["TrainingJobStatus"] == "Failed"
-    assert ("algo-1", "algo-1 begins") in [tuple(line) for line in ran.answer["lines"]]
+    lines = [tuple(line) for line in ran.answer["lines"]]
+    # one may fail before the other begins
+    assert any((host, f"{host} begins") in lines for host in ("algo-1", "algo-2"))
 
 
 def test_a_stopped_job_saves_what_it_has(service: Service, tmp_path: Path) -> None:
