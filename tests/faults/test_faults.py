@@ -219,6 +219,34 @@ def test_hang_while_training(tmp_path: Path) -> None:
     ended.check_nothing_left()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("role", "text"),
+    [
+        ("stand_still", "it is stopped, by SIGSTOP or a debugger"),
+        ("hold_the_gil", "it is without a sign of life: for 2. s it has run no Python code"),
+    ],
+)
+def test_a_worker_in_which_nothing_runs_ends_the_run_long_before_the_timeout(
+    tmp_path: Path, role: str, text: str
+) -> None:
+    ended = run(tmp_path, "-n", "2", "--timeout", "600", PLAIN, role, within=30 + PROMISED)
+    assert ended.code == 1, ended.stderr
+    assert re.search(
+        f"syrtos: rank 1 on .* did not come to an exchange, and others waited for it: {text}", ended.stderr
+    )
+    assert "run/logs/rank-1.log" in ended.stderr
+    ended.check_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_worker_that_waits_in_python_may_do_so_until_the_timeout(tmp_path: Path) -> None:
+    """It may upload a file."""
+    ended = run(tmp_path, "-n", "2", "--timeout", "50", PLAIN, "wait_for_ever", within=50 + PROMISED)
+    ended.check_failure(1, 1, "rank 0 has waited 50 s", "or hangs, at plain.py:", ", in `<lambda>`")
+    ended.check_nothing_left()
+
+
 # -- ranks out of step -----------------------------------------------------------------------------
 
 

@@ -61,12 +61,12 @@ def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
 
 
 def _print_hung(outcome: Outcome, run_dir: Path) -> None:
-    """The workers that others waited for, where each was, and what the first that gave up said."""
+    """The workers that others waited for, where each was, and what the first that gave up said, if the launcher did not before."""
     lines = [str(outcome)]
     for rank in outcome.hung:
         log = run_dir / "logs" / f"rank-{rank}.log"
         lines += [*_last_stack(log), f"Its output is in {log}"]
-    _say("\n".join([*lines, "", outcome.failures[0]["text"].rstrip()]))
+    _say("\n".join([*lines, *(f"\n{failure['text'].rstrip()}" for failure in outcome.failures[:1])]))
 
 
 def _last_stack(log: Path) -> list[str]:

@@ -45,7 +45,7 @@ class Facts:
         gone: ranks of this machine in the order in which their processes ended, where MPI's launcher has started them.
         fatal: rank and exit code of the process whose end, or call of `os._exit`, was the first, if it was before any report of a failure.
         lost: ranks that died and that the others went on without, with their exit codes.
-        hung: ranks that did not come to an exchange in which the others waited until they gave up, and whether each is stopped.
+        hung: ranks that did not come to an exchange in which the others waited, and what each was, as the end of "it is ...".
         noise: what MPI's launcher printed.
     """
 
@@ -60,7 +60,7 @@ class Facts:
     gone: list[int] = dataclasses.field(default_factory=list)
     fatal: tuple[int, int] | None = None
     lost: dict[int, int] = dataclasses.field(default_factory=dict)
-    hung: dict[int, bool] = dataclasses.field(default_factory=dict)
+    hung: dict[int, str] = dataclasses.field(default_factory=dict)
     noise: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -83,7 +83,7 @@ class Outcome:
         workers: host and process of every rank that started.
         noise: what the launcher of our MPI said, for failures that no worker reported.
         lost: workers that died and that the others went on without, with their exit codes.
-        hung: workers that the others waited for in vain, and whether each was stopped by a signal or a debugger.
+        hung: workers that the others waited for in vain, and what each was, as the end of "it is ...".
     """
 
     end: End = End.FINISHED
@@ -95,7 +95,7 @@ class Outcome:
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     noise: list[str] = dataclasses.field(default_factory=list)
     lost: dict[int, int] = dataclasses.field(default_factory=dict)
-    hung: dict[int, bool] = dataclasses.field(default_factory=dict)
+    hung: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         """One sentence about the end, where no worker could report it."""
@@ -121,10 +121,11 @@ class Outcome:
             f"rank {r} on {w.get('host', 'an unknown host')}{_number(w)}"
             for r, w in zip(self.hung, workers, strict=True)
         ]
-        why = "stopped, by SIGSTOP or a debugger" if any(self.hung.values()) else "busy with something else, or hangs"
+        states = list(self.hung.values())
         if len(names) == 1:
-            return f"{names[0]} did not come to an exchange, and others waited for it: it is {why}."
-        return f"others waited for one of these, which did not come to an exchange: {'; '.join(names)}. It is {why}."
+            return f"{names[0]} did not come to an exchange, and others waited for it: it is {states[0]}."
+        each = "; ".join(f"{name}: it is {state}" for name, state in zip(names, states, strict=True))
+        return f"others waited for these, which did not come to an exchange: {each}."
 
     def _meaning(self) -> str:
         if self.end is End.CRASHED:
@@ -174,6 +175,8 @@ def _verdict(facts: Facts) -> Outcome:
         return Outcome()
     if facts.fatal is not None and facts.workers:
         return _ended(*facts.fatal)
+    if facts.hung and (facts.unfinished or facts.returncode) and not facts.failures:
+        return Outcome(End.HUNG, 1, min(facts.hung))
     if facts.failures:
         first = facts.failures[0]
         if facts.hung and first["rank"] not in facts.hung and "StalledError" in first.get("text", ""):

@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from syrtos.launch import events, local, output, signalling
+from syrtos.launch import local, output
 from syrtos.launch.engine import Ended, Engine
+from syrtos.launch.hangs import STOPPED, Hangs
 from syrtos.launch.hydra import Hydra
 from syrtos.launch.outcome import Facts, Outcome, how, judge
 from syrtos.launch.output import Listener, Pump
 from syrtos.launch.plan import Plan
 from syrtos.launch.standard_input import copied
 from syrtos.launch.standby import Imports, Standby
-from syrtos.launch.waits import Waits, is_stopped
+from syrtos.launch.waits import Waits
 from syrtos.settings import INPUT_VARIABLE, SUPERVISED_VARIABLE
 
 
@@ -44,7 +45,7 @@ class _Supervisor:
         self._ended: list[Ended] = []  # processes whose last words are still passed on
         self._over: set[int] = set()  # ranks whose processes have ended, or are about to
         self._waits = Waits()
-        self._machine = events.machine()
+        self._hangs = Hangs(self._waits, self._facts.workers)
         self._quiet = env.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # 0 asks for all lines
         self._env = env = {**env, **plan.environment}
         self._standby = standby
@@ -82,8 +83,10 @@ class _Supervisor:
                 self._end_soon(0.0)  # for a worker that is gone: no one has anything to write any more
             if notice := self._waits.notice(self._facts.unfinished):
                 output.say(
-                    f"{notice}{self._stopped()}. The log of each has its stack if this goes on until `--timeout`."
+                    f"{notice}. {self._states()} The log of each has its stack if this goes on until `--timeout`."
                 )
+            if self._kill_at is None and (hung := self._hangs.found(self._facts.unfinished)) and self._all_is_heard():
+                self._give_up(hung)
             if self._kill_at and time.monotonic() > self._kill_at:
                 return
 
@@ -128,12 +131,32 @@ class _Supervisor:
         self._kill_at = time.monotonic() + self._grace
         self._engine.signal(number)
 
-    def _stopped_ranks(self) -> list[int]:
-        here = [worker for worker in list(self._facts.workers.values()) if worker["machine"] == self._machine]
-        return [worker["rank"] for worker in here if signalling.lives(worker) and is_stopped(worker["pid"])]
+    # -- waits ---------------------------------------------------------------------------------
 
-    def _stopped(self) -> str:
-        return "".join(f". Rank {rank} is stopped, by SIGSTOP or a debugger" for rank in self._stopped_ranks())
+    def _states(self) -> str:
+        """What the awaited workers are doing, in sentences."""
+        awaited = self._waits.awaited(self._facts.unfinished)
+        return " ".join(f"Rank {rank} is {self._hangs.state(rank)}." for rank in awaited)
+
+    def _all_is_heard(self) -> bool:
+        """Whether no sign of life is on its way, held up by a terminal that takes no output."""
+        return all(pump.is_drained() for pair in self._pumps for pump in pair)
+
+    def _give_up(self, hung: list[int]) -> None:
+        """Ends a run in which nothing runs in a worker that others wait for; every rank that can writes its stack into its log."""
+        self._facts.hung = {rank: self._hangs.state(rank) for rank in hung}
+        if not self._facts.spared:  # there the signal tells MPI of a death
+            self._engine.signal(signal.SIGUSR1)
+        self._end_soon(_LAST_REPORTS)
+
+    def _on_stalled(self) -> None:
+        """A worker has waited too long, and ends the run: which one it has waited for is known now, and every rank writes its stack into its log."""
+        if not self._facts.hung:  # the first to give up knows: those that follow may have come by now
+            awaited = self._waits.awaited(self._facts.unfinished)
+            states = {rank: self._hangs.state(rank) for rank in awaited}
+            stopped = {rank: state for rank, state in states.items() if state == STOPPED}
+            self._facts.hung = stopped or states
+        self._engine.signal(signal.SIGUSR1)
 
     # -- listening -----------------------------------------------------------------------------
 
@@ -157,18 +180,12 @@ class _Supervisor:
                 self._waits.end(event["rank"], event["watchdog"])
         elif event["kind"] == "imported":
             self._imports = Imports(event["modules"], event["variables"])
+        elif event["kind"] == "alive":
+            self._waits.alive(event["rank"], event["position"])
         elif event["kind"] == "serves":
             self._waits.serves(event["rank"])
         elif event["kind"] == "stalled" and not self._facts.spared:  # there the signal tells MPI of a death
             self._on_stalled()
-
-    def _on_stalled(self) -> None:
-        """A worker has waited too long, and ends the run: which one it has waited for is known now, and every rank writes its stack into its log."""
-        if not self._facts.hung:  # the first to give up knows: those that follow may have come by now
-            awaited = self._waits.awaited(self._facts.unfinished)
-            stopped = [rank for rank in self._stopped_ranks() if rank in awaited]
-            self._facts.hung = dict.fromkeys(stopped or awaited, bool(stopped))
-        self._engine.signal(signal.SIGUSR1)
 
     def _on_left(self, rank: int, code: int) -> None:
         """MPI's launcher does not notice on another host that a process has ended with code 0: the others would wait for it. They may also

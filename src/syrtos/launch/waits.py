@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 # Seconds of waiting that are worth a line on the terminal.
 _WORTH_A_LINE = 30.0
@@ -18,6 +17,8 @@ class Waits:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._calls: dict[tuple[int, str], str] = {}  # by rank and watchdog
+        self._beats: dict[int, int] = {}
+        self._positions: dict[int, str] = {}
         self._servers: set[int] = set()
         self._since = 0.0
         self._told = False
@@ -35,6 +36,19 @@ class Waits:
     def end(self, rank: int, watchdog: str) -> None:
         """Its wait is over."""
         self._calls.pop((rank, watchdog), None)
+
+    def alive(self, rank: int, position: str) -> None:
+        """Python code runs in ``rank``, whose script is at ``position``."""
+        self._beats[rank] = self.beats(rank) + 1
+        self._positions[rank] = position
+
+    def beats(self, rank: int) -> int:
+        """How many signs of life have come from ``rank``."""
+        return self._beats.get(rank, 0)
+
+    def position(self, rank: int) -> str:
+        """Where its script was when the last one came; empty if that is not known."""
+        return self._positions.get(rank, "")
 
     def awaited(self, ranks: Iterable[int]) -> list[int]:
         """Those of ``ranks`` that others wait for, and that do not wait themselves."""
@@ -59,11 +73,3 @@ class Waits:
 
 def _ranks(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"each of the ranks {', '.join(map(str, ranks))}"
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process of this machine is stopped by a signal or a debugger: proc(5), field 3 of ``stat``."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False

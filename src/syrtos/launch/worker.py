@@ -23,6 +23,7 @@ from syrtos.errors import ConfigurationError, WorldError
 from syrtos.launch import (
     events,
     guard,
+    heartbeat,
     leftovers,
     made_folders,
     main_module,
@@ -114,6 +115,8 @@ class _Worker:
         self.rank = session.world.rank
         session.watchdog.on_stall = self._stalled
         session.watchdog.on_long_wait = self._waiting
+        if self._supervised and session.world.size > 1:
+            heartbeat.start(lambda position: self._tell("alive", position=position))
         leftovers.unlink_early(session)
         _check_versions(session.comm)
         run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))

@@ -129,6 +129,25 @@ def ignore() -> None:
         time.sleep(1)
 
 
+def hang(how: Callable[[], object]) -> Callable[[], None]:
+    """Rank 1 does not come to where rank 0 waits for it."""
+
+    def role() -> None:
+        import syrtos
+
+        if RANK == 1:
+            while True:
+                how()
+        syrtos.barrier()
+
+    return role
+
+
+def hold_the_gil() -> None:
+    """As code of a library does that waits in C."""
+    ctypes.PyDLL(None).sleep(600)
+
+
 ROLES: dict[str, Callable[[], None]] = {
     role.__name__: role
     for role in (fail, leave_with_3, leave_with_words, make_folders, make_folder_again, fork, sleep, obey, ignore)
@@ -140,6 +159,9 @@ ROLES: dict[str, Callable[[], None]] = {
     "segfault": end_by(lambda: ctypes.string_at(0)),
     "terminate": end_by(lambda: os.kill(os.getpid(), signal.SIGTERM)),
     "interrupt": end_by(lambda: os.kill(os.getpid(), signal.SIGINT)),
+    "stand_still": hang(lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "hold_the_gil": hang(hold_the_gil),
+    "wait_for_ever": hang(lambda: time.sleep(600)),
 }
 
 if __name__ == "__main__":

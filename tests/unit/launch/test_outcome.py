@@ -181,17 +181,26 @@ def test_over_servers_rank_0_decides() -> None:
 
 def test_the_worker_that_hangs_is_named_and_not_the_one_that_reports_it() -> None:
     report = {"rank": 0, "host": "a", "text": "syrtos.errors.StalledError: rank 0 has waited 300 s", "code": 1}
-    outcome = judged(failures=[report], hung={1: True})
+    outcome = judged(failures=[report], hung={1: "stopped"})
     assert (outcome.end, outcome.rank, outcome.code) == (End.HUNG, 1, 1)
     assert str(outcome).startswith(
         "rank 1 on a (number 101) did not come to an exchange, and others waited for it: it is stopped"
     )
-    several = str(judged(failures=[report], hung={1: False, 2: False}))
+    several = str(judged(failures=[report], hung={1: "busy", 2: "stopped"}))
     assert several.startswith(
-        "others waited for one of these, which did not come to an exchange: rank 1 on a (number 101); rank 2"
+        "others waited for these, which did not come to an exchange: rank 1 on a (number 101): it is busy; rank 2"
     )
+    assert several.endswith("it is stopped.")
 
 
 def test_an_error_of_a_worker_that_was_waited_for_is_no_hang() -> None:
     report = {"rank": 1, "host": "a", "text": "ValueError: late", "code": 1}
-    assert judged(failures=[report], hung={1: False}).end is End.FAILED
+    assert judged(failures=[report], hung={1: "busy"}).end is End.FAILED
+
+
+def test_a_worker_that_hangs_and_one_that_only_did() -> None:
+    outcome = judged(hung={1: "stopped"}, returncode=137)
+    assert (outcome.end, outcome.rank, outcome.code) == (End.HUNG, 1, 1)
+    assert (
+        judged(hung={1: "stopped"}, finished={0, 1, 2}).end is End.FINISHED
+    )  # the script has caught the error, and gone on

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-
-from syrtos.launch.waits import Waits, is_stopped
+from syrtos.launch.waits import Waits
 
 
 def test_those_who_do_not_wait_are_awaited() -> None:
@@ -68,14 +63,9 @@ def test_other_waits_of_a_worker_and_servers() -> None:
     assert waits.awaited(range(4)) == [1]
 
 
-def test_a_stopped_process() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        assert not is_stopped(process.pid)
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        assert is_stopped(process.pid)
-    finally:
-        process.kill()
-        process.communicate()
-    assert not is_stopped(process.pid)
+def test_signs_of_life() -> None:
+    waits = Waits()
+    assert (waits.beats(1), waits.position(1)) == (0, "")
+    waits.alive(1, "train.py:5, in `upload`")
+    waits.alive(1, "train.py:7, in `upload`")
+    assert (waits.beats(1), waits.position(1)) == (2, "train.py:7, in `upload`")

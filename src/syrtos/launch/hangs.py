@@ -1,0 +1,93 @@
+"""Workers that others wait for: what they are doing, and whether anything runs in them at all."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from syrtos.launch import events, heartbeat, signalling
+from syrtos.launch.waits import Waits
+
+# Seconds after which a worker hangs that others wait for and in which nothing runs. They have waited for 10 s when they say so.
+_HANGS = 20.0
+# Seconds between two looks. A longer time between them is this process's own standstill, and says nothing of the workers.
+_LOOK = 1.0
+# Part of one processor that threads of libraries use which wait for nothing in particular.
+_IDLE = 0.05
+
+STOPPED = "stopped, by SIGSTOP or a debugger"
+BUSY = "busy with something else, or hangs"
+
+
+class Hangs:
+    """Looks at the workers of this machine that others wait for.
+
+    A worker that waits in Python, for a server or for a lock, gives signs of life; one that computes uses the processor, one that saves a model reads or
+    writes: only ``--timeout`` ends these. One that does nothing of it is stopped, or code outside of Python waits for ever and holds the GIL.
+    """
+
+    def __init__(
+        self, waits: Waits, workers: Mapping[int, Mapping[str, Any]], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``workers`` holds what each has said of its process, once it has."""
+        self._waits, self._workers, self._now = waits, workers, now
+        self._machine = events.machine()
+        self._looked = now()
+        self._seen: dict[
+            int, tuple[float, object]
+        ] = {}  # by rank: processor time at the last look, and what else changes in one that runs
+        self._still: dict[int, float] = {}  # by rank: seconds since something was seen to run in it
+
+    def found(self, ranks: Iterable[int]) -> list[int]:
+        """Those of ``ranks`` that hang. To be called often; it looks once a second."""
+        passed = self._now() - self._looked
+        if passed < _LOOK:
+            return []
+        self._looked += passed
+        awaited = self._waits.awaited(ranks)
+        self._still = {rank: self._stands_still(rank, passed) for rank in awaited if self._pid(rank)}
+        return [rank for rank, seconds in self._still.items() if seconds >= _HANGS]
+
+    def state(self, rank: int) -> str:
+        """What a worker that others wait for does, as the end of "it is ..."."""
+        pid = self._pid(rank)
+        if pid and _stat(pid)[:1] in (["T"], ["t"]):
+            return STOPPED
+        still, position = self._still.get(rank, 0.0), self._waits.position(rank)
+        if still > 2 * heartbeat.EVERY:
+            return f"without a sign of life: for {still:.0f} s it has run no Python code, and has used neither processor nor disk"
+        return f"{BUSY}, at {position}" if position else BUSY
+
+    def _stands_still(self, rank: int, passed: float) -> float:
+        """Seconds for which nothing has run in a worker."""
+        pid = self._pid(rank)
+        stat = _stat(pid)
+        if not stat or stat[0] in "tD":  # gone, looked at with a debugger, or waiting for a disk
+            return 0.0
+        used = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+        others = (self._waits.beats(rank), _read(pid, "io"))
+        before, others_before = self._seen.get(rank, (0.0, None))
+        self._seen[rank] = (used, others)
+        runs = used - before > _IDLE * passed or others != others_before
+        return 0.0 if runs else self._still.get(rank, 0.0) + min(passed, 2 * _LOOK)
+
+    def _pid(self, rank: int) -> int:
+        """The number of its process; 0 on another machine, or if it is gone."""
+        worker = self._workers.get(rank)
+        here = worker is not None and worker["machine"] == self._machine and signalling.lives(worker)
+        return worker["pid"] if worker is not None and here else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of proc(5)'s ``stat`` from the third, the state, on; empty if the process is gone."""
+    return _read(pid, "stat").rpartition(")")[2].split()
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except OSError:
+        return ""

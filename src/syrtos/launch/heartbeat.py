@@ -1,0 +1,36 @@
+"""A worker's signs of life: the launcher knows by them that Python code runs in it, and where its script is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from syrtos.launch.tracebacks import is_of_script
+
+# Seconds between two of them.
+EVERY = 5.0
+
+
+def start(tell: Callable[[str], None]) -> None:
+    """Calls ``tell`` with the position of the script every few seconds, in a thread: not while other code holds the GIL, or the process is stopped."""
+    main = threading.main_thread().ident
+
+    def beat() -> None:
+        pause = threading.Event()
+        while not pause.wait(EVERY):
+            tell(position(sys._current_frames().get(main or 0)))
+
+    threading.Thread(target=beat, daemon=True, name="syrtos-heartbeat").start()
+
+
+def position(frame: FrameType | None) -> str:
+    """The innermost line of the script's own below ``frame``: ``train.py:57, in `upload` ``; empty if there is none."""
+    while frame is not None:
+        code = frame.f_code
+        if is_of_script(code.co_filename) and "__autograph_generated_file" not in code.co_filename:
+            return f"{os.path.basename(code.co_filename)}:{frame.f_lineno}, in `{code.co_name}`"
+        frame = frame.f_back
+    return ""
