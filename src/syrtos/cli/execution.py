@@ -18,7 +18,7 @@ from typing import Any
 from syrtos import settings
 from syrtos.cli.env import versions
 from syrtos.cli.failure import print_failure
-from syrtos.cli.summary import print_summary
+from syrtos.cli.summary import print_summary, print_table
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations, guard
 from syrtos.launch.outcome import End, Outcome
@@ -171,7 +171,10 @@ def _execute(request: Request, run_dir: Path, resume: bool) -> int:
     with contextlib.closing(Standby()) as standby:
 
         def start(folder: Path, variables: Mapping[str, str]) -> Outcome:
-            return _run_once(spec, folder, variables, began if folder == run_dir else time.time(), standby)
+            nonlocal began
+            outcome = _run_once(spec, folder, variables, began, standby)
+            began = time.time()  # of the next generation, if there is one
+            return outcome
 
         if request.policy.restarts:
             ended = generations.run(start, spec.workers, run_dir, request.policy, request.seed, resume)
@@ -181,8 +184,9 @@ def _execute(request: Request, run_dir: Path, resume: bool) -> int:
     end = [ended.outcome.end.name, ended.outcome.code]
     _note(run_dir, end=end)
     if ended.outcome.end is End.FINISHED:
-        print_summary(ended.folder)
+        print_summary(run_dir)
         return ended.outcome.code
+    print_table(run_dir)
     print_failure(ended.outcome, ended.folder)
     if ended.reason:
         print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)

@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from syrtos.cli.summary import print_table
 from syrtos.launch.outcome import End, Outcome, signal_name
 
 _LAST_WORDS = 3
@@ -23,8 +20,7 @@ _WORDS_OF_A_CRASH = re.compile(
 
 
 def print_failure(outcome: Outcome, run_dir: Path) -> None:
-    """Prints the summary, the worker that failed first, the reason, and the path of its log."""
-    print_table(Console(stderr=True, highlight=False), run_dir)
+    """Prints the worker that failed first, the reason, and the path of its log in ``run_dir``, the folder of its generation."""
     reported = outcome.failures or _reported(run_dir)
     if outcome.end is End.STOPPED:
         _say(f"stopped by {signal_name(outcome.code - 128)}. Run directory: {run_dir}")

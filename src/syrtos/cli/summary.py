@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from syrtos.launch import generations
 from syrtos.observe.report import SHARES, Summary, summarize
 
 _INPUT_BOUND = 0.1
@@ -28,17 +29,21 @@ _ALWAYS = ("compute", "exchange", "wait", "input", "rest")
 
 def print_summary(run_dir: Path) -> None:
     """Prints the summary of a run's ledgers; only the run directory if nothing was computed."""
-    console = Console(stderr=True, highlight=False)
-    print_table(console, run_dir)
-    console.print(f"run directory: {run_dir}", soft_wrap=True)
+    print_table(run_dir)
+    _console().print(f"run directory: {run_dir}", soft_wrap=True)
 
 
-def print_table(console: Console, run_dir: Path) -> None:
-    """Prints the table, if anything was computed."""
-    summary = summarize(run_dir)
+def print_table(run_dir: Path) -> None:
+    """Prints the table of all generations of a run, if anything was computed."""
+    console, folders = _console(), generations.all_folders(run_dir)
+    summary = summarize(*folders)
     if summary.steps or summary.shares["compute"] or summary.shares["evaluation"]:
         console.print(_table(summary))
-        _print_about_data(console, summary, run_dir)
+        _print_about_data(console, summary, folders[-1])
+
+
+def _console() -> Console:
+    return Console(stderr=True, highlight=False)
 
 
 def _print_about_data(console: Console, summary: Summary, run_dir: Path) -> None:
@@ -72,6 +77,9 @@ def _table(summary: Summary) -> Table:
     table.add_row("time", f"{summary.seconds:,.1f} s, from the start of the run to its end")
     if summary.steps:
         table.add_row("steps", f"{summary.steps:,} {_counted(summary)}(median {summary.step_ms:.1f} ms)")
+    if summary.restarts.number:
+        table.add_row("restarts", _restarts(summary))
+        table.add_row("goodput", f"{summary.goodput:.1%} of the time: what the run would have taken without restarts")
     if "input" in summary.facts:
         table.add_row("data", _WAYS[summary.facts["input"]])
     if summary.steps:
@@ -89,6 +97,13 @@ def _table(summary: Summary) -> Table:
     if summary.skew and summary.skew[1] > 0.1:
         table.add_row("slowest", f"rank {summary.skew[0]}: the others wait {summary.skew[1]:.0%} more of their time")
     return table
+
+
+def _restarts(summary: Summary) -> str:
+    """How many there were, and what they have cost."""
+    restarts = summary.restarts
+    again = f", {restarts.steps:,} steps again in {restarts.step_seconds:,.1f} s" if restarts.steps else ""
+    return f"{restarts.number}: {restarts.seconds:,.1f} s until training went on{again}"
 
 
 def _counted(summary: Summary) -> str:

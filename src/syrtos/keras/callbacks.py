@@ -225,7 +225,7 @@ class AfterUsers(_Quiet):
         if world.current().world.size > 1 and not asynchronous.own() and self._check_is_due():
             self._check()
         if self._protection:
-            self._protection.batch_ended(self._epoch, logs)
+            self._protection.batch_ended(self._epoch, count, logs)
         self._session.ledger.end_step(_index(batch), count)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

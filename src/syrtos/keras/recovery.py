@@ -48,6 +48,7 @@ class Place:
         epoch_ended: whether its callbacks have been called, too.
         cut: whether a callback has stopped training within it.
         ended: whether the call of `fit` has ended.
+        trained: steps of all calls of `fit` so far.
         data: epoch and place in a planned data set at which it began, and the number of its training there; None for other data.
     """
 
@@ -58,6 +59,7 @@ class Place:
     epoch_ended: bool = False
     cut: bool = False
     ended: bool = False
+    trained: int = 0
     data: tuple[int, int, int] | None = None
 
 
@@ -189,7 +191,7 @@ class Protection:
         self._everyone = everyone
         self._model = model
         self._session: Session = world.current()
-        self._place = Place(fit=run.fits)
+        self._place = Place(fit=run.fits, trained=run.last.trained if run.fits > 1 else 0)
         self._since = 0  # calls since the last snapshot
         self._written_at = time.perf_counter()
         self._committed = run.committed(run.fits)
@@ -230,6 +232,7 @@ class Protection:
             snapshot.put_back_variables(self._model, found.parts, self._run.rank, found.facts)
             snapshot.put_back_callbacks(self._callbacks(), found.facts["callbacks"], mine)
         backend.active().set_drawn(found.facts["drawn"])
+        self._session.ledger.say(trained=found.place.trained)
         self._model.stop_training = found.facts["stop"]
         learning_rate.put_back(self._model.optimizer, found.facts["climb"])
         self._training.count_from(found.facts["counters"])
@@ -239,11 +242,13 @@ class Protection:
 
     # -- committing ----------------------------------------------------------------------------
 
-    def batch_ended(self, epoch: int, logs: Any) -> None:
-        """After a call of the training function and its callbacks."""
+    def batch_ended(self, epoch: int, steps: int, logs: Any) -> None:
+        """After a call of the training function, of so many steps, and its callbacks."""
         cut = bool(getattr(self._model, "stop_training", False))
-        calls = self._place.calls + 1
-        self._place = dataclasses.replace(self._place, calls=calls, epoch=epoch, epoch_ended=False, cut=cut)
+        calls, trained = self._place.calls + 1, self._place.trained + steps
+        self._place = dataclasses.replace(
+            self._place, calls=calls, trained=trained, epoch=epoch, epoch_ended=False, cut=cut
+        )
         self._since += 1
         if self._since >= self._run.interval:
             self._commit(logs)

@@ -141,8 +141,8 @@ class Ledger:
 
     # -- lines ---------------------------------------------------------------------------------
 
-    def say(self, **facts: str) -> None:
-        """Writes down how something is done in this run, e.g. ``input="planned"``."""
+    def say(self, **facts: str | int) -> None:
+        """Writes down how something is done in this run, e.g. ``input="planned"``, or where it goes on: ``trained``, the steps before."""
         self._write({"phase": "facts", **facts})
 
     def epoch(self, **facts: object) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ class Tally:
         waited: seconds of training steps in which this worker waited for others.
         stepping: seconds of training steps.
         loop_steps: how many of the steps were updates of a loop of the script's own.
+        before_steps: seconds before the first training step.
         facts: how things are done in this run.
     """
 
@@ -51,6 +54,7 @@ class Tally:
     training: float = 0.0
     stepping: float = 0.0
     waited: float = 0.0
+    before_steps: float = 0.0
     step_seconds: list[float] = dataclasses.field(default_factory=list)
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -74,6 +78,8 @@ class Tally:
             self.training += record["wall"]
         if phase in _TRAINING and record.get("steps"):
             self._add_step(record)
+        elif not self.steps:
+            self.before_steps += record["wall"]
 
     def _add_step(self, record: dict[str, Any]) -> None:
         self.steps += record["steps"]
@@ -97,13 +103,31 @@ class Tally:
 
 
 @dataclasses.dataclass(frozen=True)
+class Restarts:
+    """What it has cost that workers were started again.
+
+    Attributes:
+        number: of generations after the first.
+        seconds: from the last record of a generation until the next one trains, of all restarts: the time until the end was noticed, the start, and the
+            drawing of data that had been trained on.
+        steps: that were computed again.
+        step_seconds: of these.
+    """
+
+    number: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    step_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Summary:
     """The facts of one screen about a run.
 
     Attributes:
         workers: ledgers found.
-        seconds: from the start of the run to its end.
-        steps: training steps: updates of the weights.
+        seconds: of all generations, from their start to their end.
+        steps: training steps: updates of the weights; those that were computed again count once.
         loops: whether they were made by loops of the script's own.
         samples_per_second: training samples of all workers per second of training, where they are known, else 0.
         steps_per_second: the same of steps.
@@ -114,6 +138,7 @@ class Summary:
             own pace, on the one that took longest.
         skew: the slowest rank (the others waited for it most), and the share of time by which it waited less than the mean.
         facts: how things are done in this run, as rank 0 says.
+        restarts: what they have cost.
     """
 
     workers: int
@@ -128,33 +153,92 @@ class Summary:
     training_seconds: float
     skew: tuple[int, float] | None
     facts: dict[str, Any]
+    restarts: Restarts
+
+    @property
+    def goodput(self) -> float:
+        """The part of the time that the run would have taken without the ends of its workers."""
+        lost = self.restarts.seconds + self.restarts.step_seconds
+        return 1 - min(lost / self.seconds, 1.0) if self.seconds else 1.0
 
 
-def summarize(run_dir: Path) -> Summary:
-    """Reads all ledgers of a run."""
-    reader = _Reader(run_dir)
-    ranks = reader.read()
-    first = ranks[0] if ranks else Tally()
-    completed = [rank.completed(reader.launcher()) for rank in ranks]
+def summarize(*folders: Path) -> Summary:
+    """Reads all ledgers of a run, which are in a folder for each generation of its workers, in order."""
+    generations = [_Generation(folder) for folder in folders]
+    last = generations[-1]
+    firsts = [generation.first for generation in generations]
+    completed = [seconds for generation in generations for seconds in generation.completed]
     whole = sum(sum(seconds.values()) for seconds in completed)
     totals = {kind: sum(seconds[kind] for seconds in completed) for kind in SHARES}
-    asynchronous = first.facts.get("training") == "asynchronous"
-    training = max((rank.training for rank in ranks), default=0.0) if asynchronous else first.training
-    steps = sum(rank.steps for rank in ranks) if asynchronous else first.steps
-    return Summary(
-        workers=len(ranks),
-        seconds=max((sum(seconds.values()) for seconds in completed), default=0.0),
-        steps=steps,
-        loops=first.loop_steps * 2 > first.steps,
-        samples_per_second=sum(rank.samples for rank in ranks) / training if training else 0.0,
-        steps_per_second=steps / training if training else 0.0,
-        step_ms=_median(first.step_seconds[1:]) * 1e3,
-        shares={kind: value / whole if whole else 0.0 for kind, value in totals.items()},
-        input_seconds=totals["input"] / max(len(ranks), 1),
-        training_seconds=training,
-        skew=_skew(ranks),
-        facts=first.facts,
+    asynchronous = last.first.facts.get("training") == "asynchronous"
+    training = (
+        max((rank.training for rank in last.ranks), default=0.0)
+        if asynchronous
+        else sum(first.training for first in firsts)
     )
+    computed = sum(rank.steps for rank in last.ranks) if asynchronous else sum(first.steps for first in firsts)
+    samples = sum(rank.samples for generation in generations for rank in generation.ranks)
+    return Summary(
+        workers=len(last.ranks),
+        seconds=sum(generation.seconds for generation in generations),
+        steps=computed if asynchronous else last.trained_before + last.first.steps,
+        loops=last.first.loop_steps * 2 > last.first.steps,
+        samples_per_second=samples / training if training else 0.0,
+        steps_per_second=computed / training if training else 0.0,
+        step_ms=_median(seconds for first in firsts for seconds in first.step_seconds[1:]) * 1e3,
+        shares={kind: value / whole if whole else 0.0 for kind, value in totals.items()},
+        input_seconds=totals["input"] / max(len(last.ranks), 1),
+        training_seconds=training,
+        skew=_skew(last.ranks),
+        facts=last.first.facts,
+        restarts=_restarts(generations),
+    )
+
+
+class _Generation:
+    """The ledgers of one generation of workers."""
+
+    def __init__(self, folder: Path) -> None:
+        reader = _Reader(folder)
+        self.ranks = reader.read()
+        self.first = self.ranks[0] if self.ranks else Tally()
+        self.launcher = reader.launcher()
+        self.completed = [rank.completed(self.launcher) for rank in self.ranks]
+        self.seconds = max((sum(seconds.values()) for seconds in self.completed), default=0.0)
+
+    @property
+    def trained_before(self) -> int:
+        """The steps that it did not compute, for they were in a snapshot."""
+        return int(self.first.facts.get("trained", 0))
+
+    @property
+    def before_steps(self) -> float:
+        """Seconds until its first training step; all that there are if it has made none."""
+        if not self.first.steps:
+            return self.seconds
+        return (
+            max(self.first.facts.get("began", 0.0) - self.launcher.get("began", math.inf), 0.0)
+            + self.first.before_steps
+        )
+
+    @property
+    def after_lines(self) -> float:
+        """Seconds between the last line of its first worker and its end."""
+        ended = self.launcher.get("ended", 0.0) - self.first.facts.get("began", math.inf)
+        return max(ended - self.first.total, 0.0)
+
+
+def _restarts(generations: list[_Generation]) -> Restarts:
+    found = Restarts()
+    for one, following in itertools.pairwise(generations):
+        again = min(max(one.trained_before + one.first.steps - following.trained_before, 0), one.first.steps)
+        found = Restarts(
+            found.number + 1,
+            found.seconds + following.before_steps + (one.after_lines if one.first.steps else 0.0),
+            found.steps + again,
+            found.step_seconds + (again * one.first.stepping / one.first.steps if again else 0.0),
+        )
+    return found
 
 
 class SecondsByRank:

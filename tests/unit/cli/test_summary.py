@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from syrtos.cli.failure import print_failure
-from syrtos.cli.summary import print_summary
+from syrtos.cli.summary import print_summary, print_table
 from syrtos.launch.outcome import End, Outcome
-from syrtos.observe.ledger import ledger_path
+from syrtos.observe.ledger import launcher_path, ledger_path
 
 WORKERS: dict[int, dict[str, Any]] = {0: {"host": "a", "pid": 10}, 1: {"host": "b", "pid": 101}}
 
@@ -87,8 +87,28 @@ def test_training_that_waits_for_data_is_told_what_helps(
 
 def test_a_run_that_failed_shows_what_was_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path, 0, waited=0.0)
-    screen = failure_screen(Outcome(End.CRASHED, 137, 0, -9, workers=WORKERS), capsys, tmp_path)
-    assert screen.index("1,500 (median") < screen.index("rank 0 on a ended first")
+    print_table(tmp_path)
+    assert "1,500 (median" in capsys.readouterr().err
+
+
+def test_generations_are_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1,500 steps of 1 s, of which 500 are computed again; 20 s before and 10 s after."""
+    train(tmp_path, 0, waited=0.0)
+    train(tmp_path / "generation-2", 0, waited=0.0)
+    for folder, began in ((tmp_path, 0.0), (tmp_path / "generation-2", 1510.0)):
+        with ledger_path(folder, 0).open("r+") as file:
+            lines = file.read()
+            file.seek(0)
+            facts = {"phase": "facts", "began": began, **({"trained": 1000} if began else {})}
+            file.write(json.dumps(facts) + "\n" + json.dumps({"phase": "script", "wall": 20.0, "rest": 20.0}) + "\n")
+            file.write(lines)
+        launcher_path(folder).write_text(json.dumps({"began": began, "ended": began + 1530.0 - (20.0 if began else 0)}))
+    print_summary(tmp_path)
+    lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().err.splitlines()}
+    assert lines["time"][0] == "3,050.0"
+    assert lines["steps"][0] == "2,500"
+    assert " ".join(lines["restarts"]) == "1: 30.0 s until training went on, 500 steps again in 500.0 s"
+    assert lines["goodput"][0] == "82.6%"
 
 
 def test_without_training_only_the_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,7 @@ def test_children_of_a_worker_end_with_it(tmp_path: Path) -> None:
 
 def test_a_signal_reaches_all_and_they_may_save(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     outcome = run(
-        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(0)))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'saved\\n'), sys.exit(0)))\n"
         f"Path({str(tmp_path)!r}, str(rank)).touch()\n"
         f"if rank == 0: until({str(tmp_path / '1')!r}); os.kill(os.getppid(), signal.SIGTERM)\n"
         "time.sleep(600)",
