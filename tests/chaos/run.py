@@ -34,7 +34,6 @@ KINDS = {
 }
 DATA = ("arrays", "generator", "planned", "filtered")
 LAST = 58  # batch of the script at which a fault still comes before its end
-TIMEOUT = 20  # seconds, after which a worker that hangs is given up
 Files = tuple[bytes, ...]
 
 
@@ -59,7 +58,7 @@ class Cost:
 
 def start(folder: Path, workers: int, data: str, ends: Sequence[str]) -> Run:
     """The script on workers, with these faults."""
-    flags = ("-n", str(workers), "--oversubscribe", "--max-restarts", "99", "--timeout", str(TIMEOUT))
+    flags = ("-n", str(workers), "--oversubscribe", "--max-restarts", "99")
     return Run(folder, *flags, SCRIPT, folder / "out", data, *ends, env={"OMP_NUM_THREADS": "1"})
 
 

@@ -78,3 +78,31 @@ def test_a_pipe_that_never_ends_holds_up_nobody(folder: Path) -> None:
     os.close(read)
     os.close(write)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "starter",
+    [["syrtos", "run", "-n", "2"], ["mpiexec", "-n", "2", "python", "-m", "syrtos"]],
+    ids=["syrtos run", "mpiexec"],
+)
+@pytest.mark.parametrize("given", [None, "random", "17"])
+def test_sets_of_texts_have_one_order_on_all_workers(tmp_path: Path, starter: list[str], given: str | None) -> None:
+    """A vocabulary that is made of a set would be another on each."""
+    (tmp_path / "train.py").write_text(
+        "import os\nwith open('order-' + os.environ['PMI_RANK'], 'w') as file: print(*{str(n) for n in range(99)}, file=file)\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    env |= {"PYTHONHASHSEED": given} if given else {}
+    command = [str(Path(sys.executable).with_name(starter[0])), *starter[1:], "train.py"]
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    orders = [(tmp_path / f"order-{rank}").read_text().split() for rank in range(2)]
+    plain = subprocess.run(
+        [sys.executable, "-c", "print(*{str(n) for n in range(99)})"],
+        env={**env, "PYTHONHASHSEED": given if given == "17" else "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert orders[0] == orders[1] == plain.stdout.split()

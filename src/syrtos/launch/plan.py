@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from syrtos.errors import ConfigurationError
+from syrtos.launch.seeds import hash_seed
 from syrtos.launch.spec import Spec
 from syrtos.settings import OPTIONS_VARIABLE, SUPERVISED_VARIABLE, is_harmless
 from syrtos.topology import check_tf_config
@@ -71,7 +72,7 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
             "or `--oversubscribe` if that is what you want."
         )
     check_tf_config(env)
-    environment = {OPTIONS_VARIABLE: spec.options.to_json()}
+    environment = {OPTIONS_VARIABLE: spec.options.to_json(), **hash_seed(env)}
     if not spec.hosts and "UCX_NET_DEVICES" not in env:
         environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
     program, *extra = shlex.split(spec.ssh)

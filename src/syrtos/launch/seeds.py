@@ -6,14 +6,17 @@ import functools
 import itertools
 import os
 import random
+import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
+
+_HASH_SEED = "PYTHONHASHSEED"
 
 
 class _Drawn:
@@ -36,6 +39,21 @@ class _Drawn:
 
 
 _drawn = _Drawn()
+
+
+def hash_seed(env: Mapping[str, str]) -> dict[str, str]:
+    """The variable that workers need so that their hashes of strings, and so the order of their sets, are alike; none where ``env`` has it.
+
+    A vocabulary that a script makes of a set would be another on each worker.
+    """
+    return {} if env.get(_HASH_SEED, "").isdigit() else {_HASH_SEED: "0"}
+
+
+def hash_alike(env: Mapping[str, str]) -> None:
+    """Starts this interpreter again, with that variable, if something else than our launcher has started it without."""
+    missing = hash_seed(env)
+    if missing and sys.flags.hash_randomization and not sys.flags.ignore_environment:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**env, **missing})
 
 
 def agree(comm: Communicator) -> None:

@@ -52,6 +52,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     program = parse(sys.argv[1:] if arguments is None else arguments)
     env = settings.environment()
     tasks.adopt(env, _rank_before_mpi(env))
+    if detect(env):
+        seeds.hash_alike(env)
     settings.forget_secret()
     options, rank = settings.options_from(env), _rank_before_mpi(env)
     supervised, told = bool(settings.take(settings.SUPERVISED_VARIABLE)), settings.take(settings.INPUT_VARIABLE)

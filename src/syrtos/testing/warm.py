@@ -16,15 +16,17 @@ from syrtos.launch.pmi import ProcessManager
 
 # Variables that frameworks read when they are imported: a process gets a zygote that has imported them with the same values.
 _READ_AT_IMPORT = ("JAX_", "KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_", "CUDA_", "LD_", "PYTHON")
-# One thread for NumPy: a fork keeps none of the others.
-_OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1"}
+# One thread for NumPy: a fork keeps none of the others. The hashes of strings are those of all workers.
+_OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONHASHSEED": "0"}
 
 
 def zygote(env: Mapping[str, str]) -> Zygote:
     """This process's zygote for ``env``, started when it is asked for first: with TensorFlow and the Keras that ``env`` chooses."""
     keras = "tf_keras" if env.get("TF_USE_LEGACY_KERAS", "") in ("1", "true", "True") else "keras"
     modules = tuple(name for name in (keras, "tensorflow") if importlib.util.find_spec(name))
-    read = tuple(sorted(item for item in env.items() if item[0].startswith(_READ_AT_IMPORT)))
+    read = tuple(
+        sorted(item for item in env.items() if item[0].startswith(_READ_AT_IMPORT) and item[0] not in _OF_ZYGOTES)
+    )
     if not _zygote(modules, read).lives():
         _zygote.cache_clear()
     return _zygote(modules, read)
