@@ -10,6 +10,7 @@
      │   ├─ StalledError      a worker did not arrive within the watchdog's time
      │   └─ SharedMemoryError the host has too little shared memory
      ├─ DivergenceError       replicas hold different weights
+     ├─ NonFiniteError        a gradient is NaN or infinite
      ├─ DataError             workers see different data, or none
      ├─ OutOfReachError       a store of data does not answer, or refuses
      └─ SnapshotError         a snapshot is damaged, or fits another run
@@ -56,6 +57,10 @@ class SharedMemoryError(ExchangeError):
 
 class DivergenceError(SyrtosError):
     """Replicas that must be equal are not."""
+
+
+class NonFiniteError(SyrtosError):
+    """A gradient is NaN or infinite, and was not applied."""
 
 
 class DataError(SyrtosError):

@@ -13,6 +13,7 @@ from syrtos.errors import ConfigurationError
 BatchMode = Literal["global", "per-worker"]
 ScaleLR = Literal["none", "linear", "sqrt"]
 Exchange = Literal["auto", "mpi", "framework"]
+OnNaN = Literal["warn", "stop"]
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 SEED_VARIABLE = "SYRTOS_SEED"
@@ -74,6 +75,7 @@ class Options:
             all workers' gradients.
         exchange: what sums gradients: ``"mpi"`` (with shared memory inside a host); ``"framework"``: the collectives of Keras's backend; ``"auto"``:
             the framework's where gradients are on GPUs, and with JAX, MPI elsewhere.
+        on_nan: ``"stop"``: a gradient that is NaN or infinite ends the run before it is applied; ``"warn"``: a loss that is so is told once.
         bucket_mb: gradients are exchanged in groups of about this many megabytes.
     """
 
@@ -88,6 +90,7 @@ class Options:
     exchange: Exchange = "auto"
     servers: int = 0
     staleness: int | None = None
+    on_nan: OnNaN = "warn"
 
     @property
     def asynchronous(self) -> bool:
@@ -98,6 +101,7 @@ class Options:
         _one_of("batch", self.batch, get_args(BatchMode))
         _one_of("scale_lr", self.scale_lr, get_args(ScaleLR))
         _one_of("exchange", self.exchange, get_args(Exchange))
+        _one_of("on_nan", self.on_nan, get_args(OnNaN))
         if self.warmup_epochs < 0:
             raise ConfigurationError(f"`warmup_epochs` must be 0 or more. Received: {self.warmup_epochs}.")
         if self.check_every < -1:
@@ -110,6 +114,10 @@ class Options:
             raise ConfigurationError(
                 f"`staleness` is a number of updates, 0 or more, between workers that train over parameter servers (`--ps`). "
                 f"Received: {self.staleness} with {self.servers} servers."
+            )
+        if self.servers and self.on_nan == "stop":
+            raise ConfigurationError(
+                "`--on-nan stop` can't be given with `--ps`: servers apply each gradient that comes. Leave one of them out."
             )
         if self.asynchronous and self.batch == "per-worker":
             raise ConfigurationError(

@@ -224,7 +224,7 @@ def test_hang_while_training(tmp_path: Path) -> None:
     ("role", "text"),
     [
         ("stand_still", "it is stopped, by SIGSTOP or a debugger"),
-        ("hold_the_gil", "it is without a sign of life: for 2. s it has run no Python code"),
+        ("hold_the_gil", "it is without a sign of life: for .. s it has run no Python code"),
     ],
 )
 def test_a_worker_in_which_nothing_runs_ends_the_run_long_before_the_timeout(
@@ -245,6 +245,42 @@ def test_a_worker_that_waits_in_python_may_do_so_until_the_timeout(tmp_path: Pat
     ended = run(tmp_path, "-n", "2", "--timeout", "50", PLAIN, "wait_for_ever", within=50 + PROMISED)
     ended.check_failure(1, 1, "rank 0 has waited 50 s", "or hangs, at plain.py:", ", in `<lambda>`")
     ended.check_nothing_left()
+
+
+# -- numbers that are not finite -------------------------------------------------------------------
+
+_NOT_FINITE = {
+    "on_rank_1": (
+        "Update 3 was not made: the gradient of `",
+        "dense/kernel`, and of 1 other",
+        "in the share of rank 1",
+    ),
+    "eagerly": ("Update 1 was not made", "in the share of rank 0"),
+    "on_both": ("Update 1 was not made", "in the shares of ranks 0, 1"),
+    "rows": ("Update 2 was not made: the gradient of `", "rows/embeddings`, and of 2 other", "in the share of rank 0"),
+    "accumulated": ("Update 1 was not made", "in the share of rank 0"),
+    "scaled": ("trained",),
+    "finite": ("trained",),
+}
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.slow)])
+def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path, backend: str) -> None:
+    cases = [case for case in _NOT_FINITE if (backend, case) != ("torch", "eagerly")]
+    command = ("-n", "2", "--on-nan", "stop", SCRIPTS / "not_finite.py", *cases)
+    env = {"KERAS_BACKEND": backend}
+    ended = run(tmp_path, *command, within=START, env=env, forked=backend == "tensorflow")
+    assert ended.code == 0, ended.stderr
+    for rank in range(2):
+        found = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        wrong = {case: found[case] for case in cases if not all(text in found[case] for text in _NOT_FINITE[case])}
+        assert not wrong
+
+
+def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:
+    ended = run(tmp_path, "-n", "2", SCRIPTS / "not_finite.py", "on_rank_1", within=START, forked=True)
+    assert ended.stderr.count("syrtos: the loss is nan since batch 3 of epoch 1. ") == 1, ended.stderr
+    assert "weights were damaged" in (tmp_path / "told-0.json").read_text()  # as in plain Keras
 
 
 # -- ranks out of step -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
-from syrtos.settings import BatchMode, Exchange, Options, ScaleLR
+from syrtos.settings import BatchMode, Exchange, OnNaN, Options, ScaleLR
 
 
 def add_to(commands: Any) -> None:
@@ -92,6 +92,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="with --ps: updates by which a worker may be ahead of the slowest; 0: synchronous (default: unlimited)")  # fmt: skip
     group.add_argument("--exchange", choices=get_args(Exchange), default=defaults.exchange,
                        help="what sums gradients: MPI, or the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
+    group.add_argument("--on-nan", choices=get_args(OnNaN), default=defaults.on_nan,
+                       help="stop: end the run before a gradient that is NaN or infinite is applied; warn: tell of such a loss (default)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
@@ -150,6 +152,7 @@ def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
     return Options(
         batch=chosen.batch,
         sync_batchnorm=chosen.sync_batchnorm,
+        on_nan=chosen.on_nan,
         scale_lr=chosen.scale_lr,
         warmup_epochs=chosen.warmup_epochs,
         check_every=chosen.check_every,

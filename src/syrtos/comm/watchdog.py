@@ -14,8 +14,8 @@ from syrtos.errors import StalledError
 _AWAKE = 200e-6
 _NAP = 20e-6
 _LONGEST_NAP = 2e-4
-# Seconds after which a wait is long, or a third of the timeout.
-_LONG = 10.0
+# Seconds after which a wait is long, or a third of the timeout: as soon as it is worth two lines to the launcher.
+_LONG = 1.0
 
 
 class Watchdog:

@@ -17,6 +17,7 @@ from syrtos.keras import (
     accumulation,
     asynchronous,
     backend,
+    finite,
     fitting,
     interrupts,
     keras_internals,
@@ -191,6 +192,7 @@ class AfterUsers(_Quiet):
         self._script_counts_steps = self._endless = self._saves_within_epochs = False
         self._stream: Stream | None = None
         self._protection: recovery.Protection | None = None
+        self._notice = finite.Notice()
 
     # -- training ------------------------------------------------------------------------------
 
@@ -224,6 +226,7 @@ class AfterUsers(_Quiet):
         self._since_check += count
         if world.current().world.size > 1 and not asynchronous.own() and self._check_is_due():
             self._check()
+        self._notice.look(self._epoch, _index(batch), logs)
         if self._protection:
             self._protection.batch_ended(self._epoch, count, logs)
         self._session.ledger.end_step(_index(batch), count)

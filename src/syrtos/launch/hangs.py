@@ -11,8 +11,8 @@ from typing import Any
 from syrtos.launch import events, heartbeat, signalling
 from syrtos.launch.waits import Waits
 
-# Seconds after which a worker hangs that others wait for and in which nothing runs. They have waited for 10 s when they say so.
-_HANGS = 20.0
+# Seconds after which a worker hangs that others wait for and in which nothing runs.
+_HANGS = 29.0
 # Seconds between two looks. A longer time between them is this process's own standstill, and says nothing of the workers.
 _LOOK = 1.0
 # Part of one processor that threads of libraries use which wait for nothing in particular.

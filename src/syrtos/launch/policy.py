@@ -10,6 +10,11 @@ from syrtos.launch.outcome import End, Outcome
 # A generation that commits nothing new has failed at the same place as the one before. So many in a row are not chance.
 _SAME_PLACE = 3
 _LONGEST_WAIT = 30.0
+# Errors after which the next generation would go wrong too, and why.
+_FINAL = {
+    "DivergenceError": "the replicas had diverged, and so have their snapshots",
+    "NonFiniteError": "the same batch would give the same gradient again",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +61,9 @@ def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
     end = attempts[-1].outcome.end
     if not policy.restarts or end not in (End.CRASHED, End.LOST, End.FAILED, End.HUNG):
         return Decision(False)
-    if any("DivergenceError" in failure.get("text", "") for failure in attempts[-1].outcome.failures):
-        return Decision(False, "the replicas had diverged, and so have their snapshots")
+    reported = "".join(failure.get("text", "") for failure in attempts[-1].outcome.failures)
+    if final := next((reason for name, reason in _FINAL.items() if name in reported), ""):
+        return Decision(False, final)
     if len(attempts) > policy.restarts:
         return Decision(False, f"{policy.restarts} restarts were allowed, and have been made")
     stuck = _without_progress(attempts)

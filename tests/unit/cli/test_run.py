@@ -24,8 +24,9 @@ def dry_run(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         words = ["run", "--dry-run", *options.split(), "train.py", *arguments.split()]
         assert cli.main(words) == 0
         printed = capsys.readouterr().out.replace(" \\\n", " ")
-        variable, *command = shlex.split(printed, comments=True)
-        return command, options_from({OPTIONS_VARIABLE: variable.partition("=")[2]})
+        words = shlex.split(printed, comments=True)
+        (at,) = (index for index, word in enumerate(words) if word.startswith(f"{OPTIONS_VARIABLE}="))
+        return words[at + 1 :], options_from({OPTIONS_VARIABLE: words[at].partition("=")[2]})
 
     return plan
 
@@ -57,13 +58,13 @@ def test_a_dry_run_leaves_nothing_behind(dry_run: DryRun, script: Path) -> None:
 def test_every_training_option_travels(dry_run: DryRun, tmp_path: Path) -> None:
     typed = (
         "--batch per-worker --sync-batchnorm --scale-lr sqrt --warmup-epochs 5 --check-every 7 --timeout 8.5 "
-        "--bucket-mb 9.5 --exchange mpi --run-dir somewhere"
+        "--bucket-mb 9.5 --exchange mpi --on-nan stop --run-dir somewhere"
     )
     _, options = dry_run(typed)
     where = str(tmp_path / "somewhere")
     assert options == Options(
         batch="per-worker", sync_batchnorm=True, scale_lr="sqrt", warmup_epochs=5, check_every=7, timeout=8.5,
-        bucket_mb=9.5, exchange="mpi", run_dir=where,
+        bucket_mb=9.5, exchange="mpi", on_nan="stop", run_dir=where,
     )  # fmt: skip
 
 

@@ -84,25 +84,25 @@ def test_a_stopped_process_hangs_after_a_while(start: Start) -> None:
     pid = start(_SLEEPS)
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED)
-    assert looked_at(pid, 18) == ([], hangs.STOPPED)
-    assert looked_at(pid, 22) == ([1], hangs.STOPPED)
+    assert looked_at(pid, 25) == ([], hangs.STOPPED)
+    assert looked_at(pid, 32) == ([1], hangs.STOPPED)
 
 
 def test_a_process_without_signs_of_life_hangs(start: Start) -> None:
-    found, state = looked_at(start(_SLEEPS), 22)
+    found, state = looked_at(start(_SLEEPS), 32)
     assert found == [1]
-    assert state.startswith("without a sign of life: for 21 s")
+    assert state.startswith("without a sign of life: for 31 s")
 
 
 def test_one_that_gives_signs_of_life_does_not(start: Start) -> None:
-    found = looked_at(start(_SLEEPS), 25, lambda waits: waits.alive(1, "train.py:5, in `upload`"))
+    found = looked_at(start(_SLEEPS), 35, lambda waits: waits.alive(1, "train.py:5, in `upload`"))
     assert found == ([], f"{hangs.BUSY}, at train.py:5, in `upload`")
 
 
 @pytest.mark.parametrize("program", [_COMPUTES, _WRITES])
 def test_one_that_computes_or_writes_does_not(start: Start, program: str) -> None:
     pid = start(program)
-    assert looked_at(pid, 25, until_it_ran(pid)) == ([], hangs.BUSY)
+    assert looked_at(pid, 35, until_it_ran(pid)) == ([], hangs.BUSY)
 
 
 def test_a_standstill_of_the_launcher_says_nothing(start: Start) -> None:

@@ -22,10 +22,17 @@ def test_never_after_these_ends(end: End) -> None:
     assert not after(5, end=end).again
 
 
-def test_diverged_replicas_have_no_good_snapshot() -> None:
-    failure = {"text": "syrtos.errors.DivergenceError: The replicas have diverged by step 7"}
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("DivergenceError: The replicas have diverged", "the replicas had diverged, and so have their snapshots"),
+        ("NonFiniteError: Update 7 was not made", "the same batch would give the same gradient again"),
+    ],
+)
+def test_what_would_come_again_is_no_reason_to_restart(error: str, reason: str) -> None:
+    failure = {"text": f"syrtos.errors.{error}"}
     decision = decide(Policy(9), [Attempt(Outcome(End.FAILED, 1, failures=[failure]), 7)])
-    assert decision == Decision(False, "the replicas had diverged, and so have their snapshots")
+    assert decision == Decision(False, reason)
 
 
 def test_no_more_often_than_allowed() -> None:

@@ -44,6 +44,11 @@ def _check_options(session: world.Session) -> None:
         raise ConfigurationError(
             "`--exchange mpi` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out."
         )
+    if session.options.on_nan == "stop":
+        raise ConfigurationError(
+            "`--on-nan stop` has no meaning with KERAS_BACKEND=jax: XLA applies gradients inside of its program. Leave it out, and write "
+            "`jax.config.update('jax_debug_nans', True)` into the script, which ends it at the first NaN."
+        )
     if session.options.batch == "per-worker":
         raise ConfigurationError(
             "`--batch per-worker` has no meaning with KERAS_BACKEND=jax: XLA computes the global batch as one program over all workers. Leave it "

@@ -7,14 +7,15 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, Self
 
+import numpy as np
 import tensorflow as tf
 
 from syrtos.api import unconverted
 from syrtos.comm import world
-from syrtos.comm.communicator import Communicator, ReduceOp
+from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import state
+from syrtos.keras import finite, state
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.tensorflow.step import current_step
 
@@ -271,6 +272,32 @@ def finite_everywhere(optimizer: Any, finite: tf.Tensor) -> tf.Tensor:
         finite = tf.logical_or(finite, tf.logical_not(step.active))
     infinite = tf.cast(tf.logical_not(finite), tf.int32)  # summed: a worker that has joined adds nothing
     return ops.allreduce(reduction.comm, infinite) == 0
+
+
+def checked(optimizer: Any, own: Sequence[Any], grads: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """The gradients of the global batch, ``grads``; the update waits until they are known to be finite.
+
+    This worker's ``own`` are looked at only where they are not.
+    """
+    reduction = reduction_of(optimizer)
+    comm = InProcessCommunicator() if reduction is None else reduction.comm
+    flags = _finite(grads)
+    mine = tf.cond(tf.reduce_all(flags), lambda: tf.ones_like(flags), lambda: _finite(own))
+
+    def look(flags: Array, mine: Array, update: Array) -> list[Array]:
+        if not flags.all():
+            finite.check(comm, names, flags.tolist(), mine.tolist(), int(update) + 1)
+        return [np.zeros((), np.int32)]
+
+    looked = ops.exchange(look, [flags, mine, tf.convert_to_tensor(optimizer.iterations)], [tf.int32])
+    with tf.control_dependencies(looked):
+        return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in grads]
+
+
+def _finite(grads: Sequence[Any]) -> tf.Tensor:
+    """For each gradient whether all its numbers are finite: Boolean, shape (number of gradients,)."""
+    values = (g.values if isinstance(g, tf.IndexedSlices) else g for g in grads)
+    return tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values])
 
 
 def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:

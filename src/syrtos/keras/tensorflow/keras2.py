@@ -16,7 +16,7 @@ from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import asynchronous, files, fitting, interrupts, keras_internals, shares, timing
+from syrtos.keras import asynchronous, files, finite, fitting, interrupts, keras_internals, shares, timing
 from syrtos.keras.callbacks import within as enclosing_callbacks
 from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch, install
@@ -35,7 +35,15 @@ def apply_to_optimizers() -> None:
 
 @functools.cache
 def apply_all() -> None:
-    """Installs all patches, once per process."""
+    """Installs all patches, once per process.
+
+    Raises:
+        ConfigurationError: an option of the run has no meaning with Keras 2.
+    """
+    if finite.is_asked():
+        raise ConfigurationError(
+            "`--on-nan stop` does not work with Keras 2, whose optimizers exchange scaled gradients before they look at them. Leave it out."
+        )
     apply_to_optimizers()
     common.patch_tensorflow()
     install([*LOSSES, *MODEL, *FILES])

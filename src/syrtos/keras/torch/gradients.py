@@ -6,9 +6,12 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import state
+from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.keras import finite, state
 from syrtos.keras.torch import ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step
@@ -118,3 +121,17 @@ def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
         return
     object.__setattr__(optimizer, _EQUAL, True)
     state.broadcast(comm, [*variables, *state.of_optimizer(optimizer)])
+
+
+def checked(optimizer: Any, own: Sequence[Any], grads: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
+    """The gradients of the global batch, ``grads``, once they are known to be finite."""
+    flags = _finite(grads)
+    if not all(flags):
+        comm = workers_of(optimizer) or InProcessCommunicator()
+        finite.check(comm, names, flags, _finite(own), int(optimizer.iterations) + 1)
+    return grads
+
+
+def _finite(grads: Sequence[Any]) -> list[bool]:
+    """For each gradient whether all its numbers are finite."""
+    return torch.stack([torch.isfinite(g.coalesce().values() if g.is_sparse else g).all() for g in grads]).tolist()
