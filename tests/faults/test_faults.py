@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -477,6 +478,34 @@ def test_signal_ends_scripts_that_know_nothing_of_it(tmp_path: Path, number: sig
     ended = started.ends(PROMISED)
     assert ended.code == 128 + number, ended.stderr
     assert "Traceback" not in ended.stderr
+    ended.check_nothing_left()
+
+
+def test_a_run_that_nohup_has_started_outlives_its_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        started = Run(tmp_path, "-n", "2", PLAIN, "sleep")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    started.until_exist("begun-0", "begun-1")
+    started.send(signal.SIGHUP)
+    time.sleep(0.5)
+    assert not started.ended()
+    started.send(signal.SIGTERM)
+    assert started.ends(PROMISED).code == 128 + signal.SIGTERM
+    started.check_nothing_left()
+
+
+def test_a_signal_before_the_next_generation_ends_the_run(tmp_path: Path) -> None:
+    """What fails at once is started again after a pause, which grows."""
+    (tmp_path / "train.py").write_text("raise ValueError('the moon is full')\n")
+    started = Run(tmp_path, "-n", "2", "--max-restarts", "9", "train.py")
+    started.until(lambda: "Generation 3" in started.stderr, within=PROMISED)
+    started.send(signal.SIGINT)
+    ended = started.ends(PROMISED)
+    assert ended.code == 128 + signal.SIGINT, ended.stderr
+    assert "syrtos: stopped by SIGINT" in ended.stderr
+    assert "KeyboardInterrupt" not in ended.stderr
     ended.check_nothing_left()
 
 

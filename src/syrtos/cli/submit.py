@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.errors import ConfigurationError, LaunchError
+from syrtos.launch.signalling import is_wanted
 
 
 def add_to(commands: Any) -> None:
@@ -59,7 +60,7 @@ def main(chosen: argparse.Namespace) -> int:
 
     facts, inputs = _asked(chosen)
     estimator = Estimator(**facts)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
         signal.signal(number, signal.default_int_handler)  # the end of this command ends the job
     try:
         estimator.fit(inputs, wait=not chosen.no_wait, job_name=chosen.name)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from syrtos.checkpoint import encoding, folders
 from syrtos.checkpoint.slots import Memory, Places, Slots
-from syrtos.launch import output
+from syrtos.launch import output, signalling
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import Attempt, Policy, decide
 from syrtos.settings import SEED_VARIABLE, SNAPSHOTS_VARIABLE
@@ -92,11 +92,23 @@ def run(
                 break
             begins = f"goes on from {_place(slots)}" if slots.committed() else "begins anew"
             say(_announcement(outcome, number + 1, begins, folder))
-            time.sleep(decision.wait)
+            if stop := _signal_within(decision.wait):
+                outcome = dataclasses.replace(outcome, end=End.STOPPED, code=128 + stop)
+                break
         place = _place(slots) if slots.committed() else ""
     if outcome.end is End.FINISHED or not durable:
         folders.forget(kept)
     return Ended(outcome, folder, decision.reason, place)
+
+
+def _signal_within(seconds: float) -> int:
+    """Waits so long; returns the number of a signal that stops the run as soon as one comes, else 0."""
+    came: list[int] = []
+    deadline = time.monotonic() + seconds
+    with signalling.answered(came.append):
+        while not came and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return came[0] if came else 0
 
 
 def generation_folder(run_dir: Path, number: int) -> Path:

@@ -6,10 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
-from syrtos.launch import local, output
+from syrtos.launch import local, output, signalling
 from syrtos.launch.engine import Ended, Engine
 from syrtos.launch.hangs import STOPPED, Hangs
 from syrtos.launch.hydra import Hydra
@@ -55,7 +54,13 @@ class _Supervisor:
         self._pumps: list[tuple[Pump, ...]] = []
 
     def run(self) -> Outcome:
-        before = {s: signal.signal(s, self._on_signal) for s in _PASSED_ON}
+        with signalling.answered(self._on_signal):
+            self._run()
+        self._pass_the_rest_on()
+        self._facts.returncode = self._engine.poll() or 0
+        return judge(self._facts)
+
+    def _run(self) -> None:
         try:
             listener = Listener(self._on_event, self._facts.noise, self._quiet)
             for pipes in self._engine.outputs:
@@ -63,11 +68,6 @@ class _Supervisor:
             self._wait()
         finally:
             self._engine.kill()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        self._pass_the_rest_on()
-        self._facts.returncode = self._engine.poll() or 0
-        return judge(self._facts)
 
     # -- waiting and ending --------------------------------------------------------------------
 
@@ -122,11 +122,10 @@ class _Supervisor:
         for pump in [pump for pair in self._pumps for pump in pair]:
             pump.join(max(deadline - time.monotonic(), 0.0))
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._facts.stopped_by is not None:
             self._end_soon(0.0)  # a second signal: no more grace
             return
-        number = signal.SIGTERM if number == signal.SIGUSR1 else number  # which a worker answers with its stack
         self._facts.stopped_by = number
         self._kill_at = time.monotonic() + self._grace
         self._engine.signal(number)
@@ -213,9 +212,3 @@ class _Supervisor:
 
 _LAST_REPORTS = 1.0  # seconds in which other workers may report a failure too
 _LAST_OUTPUT = 5.0
-_PASSED_ON = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-)  # the last as Slurm's `--signal=USR1@120` sends it
