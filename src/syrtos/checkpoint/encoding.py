@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
-Arrays = dict[str, npt.NDArray[Any]]
+from syrtos.checkpoint import head
 
-_FACTS = "syrtos"
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 class NotStorable(TypeError):
@@ -22,34 +22,12 @@ class NotStorable(TypeError):
 def pack(arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> bytes:
     """Arrays of any dtype that NumPy knows, and facts that JSON knows."""
     ready = {name: np.ascontiguousarray(_plain(array)) for name, array in arrays.items()}
-    return safetensors.numpy.save(ready, {_FACTS: json.dumps(facts)})
+    return safetensors.numpy.save(ready, {head.FACTS: json.dumps(facts)})
 
 
 def unpack(part: bytes) -> Arrays:
     """The arrays of a part. Complex ones, and those of dtypes that NumPy has from elsewhere (bfloat16), are bytes."""
     return safetensors.numpy.load(part)
-
-
-def facts_of(part: bytes) -> dict[str, Any]:
-    """The facts of a part, of which the beginning is enough. The length of the head comes first, then the head, as JSON.
-
-    Source: the format's description in the README of huggingface/safetensors.
-    """
-    return json.loads(json.loads(part[8 : _end_of_head(part)])["__metadata__"][_FACTS])
-
-
-def first_facts(pieces: Iterable[bytes]) -> dict[str, Any]:
-    """The facts of a part that is read in pieces: of a large part the arrays are not read."""
-    head = b""
-    for piece in pieces:
-        head += piece
-        if len(head) >= _end_of_head(head):
-            break
-    return facts_of(head)
-
-
-def _end_of_head(part: bytes) -> int:
-    return 8 + int.from_bytes(part[:8], "little")
 
 
 _PLAIN = {

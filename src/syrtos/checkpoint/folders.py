@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from syrtos.checkpoint import durable
-from syrtos.checkpoint.encoding import facts_of
+from syrtos.checkpoint.head import facts_of
 from syrtos.checkpoint.slots import Slots
 from syrtos.errors import SnapshotError
 

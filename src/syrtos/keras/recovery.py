@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from syrtos import settings
-from syrtos.checkpoint import durable, encoding
+from syrtos.checkpoint import durable, encoding, head
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.checkpoint.slots import Slots
 from syrtos.comm import world
@@ -121,7 +121,7 @@ class _Run:
     def _place(self) -> Place:
         if not self.number:
             return Place()
-        return Place(**encoding.first_facts(self.slots.pieces(0, self.number))["place"])
+        return Place(**head.first_facts(self.slots.pieces(0, self.number))["place"])
 
     def committed(self, number: int) -> Committed | None:
         """What is to be put back into the ``number``-th `fit`; None if it begins anew."""
@@ -135,7 +135,7 @@ class _Run:
                 self.found = 0  # all that follows is trained again
                 return None
             parts = [file.read_bytes() for file in files]
-        facts = encoding.facts_of(parts[self.rank])
+        facts = head.facts_of(parts[self.rank])
         return Committed(Place(**facts["place"]), facts, [encoding.unpack(part) for part in parts])
 
     def keep_ended(self) -> None:

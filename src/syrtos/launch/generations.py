@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from syrtos.checkpoint import encoding, folders
+from syrtos.checkpoint import folders, head
 from syrtos.checkpoint.slots import Memory, Places, Slots
 from syrtos.launch import output, signalling
 from syrtos.launch.outcome import End, Outcome
@@ -191,7 +191,7 @@ def _copy(slots: Slots, folder: Path) -> None:
 def _place(slots: Slots) -> str:
     """How far the committed snapshot is, in words."""
     number = slots.committed()
-    place = encoding.first_facts(slots.pieces(0, number))["place"]
+    place = head.first_facts(slots.pieces(0, number))["place"]
     if place["ended"]:
         return f"the end of fit {place['fit']}"
     return f"step {place['calls']} (epoch {place['epoch'] + 1}) of fit {place['fit']}"

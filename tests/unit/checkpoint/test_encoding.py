@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syrtos.checkpoint.encoding import Arrays, NotStorable, decode, encode, facts_of, pack, typed, unpack
+from syrtos.checkpoint.encoding import Arrays, NotStorable, decode, encode, pack, typed, unpack
+from syrtos.checkpoint.head import facts_of
 
 VALUES: Any = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(),

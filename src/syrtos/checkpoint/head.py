@@ -1,0 +1,32 @@
+"""The facts in the head of a rank's part of a snapshot. The launcher reads them, and starts without NumPy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+# The name of the facts in the metadata of a safetensors file.
+FACTS = "syrtos"
+
+
+def facts_of(part: bytes) -> dict[str, Any]:
+    """The facts of a part, of which the beginning is enough. The length of the head comes first, then the head, as JSON.
+
+    Source: the format's description in the README of huggingface/safetensors.
+    """
+    return json.loads(json.loads(part[8 : _end_of_head(part)])["__metadata__"][FACTS])
+
+
+def first_facts(pieces: Iterable[bytes]) -> dict[str, Any]:
+    """The facts of a part that is read in pieces: of a large part the arrays are not read."""
+    head = b""
+    for piece in pieces:
+        head += piece
+        if len(head) >= _end_of_head(head):
+            break
+    return facts_of(head)
+
+
+def _end_of_head(part: bytes) -> int:
+    return 8 + int.from_bytes(part[:8], "little")
