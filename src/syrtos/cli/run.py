@@ -93,7 +93,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--exchange", choices=get_args(Exchange), default=defaults.exchange,
                        help="what sums gradients: MPI, or the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
     group.add_argument("--on-nan", choices=get_args(OnNaN), default=defaults.on_nan,
-                       help="stop: end the run before a gradient that is NaN or infinite is applied; warn: tell of such a loss (default)")  # fmt: skip
+                       help="stop: end the run before a gradient that is NaN or infinite is applied; warn: say when the loss is (default)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 

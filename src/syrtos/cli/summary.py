@@ -39,14 +39,14 @@ def print_table(run_dir: Path) -> None:
     summary = summarize(*folders)
     if summary.steps or summary.shares["compute"] or summary.shares["evaluation"]:
         console.print(_table(summary))
-        _print_about_data(console, summary, folders[-1])
+        _print_about_data(console, summary, folders)
 
 
 def _console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def _print_about_data(console: Console, summary: Summary, run_dir: Path) -> None:
+def _print_about_data(console: Console, summary: Summary, folders: list[Path]) -> None:
     """Whether training waits for data and what would help, and which records were left out."""
     waited = summary.input_seconds
     share = waited / summary.training_seconds if summary.training_seconds else 0.0
@@ -57,10 +57,10 @@ def _print_about_data(console: Console, summary: Summary, run_dir: Path) -> None
         )
     from syrtos.data.bad import left_out  # only now: `syrtos run` should start at once
 
-    bad = left_out(run_dir)
+    bad = left_out(*folders)
     if bad:
         console.print(
-            f"[yellow]{len(bad):,} bad records were skipped[/]; the list is in {run_dir / 'data'}:", soft_wrap=True
+            f"[yellow]{len(bad):,} bad records were skipped[/]; the list is in {folders[0] / 'data'}:", soft_wrap=True
         )
     for facts in bad[:_BAD_SHOWN]:
         console.print(f"  {facts['file']}, offset {facts['offset']}: {facts['reason']}", soft_wrap=True)
@@ -79,7 +79,7 @@ def _table(summary: Summary) -> Table:
         table.add_row("steps", f"{summary.steps:,} {_counted(summary)}(median {summary.step_ms:.1f} ms)")
     if summary.restarts.number:
         table.add_row("restarts", _restarts(summary))
-        table.add_row("goodput", f"{summary.goodput:.1%} of the time: what the run would have taken without restarts")
+        table.add_row("goodput", f"{summary.goodput:.1%} of the time was not lost to restarts")
     if "input" in summary.facts:
         table.add_row("data", _WAYS[summary.facts["input"]])
     if summary.steps:

@@ -117,10 +117,10 @@ def _end_line(path: Path) -> None:
             file.write("\n")
 
 
-def left_out(run_dir: Path) -> list[dict[str, Any]]:
-    """The records that the workers of a run have left out, each once, in order."""
+def left_out(*folders: Path) -> list[dict[str, Any]]:
+    """The records that the workers of a run, with a folder for each generation, have left out, each once, in order."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    for path in (run_dir / "data").glob("bad-rank-*.jsonl"):
+    for path in (path for folder in folders for path in (folder / "data").glob("bad-rank-*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 facts = json.loads(line)

@@ -118,10 +118,6 @@ class Backend(abc.ABC):
         """The gradients of the global batch, from those of this worker's share."""
         return grads
 
-    def checked(self, optimizer: Any, own: Sequence[Any], grads: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
-        """The gradients of the global batch, ``grads``, after `finite.check`; ``own``: of this worker's share."""
-        return grads
-
     def average(self, optimizer: Any, comm: Communicator) -> None:
         """Makes one optimizer average its gradients over the workers, also where syrtos was not asked to reduce for all.
 

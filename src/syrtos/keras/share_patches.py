@@ -13,7 +13,7 @@ import keras
 from keras import ops
 
 from syrtos.comm import world
-from syrtos.keras import backend, finite, shares
+from syrtos.keras import backend, shares
 from syrtos.keras.patching import Method, Patch
 
 # -- optimizers: reduce, then clip, then check ---------------------------------------------------------
@@ -21,11 +21,7 @@ from syrtos.keras.patching import Method, Patch
 
 def _reduce_then_clip(original: Method) -> Method:
     def clip_gradients(self: Any, grads: list[Any]) -> list[Any]:
-        active = backend.active()
-        reduced = active.reduced(self, grads)
-        if finite.is_asked():
-            reduced = active.checked(self, grads, reduced, finite.names_of(self, reduced))
-        return original(self, reduced)
+        return original(self, backend.active().reduced(self, grads))
 
     return clip_gradients
 

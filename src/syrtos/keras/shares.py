@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from syrtos.comm import world
-from syrtos.keras import backend
+from syrtos.keras import backend, finite
 from syrtos.keras.patching import Method
 
 # Far apart, so that counters that seeds are mixed with don't meet.
@@ -38,13 +38,13 @@ def without_compilation(model: Any) -> None:
     A compiled step may have been asked for by `compile`, by ``model.jit_compile = True``, or by Keras itself, which chooses it on a GPU.
     """
     place = world.current().world
-    if place.size == 1:
+    if place.size == 1 and not finite.is_asked():
         return
     if model.jit_compile:
         if place.rank == 0:
+            what = "the exchange between workers" if place.size > 1 else "the check that `--on-nan stop` asks for"
             print(
-                "syrtos: jit_compile=True is turned off: a compiled step can't contain the exchange between workers. "
-                "The model runs without it, with the same results.",
+                f"syrtos: jit_compile=True is turned off: a compiled step can't contain {what}. The model runs without it, with the same results.",
                 file=sys.stderr,
             )
         model.jit_compile = False

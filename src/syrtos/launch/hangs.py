@@ -18,7 +18,7 @@ _LOOK = 1.0
 # Part of one processor that threads of libraries use which wait for nothing in particular.
 _IDLE = 0.05
 
-STOPPED = "stopped, by SIGSTOP or a debugger"
+STOPPED, TRACED = "stopped, by SIGSTOP or the like", "stopped by a debugger"
 BUSY = "busy with something else, or hangs"
 
 
@@ -54,12 +54,16 @@ class Hangs:
     def state(self, rank: int) -> str:
         """What a worker that others wait for does, as the end of "it is ..."."""
         pid = self._pid(rank)
-        if pid and _stat(pid)[:1] in (["T"], ["t"]):
-            return STOPPED
+        if pid and (stopped := {"T": STOPPED, "t": TRACED}.get("".join(_stat(pid)[:1]))):
+            return stopped
         still, position = self._still.get(rank, 0.0), self._waits.position(rank)
         if still > 2 * heartbeat.EVERY:
             return f"without a sign of life: for {still:.0f} s it has run no Python code, and has used neither processor nor disk"
         return f"{BUSY}, at {position}" if position else BUSY
+
+    def may_go_on(self, rank: int) -> bool:
+        """Whether ``rank`` does, or may do, something, so that only ``--timeout`` ends the run."""
+        return self.state(rank).startswith((BUSY, TRACED))
 
     def _stands_still(self, rank: int, passed: float) -> float:
         """Seconds for which nothing has run in a worker."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -19,9 +21,13 @@ def start(tell: Callable[[str], None]) -> None:
     main = threading.main_thread().ident
 
     def beat() -> None:
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, signal.valid_signals()
+        )  # they are for the script, which may wait for them
         pause = threading.Event()
         while not pause.wait(EVERY):
-            tell(position(sys._current_frames().get(main or 0)))
+            with contextlib.suppress(OSError):  # the script has closed what it did not open
+                tell(position(sys._current_frames().get(main or 0)))
 
     threading.Thread(target=beat, daemon=True, name="syrtos-heartbeat").start()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from syrtos.launch import local, output, signalling
 from syrtos.launch.engine import Ended, Engine
-from syrtos.launch.hangs import STOPPED, Hangs
+from syrtos.launch.hangs import STOPPED, TRACED, Hangs
 from syrtos.launch.hydra import Hydra
 from syrtos.launch.outcome import Facts, Outcome, how, judge
 from syrtos.launch.output import Listener, Pump
@@ -82,9 +82,7 @@ class _Supervisor:
             if self._facts.fatal and self._waits.all_wait(set(self._facts.unfinished) - self._over):
                 self._end_soon(0.0)  # for a worker that is gone: no one has anything to write any more
             if notice := self._waits.notice(self._facts.unfinished):
-                output.say(
-                    f"{notice}. {self._states()} The log of each has its stack if this goes on until `--timeout`."
-                )
+                output.say(f"{notice}. {self._states()}")
             if self._kill_at is None and (hung := self._hangs.found(self._facts.unfinished)) and self._all_is_heard():
                 self._give_up(hung)
             if self._kill_at and time.monotonic() > self._kill_at:
@@ -133,9 +131,12 @@ class _Supervisor:
     # -- waits ---------------------------------------------------------------------------------
 
     def _states(self) -> str:
-        """What the awaited workers are doing, in sentences."""
+        """What the awaited workers are doing, and what follows, in sentences."""
         awaited = self._waits.awaited(self._facts.unfinished)
-        return " ".join(f"Rank {rank} is {self._hangs.state(rank)}." for rank in awaited)
+        states = [f"Rank {rank} is {self._hangs.state(rank)}." for rank in awaited]
+        if all(self._hangs.may_go_on(rank) for rank in awaited):
+            return " ".join([*states, "The run ends after `--timeout`, with the stack of each rank in its log."])
+        return " ".join([*states, "The run ends now unless that has changed."])
 
     def _all_is_heard(self) -> bool:
         """Whether no sign of life is on its way, held up by a terminal that takes no output."""
@@ -144,8 +145,7 @@ class _Supervisor:
     def _give_up(self, hung: list[int]) -> None:
         """Ends a run in which nothing runs in a worker that others wait for; every rank that can writes its stack into its log."""
         self._facts.hung = {rank: self._hangs.state(rank) for rank in hung}
-        if not self._facts.spared:  # there the signal tells MPI of a death
-            self._engine.signal(signal.SIGUSR1)
+        self._engine.signal(signal.SIGUSR1)
         self._end_soon(_LAST_REPORTS)
 
     def _on_stalled(self) -> None:
@@ -153,7 +153,7 @@ class _Supervisor:
         if not self._facts.hung:  # the first to give up knows: those that follow may have come by now
             awaited = self._waits.awaited(self._facts.unfinished)
             states = {rank: self._hangs.state(rank) for rank in awaited}
-            stopped = {rank: state for rank, state in states.items() if state == STOPPED}
+            stopped = {rank: state for rank, state in states.items() if state in (STOPPED, TRACED)}
             self._facts.hung = stopped or states
         self._engine.signal(signal.SIGUSR1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -16,12 +17,11 @@ class Waits:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._calls: dict[tuple[int, str], str] = {}  # by rank and watchdog
+        self._calls: dict[tuple[int, str], tuple[float, str]] = {}  # by rank and watchdog: since when, and the call
         self._beats: dict[int, int] = {}
         self._positions: dict[int, str] = {}
         self._servers: set[int] = set()
-        self._since = 0.0
-        self._told = False
+        self._told: float | None = None  # the begin of the wait that there was a notice of
 
     def serves(self, rank: int) -> None:
         """``rank`` is a parameter server: it waits for questions, and nothing is known of the others by that."""
@@ -29,9 +29,7 @@ class Waits:
 
     def begin(self, rank: int, watchdog: str, call: str, seconds: float) -> None:
         """``rank`` has waited ``seconds`` in ``call``."""
-        if not self._calls:
-            self._since, self._told = self._now() - seconds, False
-        self._calls[rank, watchdog] = call
+        self._calls[rank, watchdog] = self._now() - seconds, call
 
     def end(self, rank: int, watchdog: str) -> None:
         """Its wait is over."""
@@ -62,14 +60,15 @@ class Waits:
 
     def notice(self, ranks: Iterable[int]) -> str:
         """Once in a long wait of some for others: a sentence about it; else an empty text."""
-        calls = dict(self._calls)
-        awaited = self.awaited(ranks)
-        if not calls or not awaited or self._told or self._now() - self._since < _WORTH_A_LINE:
+        calls, awaited = dict(self._calls), self.awaited(ranks)
+        since, call = min(calls.values(), default=(math.inf, ""))
+        if not awaited or self._told == since or self._now() - since < _WORTH_A_LINE:
             return ""
-        self._told = True
-        waiting, call = _ranks(sorted({rank for rank, _ in calls})), next(iter(calls.values()))
-        return f"{waiting} waits for {_ranks(awaited)} since {self._now() - self._since:.0f} s, in `{call}`"
+        self._told = since
+        waiting = sorted({rank for rank, _ in calls})
+        verb = "has" if len(waiting) == 1 else "have"
+        return f"{_ranks(waiting)} {verb} waited {self._now() - since:.0f} s for {_ranks(awaited)}, in `{call}`"
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"each of the ranks {', '.join(map(str, ranks))}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

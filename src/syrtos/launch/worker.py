@@ -121,6 +121,7 @@ class _Worker:
             heartbeat.start(lambda position: self._tell("alive", position=position))
         leftovers.unlink_early(session)
         _check_versions(session.comm)
+        _check_hashes(session.comm)
         run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
         session.record_in(run_dir)
         check_servers(settings.environment(), session.options.servers)
@@ -361,6 +362,16 @@ def _check_versions(comm: Communicator) -> None:
             raise WorldError(
                 "Hosts run different versions:\n" + "\n".join(lines) + "\nInstall the same versions on all hosts."
             )
+
+
+def _check_hashes(comm: Communicator) -> None:
+    hashes = comm.allgather_object(hash("syrtos"))
+    if len(set(hashes)) > 1 and comm.rank == 0:
+        print(
+            "syrtos: hashes of texts differ between the workers, and so does the order of a script's sets: a flag of the interpreter (-R, -E, -I) or unequal "
+            "values of PYTHONHASHSEED ask for it.",
+            file=sys.stderr,
+        )
 
 
 def version(name: str) -> str:

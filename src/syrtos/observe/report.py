@@ -165,7 +165,8 @@ class Summary:
 def summarize(*folders: Path) -> Summary:
     """Reads all ledgers of a run, which are in a folder for each generation of its workers, in order."""
     generations = [_Generation(folder) for folder in folders]
-    last = generations[-1]
+    last = next((generation for generation in reversed(generations) if generation.ranks), generations[-1])
+    trained = next((generation for generation in reversed(generations) if generation.first.steps), last)
     firsts = [generation.first for generation in generations]
     completed = [seconds for generation in generations for seconds in generation.completed]
     whole = sum(sum(seconds.values()) for seconds in completed)
@@ -181,15 +182,15 @@ def summarize(*folders: Path) -> Summary:
     return Summary(
         workers=len(last.ranks),
         seconds=sum(generation.seconds for generation in generations),
-        steps=computed if asynchronous else last.trained_before + last.first.steps,
-        loops=last.first.loop_steps * 2 > last.first.steps,
+        steps=computed if asynchronous else trained.reached,
+        loops=trained.first.loop_steps * 2 > trained.first.steps,
         samples_per_second=samples / training if training else 0.0,
         steps_per_second=computed / training if training else 0.0,
         step_ms=_median(seconds for first in firsts for seconds in first.step_seconds[1:]) * 1e3,
         shares={kind: value / whole if whole else 0.0 for kind, value in totals.items()},
         input_seconds=totals["input"] / max(len(last.ranks), 1),
         training_seconds=training,
-        skew=_skew(last.ranks),
+        skew=_skew(trained.ranks),
         facts=last.first.facts,
         restarts=_restarts(generations),
     )
@@ -204,7 +205,8 @@ class _Generation:
         self.first = self.ranks[0] if self.ranks else Tally()
         self.launcher = reader.launcher()
         self.completed = [rank.completed(self.launcher) for rank in self.ranks]
-        self.seconds = max((sum(seconds.values()) for seconds in self.completed), default=0.0)
+        lasted = self.launcher.get("ended", 0.0) - self.launcher.get("began", 0.0)
+        self.seconds = max((sum(seconds.values()) for seconds in self.completed), default=lasted)
 
     @property
     def trained_before(self) -> int:
@@ -212,32 +214,40 @@ class _Generation:
         return int(self.first.facts.get("trained", 0))
 
     @property
+    def reached(self) -> int:
+        """The steps of the run that are made when it ends."""
+        return self.trained_before + self.first.steps
+
+    @property
     def before_steps(self) -> float:
         """Seconds until its first training step; all that there are if it has made none."""
         if not self.first.steps:
             return self.seconds
-        return (
-            max(self.first.facts.get("began", 0.0) - self.launcher.get("began", math.inf), 0.0)
-            + self.first.before_steps
-        )
+        before_process = self.first.facts.get("began", 0.0) - self.launcher.get("began", math.inf)
+        return max(before_process, 0.0) + self.first.before_steps
 
     @property
     def after_lines(self) -> float:
-        """Seconds between the last line of its first worker and its end."""
+        """Seconds between the last line of its first worker and its end; 0 if it has made no step, for all of its time is `before_steps`."""
         ended = self.launcher.get("ended", 0.0) - self.first.facts.get("began", math.inf)
-        return max(ended - self.first.total, 0.0)
+        return max(ended - self.first.total, 0.0) if self.first.steps else 0.0
 
 
 def _restarts(generations: list[_Generation]) -> Restarts:
-    found = Restarts()
-    for one, following in itertools.pairwise(generations):
-        again = min(max(one.trained_before + one.first.steps - following.trained_before, 0), one.first.steps)
+    """A generation that made no step has only cost time: the next one that trains goes on from where the last one that trained had come to."""
+    found, trained = Restarts(), None if not generations[0].first.steps else generations[0]
+    for before, one in itertools.pairwise(generations):
+        again = 0
+        if one.first.steps:
+            again = 0 if trained is None else min(max(trained.reached - one.trained_before, 0), trained.first.steps)
+        step = trained.first.stepping / trained.first.steps if trained else 0.0
         found = Restarts(
             found.number + 1,
-            found.seconds + following.before_steps + (one.after_lines if one.first.steps else 0.0),
+            found.seconds + before.after_lines + one.before_steps,
             found.steps + again,
-            found.step_seconds + (again * one.first.stepping / one.first.steps if again else 0.0),
+            found.step_seconds + again * step,
         )
+        trained = one if one.first.steps else trained
     return found
 
 

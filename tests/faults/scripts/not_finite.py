@@ -68,6 +68,30 @@ def accumulated() -> None:
     fit(spoilt(20), dense(), optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
 
 
+def without_gradient() -> None:
+    """One variable has none, and is left out."""
+    model = keras.Sequential([keras.Input((4,)), Unused(), dense()])
+    model.compile("sgd", "mse")
+    model.fit(spoilt(44), Y, batch_size=16, shuffle=False, verbose=QUIET)
+
+
+class Unused(keras.layers.Layer):
+    """A layer with a weight that nothing depends on."""
+
+    def build(self, shape: Any) -> None:
+        """Makes it."""
+        self.add_weight(shape=(2,), name="unused")
+
+    def call(self, x: Any) -> Any:
+        """Nothing."""
+        return x
+
+
+def few_rows() -> None:
+    """The second batch has one row: one worker has none, and computes with a copy."""
+    fit(spoilt(16)[:17], dense(), y=Y[:17])
+
+
 def scaled() -> None:
     """A scale of the loss that is too large is made smaller, and its gradients are infinite on purpose."""
     optimizer = keras.optimizers.LossScaleOptimizer(

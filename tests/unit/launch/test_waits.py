@@ -37,12 +37,25 @@ def test_one_notice_in_a_wait() -> None:
     waits.begin(0, "main", "allreduce sum", 10.0)
     assert waits.notice(range(2)) == ""
     time = 121.0
-    assert waits.notice(range(2)) == "rank 0 waits for rank 1 since 31 s, in `allreduce sum`"
+    assert waits.notice(range(2)) == "rank 0 has waited 31 s for rank 1, in `allreduce sum`"
     assert waits.notice(range(2)) == ""
     waits.end(0, "main")
     waits.begin(1, "main", "barrier", 10.0)
     time = 150.0
-    assert waits.notice(range(4)) == "rank 1 waits for each of the ranks 0, 2, 3 since 39 s, in `barrier`"
+    assert waits.notice(range(4)) == "rank 1 has waited 39 s for ranks 0, 2, 3, in `barrier`"
+
+
+def test_short_waits_that_overlap_are_no_long_one() -> None:
+    time = 100.0
+    waits = Waits(lambda: time)
+    for _ in range(20):
+        waits.begin(0, "main", "allreduce sum", 1.0)
+        time += 1.0
+        waits.end(0, "input")
+        time += 1.0
+        waits.begin(0, "input", "read", 1.0)
+        waits.end(0, "main")
+        assert waits.notice(range(2)) == ""
 
 
 def test_there_is_no_notice_where_all_wait() -> None:

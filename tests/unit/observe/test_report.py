@@ -179,3 +179,42 @@ def test_the_page_and_the_summary_say_the_same(tmp_path: Path) -> None:
     whole = sum(sum(rank.values()) for rank in ranks)
     shares = {kind: sum(rank[kind] for rank in ranks) / whole for kind in SHARES}
     assert shares == pytest.approx(summarize(tmp_path).shares)
+
+
+def generation(folder: Path, began: float, ended: float, steps: int, trained: int = 0) -> Path:
+    """20 s until its first step, steps of 1 s, and the rest until its end; without a ledger if it made no step."""
+    if steps:
+        facts = {"phase": "facts", "began": began, **({"trained": trained} if trained else {})}
+        write(folder, [facts, spent("script", rest=20.0), *([step()] * steps)])
+    launcher_path(folder).parent.mkdir(parents=True, exist_ok=True)
+    launcher_path(folder).write_text(json.dumps({"began": began, "ended": ended}))
+    return folder
+
+
+def test_what_restarts_cost(tmp_path: Path) -> None:
+    """The first dies after 100 steps, 5 s later that is noticed; the second goes on from step 90."""
+    one, two = generation(tmp_path / "1", 0, 125, 100), generation(tmp_path / "2", 125, 155, 10, trained=90)
+    summary = summarize(one, two)
+    assert (summary.steps, summary.seconds) == (100, 155.0)
+    restarts = summary.restarts
+    assert (restarts.number, restarts.seconds, restarts.steps, restarts.step_seconds) == (1, 25.0, 10, 10.0)
+    assert summary.goodput == pytest.approx(120 / 155)
+    assert sum(summary.shares.values()) == pytest.approx(1.0)
+
+
+def test_a_generation_that_makes_no_step_costs_its_time_alone(tmp_path: Path) -> None:
+    one, none = generation(tmp_path / "1", 0, 120, 100), generation(tmp_path / "2", 120, 128, 0)
+    two = generation(tmp_path / "3", 128, 158, 10, trained=90)
+    restarts = summarize(one, none, two).restarts
+    assert (restarts.number, restarts.seconds, restarts.steps) == (2, 28.0, 10)
+    given_up = summarize(one, none)
+    assert (given_up.workers, given_up.steps, given_up.seconds) == (1, 100, 128.0)
+    assert (given_up.restarts.seconds, given_up.restarts.steps) == (8.0, 0)
+    begun_anew = summarize(none, one)
+    assert (begun_anew.steps, begun_anew.restarts.steps) == (100, 0)
+
+
+def test_a_run_that_begins_anew_computes_all_steps_again(tmp_path: Path) -> None:
+    one, two = generation(tmp_path / "1", 0, 120, 100), generation(tmp_path / "2", 120, 240, 100)
+    summary = summarize(one, two)
+    assert (summary.steps, summary.restarts.steps, summary.goodput) == (100, 100, 0.5)

@@ -17,7 +17,7 @@ from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
 from syrtos.keras import finite, state
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
-from syrtos.keras.tensorflow.step import current_step
+from syrtos.keras.tensorflow.step import StepScope, current_step
 
 _MARK = "_syrtos_reduction"
 _APPLIED = "_syrtos_applied"
@@ -191,16 +191,16 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     In `fit` they are averaged by samples. In a custom loop with `strategy.run` they are summed, as `tf.distribute` defines; in
     any other loop they are averaged over workers, or what the optimizer was asked to do.
     """
-    reduction = reduction_of(optimizer)
+    reduction, step = reduction_of(optimizer), current_step()
     if reduction is None:
-        return list(grads)
+        return _checked(optimizer, list(grads), grads, None, step)
     _check_computed(optimizer, reduction)
-    step = current_step()
     weighed = step is not None and _accumulates(optimizer)  # by `to_accumulate`
     weight = 1.0 if step is None or weighed else step.samples
     if weighed or (step is None and in_strategy_run()):
         reduction = dataclasses.replace(reduction, op=ReduceOp.SUM)
-    return reduction.apply(grads, getattr(optimizer, _APPLIED, ()), weight, _adds_rows(optimizer))
+    results = reduction.apply(grads, getattr(optimizer, _APPLIED, ()), weight, _adds_rows(optimizer))
+    return _checked(optimizer, results, grads, reduction, step)
 
 
 def computed(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -274,19 +274,25 @@ def finite_everywhere(optimizer: Any, finite: tf.Tensor) -> tf.Tensor:
     return ops.allreduce(reduction.comm, infinite) == 0
 
 
-def checked(optimizer: Any, own: Sequence[Any], grads: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """The gradients of the global batch, ``grads``; the update waits until they are known to be finite.
+def _checked(
+    optimizer: Any, grads: list[Any], own: Sequence[Any], reduction: Reduction | None, step: StepScope | None
+) -> list[Any]:
+    """The gradients that are applied, ``grads``: with `--on-nan stop` they are known to be finite by then.
 
     This worker's ``own`` are looked at only where they are not.
     """
-    reduction = reduction_of(optimizer)
-    comm = InProcessCommunicator() if reduction is None else reduction.comm
+    if not finite.is_asked() or not grads:
+        return grads
+    comm = None if reduction is None or reduction.local else reduction.comm
+    variables = list(getattr(optimizer, _APPLIED, ()))
     flags = _finite(grads)
     mine = tf.cond(tf.reduce_all(flags), lambda: tf.ones_like(flags), lambda: _finite(own))
+    if step is not None:
+        mine = tf.logical_or(mine, tf.logical_not(step.active))
 
     def look(flags: Array, mine: Array, update: Array) -> list[Array]:
         if not flags.all():
-            finite.check(comm, names, flags.tolist(), mine.tolist(), int(update) + 1)
+            finite.check(comm, variables, flags.tolist(), mine.tolist(), int(update) + 1)
         return [np.zeros((), np.int32)]
 
     looked = ops.exchange(look, [flags, mine, tf.convert_to_tensor(optimizer.iterations)], [tf.int32])
@@ -296,8 +302,8 @@ def checked(optimizer: Any, own: Sequence[Any], grads: Sequence[Any], names: Seq
 
 def _finite(grads: Sequence[Any]) -> tf.Tensor:
     """For each gradient whether all its numbers are finite: Boolean, shape (number of gradients,)."""
-    values = (g.values if isinstance(g, tf.IndexedSlices) else g for g in grads)
-    return tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+    values = (tf.convert_to_tensor(g.values if isinstance(g, tf.IndexedSlices) else g) for g in grads)
+    return tf.stack([tf.reduce_all(tf.math.is_finite(v)) if v.dtype.is_floating else tf.constant(True) for v in values])
 
 
 def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:

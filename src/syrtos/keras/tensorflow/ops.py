@@ -182,8 +182,8 @@ def exchange(
     """
     if tf_internals.is_compiled() and not tf.executing_eagerly():
         raise ConfigurationError(
-            "A `tf.function` with jit_compile=True exchanges values between workers (an optimizer's update, a reduction): XLA can't compile that. "
-            "Leave jit_compile out there, or keep it on a function that computes the gradients alone, and apply them outside of it."
+            "A `tf.function` with jit_compile=True exchanges values between workers, or looks at them (an optimizer's update, a reduction): XLA can't "
+            "compile that. Leave jit_compile out there, or keep it on a function that computes the gradients alone, and apply them outside of it."
         )
     session = world.current()
 

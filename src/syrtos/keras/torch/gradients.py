@@ -10,13 +10,12 @@ import torch
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.keras import finite, state
 from syrtos.keras.torch import ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step
 
-_WORKERS, _EQUAL = "_syrtos_workers", "_syrtos_equal"
+_WORKERS, _EQUAL, _APPLIED = "_syrtos_workers", "_syrtos_equal", "_syrtos_applied"
 
 
 class _All:
@@ -42,12 +41,25 @@ def workers_of(optimizer: Any) -> Communicator | None:
     return found if found is not None and found.size > 1 else None
 
 
+def about_to_apply(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Notes the variables of the gradients that `reduced` will be given."""
+    object.__setattr__(optimizer, _APPLIED, list(variables))
+
+
 def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-    """The gradients of the global batch, from those of this worker's share.
+    """The gradients of the global batch, from those of this worker's share; with `--on-nan stop` they are finite.
 
     In `fit` they are averaged by samples, in a loop of the script's own over the workers.
     """
     comm, step = workers_of(optimizer), current_step()
+    results = _reduced(optimizer, grads, comm, step)
+    if finite.is_asked() and not all(flags := _finite(results)):
+        own = _finite(grads) if step is None or step.samples else [True]
+        finite.check(comm, getattr(optimizer, _APPLIED, ()), flags, own, int(optimizer.iterations) + 1)
+    return results
+
+
+def _reduced(optimizer: Any, grads: Sequence[Any], comm: Communicator | None, step: StepScope | None) -> list[Any]:
     if comm is None:
         return list(grads)
     if step is not None and _accumulates(optimizer):  # weighted by `to_accumulate`
@@ -123,15 +135,7 @@ def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
     state.broadcast(comm, [*variables, *state.of_optimizer(optimizer)])
 
 
-def checked(optimizer: Any, own: Sequence[Any], grads: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
-    """The gradients of the global batch, ``grads``, once they are known to be finite."""
-    flags = _finite(grads)
-    if not all(flags):
-        comm = workers_of(optimizer) or InProcessCommunicator()
-        finite.check(comm, names, flags, _finite(own), int(optimizer.iterations) + 1)
-    return grads
-
-
 def _finite(grads: Sequence[Any]) -> list[bool]:
     """For each gradient whether all its numbers are finite."""
-    return torch.stack([torch.isfinite(g.coalesce().values() if g.is_sparse else g).all() for g in grads]).tolist()
+    flags = [torch.isfinite(g.coalesce().values() if g.is_sparse else g).all() for g in grads]
+    return torch.stack(flags).tolist() if flags else []

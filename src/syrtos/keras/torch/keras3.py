@@ -42,6 +42,7 @@ def apply_all() -> None:
 def _begin_equal_then_accumulate(original: Method) -> Method:
     def backend_apply_gradients(self: Any, grads: list[Any], trainable_variables: Any) -> None:
         gradients.broadcast_before_first(self, self._trainable_variables)
+        gradients.about_to_apply(self, trainable_variables)
         original(self, gradients.to_accumulate(self, grads), trainable_variables)
 
     return backend_apply_gradients

@@ -61,9 +61,6 @@ class Torch(Backend):
     def reduced(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
         return gradients.reduced(optimizer, grads)
 
-    def checked(self, optimizer: Any, own: Sequence[Any], grads: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
-        return gradients.checked(optimizer, own, grads, names)
-
     def average(self, optimizer: Any, comm: Communicator) -> None:
         gradients.average(optimizer, comm)
 
