@@ -191,7 +191,8 @@ def _execute(request: Request, run_dir: Path, resume: bool) -> int:
     if ended.reason:
         print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)
     if ended.resumable:
-        print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}.", file=sys.stderr)
+        mended = ", once the cause is mended" if ended.reason else ""
+        print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}.", file=sys.stderr)
     resumable = ended.resumable and generations.has_snapshot(run_dir)  # which a full disk may have prevented
     return _TO_BE_RESUMED if resumable and end == _BY_SCHEDULER else ended.outcome.code
 

@@ -74,7 +74,8 @@ def _advice(summary: Summary) -> str:
 def _table(summary: Summary) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("workers", str(summary.workers))
-    table.add_row("time", f"{summary.seconds:,.1f} s, from the start of the run to its end")
+    span = "of all generations" if summary.restarts.number else "from the start of the run to its end"
+    table.add_row("time", f"{summary.seconds:,.1f} s, {span}")
     if summary.steps:
         table.add_row("steps", f"{summary.steps:,} {_counted(summary)}(median {summary.step_ms:.1f} ms)")
     if summary.restarts.number:

@@ -137,7 +137,10 @@ def test_a_signal_reaches_all_and_they_may_save(capfd: pytest.CaptureFixture[str
 
 ABORTING = """
 from mpi4py import MPI
+from syrtos.launch.leftovers import mapped, remove
 started(2, rank)
+MPI.COMM_WORLD.Barrier()
+if rank == 0: remove(mapped())
 MPI.COMM_WORLD.Barrier()
 if rank == 1: MPI.COMM_WORLD.Abort({})
 time.sleep(600)
