@@ -60,7 +60,7 @@ class Request:
         name = spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve())
         described = {
             "program": dataclasses.asdict(dataclasses.replace(spec.program, name=name)),
-            "sha256": hashlib.sha256(Path(name).read_bytes()).hexdigest() if os.path.isfile(name) else "",
+            "sha256": _digest(name),
             "versions": versions(),
             "folder": os.getcwd(),
             "workers": spec.workers,
@@ -78,8 +78,13 @@ class Request:
         (run_dir / _REQUEST).write_text(json.dumps(self.described() | facts, indent=2) + "\n")
 
 
+def _digest(script: str) -> str:
+    """Of a script's file; empty for a module."""
+    return hashlib.sha256(Path(script).read_bytes()).hexdigest() if os.path.isfile(script) else ""
+
+
 def read_request(run_dir: Path) -> Request:
-    """What `Request.write` wrote; the current folder becomes that in which the run was begun.
+    """What `Request.write` wrote; the current folder becomes that in which the run was begun. A script that has changed since is named.
 
     Raises:
         ConfigurationError: there is no such run, or it can't be resumed.
@@ -112,6 +117,8 @@ def read_request(run_dir: Path) -> Request:
         )
     if (found.get("end") or [""])[0] == End.FINISHED.name:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
+    if _digest(spec.program.name) != found.get("sha256", ""):
+        print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
     return Request(spec, policy, seed)
 
 

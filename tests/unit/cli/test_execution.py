@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.cli.execution import Request, _goes_on, _locked, execute
+from syrtos.cli.execution import Request, _goes_on, _locked, execute, read_request
 from syrtos.errors import ConfigurationError
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import parse
@@ -54,6 +54,17 @@ def test_no_snapshot_is_removed_without_a_word(tmp_path: Path, request_in: Reque
     with pytest.raises(ConfigurationError, match=r"has not finished.*`syrtos resume .*remove that folder"):
         execute(request_in, tmp_path)
     assert (tmp_path / "snapshots" / "snapshot-12").is_dir()
+
+
+def test_a_run_is_resumed_with_a_changed_script_and_a_word(
+    tmp_path: Path, request_in: Request, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_request(tmp_path).seed == 7
+    assert capsys.readouterr().err == ""
+    (tmp_path / "train.py").write_text("import keras  # mended")
+    assert read_request(tmp_path).seed == 7
+    assert capsys.readouterr().err == f"syrtos: {tmp_path / 'train.py'} has changed since the run was begun.\n"
 
 
 def test_a_script_that_was_changed_begins_anew(tmp_path: Path, request_in: Request) -> None:
