@@ -37,11 +37,16 @@ def born(pid: int) -> int:
 
     One that has ended and waits for its parent to notice is gone.
     """
+    fields = stat(pid)
+    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def stat(pid: int) -> list[str]:
+    """Fields of proc(5)'s ``stat`` from the third, the state, on; empty if the process is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
+        return []
 
 
 def started(descriptor: int, rank: int, **facts: Any) -> None:

@@ -36,9 +36,8 @@ class Hangs:
         self._waits, self._workers, self._now = waits, workers, now
         self._machine = events.machine()
         self._looked = now()
-        self._seen: dict[
-            int, tuple[float, object]
-        ] = {}  # by rank: processor time at the last look, and what else changes in one that runs
+        # by rank: processor time at the last look, and what else changes in one that runs
+        self._seen: dict[int, tuple[float, object]] = {}
         self._still: dict[int, float] = {}  # by rank: seconds since something was seen to run in it
 
     def found(self, ranks: Iterable[int]) -> list[int]:
@@ -48,13 +47,13 @@ class Hangs:
             return []
         self._looked += passed
         awaited = self._waits.awaited(ranks)
-        self._still = {rank: self._stands_still(rank, passed) for rank in awaited if self._pid(rank)}
+        self._still = {rank: self._stands_still(rank, pid, passed) for rank in awaited if (pid := self._pid(rank))}
         return [rank for rank, seconds in self._still.items() if seconds >= _HANGS]
 
     def state(self, rank: int) -> str:
         """What a worker that others wait for does, as the end of "it is ..."."""
         pid = self._pid(rank)
-        if pid and (stopped := {"T": STOPPED, "t": TRACED}.get("".join(_stat(pid)[:1]))):
+        if pid and (stopped := {"T": STOPPED, "t": TRACED}.get("".join(events.stat(pid)[:1]))):
             return stopped
         still, position = self._still.get(rank, 0.0), self._waits.position(rank)
         if still > 2 * heartbeat.EVERY:
@@ -65,14 +64,13 @@ class Hangs:
         """Whether ``rank`` does, or may do, something, so that only ``--timeout`` ends the run."""
         return self.state(rank).startswith((BUSY, TRACED))
 
-    def _stands_still(self, rank: int, passed: float) -> float:
+    def _stands_still(self, rank: int, pid: int, passed: float) -> float:
         """Seconds for which nothing has run in a worker."""
-        pid = self._pid(rank)
-        stat = _stat(pid)
+        stat = events.stat(pid)
         if not stat or stat[0] in "tD":  # gone, looked at with a debugger, or waiting for a disk
             return 0.0
         used = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-        others = (self._waits.beats(rank), _read(pid, "io"))
+        others = (self._waits.beats(rank), _input_output(pid))
         before, others_before = self._seen.get(rank, (0.0, None))
         self._seen[rank] = (used, others)
         runs = used - before > _IDLE * passed or others != others_before
@@ -85,13 +83,9 @@ class Hangs:
         return worker["pid"] if worker is not None and here else 0
 
 
-def _stat(pid: int) -> list[str]:
-    """Fields of proc(5)'s ``stat`` from the third, the state, on; empty if the process is gone."""
-    return _read(pid, "stat").rpartition(")")[2].split()
-
-
-def _read(pid: int, name: str) -> str:
+def _input_output(pid: int) -> str:
+    """What a process has read and written so far (proc(5), ``io``); empty if it is gone."""
     try:
-        return Path(f"/proc/{pid}/{name}").read_text()
+        return Path(f"/proc/{pid}/io").read_text()
     except OSError:
         return ""

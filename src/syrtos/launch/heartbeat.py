@@ -21,9 +21,8 @@ def start(tell: Callable[[str], None]) -> None:
     main = threading.main_thread().ident
 
     def beat() -> None:
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, signal.valid_signals()
-        )  # they are for the script, which may wait for them
+        # signals are for the script, which may wait for them
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pause = threading.Event()
         while not pause.wait(EVERY):
             with contextlib.suppress(OSError):  # the script has closed what it did not open

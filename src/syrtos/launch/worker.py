@@ -120,8 +120,7 @@ class _Worker:
         if self._supervised and session.world.size > 1:
             heartbeat.start(lambda position: self._tell("alive", position=position))
         leftovers.unlink_early(session)
-        _check_versions(session.comm)
-        _check_hashes(session.comm)
+        _check_interpreters(session.comm)
         run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
         session.record_in(run_dir)
         check_servers(settings.environment(), session.options.servers)
@@ -350,10 +349,11 @@ def _cause(error: BaseException) -> BaseException:
     return world.original_of(error) if type(error).__module__.startswith("tensorflow") else error
 
 
-def _check_versions(comm: Communicator) -> None:
+def _check_interpreters(comm: Communicator) -> None:
+    """Refuses unequal versions, and says where hashes differ."""
     mine = {"python": platform.python_version(), **{name: version(name) for name in _COMPARED}}
-    everyone = comm.allgather_object([socket.gethostname(), mine])
-    for host, theirs in everyone:
+    everyone = comm.allgather_object([socket.gethostname(), mine, hash("syrtos")])
+    for host, theirs, _ in everyone:
         different = {
             name: (everyone[0][1][name], theirs[name]) for name in theirs if theirs[name] != everyone[0][1][name]
         }
@@ -362,11 +362,7 @@ def _check_versions(comm: Communicator) -> None:
             raise WorldError(
                 "Hosts run different versions:\n" + "\n".join(lines) + "\nInstall the same versions on all hosts."
             )
-
-
-def _check_hashes(comm: Communicator) -> None:
-    hashes = comm.allgather_object(hash("syrtos"))
-    if len(set(hashes)) > 1 and comm.rank == 0:
+    if len({hashed for _, _, hashed in everyone}) > 1 and comm.rank == 0:
         print(
             "syrtos: hashes of texts differ between the workers, and so does the order of a script's sets: a flag of the interpreter (-R, -E, -I) or unequal "
             "values of PYTHONHASHSEED ask for it.",
