@@ -1,7 +1,6 @@
 """`syrtos run` and plain scripts as tests start them, in processes that a zygote forks: they need not import TensorFlow and Keras first.
 
-All of it is the real thing but for one program: `forked_mpiexec.py` stands for MPI's launcher. Tests of the launch itself start it for
-themselves. One more thing is lost: all processes have the same hash seed, so the order of sets is equal on all ranks.
+Tests of the launch itself start new interpreters.
 """
 
 from __future__ import annotations

@@ -5,27 +5,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
 from syrtos.cli.env import versions
 from syrtos.cli.failure import print_failure
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.errors import ConfigurationError
-from syrtos.launch import generations, guard
+from syrtos.launch import generations, losses
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.plan import Machine, find_mpiexec, make_plan
+from syrtos.launch.plan import Machine, Plan, make_plan
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import Program
-from syrtos.launch.spec import Spec
+from syrtos.launch.spec import Host, Spec
 from syrtos.launch.standard_input import given, has_data
 from syrtos.launch.standby import Standby
 from syrtos.launch.supervise import supervise
@@ -33,11 +35,28 @@ from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
 from syrtos.settings import Options
 
+if TYPE_CHECKING:
+    from syrtos.launch.channel import Channel
+    from syrtos.launch.hosts import Agents
+
 _REQUEST = "run.json"
 _LOCK = ".lock"
 # The end of a run that a scheduler has stopped, and its exit code where it goes on when it is started again: EX_TEMPFAIL of sysexits.h.
 _BY_SCHEDULER = [End.STOPPED.name, 128 + signal.SIGTERM]
 _TO_BE_RESUMED = 75
+
+
+@dataclasses.dataclass(frozen=True)
+class Met:
+    """Processes that were started on the hosts by something else, and have come to this one.
+
+    Attributes:
+        here: the name of this machine among the hosts.
+        agents: channels to those that start workers on the other hosts.
+    """
+
+    here: str
+    agents: Mapping[str, Channel]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +141,7 @@ def read_request(run_dir: Path) -> Request:
     return Request(spec, policy, seed)
 
 
-def execute(request: Request, run_dir: Path, resume: bool = False) -> int:
+def execute(request: Request, run_dir: Path, resume: bool = False, met: Met | None = None) -> int:
     """Runs it, prints what a person wants to know, and returns the exit code."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with _locked(run_dir):
@@ -134,7 +153,7 @@ def execute(request: Request, run_dir: Path, resume: bool = False) -> int:
                 )
             print(f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr)
             request, resume = read_request(run_dir), True
-        return _execute(request, run_dir, resume)
+        return _execute(request, run_dir, resume, met)
 
 
 def _goes_on(request: Request, run_dir: Path) -> bool:
@@ -167,7 +186,7 @@ def _locked(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def _execute(request: Request, run_dir: Path, resume: bool) -> int:
+def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> int:
     spec, began = request.spec, time.time() - process_age()
     if resume:
         _note(run_dir, end=None)
@@ -175,11 +194,13 @@ def _execute(request: Request, run_dir: Path, resume: bool) -> int:
         request.write(run_dir)
     _announce(spec, run_dir)
 
-    with contextlib.closing(Standby()) as standby:
+    machine = this_machine(spec.hosts, met)
+    with contextlib.closing(Standby()) as standby, _agents(spec, met) as agents:
+        supervised = functools.partial(supervise, grace=spec.grace, source=_input(spec), standby=standby, agents=agents)
 
         def start(folder: Path, variables: Mapping[str, str]) -> Outcome:
             nonlocal began
-            outcome = _run_once(spec, folder, variables, began, standby)
+            outcome = _run_once(spec, machine, folder, variables, began, supervised)
             began = time.time()  # of the next generation, if there is one
             return outcome
 
@@ -211,15 +232,34 @@ def _note(run_dir: Path, **facts: object) -> None:
     draft.replace(path)
 
 
-def _run_once(spec: Spec, folder: Path, variables: Mapping[str, str], began: float, standby: Standby) -> Outcome:
+@contextlib.contextmanager
+def _agents(spec: Spec, met: Met | None) -> Iterator[Agents | None]:
+    """The agents of a run on hosts, which end with the block."""
+    if not spec.hosts:
+        yield None
+        return
+    from syrtos.launch.hosts import Agents  # only here: it takes 30 ms to import
+
+    with contextlib.closing(Agents(met.agents if met else None)) as agents:
+        yield agents
+
+
+def _run_once(
+    spec: Spec,
+    machine: Machine,
+    folder: Path,
+    variables: Mapping[str, str],
+    began: float,
+    supervised: Callable[[Plan, Mapping[str, str]], Outcome],
+) -> Outcome:
     """One generation of workers, recorded in ``folder``."""
     spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, run_dir=str(folder)))
     folder.mkdir(parents=True, exist_ok=True)
     forget(folder)
-    guard.forget(folder)
+    losses.forget(folder)
     env = {**settings.environment(), **variables}
     with launching(folder, began):
-        return supervise(make_plan(spec, this_machine(), env), env, spec.grace, _input(spec), standby)
+        return supervised(make_plan(spec, machine, env), env)
 
 
 def _input(spec: Spec) -> int | None:
@@ -243,7 +283,21 @@ def _announce(spec: Spec, run_dir: Path) -> None:
     )
 
 
-def this_machine() -> Machine:
-    """The machine that launches."""
-    python = Path(sys.executable)
-    return Machine(str(python), str(find_mpiexec(python)), len(os.sched_getaffinity(0)))
+def this_machine(hosts: Sequence[Host] = (), met: Met | None = None) -> Machine:
+    """The machine that launches; of ``hosts`` those that are it are known by their addresses, or by what `Met` says."""
+    here = {host.name for host in hosts if (host.name == met.here if met else _is_here(host.name))}
+    return Machine(sys.executable, len(os.sched_getaffinity(0)), frozenset(here))
+
+
+def _is_here(host: str) -> bool:
+    """Whether a name is this machine's: what it sends to an address of its own, it sends from there."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)  # which sends nothing
+                if probe.getsockname()[0] != address[0]:
+                    return False
+    except OSError:
+        return False
+    return True

@@ -29,7 +29,7 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
     elif reported and not _is_consequence(outcome):
         _print_worker(reported[0], run_dir)
     elif outcome.end is End.NOT_STARTED:
-        _print_launcher(outcome)
+        _print_not_started(outcome)
     else:
         _print_ended(outcome, run_dir)
 
@@ -90,11 +90,11 @@ def _last_words(log: Path) -> list[str]:
     return [f"  {line}" for line in lines if _WORDS_OF_A_CRASH.search(line)][-_LAST_WORDS:]
 
 
-def _print_launcher(outcome: Outcome) -> None:
-    said = "\n".join(f"  {line}" for line in outcome.noise if line.strip("= "))
+def _print_not_started(outcome: Outcome) -> None:
+    why = f": rank {outcome.rank} {outcome.why}" if outcome.why else ""
     _say(
-        f"the workers could not be started or ended unexpectedly (exit code {outcome.code}).\n{said}".rstrip()
-        + "\nWith --hosts: each must be reachable by `ssh NAME true` without a password, and have this environment at the same path."
+        f"the workers could not be started, or ended unexpectedly{why} (exit code {outcome.code}).\n"
+        "With --hosts: each must be reachable by `ssh NAME true` without a password, and have this environment at the same path."
     )
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
+
 from syrtos import settings
-from syrtos.cli import main as command
+from syrtos.cli import run
+from syrtos.cli.execution import Met
 from syrtos.launch.rendezvous import Cluster, Meeting, attend
 
 
 def main(cluster: Cluster, script: list[str]) -> int:
-    """The first task launches the run on all hosts; the others execute its requests."""
+    """The first task launches the run on all hosts; the others start its workers there."""
     patience = settings.options_from(settings.environment()).timeout
     if cluster.rank:
         return attend(cluster, patience)
     meeting = Meeting(cluster, patience)
     code = 1
     hosts = ",".join(f"{host}:{count}" for host, count in cluster.slots.items())
+    parser = argparse.ArgumentParser(prog="syrtos")
+    run.add_to(parser.add_subparsers())
     try:
         meeting.wait()
-        code = command(["run", "--hosts", hosts, "--ssh", meeting.command, *script])
+        code = run.main(parser.parse_args(["run", "--hosts", hosts, *script]), Met(cluster.host, meeting.agents))
     finally:
         meeting.close(code)
     return code

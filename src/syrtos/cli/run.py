@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from syrtos import settings
-from syrtos.cli.execution import Request, execute, this_machine
+from syrtos.cli.execution import Met, Request, execute, this_machine
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import Policy
@@ -98,8 +98,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
 
-def main(chosen: argparse.Namespace) -> int:
-    """Plans, runs, and reports."""
+def main(chosen: argparse.Namespace, met: Met | None = None) -> int:
+    """Plans, runs, and reports. ``met``: where processes on the hosts have come by themselves."""
     hosts = parse_hosts(chosen.hosts) if chosen.hosts else read_hostfile(chosen.hostfile) if chosen.hostfile else ()
     run_dir = (chosen.run_dir or new_run_dir()).resolve()
     spec = Spec(
@@ -111,13 +111,13 @@ def main(chosen: argparse.Namespace) -> int:
         grace=chosen.grace,
         ssh=chosen.ssh,
     )
-    plan = make_plan(spec, this_machine(), settings.environment())
+    plan = make_plan(spec, this_machine(spec.hosts, met), settings.environment())
     policy = _policy(chosen, spec)
     if chosen.dry_run:
         print(plan)
         return 0
     _warn_of_one_worker(chosen, spec)
-    return execute(Request(spec, policy, seed=random.SystemRandom().randrange(2**31)), run_dir)
+    return execute(Request(spec, policy, seed=random.SystemRandom().randrange(2**31)), run_dir, met=met)
 
 
 def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:

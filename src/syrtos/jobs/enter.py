@@ -1,6 +1,6 @@
 """Makes a process one of an instance: its own ``/opt/ml``, host name and ``/etc/hosts``; then runs a command in its place.
 
-`python -m syrtos.jobs.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.enter --as-root LAUNCHER ...`. Where the kernel
+`python -m syrtos.jobs.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.enter --as-root AGENT ...`. Where the kernel
 lets users make namespaces (user_namespaces(7)), paths and names are as on SageMaker, and each process of an instance mounts the same
 folders. Where it does not, the command gets folders by variables.
 """
@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -43,7 +42,7 @@ class Spec:
         mounts: more folders of the host, by the paths that they are to have.
         fixed: paths that must not be written to.
         variables: of the environment.
-        rank: the rank in reports about a command that, unlike workers, does not report by itself.
+        rank: of a command that, unlike workers, does not report that it has started.
         output: a file for the output of such a command.
     """
 
@@ -72,7 +71,8 @@ def main() -> NoReturn:
     if spec.rank is not None:
         mpi = ("PMI_", "MPI_LOCAL", "HYDI_")
         env = {name: value for name, value in env.items() if name not in FOR_WORKERS and not name.startswith(mpi)}
-        _stay_above(spec.rank, spec.output)
+        events.started(2, spec.rank)
+        _write_to(spec.output)
     os.chdir(spec.folder)
     try:
         os.execvpe(sys.argv[2], sys.argv[2:], env)
@@ -81,31 +81,11 @@ def main() -> NoReturn:
         os._exit(127)
 
 
-def _stay_above(rank: int, output: str) -> None:
-    """Returns in a new process, for a command that knows of no launcher. This one reports for it, and when it fails, so do the others.
-
-    hydra, the launcher of our MPI, ends all processes when one that it started is killed, not when one has failed.
-    """
-    if os.getpgrp() != os.getpid():
-        os.setpgrp()
-    events.started(2, rank, group=True)
-    if os.fork() == 0:
-        descriptor = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # hydra's: it waits for all processes that hold its pipes
-        return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the whole group gets it
-    code = os.waitstatus_to_exitcode(os.wait()[1])
-    if code:
-        words = Path(output).read_bytes()[-2000:].decode(errors="replace").strip().splitlines()
-        events.send(2, "failed", rank, text=words[-1] if words else "", code=128 - code if code < 0 else code)
-        events.drain(2)
-        os.kill(os.getpid(), signal.SIGKILL)
-    events.send(2, "finished", rank)
-    events.drain(2)
-    os._exit(0)
+def _write_to(output: str) -> None:
+    descriptor = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 def _isolate(spec: Spec) -> None:

@@ -16,7 +16,7 @@ from syrtos.jobs import contract, processes
 from syrtos.jobs.contract import ML, Place
 from syrtos.jobs.enter import Spec
 from syrtos.jobs.request import Job
-from syrtos.launch.plan import Plan, find_mpiexec
+from syrtos.launch.plan import Group, Plan
 from syrtos.settings import OPTIONS_VARIABLE, Options
 
 _SHARED = ("model", "output/data", "checkpoints")
@@ -126,33 +126,33 @@ def make_plan(
     options = Options(batch=job.batch, run_dir=str(run_dir), servers=servers)
     here = Path(sys.executable)
     path = os.pathsep.join([str(python.parent), str(here.parent), env.get("PATH", os.defpath)])
-    segments = [
-        _segment(job, folders, host, python, {"PATH": path, **credentials}, run_dir) for host in range(len(job.hosts))
-    ]
-    segments += [["-n", "1", *segments[host][2:]] for host in range(servers)]
-    words = segments[0] + [word for segment in segments[1:] for word in (":", *segment)]
-    alive = ["-disable-auto-cleanup"] if options.asynchronous else []
-    root = [str(here), "-m", "syrtos.jobs.enter", "--as-root"] if folders.isolated else []
-    launcher = [*root, str(find_mpiexec(here)), "-print-all-exitcodes", *alive, "-launcher", "fork"]
+    groups: list[Group] = []
+    for host in [*range(len(job.hosts)), *range(servers)]:
+        first = groups[-1].ranks.stop if groups else 0
+        count = job.distribution.per_host if len(groups) < len(job.hosts) else 1
+        command = _command(job, folders, host, python, {"PATH": path, **credentials}, run_dir)
+        groups.append(Group(command, range(first, first + count)))
     environment = {OPTIONS_VARIABLE: options.to_json(), "UCX_NET_DEVICES": "lo", "PATH": path}
     if python != here:  # mpi4py looks for MPI in the environment that it runs in
         environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
     spared = frozenset(range(1, job.slots)) if options.asynchronous else frozenset[int]()
-    processes = len(job.hosts) if job.distribution.kind == "copies" else job.slots + servers
-    return Plan((*launcher, *words), environment, processes, spared)
+    # all instances are in one namespace of users, so that their processes may share memory: an agent in it starts them
+    inside = (str(here), "-m", "syrtos.jobs.enter", "--as-root", str(here), "-P", "-m", "syrtos.launch.agent")
+    agents = {"": inside} if folders.isolated else {}
+    return Plan(tuple(groups), environment, spared, agents, reports=job.distribution.kind != "copies")
 
 
-def _segment(
+def _command(
     job: Job, folders: Folders, host: int, python: Path, variables: Mapping[str, str], run_dir: Path
-) -> list[str]:
-    """An instance's part of the command line of our MPI's launcher."""
+) -> tuple[str, ...]:
+    """The command line of an instance's processes."""
     copies = job.distribution.kind == "copies"
     command = _copy(job, folders, host, python) if copies else _worker(job, folders, host, python)
     spec = _spec(job, folders, host, variables, run_dir if copies else None)
     file = folders.job / "instances" / f"{job.hosts[host]}.json"
     file.touch(mode=0o600)  # it holds the job's keys
     file.write_text(json.dumps(dataclasses.asdict(spec)))
-    return ["-n", str(job.distribution.per_host), sys.executable, "-m", "syrtos.jobs.enter", str(file), *command]
+    return (sys.executable, "-m", "syrtos.jobs.enter", str(file), *command)
 
 
 def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], output: Path | None) -> Spec:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from syrtos import settings
 from syrtos.jobs import channels, logs, processes, training
 from syrtos.jobs.places import Places
 from syrtos.jobs.request import Job
+from syrtos.launch.hosts import Agents
 from syrtos.launch.outcome import Outcome
 from syrtos.launch.supervise import supervise
 from syrtos.observe.ledger import launching
@@ -65,8 +67,9 @@ class Workers:
         tail = logs.Tail(self._outputs(folder))
         self.running = True
         try:
-            with launching(folder, began=time.time()):
-                return supervise(plan, {**self._variables, **variables}, _GRACE)
+            agents = Agents() if plan.agents else None
+            with launching(folder, began=time.time()), closing(agents) if agents else nullcontext():
+                return supervise(plan, {**self._variables, **variables}, _GRACE, agents=agents)
         finally:
             self.running = False
             processes.end(self._variables[processes.MARK])

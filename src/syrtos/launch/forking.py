@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -141,12 +140,6 @@ class Family:
         if not text:
             raise LaunchError("The process that imports for others has ended; its output may have the reason.")
         return json.loads(text)
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to those that still run."""
-        for pid in list(self.pids):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
 
     def close(self) -> None:
         """Ends those that still run, and listens to none any more."""

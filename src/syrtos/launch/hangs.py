@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from syrtos.launch import events, heartbeat, signalling
+from syrtos.launch import heartbeat
+from syrtos.launch.engine import Vitals
 from syrtos.launch.waits import Waits
 
 # Seconds after which a worker hangs that others wait for and in which nothing runs.
@@ -23,18 +21,17 @@ BUSY = "busy with something else, or hangs"
 
 
 class Hangs:
-    """Looks at the workers of this machine that others wait for.
+    """Looks at the workers that others wait for.
 
     A worker that waits in Python, for a server or for a lock, gives signs of life; one that computes uses the processor, one that saves a model reads or
     writes: only ``--timeout`` ends these. One that does nothing of it is stopped, or code outside of Python waits for ever and holds the GIL.
     """
 
     def __init__(
-        self, waits: Waits, workers: Mapping[int, Mapping[str, Any]], now: Callable[[], float] = time.monotonic
+        self, waits: Waits, look: Callable[[int], Vitals | None], now: Callable[[], float] = time.monotonic
     ) -> None:
-        """``workers`` holds what each has said of its process, once it has."""
-        self._waits, self._workers, self._now = waits, workers, now
-        self._machine = events.machine()
+        """``look`` has what a worker's process does; None if it is gone."""
+        self._waits, self._look, self._now = waits, look, now
         self._looked = now()
         # by rank: processor time at the last look, and what else changes in one that runs
         self._seen: dict[int, tuple[float, object]] = {}
@@ -47,13 +44,13 @@ class Hangs:
             return []
         self._looked += passed
         awaited = self._waits.awaited(ranks)
-        self._still = {rank: self._stands_still(rank, pid, passed) for rank in awaited if (pid := self._pid(rank))}
+        self._still = {rank: self._stands_still(rank, passed) for rank in awaited}
         return [rank for rank, seconds in self._still.items() if seconds >= _HANGS]
 
     def state(self, rank: int) -> str:
         """What a worker that others wait for does, as the end of "it is ..."."""
-        pid = self._pid(rank)
-        if pid and (stopped := {"T": STOPPED, "t": TRACED}.get("".join(events.stat(pid)[:1]))):
+        vitals = self._look(rank)
+        if vitals is not None and (stopped := {"T": STOPPED, "t": TRACED}.get(vitals.state)):
             return stopped
         still, position = self._still.get(rank, 0.0), self._waits.position(rank)
         if still > 2 * heartbeat.EVERY:
@@ -64,28 +61,13 @@ class Hangs:
         """Whether ``rank`` does, or may do, something, so that only ``--timeout`` ends the run."""
         return self.state(rank).startswith((BUSY, TRACED))
 
-    def _stands_still(self, rank: int, pid: int, passed: float) -> float:
+    def _stands_still(self, rank: int, passed: float) -> float:
         """Seconds for which nothing has run in a worker."""
-        stat = events.stat(pid)
-        if not stat or stat[0] in "tD":  # gone, looked at with a debugger, or waiting for a disk
+        vitals = self._look(rank)
+        if vitals is None or vitals.state in "tD":  # gone, looked at with a debugger, or waiting for a disk
             return 0.0
-        used = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-        others = (self._waits.beats(rank), _input_output(pid))
+        others = (self._waits.beats(rank), vitals.moved)
         before, others_before = self._seen.get(rank, (0.0, None))
-        self._seen[rank] = (used, others)
-        runs = used - before > _IDLE * passed or others != others_before
+        self._seen[rank] = (vitals.used, others)
+        runs = vitals.used - before > _IDLE * passed or others != others_before
         return 0.0 if runs else self._still.get(rank, 0.0) + min(passed, 2 * _LOOK)
-
-    def _pid(self, rank: int) -> int:
-        """The number of its process; 0 on another machine, or if it is gone."""
-        worker = self._workers.get(rank)
-        here = worker is not None and worker["machine"] == self._machine and signalling.lives(worker)
-        return worker["pid"] if worker is not None and here else 0
-
-
-def _input_output(pid: int) -> str:
-    """What a process has read and written so far (proc(5), ``io``); empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/io").read_text()
-    except OSError:
-        return ""

@@ -7,7 +7,7 @@ import re
 # Lines that TensorFlow 2.21 prints on each start, twice and at any TF_CPP_MIN_LOG_LEVEL: more than many scripts print.
 _WARNING = b"WARNING: All log messages before absl::InitializeLog"
 _START = re.compile(rb"[IE]0000 \S+ +\d+ (port|cudart_stub|cuda_platform|cuda_executor)\.cc:\d+\]")
-_MAY_START = re.compile(rb"[IE]0{0,4}\Z|[IE]0000 |W\d{0,4}\Z|W\d{4} ")
+_MAY_START = re.compile(rb"[IE]0{0,4}\Z|[IE]0000 |W\d{0,4}\Z|W\d{4} |\[\Z|\[W\d*\Z|\[W\d+ ")
 # What JAX 0.10 prints on each start of several processes: that they are connected, and that their ends don't wait for each other.
 _GLOO = b"[Gloo] Rank "
 _RECOVERABLE = re.compile(

@@ -1,10 +1,9 @@
-"""The terminal of a run: what workers and MPI's launcher print, as it comes, but for events and for what tells a user nothing."""
+"""The terminal of a run: what workers print, as it comes, but for events and for what tells a user nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import select
 import sys
 import threading
@@ -21,12 +20,10 @@ class Listener:
 
     Attributes:
         on_event: called with each event, by the threads of several pumps.
-        hydras: gets what hydra, the launcher of our MPI, prints of its own accord.
         quiet: whether lines that frameworks print on each start are left out.
     """
 
     on_event: Callable[[dict[str, Any]], None]
-    hydras: list[str]
     quiet: bool
 
 
@@ -35,7 +32,6 @@ class Pump:
 
     def __init__(self, source: IO[bytes], target: IO[str], listener: Listener) -> None:
         self._source, self._target, self._listener = source, target, listener
-        self._rule_held = False
         self._passing_on = threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -67,40 +63,19 @@ class Pump:
                 for line in lines:
                     self._take(line + b"\n")
                 if pending and not _may_be_special(pending):
-                    self._release_rule()
                     _emit(pending, self._target)
                     pending = b""
         if pending:
             self._take(pending)
-        self._release_rule()
 
     def _take(self, line: bytes) -> None:
         before, mark, rest = line.partition(events.MARK)
-        hydras = self._listener.hydras
         event = events.parse(mark + rest)
         if event is not None:
             _emit(before, self._target)  # a worker's unfinished line
             self._listener.on_event(event)
-        elif line == _RULE:
-            self._hold_rule()
-        elif line.startswith(_HYDRAS) or (_CODES.fullmatch(line) and any("Exit codes: " in said for said in hydras)):
-            self._rule_held = False
-            hydras.append(line.decode(errors="replace").strip())
-        elif not (self._listener.quiet and is_noise(line)):
-            self._release_rule()
+        elif not line.startswith(_MPIS) and not (self._listener.quiet and is_noise(line)):
             _emit(line, self._target)
-
-    def _hold_rule(self) -> None:
-        """A rule after hydra's lines is hydra's; before them, it is known with the next line."""
-        if self._listener.hydras:
-            return
-        self._release_rule()
-        self._rule_held = True
-
-    def _release_rule(self) -> None:
-        if self._rule_held:
-            self._rule_held = False
-            _emit(_RULE, self._target)
 
 
 def _readable(source: IO[bytes], milliseconds: int | None) -> bool:
@@ -110,22 +85,13 @@ def _readable(source: IO[bytes], milliseconds: int | None) -> bool:
     return bool(poll.poll(milliseconds))
 
 
-# What hydra and MPI print of their own accord. A rule is a line of this many signs; a script may print one too, so it counts only with what
-# hydra writes between two of them.
-_RULE = b"=" * 83 + b"\n"
-_HYDRAS = (
-    b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION", b"=   PID ", b"=   EXIT CODE: ", b"=   CLEANING UP REMAINING PROCESSES",
-    b"=   YOU CAN IGNORE THE BELOW CLEANUP", b"Abort(", b"[mpiexec@", b"[proxy:", b"application called MPI_Abort",
-    b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING", b"This typically refers to a problem with your application",
-    b"Please see the FAQ page for debugging suggestions", b"Press Ctrl-C again to force abort",
-)  # fmt: skip
-# A further host's line of hydra's list of exit codes.
-_CODES = re.compile(rb"\[\S+\] \d+(,\d+)*\n?")
+# What MPI prints of its own accord when a worker calls MPI_Abort.
+_MPIS = (b"Abort(", b"application called MPI_Abort")
 
 
 def _may_be_special(pending: bytes) -> bool:
-    begins = any(known.startswith(pending[: len(known)]) for known in (_RULE, *_HYDRAS))
-    return begins or may_be_noise(pending) or pending.startswith(b"[") or events.MARK[:1] in pending
+    begins = any(known.startswith(pending[: len(known)]) for known in _MPIS)
+    return begins or may_be_noise(pending) or events.MARK[:1] in pending
 
 
 def say(text: str) -> None:

@@ -1,19 +1,15 @@
-"""From a request to the exact command: a pure function, so that `--dry-run` prints what a run does.
-
-syrtos starts the workers of this machine itself; MPI's launcher starts those of other hosts, and those that may die while others go on.
-"""
+"""From a request to the exact commands: a pure function, so that `--dry-run` prints what a run does."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from syrtos.errors import ConfigurationError
 from syrtos.launch.seeds import hash_seed
 from syrtos.launch.spec import Spec
-from syrtos.settings import OPTIONS_VARIABLE, SUPERVISED_VARIABLE, is_harmless
+from syrtos.settings import OPTIONS_VARIABLE, is_harmless
 from syrtos.topology import check_tf_config
 
 # Variables that are forwarded to other hosts, beside those with one of the prefixes. Never all: some hold secrets.
@@ -25,42 +21,77 @@ class Machine:
     """Facts about the machine that launches.
 
     Attributes:
-        python: the interpreter that workers run.
-        mpiexec: the launcher that came with our MPI.
+        python: the interpreter that workers and agents run, at this path on all hosts.
         cores: processors this process may use.
+        here: names of hosts that are this machine.
     """
 
     python: str
-    mpiexec: str
     cores: int
+    here: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Processes of one command on one host.
+
+    Attributes:
+        command: the whole command line of each.
+        ranks: theirs.
+        host: where an agent starts them; empty: this machine.
+    """
+
+    command: tuple[str, ...]
+    ranks: range
+    host: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is executed.
+    """What is executed: the processes of one world, which find each other by PMI.
 
     Attributes:
-        command: the whole command line, of a worker or of a launcher that starts workers.
+        groups: the processes, in the order of their ranks.
         environment: variables set on top of this process's.
-        processes: how many must say that they have finished; 0 if none can.
         spared: ranks whose death the others survive.
-        copies: how many processes of the command are started, as the ranks of one world; 0: the command is a launcher.
+        agents: for each host the command that starts an agent there, which starts the processes; empty: this process starts them.
+        reports: whether the processes are workers, which say when they have finished; else exit code 0 says so.
     """
 
-    command: tuple[str, ...]
+    groups: tuple[Group, ...]
     environment: Mapping[str, str]
-    processes: int = 0
     spared: frozenset[int] = frozenset()
-    copies: int = 0
+    agents: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    reports: bool = True
+
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+        return sum(len(group.ranks) for group in self.groups)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Their hosts, each once."""
+        return list(dict.fromkeys(group.host for group in self.groups))
+
+    @property
+    def nodes(self) -> list[int]:
+        """The number of each rank's host."""
+        return [self.hosts.index(group.host) for group in self.groups for _ in group.ranks]
 
     def __str__(self) -> str:
+        agents = [f"# agent on {host}:\n{shlex.join(command)}" for host, command in self.agents.items()]
+        return "\n".join([*agents, *map(self._described, self.groups)])
+
+    def _described(self, group: Group) -> str:
+        count, where = len(group.ranks), f" on {group.host}" * bool(group.host)
         variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
-        line = " \\\n  ".join([*variables, shlex.join(self.command)])
-        return f"# {self.copies} process{'es' * (self.copies > 1)}, joined by PMI:\n{line}" if self.copies else line
+        line = " \\\n  ".join([*variables, shlex.join(group.command)])
+        return f"# {count} process{'es' * (count > 1)}{where}, joined by PMI:\n{line}"
 
 
 def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
-    """The command that starts ``spec``'s workers from ``machine``.
+    """The commands that start ``spec``'s workers from ``machine``.
 
     Raises:
         ConfigurationError: more workers than cores on this machine.
@@ -75,38 +106,33 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
     environment = {OPTIONS_VARIABLE: spec.options.to_json(), **hash_seed(env)}
     if not spec.hosts and "UCX_NET_DEVICES" not in env:
         environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
-    program, *extra = shlex.split(spec.ssh)
-    if spec.hosts and extra:
-        environment["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(extra)
-    worker = [machine.python, *spec.program.flags, "-m", "syrtos.launch.worker", *spec.program.words]
-    if not spec.hosts and not spec.options.asynchronous:
-        return Plan(tuple(worker), environment, spec.processes, copies=spec.processes)
-    forwarded = {**env, **environment, SUPERVISED_VARIABLE: "1"}
-    where = _remote(spec, program, forwarded) if spec.hosts else ["-launcher", "fork"]
-    alive = ["-disable-auto-cleanup"] if spec.options.asynchronous else []
-    command = (machine.mpiexec, "-print-all-exitcodes", *alive, *where, "-n", str(spec.processes), *worker)
+    worker = (machine.python, *spec.program.flags, "-m", "syrtos.launch.worker", *spec.program.words)
     spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()
-    return Plan(command, environment, spec.processes, spared)
+    groups = tuple(Group(worker, ranks, host) for host, ranks in _placed(spec))
+    agents = {group.host: _agent(spec, group.host, machine, env) for group in groups if group.host}
+    return Plan(groups, environment, spared, agents)
 
 
-def _remote(spec: Spec, program: str, env: Mapping[str, str]) -> list[str]:
-    # each by name and value: hydra's -genvlist drops names with an underscore (seen with MPICH 5.0.2)
-    names = [name for name in sorted(env) if name in _FORWARDED or is_harmless(name)]
-    variables = [word for name in names for word in ("-genv", name, env[name])]
-    hosts = ",".join(f"{host.name}:{host.slots}" for host in spec.hosts)
-    return ["-launcher", "ssh", "-launcher-exec", program, "-hosts", hosts, "-genvnone", *variables]
+def _agent(spec: Spec, host: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The command that starts an agent there; ssh gives it to a shell. Without the folder in which it begins among the places of modules (-P)."""
+    command = (machine.python, "-P", "-m", "syrtos.launch.agent")
+    if host in machine.here:
+        return command
+    path = ("env", f"PYTHONPATH={env['PYTHONPATH']}") if "PYTHONPATH" in env else ()
+    return (*shlex.split(spec.ssh), host, *map(shlex.quote, (*path, *command)))
 
 
-def find_mpiexec(python: Path) -> Path:
-    """The `mpiexec` beside the interpreter: it must belong to the MPI that workers load.
+def _placed(spec: Spec) -> Iterator[tuple[str, range]]:
+    """Which ranks each host has: as many as it has slots; parameter servers that find none go round the hosts again."""
+    first = 0
+    while first < spec.processes:
+        for host, slots in [(host.name, host.slots) for host in spec.hosts] or [("", spec.processes)]:
+            count = min(slots, spec.processes - first)
+            if count:
+                yield host, range(first, first + count)
+            first += count
 
-    Raises:
-        ConfigurationError: there is none.
-    """
-    beside = python.parent / "mpiexec"
-    if not beside.exists():
-        raise ConfigurationError(
-            f"There is no mpiexec beside {python}. syrtos uses the one of the `mpich` package: `pip install mpich mpi4py` "
-            "into the environment that runs the script."
-        )
-    return beside
+
+def forwarded(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that processes of other hosts get beside the plan's, and beside those that they have there."""
+    return {name: env[name] for name in sorted(env) if name in _FORWARDED or is_harmless(name)}

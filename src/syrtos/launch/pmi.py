@@ -1,7 +1,7 @@
-"""The process manager's side of PMI-1, by which the workers of one host find each other when MPI starts in them.
+"""The process manager's side of PMI-1, by which the workers of a run find each other when MPI starts in them.
 
-Each worker inherits one end of a socket pair; a thread answers all other ends. There is no port and no program beside them.
-Source of the messages: the PMI-1 wire protocol as MPICH's `src/pmi` speaks it (seen with MPICH 5.0.2).
+Each worker inherits one end of a socket pair; a thread of its host's launcher or agent reads the other. There is no port and no program
+beside them. Source of the messages: the PMI-1 wire protocol as MPICH's `src/pmi` speaks it (seen with MPICH 5.0.2).
 """
 
 from __future__ import annotations
@@ -10,82 +10,41 @@ import selectors
 import socket
 import threading
 import uuid
-from collections.abc import Callable
-from typing import IO
+from collections.abc import Callable, Sequence
+
+Reply = tuple[int, str]  # for a rank: a line
 
 
-class ProcessManager:
-    """Answers the workers of one world until the last of them has gone.
+class KeyValues:
+    """What the workers of one world tell each other before MPI connects them: the answers to their messages."""
 
-    Attributes:
-        ends: the workers' ends, in rank order; the descriptor must be inherited, see `environment`. Close them once the workers run.
-        aborted: exit codes of the ranks that have called MPI_Abort. ``end_all`` is called then: MPI leaves it to us to end the others, and
-            itself, which may wait for threads of its own in C's exit handlers.
-    """
-
-    def __init__(self, size: int, end_all: Callable[[], None]) -> None:
-        self._size = size
-        self._end_all = end_all
-        self._ranks: dict[object, int] = {}
-        self.aborted: dict[int, int] = {}
+    def __init__(self, nodes: Sequence[int]) -> None:
+        """``nodes``: the number of each rank's host, in rank order."""
+        self._size = len(nodes)
         self._name = f"kvs_{uuid.uuid4().hex[:12]}"  # MPICH names its shared memory by it: never the same twice
-        self._values = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
-        self._arrived: list[IO[bytes]] = []
-        self._selector = selectors.DefaultSelector()
-        self.ends: list[socket.socket] = []
-        for rank in range(size):
-            ours, theirs = socket.socketpair()
-            file = ours.makefile("rwb", buffering=0)
-            self._ranks[file] = rank
-            self._selector.register(ours, selectors.EVENT_READ, file)
-            self.ends.append(theirs)
+        self._values = {"PMI_process_mapping": _mapping(nodes)}
+        self._arrived: list[int] = []
 
-    def environment(self, rank: int, descriptor: int) -> dict[str, str]:
-        """Variables that give the MPI of a worker its rank and the address of this server; the names are those that hydra sets."""
-        place = {"PMI_RANK": rank, "PMI_ID": rank, "PMI_SIZE": self._size, "PMI_FD": descriptor}
-        here = {"MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": self._size}
-        return {name: str(value) for name, value in {**place, **here}.items()}
-
-    def start(self) -> None:
-        """Answers from now on, in a thread that ends with the last worker."""
-        threading.Thread(target=self._serve, name="syrtos-pmi", daemon=True).start()
-
-    def _serve(self) -> None:
-        while self._selector.get_map():
-            for key, _ in self._selector.select():
-                worker: IO[bytes] = key.data
-                line = _line(worker)
-                if line:
-                    self._answer(worker, _words(line))
-                else:
-                    self._selector.unregister(key.fileobj)
-                    worker.close()
-                    if isinstance(key.fileobj, socket.socket):
-                        key.fileobj.close()
-
-    def _answer(self, worker: IO[bytes], asked: dict[str, str]) -> None:
+    def answer(self, rank: int, line: str) -> list[Reply]:
+        """The lines that a message of ``rank`` is answered with: the last one at a barrier lets all of them through."""
+        asked = words(line)
         command = asked.get("cmd", "")
         if command == "barrier_in":
-            self._arrive(worker)
-        elif command == "put":
+            return self._arrive(rank)
+        if command == "put":
             self._values[asked["key"]] = asked["value"]
-            _say(worker, "cmd=put_result rc=0 msg=success")
-        elif command == "get":
+            return [(rank, "cmd=put_result rc=0 msg=success")]
+        if command == "get":
             found = self._values.get(asked["key"])
-            _say(worker, f"cmd=get_result rc=0 msg=success value={found}" if found else _NO_VALUE)
-        elif command == "abort":
-            self.aborted[self._ranks[worker]] = int(asked.get("exitcode", "1")) & 0xFF or 1  # never a success
-            self._end_all()
-        else:
-            _say(worker, self._fact(command))
+            return [(rank, f"cmd=get_result rc=0 msg=success value={found}" if found else _NO_VALUE)]
+        return [(rank, self._fact(command))]
 
-    def _arrive(self, worker: IO[bytes]) -> None:
-        """The last one lets all of them through the barrier."""
-        self._arrived.append(worker)
-        if len(self._arrived) == self._size:
-            for each in self._arrived:
-                _say(each, "cmd=barrier_out rc=0")
-            self._arrived.clear()
+    def _arrive(self, rank: int) -> list[Reply]:
+        self._arrived.append(rank)
+        if len(self._arrived) < self._size:
+            return []
+        through, self._arrived = self._arrived, []
+        return [(each, "cmd=barrier_out rc=0") for each in through]
 
     def _fact(self, command: str) -> str:
         facts = {
@@ -99,23 +58,79 @@ class ProcessManager:
         return facts.get(command, f"cmd={command} rc=-1")
 
 
-def _words(line: str) -> dict[str, str]:
+def words(line: str) -> dict[str, str]:
+    """The parts of a message, by name."""
     return {name: value for name, _, value in (word.partition("=") for word in line.split())}
 
 
 _NO_VALUE = "cmd=get_result rc=-1 msg=key_not_found value=unknown"
 
 
-def _line(worker: IO[bytes]) -> str:
-    """A worker's next message; empty if it is gone. Each is one line, and it waits for the answer before the next."""
-    try:
-        return worker.readline().decode()
-    except OSError:
-        return ""
+def _mapping(nodes: Sequence[int]) -> str:
+    """Which ranks share a host, in PMI's notation: blocks of (first host, number of hosts, ranks on each)."""
+    blocks: list[list[int]] = []
+    for node in nodes:
+        if blocks and blocks[-1][0] == node:
+            blocks[-1][2] += 1
+        else:
+            blocks.append([node, 1, 1])
+    return f"(vector,{','.join(f'({a},{b},{c})' for a, b, c in blocks)})"
 
 
-def _say(worker: IO[bytes], text: str) -> None:
-    try:
-        worker.write(text.encode() + b"\n")
-    except OSError:
-        return  # it is gone: its end is seen by its exit code
+def environment(rank: int, nodes: Sequence[int], descriptor: int) -> dict[str, str]:
+    """Variables that give the MPI of a worker its rank and the end of its socket pair; the names are those that hydra sets."""
+    alike = [other for other, node in enumerate(nodes) if node == nodes[rank]]
+    place = {"PMI_RANK": rank, "PMI_ID": rank, "PMI_SIZE": len(nodes), "PMI_FD": descriptor}
+    here = {"MPI_LOCALRANKID": alike.index(rank), "MPI_LOCALNRANKS": len(alike)}
+    return {name: str(value) for name, value in {**place, **here}.items()}
+
+
+class Sockets:
+    """Socket pairs to the workers of this host.
+
+    Attributes:
+        ends: the workers' ends by rank; the descriptor must be inherited, see `environment`. Close them once the workers run.
+    """
+
+    def __init__(self, ranks: Sequence[int], on_line: Callable[[int, str], None]) -> None:
+        """``on_line`` is called with each message, in a thread."""
+        self._on_line = on_line
+        self._ours: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self.ends: dict[int, socket.socket] = {}
+        for rank in ranks:
+            self._ours[rank], self.ends[rank] = socket.socketpair()
+            self._selector.register(self._ours[rank], selectors.EVENT_READ, rank)
+
+    def start(self) -> None:
+        """Listens from now on, in a thread that ends with the last worker."""
+        threading.Thread(target=self._serve, name="syrtos-pmi", daemon=True).start()
+
+    def _serve(self) -> None:
+        while self._selector.get_map():
+            for key, _ in self._selector.select():
+                rank: int = key.data
+                if line := self._line(rank):
+                    self._on_line(rank, line)
+                else:
+                    self._selector.unregister(key.fileobj)
+                    self._ours[rank].close()
+
+    def _line(self, rank: int) -> str:
+        """A worker's next message; empty if it is gone. Each is one line, and it waits for the answer before the next."""
+        line = b""
+        try:
+            while not line.endswith(b"\n"):
+                if not (part := self._ours[rank].recv(1 << 16)):
+                    return ""
+                line += part
+        except OSError:
+            return ""
+        return line.decode()
+
+    def tell(self, rank: int, text: str) -> None:
+        """Answers a worker."""
+        try:
+            self._ours[rank].sendall(text.encode() + b"\n")
+        except OSError:
+            return  # it is gone: its end is seen by its exit code

@@ -1,8 +1,8 @@
 """A world from TF_CONFIG alone: `python -m syrtos train.py` on each host, as TensorFlow's own cluster resolvers expect.
 
-The first task's process launches the run as `syrtos run --hosts` does. Where that would reach a host by ssh, a relay (this file as a
-program) asks the process that somebody has started there already. Processes meet at the first task's address in TF_CONFIG, and prove to
-each other that they know the same secret (the challenge of `multiprocessing.connection`); their messages are JSON.
+The first task's process launches the run as `syrtos run --hosts` does; the process of the first task of each other host is the agent there, so
+that ssh is not needed. Processes meet at the first task's address in TF_CONFIG, and prove to each other that they know the same secret (the
+challenge of `multiprocessing.connection`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import hmac
 import json
 import os
 import secrets
-import shlex
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -25,16 +23,13 @@ from collections.abc import Iterator, Mapping
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import Any
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
-from syrtos.launch import output, tasks
-from syrtos.launch.signalling import die_with_parent
+from syrtos.launch import agent, output, tasks
+from syrtos.launch.channel import Channel, Message
 from syrtos.topology import check_tf_config, detect
 
-_ADDRESS = "SYRTOS_RENDEZVOUS"
-_KEY = settings.SECRET_VARIABLE  # for the relays it is the run's own
 _QUIET = 10.0  # seconds of waiting for tasks without a word
 _TRAINING = ("chief", "master", "worker")
 
@@ -143,23 +138,23 @@ def _read(path: Path) -> bytes:
 
 
 class Meeting:
-    """Where the other tasks come to, as long as the run lasts."""
+    """Where the other tasks come to, as long as the run lasts.
+
+    Attributes:
+        agents: channels to the processes that start the workers of the other hosts.
+    """
 
     def __init__(self, cluster: Cluster, patience: float) -> None:
-        """Listens at the first task's address, and lets the launcher's relays know of it."""
-        self._agents: dict[str, Connection] = {}
-        self._others: dict[int, Connection] = {}
+        """Listens at the first task's address."""
+        self.agents: dict[str, Channel] = {}
+        self._others: dict[int, Channel] = {}
         self._processes = {0: tasks.this_process()}
-        self._relays: dict[str, Connection] = {}
         self._change = threading.Condition()
         self._cluster = cluster
         self._key = cluster.key
         self._patience = patience
         self._closed = False
         self._listener = Listener(cluster.address, backlog=len(cluster.tasks) + 64)
-        host, port = cluster.address
-        settings.set_environment({_ADDRESS: f"{host}:{port}", _KEY: self._key.hex()})
-        self.command = shlex.join([sys.executable, "-m", "syrtos.launch.rendezvous"])
         threading.Thread(target=self._accept, daemon=True).start()
 
     def wait(self) -> None:
@@ -210,61 +205,32 @@ class Meeting:
         self._attend(connection)
 
     def _attend(self, connection: Connection) -> None:
+        channel = Channel(connection)
         with contextlib.suppress(EOFError, OSError):
-            asked = _receive(connection)
-            if asked["is"] == "relay":
-                self._relay(connection, asked)
-                return
+            asked = channel.receive() or {}
             with self._change:
-                self._others[asked["rank"]] = connection
+                self._others[asked["rank"]] = channel
                 self._processes[asked["rank"]] = asked["process"]
                 if asked["leads"]:
-                    self._agents[asked["host"]] = connection
+                    self.agents[asked["host"]] = channel
                 self._change.notify_all()
-            try:
-                while True:
-                    ended = _receive(connection)  # an agent's command, so a relay has asked for it by now
-                    _send(self._relays[asked["host"]], ended)
-            except (EOFError, OSError):  # it is gone, and its command with it
-                self._lose(asked)
+            if not asked["leads"]:
+                self._watch(channel, asked["rank"])
 
-    def _lose(self, asked: dict[str, Any]) -> None:
-        """A task's process is gone: its worker must not continue, nor the others without it."""
-        if self._closed:
-            return
-        print(
-            f"syrtos: {self._cluster.name(asked['rank'])} of TF_CONFIG is gone: the run ends",
-            file=sys.stderr,
-            flush=True,
-        )
-        if asked["leads"] and asked["host"] in self._relays:
-            _send(self._relays[asked["host"]], {"ended": 1})
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def _relay(self, connection: Connection, asked: dict[str, Any]) -> None:
-        """Passes a launcher's command to the process on its host, once that is there."""
-        host = asked["host"]
-        with self._change:
-            self._relays[host] = connection
-            came = self._change.wait_for(lambda: host in self._agents, self._patience)
-        if not came:
-            print(
-                f"syrtos: nobody has started `python -m syrtos` on {host} for {self._patience:.0f} s.", file=sys.stderr
-            )
-            _send(connection, {"ended": 1})
-            return
-        _send(self._agents[host], {"command": asked["command"]})
+    def _watch(self, channel: Channel, rank: int) -> None:
+        """Ends the run when the process of a task is gone: its worker must not continue, nor the others without it."""
         with contextlib.suppress(EOFError, OSError):
-            connection.recv_bytes()  # the launcher has ended the relay
-        with contextlib.suppress(OSError):
-            _send(self._agents[host], {"stop": True})
+            channel.receive()
+        if not self._closed:
+            output.say(f"{self._cluster.name(rank)} of TF_CONFIG is gone: the run ends")
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self, code: int) -> None:
         """Tells the others how the run has ended."""
         self._closed = True
-        for connection in list(self._others.values()):
+        for channel in list(self._others.values()):
             with contextlib.suppress(OSError):
-                _send(connection, {"code": code})
+                channel.send("over", code=code)
         self._listener.close()
 
 
@@ -272,55 +238,32 @@ class Meeting:
 
 
 def attend(cluster: Cluster, patience: float) -> int:
-    """Executes the requests of the first task's launcher on this host, and waits for the end of the run; its exit code.
+    """Starts the workers of this host if this is its first task, and waits for the end of the run; its exit code.
 
     Raises:
         WorldError: the first task could not be reached within ``patience`` seconds, or knows another secret.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    connection = _connected(cluster.address, cluster.key, patience)
-    who = {"host": cluster.host, "leads": cluster.leads, "rank": cluster.rank, "process": tasks.this_process()}
-    _send(connection, {"is": "task", **who})
+    channel = Channel(_connected(cluster.address, cluster.key, patience))
+    channel.send("task", host=cluster.host, leads=cluster.leads, rank=cluster.rank, process=tasks.this_process())
     first = f"{cluster.name(0)} of TF_CONFIG"
     output.say(
         f"{cluster.name(cluster.rank)} is rank {cluster.rank} of {len(cluster.tasks)}; {first} shows the run, and where its logs are"
     )
-    proxy: subprocess.Popen[bytes] | None = None
-    try:
-        while True:
-            told = _receive(connection)
-            if "code" in told:
-                if told["code"]:
-                    output.say(f"the run ended with exit code {told['code']}; {first} says why")
-                return told["code"]
-            if "stop" in told and proxy:
-                _end(proxy)
-            if "command" in told:
-                proxy = subprocess.Popen(
-                    told["command"], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
-                )
-                threading.Thread(target=_report, args=(connection, proxy), daemon=True).start()
-    except EOFError:
+    over = agent.serve(channel) if cluster.leads else _end_of(channel)
+    if over is None:
         output.say(f"{first} is gone, and the run with it")
         return 1
-    finally:
-        if proxy:
-            _end(proxy)
+    if over["code"]:
+        output.say(f"the run ended with exit code {over['code']}; {first} says why")
+    return over["code"]
 
 
-def _report(connection: Connection, proxy: subprocess.Popen[bytes]) -> None:
-    code = proxy.wait()
-    with contextlib.suppress(OSError):
-        _send(connection, {"ended": code})
-
-
-def _end(proxy: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(proxy.pid, signal.SIGTERM)
+def _end_of(channel: Channel) -> Message | None:
     try:
-        proxy.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        os.killpg(proxy.pid, signal.SIGKILL)
+        return channel.receive()
+    except (EOFError, OSError):
+        return None
 
 
 @contextlib.contextmanager
@@ -349,27 +292,3 @@ def _connected(address: tuple[str, int], key: bytes, patience: float) -> Connect
                     "`python -m syrtos` there too."
                 ) from error
             time.sleep(0.2)
-
-
-def _send(connection: Connection, message: dict[str, Any]) -> None:
-    connection.send_bytes(json.dumps(message).encode())
-
-
-def _receive(connection: Connection) -> dict[str, Any]:
-    return json.loads(connection.recv_bytes(1 << 20))
-
-
-# -- the relay -----------------------------------------------------------------------------------------
-
-
-def relay(arguments: list[str]) -> int:
-    """The command that our MPI's launcher runs in place of ssh: ``[-x] HOST COMMAND ...``; ends as the command on that host does."""
-    host, *command = [word for word in arguments if word != "-x"]
-    address, _, port = settings.environment()[_ADDRESS].rpartition(":")
-    connection = _connected((address, int(port)), bytes.fromhex(settings.environment()[_KEY]), 30.0)
-    _send(connection, {"is": "relay", "host": host, "command": shlex.split(" ".join(command))})
-    return int(_receive(connection).get("ended", 1))
-
-
-if __name__ == "__main__":
-    sys.exit(relay(sys.argv[1:]))

@@ -6,12 +6,11 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syrtos.launch import local, output, signalling
 from syrtos.launch.engine import Ended, Engine
 from syrtos.launch.hangs import STOPPED, TRACED, Hangs
-from syrtos.launch.hydra import Hydra
 from syrtos.launch.outcome import Facts, Outcome, how, judge
 from syrtos.launch.output import Listener, Pump
 from syrtos.launch.plan import Plan
@@ -20,9 +19,17 @@ from syrtos.launch.standby import Imports, Standby
 from syrtos.launch.waits import Waits
 from syrtos.settings import INPUT_VARIABLE, SUPERVISED_VARIABLE
 
+if TYPE_CHECKING:
+    from syrtos.launch.hosts import Agents
+
 
 def supervise(
-    plan: Plan, env: Mapping[str, str], grace: float, source: int | None = None, standby: Standby | None = None
+    plan: Plan,
+    env: Mapping[str, str],
+    grace: float,
+    source: int | None = None,
+    standby: Standby | None = None,
+    agents: Agents | None = None,
 ) -> Outcome:
     """Starts the plan and waits for its end.
 
@@ -31,40 +38,51 @@ def supervise(
     Args:
         source: a descriptor that every worker of this machine gets a copy of as its standard input; None: they have nothing to read.
         standby: what workers are forked from, once it is ready; it gets ready when they have imported their frameworks.
+        agents: of the run, where the plan has any.
     """
     with copied(source, plan.processes) as told:
-        return _Supervisor(plan, {**env, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: told}, grace, standby).run()
+        env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: told}
+        if agents is None:
+            engine = local.Local(plan.groups, plan.nodes, env, standby.start if standby else local.start)
+        else:
+            from syrtos.launch.hosts import (
+                Hosts,  # which takes 30 ms to import, and a run of one machine has no use for
+            )
+
+            engine = Hosts(plan, env, agents)
+        return _Supervisor(plan, engine, env, grace, standby).run()
 
 
 class _Supervisor:
-    def __init__(self, plan: Plan, env: Mapping[str, str], grace: float, standby: Standby | None = None) -> None:
+    def __init__(
+        self, plan: Plan, engine: Engine, env: Mapping[str, str], grace: float, standby: Standby | None
+    ) -> None:
+        self._plan = plan
         self._facts = Facts(processes=plan.processes, spared=plan.spared)
         self._grace = grace
         self._kill_at: float | None = None
         self._ended: list[Ended] = []  # processes whose last words are still passed on
         self._over: set[int] = set()  # ranks whose processes have ended, or are about to
         self._waits = Waits()
-        self._hangs = Hangs(self._waits, self._facts.workers)
+        self._hangs = Hangs(self._waits, engine.look)
         self._quiet = env.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # 0 asks for all lines
-        self._env = env = {**env, **plan.environment}
+        self._env = env
         self._standby = standby
         self._imports: Imports | None = None
-        start = standby.start if standby else local.start
-        self._engine: Engine = local.Local(plan, env, start) if plan.copies else Hydra(plan, env, self._facts.workers)
-        self._pumps: list[tuple[Pump, ...]] = []
+        self._engine = engine
+        self._pumps: dict[int, tuple[Pump, ...]] = {}
 
     def run(self) -> Outcome:
         with signalling.answered(self._on_signal):
             self._run()
         self._pass_the_rest_on()
-        self._facts.returncode = self._engine.poll() or 0
         return judge(self._facts)
 
     def _run(self) -> None:
         try:
-            listener = Listener(self._on_event, self._facts.noise, self._quiet)
-            for pipes in self._engine.outputs:
-                self._pumps.append((Pump(pipes.out, sys.stdout, listener), Pump(pipes.err, sys.stderr, listener)))
+            listener = Listener(self._on_event, self._quiet)
+            for rank, pipes in self._engine.outputs.items():
+                self._pumps[rank] = (Pump(pipes.out, sys.stdout, listener), Pump(pipes.err, sys.stderr, listener))
             self._wait()
         finally:
             self._engine.kill()
@@ -72,7 +90,7 @@ class _Supervisor:
     # -- waiting and ending --------------------------------------------------------------------
 
     def _wait(self) -> None:
-        while self._engine.poll() is None or self._ended:
+        while self._engine.runs() or self._ended:
             self._ended += self._engine.wait(0.02)
             while self._ended and self._is_heard(self._ended[0]):
                 self._on_end(self._ended.pop(0))
@@ -89,26 +107,39 @@ class _Supervisor:
                 return
 
     def _is_heard(self, ended: Ended) -> bool:
-        """Whether all that a worker has said before its end is known, where its output comes alone."""
-        return ended.code is None or all(pump.is_drained() for pump in self._pumps[ended.rank])
+        """Whether all that a worker has said before its end is known."""
+        return all(pump.is_drained() for pump in self._pumps[ended.rank])
 
     def _on_end(self, ended: Ended) -> None:
         """The first worker that ends otherwise than by its script's end is the reason why the others are ended."""
-        facts, rank, code = self._facts, ended.rank, ended.code
+        facts, rank = self._facts, ended.rank
         self._over.add(rank)
-        if code is None:
-            facts.gone.append(rank)
+        if ended.code == 0 and not self._plan.reports:
+            facts.finished.add(rank)
+        if facts.stopped_by is not None or facts.fatal is not None or (ended.code == 0 and rank in facts.finished):
             return
-        if facts.stopped_by is not None or facts.fatal is not None or (code == 0 and rank in facts.finished):
+        if rank in facts.spared:
+            self._on_loss(ended)
             return
-        self._blame(rank, code)
-        self._end_soon(0.0 if code else self._grace)
+        self._blame(ended)
+        self._end_soon(self._grace if ended.code == 0 else 0.0)
 
-    def _blame(self, rank: int, code: int) -> None:
+    def _blame(self, ended: Ended) -> None:
         """Of what follows from the first end, as broken connections, the others may tell too."""
         facts = self._facts
-        if facts.fatal is None and not facts.failures and rank not in facts.interrupted:
-            facts.fatal = (rank, code)
+        if facts.fatal is None and not facts.failures and ended.rank not in facts.interrupted:
+            facts.fatal = ended
+
+    def _on_loss(self, ended: Ended) -> None:
+        """A worker is gone that the others go on without."""
+        if self._kill_at is not None:
+            return  # of what the run's end has done to it
+        self._facts.lost[ended.rank] = ended
+        self._engine.note_death(ended.rank)
+        output.say(
+            f"rank {ended.rank} {ended.why or how(ended.code)} before its script had come to its end. Its last batch is lost; the others go on. "
+            "Its log may say why."
+        )
 
     def _end_soon(self, seconds: float) -> None:
         at = time.monotonic() + seconds
@@ -117,7 +148,7 @@ class _Supervisor:
     def _pass_the_rest_on(self) -> None:
         """What workers have printed; a child of a script may hold the pipe for as long as it likes."""
         deadline = time.monotonic() + _LAST_OUTPUT
-        for pump in [pump for pair in self._pumps for pump in pair]:
+        for pump in [pump for pair in self._pumps.values() for pump in pair]:
             pump.join(max(deadline - time.monotonic(), 0.0))
 
     def _on_signal(self, number: int) -> None:
@@ -140,7 +171,7 @@ class _Supervisor:
 
     def _all_is_heard(self) -> bool:
         """Whether no sign of life is on its way, held up by a terminal that takes no output."""
-        return all(pump.is_drained() for pair in self._pumps for pump in pair)
+        return all(pump.is_drained() for pair in self._pumps.values() for pump in pair)
 
     def _give_up(self, hung: list[int]) -> None:
         """Ends a run in which nothing runs in a worker that others wait for; every rank that can writes its stack into its log."""
@@ -170,8 +201,6 @@ class _Supervisor:
             self._on_left(event["rank"], event["code"])
         elif event["kind"] == "interrupted":
             self._facts.interrupted.append(event["rank"])
-        elif event["kind"] == "lost":
-            self._on_lost(event["rank"], event["code"])
         elif event["kind"] == "waiting" and not self._facts.spared:
             if event["call"]:
                 self._waits.begin(event["rank"], event["watchdog"], event["call"], event["seconds"])
@@ -187,27 +216,13 @@ class _Supervisor:
             self._on_stalled()
 
     def _on_left(self, rank: int, code: int) -> None:
-        """MPI's launcher does not notice on another host that a process has ended with code 0: the others would wait for it. They may also
-        be about to end alike, and still write what they have."""
+        """Its process is about to end. The others may be about to end alike, and still write what they have."""
         facts = self._facts
         if rank in facts.spared or rank in facts.finished or facts.stopped_by is not None:
             return
         self._over.add(rank)
-        self._blame(rank, code)
+        self._blame(Ended(rank, code))
         self._end_soon(_LAST_REPORTS if code else self._grace)
-
-    def _on_lost(self, rank: int, status: int) -> None:
-        if self._facts.stopped_by is not None or self._kill_at is not None:
-            return  # of what the run's end has done to it
-        if rank not in self._facts.spared:
-            self._blame(rank, status)
-            self._end_soon(0.0)
-            return
-        self._facts.lost[rank] = status
-        output.say(
-            f"rank {rank} {how(status)} before its script had come to its end. Its last batch is lost; the others go on. "
-            "Its log may say why."
-        )
 
 
 _LAST_REPORTS = 1.0  # seconds in which other workers may report a failure too

@@ -22,9 +22,9 @@ from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
 from syrtos.launch import (
     events,
-    guard,
     heartbeat,
     leftovers,
+    losses,
     made_folders,
     main_module,
     resources,
@@ -59,8 +59,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     supervised, told = bool(settings.take(settings.SUPERVISED_VARIABLE)), settings.take(settings.INPUT_VARIABLE)
     if supervised:
         standard_input.adopt(told, rank)
-    above = guard.guard(rank, options.run_dir) if options.asynchronous and detect(env) else None
-    worker = _Worker(rank, options, supervised, above)
+    worker = _Worker(rank, options, supervised)
     code = worker.run(program)
     worker.leave(code)
 
@@ -68,10 +67,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 class _Worker:
     """The state of a worker for its whole life."""
 
-    def __init__(self, rank: int, options: settings.Options, supervised: bool, above: guard.Guard | None) -> None:
+    def __init__(self, rank: int, options: settings.Options, supervised: bool) -> None:
         self.rank = rank
         self._options = options
-        self._above = above
         self._pid = os.getpid()
         self._control = os.dup(2)
         self._supervised = supervised  # else no launcher reads the reports
@@ -179,8 +177,6 @@ class _Worker:
 
     def _say_finished(self) -> None:
         """Nothing else counts as an end: a library may end the process with exit code 0."""
-        if self._above is not None:
-            self._above.finished()
         self._tell("finished")
 
     # -- reporting -----------------------------------------------------------------------------
@@ -270,8 +266,7 @@ class _Worker:
                 stream,
             )
         faulthandler.enable()
-        if not self._options.asynchronous:  # there the signal tells MPI that a process has died
-            faulthandler.register(signal.SIGUSR1, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def _tee(self, path: Path, stream: int) -> int:
         """A descriptor whose output goes to the log and to the present target of ``stream``."""
@@ -297,7 +292,7 @@ class _Worker:
         sys.stderr.flush()
         self._close_tees()
         events.drain(self._control)
-        if self._options.asynchronous and self._above is not None and (code == 0 or self.rank > 0):
+        if self._options.asynchronous and detect(settings.environment()) and (code == 0 or self.rank > 0):
             _exit(code)  # MPI would wait for processes that have died
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
@@ -329,7 +324,7 @@ def _serve(program: Program, run_dir: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
     main_module.find_modules_of(program)
-    importlib.import_module("syrtos.keras.parameter_server.server").serve(lambda: guard.lost(run_dir))
+    importlib.import_module("syrtos.keras.parameter_server.server").serve(lambda: losses.lost(run_dir))
 
 
 def _script_begins() -> None:

@@ -1,18 +1,15 @@
-"""A zygote for tests, started once for each environment that matters; and worlds of its processes."""
+"""A zygote for tests, started once for each environment that matters; and its processes as workers."""
 
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import functools
 import importlib.util
-import signal
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from syrtos import settings
-from syrtos.launch.forking import Command, Family, Zygote
-from syrtos.launch.pmi import ProcessManager
+from syrtos.launch import local
+from syrtos.launch.forking import Command, Forked, Zygote
 
 # Variables that frameworks read when they are imported: a process gets a zygote that has imported them with the same values.
 _READ_AT_IMPORT = ("JAX_", "KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_", "CUDA_", "LD_", "PYTHON")
@@ -41,31 +38,11 @@ def _zygote(modules: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> Zygot
     return found
 
 
-class World(Family):
-    """The workers of a world of this host: each finds the others by PMI when MPI starts in it."""
+def start(env: Mapping[str, str]) -> local.Start:
+    """Stands for `syrtos.launch.local.start`: the workers are forked by the zygote for ``env``."""
+    path = zygote(env).path
 
-    def __init__(self, path: str, size: int, command: Command, files: Sequence[tuple[int, int, int]]) -> None:
-        super().__init__(path)
-        self._manager = manager = ProcessManager(size, end_all=lambda: self.signal(signal.SIGKILL))
-        manager.start()
-        self.ranks: dict[int, int] = {}
-        for rank, end in enumerate(manager.ends):
-            env = {"UCX_NET_DEVICES": "lo", **command.env, **manager.environment(rank, -1)}
-            pid = self.fork(dataclasses.replace(command, env=env), (*files[rank], end.fileno()))
-            self.ranks[pid] = rank
-            end.close()
+    def forked(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> Forked:
+        return Forked(path, Command(command[1:], env), (*files, pmi))
 
-    def codes(self, timeout: float | None = None, spare: bool = False) -> dict[int, int]:
-        """Waits for all; exit codes by rank, in the order in which they ended. One that fails ends the others, unless ``spare``.
-
-        Raises:
-            TimeoutError: not all have ended within ``timeout`` seconds.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        codes: dict[int, int] = {}
-        while self.pids:
-            pid, code = self.wait(None if deadline is None else max(deadline - time.monotonic(), 0.001))
-            codes[self.ranks[pid]] = code
-            if code and not spare:
-                self.signal(signal.SIGKILL)
-        return {**self._manager.aborted, **codes, **self._manager.aborted}
+    return forked

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
-import os
-import subprocess
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, SyrtosError
-from syrtos.launch.forking import Command
-from syrtos.launch.plan import find_mpiexec
+from syrtos.launch.local import Local, Start, start
+from syrtos.launch.plan import Group
 from syrtos.testing import warm
+
+_LAST_OUTPUT = 5.0  # seconds
 
 _CALL = """
 import importlib.util, json, sys
@@ -64,7 +66,7 @@ def run_world(
         timeout: seconds after which the workers are killed.
         env: variables set on top of the environment.
         dialects: serve old APIs (`import horovod.tensorflow`), as `syrtos run` does.
-        forked: False starts new interpreters with `mpiexec`, which suits a single call that imports no framework.
+        forked: False starts new interpreters, which suits a single call that imports no framework.
 
     Raises:
         ConfigurationError: workers can't find the function by its name and file.
@@ -76,8 +78,8 @@ def run_world(
         script = Path(folder, "call.py")
         script.write_text(_CALL)
         call = [str(script), str(source), function.__name__, folder, json.dumps(arguments), str(dialects)]
-        start = _fork if forked else _start
-        start(size, ("-m", "mpi4py", *call), environment, timeout, Path(folder))
+        command = (sys.executable, "-m", "mpi4py", *call)
+        _run(command, size, environment, warm.start(environment) if forked else start, timeout, Path(folder))
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(size)]
 
 
@@ -95,38 +97,38 @@ def _source_of(function: Callable[..., Any]) -> Path:
     )
 
 
-def _fork(size: int, argv: Sequence[str], env: Mapping[str, str], timeout: float, folder: Path) -> None:
-    zygote = warm.zygote(env)
-    with contextlib.ExitStack() as stack:
-        nothing = stack.enter_context(open(os.devnull, "rb")).fileno()
-        outputs = [stack.enter_context((folder / f"{rank}.out").open("wb")).fileno() for rank in range(size)]
-        command = Command(argv, env, os.getcwd())
-        workers = warm.World(zygote.path, size, command, [(nothing, output, output) for output in outputs])
-        stack.callback(workers.close)
-        try:
-            codes = workers.codes(timeout)
-        except TimeoutError as error:
-            raise WorldFailed(f"The workers did not end within {timeout:.0f} s. {_printed(folder, size)}") from error
-    failed = next(((rank, code) for rank, code in codes.items() if code), None)
-    if failed:
-        raise WorldFailed(f"Rank {failed[0]} failed (exit code {failed[1]}). {_printed(folder, size)}")
+def _run(
+    command: tuple[str, ...], size: int, env: Mapping[str, str], start: Start, timeout: float, folder: Path
+) -> None:
+    """Runs the workers to their end; the first that fails ends the others."""
+    deadline = time.monotonic() + timeout
+    engine = Local([Group(command, range(size))], [0] * size, {"UCX_NET_DEVICES": "lo", **env}, start)
+    copying = [
+        threading.Thread(target=_copy, args=(pipe, folder / f"{rank}.out"), daemon=True)
+        for rank, outputs in engine.outputs.items()
+        for pipe in (outputs.out, outputs.err)
+    ]
+    for thread in copying:
+        thread.start()
+    why = ""
+    while engine.runs() and not why:
+        failed = next((ended for ended in engine.wait(0.05) if ended.code), None)
+        if failed:
+            why = f"Rank {failed.rank} failed (exit code {failed.code})."
+        elif time.monotonic() > deadline:
+            why = f"The workers did not end within {timeout:.0f} s."
+    engine.kill()
+    for thread in copying:
+        thread.join(_LAST_OUTPUT)  # a child of a worker may hold the pipe for as long as it likes
+    if why:
+        raise WorldFailed(f"{why} {_printed(folder, size)}")
+
+
+def _copy(source: IO[bytes], target: Path) -> None:
+    with target.open("ab") as file:
+        shutil.copyfileobj(source, file)
 
 
 def _printed(folder: Path, size: int) -> str:
     texts = [(folder / f"{rank}.out").read_text(errors="replace") for rank in range(size)]
     return "They printed:\n" + "".join(f"-- rank {rank} --\n{text}" for rank, text in enumerate(texts))
-
-
-def _start(size: int, argv: Sequence[str], env: Mapping[str, str], timeout: float, folder: Path) -> None:
-    command = [str(find_mpiexec(Path(sys.executable))), "-launcher", "fork", "-n", str(size), sys.executable, *argv]
-    process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as error:
-        process.kill()  # hydra's proxies end their workers when it goes
-        output, _ = process.communicate()
-        raise WorldFailed(f"The workers did not end within {timeout:.0f} s. They printed:\n{output}") from error
-    if process.returncode:
-        raise WorldFailed(f"A worker failed (exit code {process.returncode}). They printed:\n{output}")

@@ -54,9 +54,9 @@ def test_flags_become_ours(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     )
     printed, said = capsys.readouterr()
     for part in (
-        "-n 3",
-        "-hosts a:2,b:1",
-        "HYDRA_LAUNCHER_EXTRA_ARGS='-p 2222 -i key'",
+        "# 2 processes on a,",
+        "# 1 process on b,",
+        "ssh -p 2222 -i key a ",
         '"bucket_mb": 8.0',
         '"timeout": 9.0',
         "t.py --x",

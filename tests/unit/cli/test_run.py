@@ -25,14 +25,10 @@ def dry_run(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         assert cli.main(words) == 0
         printed = capsys.readouterr().out.replace(" \\\n", " ")
         words = shlex.split(printed, comments=True)
-        (at,) = (index for index, word in enumerate(words) if word.startswith(f"{OPTIONS_VARIABLE}="))
+        at = max(index for index, word in enumerate(words) if word.startswith(f"{OPTIONS_VARIABLE}="))
         return words[at + 1 :], options_from({OPTIONS_VARIABLE: words[at].partition("=")[2]})
 
     return plan
-
-
-def workers(command: list[str]) -> str:
-    return command[command.index("-n") + 1]
 
 
 @pytest.mark.parametrize(("typed", "printed"), [((), "1 process, "), (("-n", "3", "--oversubscribe"), "3 processes, ")])
@@ -98,18 +94,23 @@ def test_the_scripts_double_dash_is_its_own(dry_run: DryRun) -> None:
     assert command[-2:] == ["--", "--x"]
 
 
-def test_hosts_fill_their_slots_unless_asked(dry_run: DryRun) -> None:
-    command, _ = dry_run("--hosts a:2,b:3")
-    assert (workers(command), command[command.index("-hosts") + 1]) == ("5", "a:2,b:3")
-    command, _ = dry_run("--hosts a:2,b:3 -n 4")
-    assert workers(command) == "4"
-
-
-def test_a_host_file_says_the_same(dry_run: DryRun, tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("a slots=2\nb slots=3\n")
-    command, _ = dry_run("--hostfile hosts --ssh /opt/rsh")
-    assert (workers(command), command[command.index("-hosts") + 1]) == ("5", "a:2,b:3")
-    assert "/opt/rsh" in command
+@pytest.mark.parametrize(
+    ("typed", "processes"),
+    [
+        ("--hosts a:2,b:3", "2 on a, 3 on b"),
+        ("--hosts a:2,b:3 -n 4", "2 on a, 2 on b"),
+        ("--hostfile hosts", "2 on a, 3 on b"),
+    ],
+)
+def test_hosts_fill_their_slots_unless_asked(
+    typed: str, processes: str, script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(script.parent)
+    Path("hosts").write_text("a slots=2\nb slots=3\n")
+    assert cli.main(["run", "--dry-run", *typed.split(), "--ssh", "/opt/rsh", str(script)]) == 0
+    printed = capsys.readouterr().out
+    assert ", ".join(" on ".join(pair) for pair in re.findall(r"# (\d+) processes on (\w),", printed)) == processes
+    assert "/opt/rsh a " in printed
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from syrtos.launch import events, hangs
+from syrtos.launch import hangs
+from syrtos.launch.engine import look
 from syrtos.launch.hangs import Hangs
 from syrtos.launch.waits import Waits
 
@@ -54,8 +55,7 @@ def looked_at(pid: int, seconds: int, between: Callable[[Waits], None] = lambda 
     """What is found after so many seconds in which rank 0 waits for rank 1, a process of this machine."""
     waits, clock = Waits(), Clock()
     waits.begin(0, "main", "barrier", 10.0)
-    worker = {"rank": 1, "machine": events.machine(), "pid": pid, "born": events.born(pid)}
-    looking = Hangs(waits, {1: worker}, clock)
+    looking = Hangs(waits, lambda rank: look(pid), clock)
     found: list[int] = []
     for _ in range(seconds):
         clock.now += 1.0
@@ -108,19 +108,16 @@ def test_one_that_computes_or_writes_does_not(start: Start, program: str) -> Non
 def test_a_standstill_of_the_launcher_says_nothing(start: Start) -> None:
     waits, clock, pid = Waits(), Clock(), start(_SLEEPS)
     waits.begin(0, "main", "barrier", 10.0)
-    worker = {"rank": 1, "machine": events.machine(), "pid": pid, "born": events.born(pid)}
-    looking = Hangs(waits, {1: worker}, clock)
+    looking = Hangs(waits, lambda rank: look(pid), clock)
     for seconds in (1.0, 3600.0, 1.0):
         clock.now += seconds
         assert looking.found([0, 1]) == []
 
 
-def test_workers_of_other_machines_and_those_that_are_gone() -> None:
+def test_workers_that_are_gone() -> None:
     waits, clock = Waits(), Clock()
     waits.begin(0, "main", "barrier", 10.0)
-    there = {"rank": 1, "machine": "another", "pid": os.getpid(), "born": events.born(os.getpid())}
-    gone = {"rank": 2, "machine": events.machine(), "pid": os.getpid(), "born": 1}
-    looking = Hangs(waits, {1: there, 2: gone}, clock)
+    looking = Hangs(waits, lambda rank: None, clock)
     for _ in range(60):
         clock.now += 1.0
         assert looking.found([0, 1, 2, 3]) == []

@@ -12,7 +12,7 @@ import pytest
 
 from syrtos.launch.local import Local, start
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.plan import Plan
+from syrtos.launch.plan import Group, Plan
 from syrtos.launch.supervise import supervise
 
 PRELUDE = """
@@ -30,7 +30,7 @@ LONG = 60.0
 
 def run(code: str, ranks: int = 3, grace: float = 5.0) -> Outcome:
     command = (sys.executable, "-c", PRELUDE + "started(2, rank)\n" + code)
-    return supervise(Plan(command, {}, ranks, copies=ranks), os.environ, grace)
+    return supervise(Plan((Group(command, range(ranks)),), {}), os.environ, grace)
 
 
 def test_it_is_a_success_when_all_have_said_so(capfd: pytest.CaptureFixture[str]) -> None:
@@ -97,14 +97,13 @@ def test_a_crash_after_the_scripts_end_is_no_success() -> None:
 
 
 def test_a_command_that_is_no_worker_has_not_started() -> None:
-    assert supervise(Plan((sys.executable, "-c", "raise SystemExit(4)"), {}, 2, copies=2), os.environ, 1).end is (
-        End.NOT_STARTED
-    )
+    group = Group((sys.executable, "-c", "raise SystemExit(4)"), range(2))
+    assert supervise(Plan((group,), {}), os.environ, 1).end is End.NOT_STARTED
 
 
 def test_a_command_that_is_not_there_leaves_nothing() -> None:
     with pytest.raises(FileNotFoundError):
-        Local(Plan(("/no/such/program",), {}, 2, copies=2), os.environ, start)
+        Local([Group(("/no/such/program",), range(2))], [0, 0], os.environ, start)
 
 
 def test_children_of_a_worker_end_with_it(tmp_path: Path) -> None:
@@ -150,5 +149,5 @@ time.sleep(600)
 @pytest.mark.parametrize(("given", "code"), [(5, 5), (256, 1), (0, 1), (-1, 255)])
 def test_an_abort_of_mpi_has_its_code_and_is_no_success(given: int, code: int) -> None:
     command = (sys.executable, "-c", PRELUDE + ABORTING.format(given))
-    outcome = supervise(Plan(command, {"UCX_NET_DEVICES": "lo"}, 2, copies=2), os.environ, 5)
+    outcome = supervise(Plan((Group(command, range(2)),), {"UCX_NET_DEVICES": "lo"}), os.environ, 5)
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, code, code)

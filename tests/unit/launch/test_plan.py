@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from syrtos.errors import ConfigurationError
-from syrtos.launch.plan import Machine, Plan, find_mpiexec, make_plan
+from syrtos.launch.plan import Machine, Plan, forwarded, make_plan
 from syrtos.launch.program import Program
 from syrtos.launch.spec import Spec, parse_hosts
-from syrtos.settings import OPTIONS_VARIABLE, SUPERVISED_VARIABLE, Options, options_from
+from syrtos.settings import OPTIONS_VARIABLE, Options, options_from
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-MACHINE = Machine(python="/venv/bin/python", mpiexec="/venv/bin/mpiexec", cores=4)
+MACHINE = Machine(python="/venv/bin/python", cores=4)
 ENVIRONMENT = {
     "PATH": "/venv/bin:/usr/bin",
     "HOME": "/home/ada",
@@ -47,12 +47,6 @@ def remote_plan(script: Path, env: Mapping[str, str]) -> Plan:
     return make_plan(spec(script, hosts=parse_hosts("a:2,b:2")), MACHINE, env)
 
 
-def forwarded(plan: Plan) -> dict[str, str]:
-    """What other hosts get of the environment, by name."""
-    words = list(plan.command)
-    return {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "-genv"}
-
-
 def check_golden(name: str, plan: Plan, script: Path) -> None:
     printed = str(plan).replace(str(script.parent.resolve()), "/project")
     assert printed + "\n" == (GOLDEN / name).read_text()
@@ -76,7 +70,7 @@ def test_the_printed_plan_is_what_a_shell_would_run(script: Path) -> None:
     plan = make_plan(spec(script, program=Program(str(script), arguments)), MACHINE, {})
     words = shlex.split(str(plan).replace(" \\\n", " "), comments=True)
     variables = [f"{name}={value}" for name, value in sorted(plan.environment.items())]
-    assert words == [*variables, *plan.command]
+    assert words == [*variables, *plan.groups[0].command]
     assert str(plan).splitlines()[0] == "# 4 processes, joined by PMI:"
     assert words[-len(arguments) :] == list(arguments)
 
@@ -91,24 +85,23 @@ def test_options_travel_to_the_workers(script: Path, hosts: str) -> None:
     options = Options(batch="per-worker", run_dir="/runs/a b", timeout=7.5)
     plan = make_plan(spec(script, options=options, hosts=parse_hosts(hosts) if hosts else ()), MACHINE, {})
     assert options_from(plan.environment) == options
-    if hosts:
-        assert options_from(forwarded(plan)) == options
 
 
 def test_options_of_an_outer_run_do_not_leak_in(script: Path) -> None:
-    plan = remote_plan(script, {OPTIONS_VARIABLE: Options(timeout=1.0).to_json()})
-    assert options_from(forwarded(plan)).timeout == Options().timeout
+    outer = {OPTIONS_VARIABLE: Options(timeout=1.0).to_json()}
+    plan = remote_plan(script, outer)
+    assert options_from(forwarded(outer) | dict(plan.environment)).timeout == Options().timeout
 
 
 def test_the_script_is_named_as_it_was_typed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts look at ``sys.argv[0]``; MPI's launcher starts workers of all hosts in this folder."""
+    """Scripts look at ``sys.argv[0]``; agents start workers of all hosts in this folder."""
     monkeypatch.chdir(script.parent)
-    assert make_plan(spec(Path("train.py")), MACHINE, {}).command[-1] == "train.py"
+    assert make_plan(spec(Path("train.py")), MACHINE, {}).groups[0].command[-1] == "train.py"
 
 
 def test_a_module_and_flags_of_the_interpreter() -> None:
     program = Program("json.tool", ("x",), is_module=True, flags=("-u", "-W", "ignore"))
-    command = make_plan(spec(Path(), program=program), MACHINE, {}).command
+    command = make_plan(spec(Path(), program=program), MACHINE, {}).groups[0].command
     assert command[-9:] == (
         "/venv/bin/python",
         "-u",
@@ -122,23 +115,12 @@ def test_a_module_and_flags_of_the_interpreter() -> None:
     )
 
 
-def test_other_hosts_get_what_libraries_read(script: Path) -> None:
-    plan = remote_plan(script, ENVIRONMENT | SECRETS)
-    assert forwarded(plan) == ENVIRONMENT | dict(plan.environment) | {SUPERVISED_VARIABLE: "1"}
+def test_other_hosts_get_what_libraries_read_and_never_secrets() -> None:
+    assert forwarded(ENVIRONMENT | SECRETS | TERRAFORM_SECRETS) == ENVIRONMENT
 
 
-def test_other_hosts_never_get_secrets(script: Path) -> None:
-    plan = remote_plan(script, ENVIRONMENT | SECRETS)
-    assert forwarded(plan).keys().isdisjoint(SECRETS)
-    assert "s3cr3t" not in str(plan)
-    assert "-genvall" not in plan.command
-    assert "-genvnone" in plan.command  # without it hydra sends everything
-
-
-@pytest.mark.parametrize("name", TERRAFORM_SECRETS)
-def test_other_hosts_never_get_terraforms_secrets(script: Path, name: str) -> None:
-    plan = remote_plan(script, TERRAFORM_SECRETS)
-    assert name not in forwarded(plan)
+def test_what_is_printed_holds_no_secrets(script: Path) -> None:
+    assert "s3cr3t" not in str(remote_plan(script, ENVIRONMENT | SECRETS | TERRAFORM_SECRETS))
 
 
 def test_a_tf_config_that_is_no_json_is_refused(script: Path) -> None:
@@ -150,7 +132,6 @@ def test_local_workers_inherit_so_the_command_holds_no_environment(script: Path)
     plan = make_plan(spec(script), MACHINE, ENVIRONMENT | SECRETS)
     assert OPTIONS_VARIABLE in plan.environment
     assert plan.environment.keys().isdisjoint(ENVIRONMENT | SECRETS)
-    assert not any(word.startswith("-genv") for word in plan.command)
 
 
 @pytest.mark.parametrize(("cores", "offers"), [(2, "2 cores"), (1, "1 core:")])
@@ -167,30 +148,37 @@ def test_more_workers_than_cores_are_refused_with_the_fix(script: Path, cores: i
 )
 def test_one_core_is_enough_when(script: Path, values: dict[str, Any]) -> None:
     plan = make_plan(spec(script, **values), dataclasses.replace(MACHINE, cores=1), {})
-    started = plan.copies or int(plan.command[plan.command.index("-n") + 1])
-    assert started == plan.processes == values.get("workers", 4)
+    assert plan.processes == values.get("workers", 4)
 
 
-def test_another_program_may_reach_the_hosts(script: Path) -> None:
-    command = make_plan(spec(script, hosts=parse_hosts("a:4"), ssh="/opt/rsh"), MACHINE, {}).command
-    assert command[command.index("-launcher-exec") + 1] == "/opt/rsh"
+def test_hosts_are_reached_by_ssh_and_this_machine_directly(script: Path) -> None:
+    machine = dataclasses.replace(MACHINE, here=frozenset({"b"}))
+    agents = make_plan(spec(script, hosts=parse_hosts("a:2,b:2"), ssh="/opt/rsh -p 22"), machine, ENVIRONMENT).agents
+    agent = ("/venv/bin/python", "-P", "-m", "syrtos.launch.agent")
+    assert agents == {"a": ("/opt/rsh", "-p", "22", "a", "env", "'PYTHONPATH=/a folder/lib'", *agent), "b": agent}
 
 
-def test_mpiexec_is_the_one_beside_the_interpreter(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no mpiexec beside .*`pip install mpich mpi4py`"):
-        find_mpiexec(tmp_path / "python")
-    (tmp_path / "mpiexec").touch()
-    assert find_mpiexec(tmp_path / "python") == tmp_path / "mpiexec"
+def test_hosts_are_filled_in_their_order(script: Path) -> None:
+    plan = make_plan(spec(script, workers=3, hosts=parse_hosts("a:2,b:2,c:5")), MACHINE, {})
+    assert [(group.host, group.ranks) for group in plan.groups] == [("a", range(2)), ("b", range(2, 3))]
+    assert (plan.nodes, set(plan.agents)) == ([0, 0, 1], {"a", "b"})
+
+
+def test_servers_without_a_slot_go_round_the_hosts_again(script: Path) -> None:
+    plan = make_plan(spec(script, workers=3, hosts=parse_hosts("a:2,b:1"), options=Options(servers=2)), MACHINE, {})
+    assert [(group.host, group.ranks) for group in plan.groups] == [
+        ("a", range(2)),
+        ("b", range(2, 3)),
+        ("a", range(3, 5)),
+    ]
+    assert plan.nodes == [0, 0, 1, 0, 0]
 
 
 def test_servers_come_after_the_workers_and_survive_them(script: Path) -> None:
     plan = make_plan(spec(script, options=Options(servers=2)), MACHINE, ENVIRONMENT)
-    assert plan.command[plan.command.index("-n") + 1] == "6"
-    assert "-disable-auto-cleanup" in plan.command
-    assert plan.spared == {1, 2, 3}
+    assert (plan.processes, plan.spared) == (6, {1, 2, 3})
 
 
 def test_workers_that_make_updates_together_end_together(script: Path) -> None:
     plan = make_plan(spec(script, options=Options(servers=2, staleness=0)), MACHINE, ENVIRONMENT)
-    assert "-disable-auto-cleanup" not in plan.command
     assert plan.spared == frozenset()

@@ -1,29 +1,28 @@
-"""A run from start to end, with a small program in the launcher's place."""
+"""A run from start to end, with a small program as its worker."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from syrtos.launch.engine import Ended
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.plan import Plan
-from syrtos.launch.supervise import _Supervisor, supervise
+from syrtos.launch.plan import Group, Plan
+from syrtos.launch.supervise import supervise
+from syrtos.settings import OPTIONS_VARIABLE, Options
 
 PRELUDE = """
 import os, signal, sys, time
-from syrtos.launch.events import born, drain, line, machine, send
+from syrtos.launch.events import drain, line, send
 def raw(data, stream=1): os.write(stream, data)
 def on_term(function): signal.signal(signal.SIGTERM, lambda *_: function())
-def started(rank, pid, host="here"):
-    send(2, "started", rank, host=host, machine=machine() if host == "here" else host, pid=pid, born=born(pid))
+def started(rank, host="here"): send(2, "started", rank, host=host, pid=os.getpid())
 def heard():
     for _ in range(2):  # who has taken the second has dealt with all before it
         send(2, "mark", 0)
@@ -34,13 +33,16 @@ def signal_launcher(number=signal.SIGTERM):
 def until(done):
     while not done(): time.sleep(0.01)
 seen = []
+started(0)
 """
+FINISHED = "\nsys.stdout.flush(); send(2, 'finished', 0)"
 # Seconds that a busy machine may need for what takes a moment.
 LONG = 60.0
 
 
-def run(code: str, grace: float = 5.0, processes: int = 0, **variables: str) -> Outcome:
-    return supervise(Plan((sys.executable, "-c", PRELUDE + code), variables, processes), os.environ, grace)
+def run(code: str, grace: float = 5.0, ranks: int = 1, **variables: str) -> Outcome:
+    group = Group((sys.executable, "-c", PRELUDE + code + FINISHED), range(ranks))
+    return supervise(Plan((group,), variables), os.environ, grace)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +58,7 @@ def test_output_passes_through(capfd: pytest.CaptureFixture[str]) -> None:
     outcome = run("print('Epoch 1/5'); print('é warning', file=sys.stderr); print('no newline', end='')")
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("Epoch 1/5\nno newline", "é warning\n")
-    assert outcome == Outcome()
+    assert outcome.end is End.FINISHED
 
 
 def test_variables_of_the_plan_are_set(capfd: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +73,7 @@ def test_the_exit_code_is_the_launchers(ending: str, code: int) -> None:
 
 def test_workers_and_failures_are_reported(capfd: pytest.CaptureFixture[str]) -> None:
     outcome = run("""
-started(1, 1, "far-away")
+started(1, "far-away")
 send(2, "failed", 1, text="ValueError: x", code=7)
 send(2, "failed", 0, text="later", code=1)
 sys.exit(1)
@@ -79,7 +81,7 @@ sys.exit(1)
     assert outcome.code == 7
     assert [(f["rank"], f["text"]) for f in outcome.failures] == [(1, "ValueError: x"), (0, "later")]
     assert outcome.failures[0]["host"] == "far-away"
-    assert (outcome.workers[1]["host"], outcome.workers[1]["pid"]) == ("far-away", 1)
+    assert outcome.workers[1]["host"] == "far-away"
     assert capfd.readouterr().err == ""
 
 
@@ -110,61 +112,9 @@ def test_output_that_only_looks_like_an_event_is_passed_on(capfd: pytest.Capture
     assert outcome.failures == []
 
 
-def test_what_hydra_says_is_kept_apart(capfd: pytest.CaptureFixture[str]) -> None:
-    outcome = run("raw(b'[mpiexec@h] gone\\nEpoch 1\\nAbort(1) on node 0\\n', 2)")
-    assert outcome.noise == ["[mpiexec@h] gone", "Abort(1) on node 0"]
+def test_what_mpi_says_of_an_abort_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    run("raw(b'Epoch 1\\nAbort(1) on node 0\\n', 2)")
     assert capfd.readouterr().err == "Epoch 1\n"
-
-
-BANNER = f"""\
-{"=" * 83}
-=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
-=   PID 101 RUNNING AT a-host
-=   EXIT CODE: 9
-=   CLEANING UP REMAINING PROCESSES
-=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
-{"=" * 83}
-YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
-This typically refers to a problem with your application.
-Please see the FAQ page for debugging suggestions
-"""
-
-
-def test_hydras_banner_is_kept_apart_with_its_rules(capfd: pytest.CaptureFixture[str]) -> None:
-    outcome = run(f"raw(b'Epoch 1\\n' + {BANNER!r}.encode() + b'Epoch 2\\n')")
-    assert capfd.readouterr().out == "Epoch 1\nEpoch 2\n"
-    assert outcome.noise == [line for line in BANNER.splitlines() if line.strip("=")]
-
-
-def test_the_signal_that_the_banner_names_is_the_exit_code() -> None:
-    assert run(f"raw({BANNER!r}.encode()); sys.exit(9)").code == 128 + signal.SIGKILL
-
-
-def test_a_failure_that_was_reported_goes_before_the_banner() -> None:
-    assert run(f"send(2, 'failed', 0, text='x', code=4); raw({BANNER!r}.encode()); sys.exit(9)").code == 4
-
-
-@pytest.mark.parametrize("text", ["=" * 83, "=" * 83 + "\ntotal\n" + "=" * 83, "=" * 83 + "\n" + "=" * 83])
-def test_rules_of_a_script_are_its_own(capfd: pytest.CaptureFixture[str], text: str) -> None:
-    run(f"print({text!r})")
-    assert capfd.readouterr().out == text + "\n"
-
-
-def test_a_rule_of_a_script_stays_on_its_stream(capfd: pytest.CaptureFixture[str]) -> None:
-    run("print('=' * 83, flush=True); time.sleep(0.2); raw(b'a warning\\n', 2); time.sleep(0.2); print('total')")
-    captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("=" * 83 + "\ntotal\n", "a warning\n")
-
-
-def test_a_rule_comes_before_the_unfinished_line_that_follows_it(capfd: pytest.CaptureFixture[str]) -> None:
-    run("raw(b'=' * 83 + b'\\n'); drain(1, 60.0); raw(b'10/100'); drain(1, 60.0); raw(b' done\\n')")
-    assert capfd.readouterr().out == "=" * 83 + "\n10/100 done\n"
-
-
-@pytest.mark.parametrize("text", ["=" * 65, "=== Epoch 1 ===", "=   total"])
-def test_lines_of_a_script_are_never_taken_for_hydras(capfd: pytest.CaptureFixture[str], text: str) -> None:
-    run(f"print('''{text}''')")
-    assert capfd.readouterr().out == text + "\n"
 
 
 NOISE = """\
@@ -232,7 +182,6 @@ def test_local_workers_are_signalled_directly_and_once(capfd: pytest.CaptureFixt
         """
 for name in ("SIGTERM", "SIGUSR1"):
     signal.signal(getattr(signal, name), lambda *_, name=name: (seen.append(name), print(name, flush=True)))
-started(0, os.getpid())
 signal_launcher()
 until(lambda: seen)
 send(2, "stalled", 0, text="waiting")  # another signal, after which none is under way
@@ -246,125 +195,49 @@ until(lambda: "SIGUSR1" in seen)
 def test_a_stall_asks_local_workers_for_their_stacks(capfd: pytest.CaptureFixture[str]) -> None:
     run("""
 signal.signal(signal.SIGUSR1, lambda *_: (seen.append(1), print("stack", flush=True)))
-started(0, os.getpid())
 send(2, "stalled", 0, text="waiting")
 until(lambda: seen)
 """)
     assert capfd.readouterr().out == "stack\n"
 
 
-def test_workers_that_outlive_the_launcher_are_killed() -> None:
-    outcome = run("""
-import subprocess
-orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True,
-                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-started(0, orphan.pid)
-""")
-    pid = outcome.workers[0]["pid"]
-    assert not runs(pid)
-
-
-WORKERS = """
-import pathlib, subprocess
-def worker(rank):
-    process = subprocess.Popen([sys.executable, "-c", "input(); import os; os._exit(0)"], stdin=subprocess.PIPE)
-    started(rank, process.pid)
-    return process
-def let(process): process.communicate(b"go")
-"""
-
-
-def run_until_gone(code: str, gone: int, noticed: Path) -> Outcome:
-    """A run of three workers in which ``noticed`` exists once so many of them are known to be gone."""
-    command = (sys.executable, "-c", PRELUDE + WORKERS + code)
-    supervisor = _Supervisor(Plan(command, {"NOTICED": str(noticed)}, 3), os.environ, 5.0)
-
-    def notice() -> None:
-        deadline = time.monotonic() + LONG
-        while len(supervisor._facts.gone) < gone and time.monotonic() < deadline:
-            time.sleep(0.01)
-        noticed.touch()
-
-    watcher = threading.Thread(target=notice)
-    watcher.start()
-    outcome = supervisor.run()
-    watcher.join()
-    return outcome
-
-
-def test_the_first_worker_that_is_gone_is_known(tmp_path: Path) -> None:
-    outcome = run_until_gone(
-        "first, second, third = map(worker, range(3)); let(second); until(pathlib.Path(os.environ['NOTICED']).exists); let(first), let(third)",
-        1,
-        tmp_path / "noticed",
-    )
-    assert (outcome.end, outcome.rank, outcome.code) == (End.LOST, 1, 1)
-
-
-def test_workers_that_have_finished_are_not_the_ones_that_are_gone(tmp_path: Path) -> None:
-    code = """
-first, second, third = map(worker, range(3))
-for rank, process in (0, first), (2, third):
-    send(2, "finished", rank)
-    let(process)
-until(pathlib.Path(os.environ['NOTICED']).exists)
-let(second)
-"""
-    outcome = run_until_gone(code, 2, tmp_path / "noticed")
-    assert (outcome.end, outcome.rank, outcome.unfinished) == (End.LOST, 1, (1,))
-
-
-def test_other_hosts_are_not_seen(tmp_path: Path) -> None:
-    """Of workers on two hosts only those of this one are seen to go: it may not have been the first."""
-    code = "started(1, 2**22 + 1, 'far-away'); let(worker(0)); until(pathlib.Path(os.environ['NOTICED']).exists)"
-    outcome = run_until_gone(code, 1, tmp_path / "noticed")
-    assert (outcome.end, outcome.rank, outcome.unfinished) == (End.LOST, None, (0, 1, 2))
-
-
-LEFT = "started(0, os.getpid()); started(1, 1, 'far-away'); send(2, 'left', 1, code={}); "
+LEFT = "started(1, 'far-away'); send(2, 'left', 1, code={}); "
 
 
 @pytest.mark.parametrize(("status", "grace", "code"), [(0, 0.2, 1), (3, 600, 3)])
 def test_others_do_not_wait_for_one_that_has_left(status: int, grace: float, code: int) -> None:
     started = time.perf_counter()
-    outcome = run(LEFT.format(status) + "time.sleep(600)", grace=grace, processes=2)
+    outcome = run(LEFT.format(status) + "time.sleep(600)", grace=grace)
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, status, code)
     assert time.perf_counter() - started < LONG
 
 
 def test_others_have_their_grace_when_one_has_left_with_code_0(capfd: pytest.CaptureFixture[str]) -> None:
-    outcome = run(LEFT.format(0) + "heard(); time.sleep(1.5); print('uploaded')", grace=LONG, processes=2)
+    outcome = run(LEFT.format(0) + "heard(); time.sleep(1.5); print('uploaded')", grace=LONG)
     assert (outcome.end, outcome.rank) == (End.LOST, 1)
     assert capfd.readouterr().out == "uploaded\n"
 
 
-def test_it_is_a_success_when_all_have_said_so() -> None:
-    assert run("started(0, os.getpid()); send(2, 'finished', 0)", processes=1).end is End.FINISHED
+def test_commands_that_are_no_workers_have_finished_with_exit_code_0() -> None:
+    commands = tuple(
+        Group((sys.executable, "-c", f"raise SystemExit({code})"), range(code, code + 1)) for code in (0, 1)
+    )
+    assert supervise(Plan(commands[:1], {}, reports=False), os.environ, 1.0).end is End.FINISHED
+    assert supervise(Plan(commands, {}, reports=False), os.environ, 1.0).code == 1
 
 
-def test_a_process_that_is_no_worker_any_more_is_left_alone() -> None:
-    """Process numbers are used again: what a worker's number names now may be someone else's."""
-    other = subprocess.Popen(["sleep", "60"])
-    run(f"send(2, 'started', 0, host='here', machine=machine(), pid={other.pid}, born=born({other.pid}) - 1)")
-    assert other.poll() is None
-    other.kill()
-    other.wait()
+def test_the_death_of_a_worker_that_is_spared_is_noted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "rank = int(os.environ['PMI_RANK'])\nif rank: os.kill(os.getpid(), 9)\n"
+    code += f"until(lambda: os.path.exists({str(tmp_path / 'lost' / '1')!r}))"
+    group = Group((sys.executable, "-c", PRELUDE + code + FINISHED), range(2))
+    variables = {OPTIONS_VARIABLE: Options(run_dir=str(tmp_path)).to_json()}
+    outcome = supervise(Plan((group,), variables, spared=frozenset({1})), os.environ, LONG)
+    assert outcome.end is End.FINISHED
+    assert outcome.lost == {1: Ended(1, -9)}
+    assert "rank 1 was ended by SIGKILL (signal 9) before its script had come to its end" in capfd.readouterr().err
 
 
 def test_handlers_are_given_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     run("pass")
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is alive within a moment; the dead may still wait to be collected."""
-    for _ in range(3000):
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
-                    return False
-        except OSError:
-            return False
-        time.sleep(0.02)
-    return True

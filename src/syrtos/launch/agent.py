@@ -1,0 +1,201 @@
+"""The part of a launcher on each of its hosts: it starts workers there, passes on what they say, and ends them when the launcher is gone.
+
+`python -m syrtos.launch.agent`, with the launcher at the other end of standard input and output: what has started it, ssh above all, has
+checked who that is. The messages are described in `docs/architecture.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+
+from syrtos.launch import local
+from syrtos.launch.channel import Channel, Message, as_text
+from syrtos.launch.engine import Ended
+from syrtos.launch.plan import Group
+from syrtos.settings import environment
+
+# What an agent writes first, so that the launcher knows where the greetings of a login shell end.
+GREETING = b"\n\x1esyrtos agent\n"
+# Seconds between two signs of life, of an agent and of a launcher.
+EVERY = 1.0
+
+# Seconds without one of the launcher, after which the agent ends its workers: more than a link may be down for.
+_PATIENCE = 20.0
+_LAST_OUTPUT = 2.0  # seconds
+_PIECE = 1 << 16  # bytes of output in a message, at most
+
+
+def main() -> None:
+    """Serves the launcher at the other end of standard input and output."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher passes it on
+    said, heard = os.dup(1), os.dup(0)
+    os.dup2(2, 1)  # whatever prints here must not be taken for messages
+    os.write(said, GREETING)
+    serve(Channel(Connection(heard, writable=False), Connection(said, readable=False)))
+
+
+def serve(channel: Channel) -> Message | None:
+    """Starts the workers that a launcher asks for, until it says that the run is over: returns that message, or None if the launcher is gone.
+
+    Workers end with the thread that calls this.
+    """
+    agent = _Agent(channel)
+    try:
+        return agent.run()
+    except OSError:
+        return None
+    finally:
+        agent.kill()
+
+
+class _Agent:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._workers: _Workers | None = None
+        self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+
+    def run(self) -> Message | None:
+        threading.Thread(target=self._hear, name="syrtos-hear", daemon=True).start()
+        self._channel.send("ready", host=socket.gethostname())
+        beat = time.monotonic()
+        while True:
+            try:
+                message = self._asked.get(timeout=0 if self._workers else EVERY)
+            except queue.Empty:
+                self._attend(0.02)
+            else:
+                if message is None or message["is"] == "over":
+                    return message
+                self._obey(message)
+            if time.monotonic() > beat:
+                beat = time.monotonic() + EVERY
+                self._channel.send("alive", vitals=self._workers.vitals() if self._workers else {})
+
+    def _obey(self, message: Message) -> None:
+        self.kill()
+        if message["is"] == "kill":
+            self._channel.send("killed")
+            return
+        try:
+            self._workers = _Workers(self._channel, message)
+        except OSError as error:
+            self._channel.send("failed", text=str(error))
+
+    def _attend(self, seconds: float) -> None:
+        if self._workers:
+            self._workers.attend(seconds)
+
+    def kill(self) -> None:
+        """Ends the workers, if there are any."""
+        if self._workers:
+            self._workers.kill()
+        self._workers = None
+
+    def _hear(self) -> None:
+        """What the workers need at once is dealt with here, the rest by the thread that has started them."""
+        try:
+            while (message := self._channel.receive(_PATIENCE)) is not None:
+                workers = self._workers
+                if message["is"] == "pmi" and workers:
+                    workers.engine.tell(message["rank"], message["text"])
+                elif message["is"] == "signal" and workers:
+                    workers.engine.signal(message["number"])
+                elif message["is"] == "death" and workers:
+                    workers.engine.note_death(message["rank"])
+                elif message["is"] in ("start", "kill", "over"):
+                    self._asked.put(message)
+        except (OSError, EOFError):
+            pass
+        self._asked.put(None)
+
+
+class _Workers:
+    """The workers of one generation on this host."""
+
+    def __init__(self, channel: Channel, asked: Message) -> None:
+        os.chdir(asked["folder"])
+        self._channel = channel
+        self._ended: list[Ended] = []
+        self._reading = threading.Lock()
+        groups = [Group(tuple(group["command"]), range(*group["ranks"])) for group in asked["groups"]]
+        self.engine = local.Local(
+            groups,
+            asked["nodes"],
+            {**environment(), **asked["environment"]},
+            local.start,
+            self._on_line,
+            asked["whole"],
+        )
+        self._pipes = {
+            pipe.fileno(): (rank, stream)
+            for rank, outputs in self.engine.outputs.items()
+            for stream, pipe in ((1, outputs.out), (2, outputs.err))
+        }
+        self._reader = threading.Thread(target=self._read, name="syrtos-output", daemon=True)
+        self._reader.start()
+
+    def attend(self, seconds: float) -> None:
+        """Tells of workers that have ended, once all that they have written is told."""
+        self._ended += self.engine.wait(seconds)
+        while self._ended and self._is_drained(self._ended[0].rank):
+            ended = self._ended.pop(0)
+            self._channel.send("ended", rank=ended.rank, code=ended.code)
+
+    def kill(self) -> None:
+        """Ends them; what they have written is told, but for that of children which live on."""
+        self.engine.kill()
+        self._reader.join(_LAST_OUTPUT)
+
+    def vitals(self) -> dict[int, tuple[str, float, str]]:
+        """What each worker that runs does."""
+        found = {rank: self.engine.look(rank) for rank in self.engine.outputs}
+        return {rank: (v.state, v.used, v.moved) for rank, v in found.items() if v is not None}
+
+    def _on_line(self, rank: int, line: str) -> None:
+        try:
+            self._channel.send("pmi", rank=rank, line=line)
+        except OSError:
+            return  # the launcher is gone: the thread that hears it knows
+
+    def _read(self) -> None:
+        selector = selectors.DefaultSelector()
+        for descriptor in self._pipes:
+            selector.register(descriptor, selectors.EVENT_READ)
+        try:
+            while selector.get_map():
+                for key, _ in selector.select():
+                    with self._reading:
+                        piece = os.read(key.fd, _PIECE)
+                        rank, stream = self._pipes[key.fd]
+                        if piece:
+                            self._channel.send("output", rank=rank, stream=stream, text=as_text(piece))
+                        else:
+                            selector.unregister(key.fd)
+        except OSError:
+            return  # the launcher is gone
+
+    def _is_drained(self, rank: int) -> bool:
+        if not self._reading.acquire(blocking=False):
+            return False
+        try:
+            poll = select.poll()
+            for descriptor, (writer, _) in self._pipes.items():
+                if writer == rank:
+                    poll.register(descriptor, select.POLLIN)
+            return not any(event & select.POLLIN for _, event in poll.poll(0))
+        finally:
+            self._reading.release()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Workers that have died and that the others go on without: files in the run directory, which the parameter servers look at."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+_FOLDER = "lost"
+
+
+def note(run_dir: str, rank: int) -> None:
+    """Leaves word of a death."""
+    path = Path(run_dir, _FOLDER, str(rank))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        print(f"syrtos: parameter servers can't learn of rank {rank}'s death: {error}", file=sys.stderr, flush=True)
+
+
+def forget(run_dir: Path) -> None:
+    """Removes the records of deaths of an earlier run in this folder."""
+    shutil.rmtree(run_dir / _FOLDER, ignore_errors=True)
+
+
+def lost(run_dir: str) -> set[int]:
+    """The ranks whose workers have died so far."""
+    try:
+        return {int(name) for name in os.listdir(os.path.join(run_dir, _FOLDER))}
+    except OSError:  # no worker has died
+        return set()
