@@ -46,7 +46,7 @@ class Launch:
     joins: bool
 
 
-# In this order: the innermost starter wins (hydra runs inside a Slurm step, never the reverse).
+# In this order: the innermost starter wins (`mpiexec` runs inside a Slurm step, never the reverse).
 _STARTERS: tuple[tuple[str, str, bool], ...] = (
     ("mpiexec (MPICH)", "PMI_SIZE", True),
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", False),

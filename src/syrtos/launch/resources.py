@@ -26,7 +26,7 @@ def apply(env: Mapping[str, str]) -> None:
 
 
 def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[str, str]:
-    """The variables for the worker described by ``env`` (hydra's or Slurm's) on a host with these resources.
+    """The variables for the worker described by ``env`` (the process manager's or Slurm's) on a host with these resources.
 
     Args:
         env: of the worker.

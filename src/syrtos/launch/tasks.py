@@ -1,6 +1,6 @@
 """Workers of a TF_CONFIG cluster have the environment of the process that was started as their task.
 
-MPI's launcher starts all workers of a host from one process, with one environment. Tasks of one host may differ in theirs, by
+All workers of a host are started from one process, with one environment. Tasks of one host may differ in theirs, by
 ``CUDA_VISIBLE_DEVICES`` above all; so each worker takes over its own task's from /proc, and starts again with it.
 """
 
@@ -16,7 +16,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch import events
 from syrtos.settings import TASKS_VARIABLE
 
-# Variables by which MPI's launcher and ours address workers.
+# Variables by which launchers address workers.
 _PROTOCOL = ("PMI", "MPI", "HYD", "SYRTOS_")
 Process = dict[str, int | str]
 

@@ -12,7 +12,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch import resources
 
 
-def hydra(rank: int, size: int) -> dict[str, str]:
+def placed(rank: int, size: int) -> dict[str, str]:
     return {"MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": str(size)}
 
 
@@ -20,12 +20,12 @@ def hydra(rank: int, size: int) -> dict[str, str]:
     ("env", "cores", "threads"),
     [
         ({}, 8, "8"),
-        (hydra(0, 2), 8, "4"),
-        (hydra(2, 3), 8, "2"),
-        (hydra(3, 4), 2, "1"),
+        (placed(0, 2), 8, "4"),
+        (placed(2, 3), 8, "2"),
+        (placed(3, 4), 2, "1"),
         ({"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, 8, "2"),
         ({"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2,2"}, 8, "4"),
-        (hydra(0, 4) | {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}, 8, "2"),
+        (placed(0, 4) | {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}, 8, "2"),
     ],
 )
 def test_workers_of_a_host_share_its_cores(env: dict[str, str], cores: int, threads: str) -> None:
@@ -35,19 +35,19 @@ def test_workers_of_a_host_share_its_cores(env: dict[str, str], cores: int, thre
 
 @given(st.integers(1, 64), st.integers(1, 256))
 def test_threads_fill_the_host_and_no_more(size: int, cores: int) -> None:
-    threads = [int(resources.share(hydra(rank, size), cores, {})["OMP_NUM_THREADS"]) for rank in range(size)]
+    threads = [int(resources.share(placed(rank, size), cores, {})["OMP_NUM_THREADS"]) for rank in range(size)]
     assert min(threads) >= 1
     assert sum(threads) <= max(cores, size)
     assert sum(threads) > cores - size
 
 
 def test_an_exchange_has_a_thread_beside_computation() -> None:
-    assert int(resources.share(hydra(0, 2), 2, {})["TF_NUM_INTEROP_THREADS"]) >= 2
+    assert int(resources.share(placed(0, 2), 2, {})["TF_NUM_INTEROP_THREADS"]) >= 2
 
 
 def test_each_worker_gets_one_gpu_by_local_rank() -> None:
     gpus = [
-        resources.share(hydra(rank, 4), 8, {"CUDA_VISIBLE_DEVICES": 4})["CUDA_VISIBLE_DEVICES"] for rank in range(4)
+        resources.share(placed(rank, 4), 8, {"CUDA_VISIBLE_DEVICES": 4})["CUDA_VISIBLE_DEVICES"] for rank in range(4)
     ]
     assert gpus == ["0", "1", "2", "3"]
 
@@ -58,14 +58,14 @@ def test_more_workers_than_gpus_are_told_what_to_write(variable: str) -> None:
         rf"4 workers and fewer GPUs \(0, 1\)\. Start as many workers as GPUs; .*: {variable}=0,1,0,1; .*: {variable}=$"
     )
     with pytest.raises(ConfigurationError, match=advice):
-        resources.share(hydra(3, 4), 8, {variable: 2})
-    shared = resources.share(hydra(3, 4) | {variable: "0,1,0,1"}, 8, {variable: 2})
+        resources.share(placed(3, 4), 8, {variable: 2})
+    shared = resources.share(placed(3, 4) | {variable: "0,1,0,1"}, 8, {variable: 2})
     assert shared[variable] == "1"
 
 
 def test_parts_of_gpus_have_names() -> None:
     parts = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
-    assert resources.share(hydra(1, 2) | parts, 8, {"CUDA_VISIBLE_DEVICES": 1})["CUDA_VISIBLE_DEVICES"] == "MIG-b"
+    assert resources.share(placed(1, 2) | parts, 8, {"CUDA_VISIBLE_DEVICES": 1})["CUDA_VISIBLE_DEVICES"] == "MIG-b"
 
 
 @pytest.mark.parametrize("asked", [{"SLURM_GPUS_PER_TASK": "1"}, {"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}])
@@ -75,7 +75,7 @@ def test_gpus_that_slurm_shows_a_task_stay(asked: dict[str, str]) -> None:
 
 
 def test_without_gpus_none_is_hidden() -> None:
-    assert "CUDA_VISIBLE_DEVICES" not in resources.share(hydra(0, 2), 8, gpus={})
+    assert "CUDA_VISIBLE_DEVICES" not in resources.share(placed(0, 2), 8, gpus={})
 
 
 def test_hosts_of_one_slurm_step_may_have_different_counts() -> None:
@@ -84,7 +84,7 @@ def test_hosts_of_one_slurm_step_may_have_different_counts() -> None:
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = hydra(0, 1) | {"OMP_NUM_THREADS": "7", "CUDA_VISIBLE_DEVICES": ""}
+    env = placed(0, 1) | {"OMP_NUM_THREADS": "7", "CUDA_VISIBLE_DEVICES": ""}
     monkeypatch.setattr(os, "environ", env)
     resources.apply(env)
     assert (env["OMP_NUM_THREADS"], env["CUDA_VISIBLE_DEVICES"]) == ("7", "")
