@@ -1,4 +1,4 @@
-"""A rank's part of a snapshot as bytes: arrays and JSON in the format of safetensors. Nothing in it is executed when it is read."""
+"""A part of a snapshot as bytes: arrays and JSON in the format of safetensors. Nothing in it is executed when it is read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Snapshots in files: a folder for each, complete or not there, with digests; two are kept.
 
-``snapshot-12/`` holds ``rank-0.safetensors`` and so on, and ``manifest.json`` with the SHA-256 of each.
+``snapshot-12/`` holds ``part-0.safetensors`` and so on, and ``manifest.json`` with the SHA-256 of each.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def save(slots: Slots, folder: Path) -> int:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        digests = [_copy(slots, rank, number, draft / _name(rank)) for rank in range(slots.ranks)]
+        digests = [_copy(slots, part, number, draft / _name(part)) for part in range(slots.parts(number))]
         durable.write(draft / _MANIFEST, json.dumps({"number": number, "sha256": digests}).encode())
         durable.force(draft)
         draft.rename(_place(folder, number))
@@ -61,15 +61,15 @@ def load(folder: Path, slots: Slots) -> tuple[int, list[str]]:
     complaints: list[str] = []
     for number in numbers(folder):
         try:
-            parts = list(_parts(_place(folder, number), slots.ranks))
+            parts = list(_parts(_place(folder, number)))
         except (OSError, ValueError, KeyError, SnapshotError) as error:
             aside = _place(folder, number).with_name(f"damaged-{number}")
             shutil.rmtree(aside, ignore_errors=True)
             _place(folder, number).rename(aside)
             complaints.append(f"{_place(folder, number)} is not used, and is {aside} now: {error}")
             continue
-        for rank, part in enumerate(parts):
-            slots.write(rank, number, part)
+        for part, data in enumerate(parts):
+            slots.write(part, number, len(parts), data)
         return number, complaints
     return 0, complaints
 
@@ -83,24 +83,19 @@ def forget(folder: Path) -> None:
         folder.rmdir()
 
 
-def _parts(place: Path, ranks: int) -> Iterator[bytes]:
-    digests = json.loads((place / _MANIFEST).read_text())["sha256"]
-    if len(digests) != ranks:
-        raise SnapshotError(
-            f"It was made by {len(digests)} workers, and this run has {ranks}: continue with `-n {len(digests)}`."
-        )
-    for rank, digest in enumerate(digests):
-        part = (place / _name(rank)).read_bytes()
-        if hashlib.sha256(part).hexdigest() != digest:
-            raise SnapshotError(f"{_name(rank)} is damaged: it has another SHA-256 than was written.")
-        facts_of(part)
-        yield part
+def _parts(place: Path) -> Iterator[bytes]:
+    for part, digest in enumerate(json.loads((place / _MANIFEST).read_text())["sha256"]):
+        data = (place / _name(part)).read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise SnapshotError(f"{_name(part)} is damaged: it has another SHA-256 than was written.")
+        facts_of(data)
+        yield data
 
 
-def _copy(slots: Slots, rank: int, number: int, path: Path) -> str:
+def _copy(slots: Slots, part: int, number: int, path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("wb") as file:
-        for piece in slots.pieces(rank, number):
+        for piece in slots.pieces(part, number):
             digest.update(piece)
             file.write(piece)
     durable.force(path)
@@ -119,5 +114,5 @@ def _place(folder: Path, number: int) -> Path:
     return folder / f"{_PREFIX}{number}"
 
 
-def _name(rank: int) -> str:
-    return f"rank-{rank}.safetensors"
+def _name(part: int) -> str:
+    return f"part-{part}.safetensors"

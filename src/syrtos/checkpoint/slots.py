@@ -1,8 +1,8 @@
-"""Memory for snapshots that outlives the workers: it belongs to the launcher, and workers open it by a path.
+"""Memory for snapshots that outlives the workers of a host: it belongs to the launcher or agent, and workers open it by a path.
 
-Each rank has two slots and writes them in turn, so the snapshot before is whole while the next is written. A snapshot is committed once
-every rank has written its part of it. The last number that all ranks have is always in one of the two slots of each: workers exchange
-gradients between two snapshots, so none is more than one ahead.
+A snapshot is whole on each host: the workers of the host write a part each. A part has two slots, which are written in turn, so the snapshot
+before is whole while the next is written. A snapshot is committed once all of its parts are written. The last number that all parts have is
+always in one of the two slots of each: workers exchange gradients between two snapshots, so none is more than one ahead.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from pathlib import Path
 
 Places = Sequence[tuple[str, str]]
 
-# Number of the snapshot, 0 while there is none or it is being written; its length in bytes.
-_HEAD = struct.Struct("<QQ")
+# Number of the snapshot, 0 while there is none or it is being written; how many parts it has; the length of this one in bytes.
+_HEAD = struct.Struct("<QQQ")
 _PIECE = 1 << 24
 
 
 class Memory:
-    """The slots of all ranks of one host, as long as this process lives (memfd_create(2)).
+    """The slots of one host, as long as this process lives (memfd_create(2)).
 
     Args:
-        ranks: how many there are.
+        parts: of how many parts a snapshot may be.
         folder: an empty folder of a file system in memory, for workers in a user namespace of their own, which may not look into this process
             (user_namespaces(7)). It is removed at the end; by the caller, if this process is killed.
 
     Attributes:
-        places: for each rank the paths of its two slots, for `Slots` in this process and others of the same user.
+        places: for each part the paths of its two slots, for `Slots` in this process and others of the same user.
     """
 
-    def __init__(self, ranks: int, folder: Path | None = None) -> None:
+    def __init__(self, parts: int, folder: Path | None = None) -> None:
         self._folder = folder
         self._descriptors: list[int] = []
-        self.places: Places = [(self._slot(f"{rank}-0"), self._slot(f"{rank}-1")) for rank in range(ranks)]
+        self.places: Places = [(self._slot(f"{part}-0"), self._slot(f"{part}-1")) for part in range(parts)]
 
     def _slot(self, name: str) -> str:
         if self._folder is not None:
@@ -54,50 +54,55 @@ class Memory:
 
 
 class Slots:
-    """The slots of all ranks, to read, and to write those of one's own."""
+    """The slots of one host, to read, and for each of its workers to write its part."""
 
     def __init__(self, places: Places) -> None:
         self._slots = [tuple(os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in pair) for pair in places]
 
-    @property
-    def ranks(self) -> int:
-        """How many write snapshots."""
-        return len(self._slots)
+    def whole(self) -> set[int]:
+        """The numbers of the snapshots of which all parts are written."""
+        return {number for number, parts, _ in map(_head, self._slots[0]) if number and self._has(number, parts)}
+
+    def _has(self, number: int, parts: int) -> bool:
+        return all(_head(pair[number % 2])[:2] == (number, parts) for pair in self._slots[:parts])
 
     def committed(self) -> int:
-        """The number of the newest snapshot of which every rank has written its part; 0 if there is none."""
-        written = [{_head(slot)[0] for slot in pair} for pair in self._slots]
-        return max(set.intersection(*written), default=0)
+        """The number of the newest of them; 0 if there is none."""
+        return max(self.whole(), default=0)
 
-    def read(self, rank: int, number: int) -> bytes:
-        """One rank's part of a committed snapshot."""
-        return b"".join(self.pieces(rank, number))
+    def parts(self, number: int) -> int:
+        """Of how many parts a committed snapshot is."""
+        return _head(self._slots[0][number % 2])[1]
 
-    def pieces(self, rank: int, number: int) -> Iterator[bytes]:
+    def read(self, part: int, number: int) -> bytes:
+        """A part of a committed snapshot."""
+        return b"".join(self.pieces(part, number))
+
+    def pieces(self, part: int, number: int) -> Iterator[bytes]:
         """The same in pieces of some megabytes.
 
         Raises:
             BlockingIOError: a worker has begun to write another snapshot over it.
         """
-        slot = self._slots[rank][number % 2]
-        found, length = _head(slot)
+        slot = self._slots[part][number % 2]
+        found, _, length = _head(slot)
         if found != number:
-            raise BlockingIOError(f"Snapshot {number} of rank {rank} is being replaced.")
+            raise BlockingIOError(f"Part {part} of snapshot {number} is being replaced.")
         for begin in range(0, length, _PIECE):
             piece = os.pread(slot, min(_PIECE, length - begin), _HEAD.size + begin)
             if _head(slot)[0] != number:
-                raise BlockingIOError(f"Snapshot {number} of rank {rank} has been replaced while it was read.")
+                raise BlockingIOError(f"Part {part} of snapshot {number} has been replaced while it was read.")
             yield piece
 
-    def write(self, rank: int, number: int, part: bytes | memoryview) -> None:
-        """Writes one rank's part of a snapshot, in the place of the one before the last.
+    def write(self, part: int, number: int, parts: int, data: bytes | memoryview) -> None:
+        """Writes one of so many parts of a snapshot, in the place of the one before the last.
 
         Raises:
             OSError: there is no memory left for it; the slot is empty then.
         """
-        slot = self._slots[rank][number % 2]
-        os.pwrite(slot, _HEAD.pack(0, 0), 0)
-        view = memoryview(part)
+        slot = self._slots[part][number % 2]
+        os.pwrite(slot, _HEAD.pack(0, 0, 0), 0)
+        view = memoryview(data)
         try:  # a full file system in memory would write less, and say so by a number
             os.posix_fallocate(slot, 0, _HEAD.size + len(view))
         except OSError:
@@ -107,15 +112,13 @@ class Slots:
         begin = 0
         while begin < len(view):
             begin += os.pwrite(slot, view[begin : begin + _PIECE], _HEAD.size + begin)
-        os.pwrite(slot, _HEAD.pack(number, len(view)), 0)
+        os.pwrite(slot, _HEAD.pack(number, parts, len(view)), 0)
 
-    def drop_uncommitted(self) -> None:
-        """Drops what some ranks have written and others not, once no worker writes: the next generation gives out the same numbers again."""
-        committed = self.committed()
-        for pair in self._slots:
-            for slot in pair:
-                if _head(slot)[0] > committed:
-                    os.pwrite(slot, _HEAD.pack(0, 0), 0)
+    def drop_all_but(self, number: int) -> None:
+        """Drops what was written for other snapshots, once no worker writes: the next generation gives out the numbers after this one again."""
+        for slot in (slot for pair in self._slots for slot in pair):
+            if _head(slot)[0] != number:
+                os.pwrite(slot, _HEAD.pack(0, 0, 0), 0)
 
     def close(self) -> None:
         """Lets go of the memory."""
@@ -124,6 +127,6 @@ class Slots:
                 os.close(slot)
 
 
-def _head(slot: int) -> tuple[int, int]:
+def _head(slot: int) -> tuple[int, int, int]:
     head = os.pread(slot, _HEAD.size, 0)
-    return _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
+    return _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0, 0)

@@ -93,24 +93,26 @@ class Committed:
 
     Attributes:
         place: where the run was.
-        facts: what was stored, of this rank.
-        parts: the arrays of all ranks.
+        facts: what was stored of this worker.
+        alike: the arrays that all workers held alike.
+        mine: the arrays of this worker alone.
     """
 
     place: Place
     facts: dict[str, Any]
-    parts: list[Arrays]
+    alike: Arrays
+    mine: Arrays
 
 
 class _Run:
     """The snapshots of this process."""
 
     def __init__(self, text: str) -> None:
-        """``text``: what the launcher wrote into the environment: places of slots, and the folder for `fit`s that have ended."""
+        """``text``: what the launcher or agent wrote into the environment: places of slots, and the folder for `fit`s that have ended."""
         told = json.loads(text)
         self.slots = Slots([tuple(pair) for pair in told["places"]])
         self.folder = Path(told["folder"])
-        self.rank = world.current().world.rank
+        self.world, self._comm = world.current().world, world.current().comm
         self.number = self.slots.committed()
         self.fits = 0
         self.kept = 0  # bytes of the states of `fit`s that have ended
@@ -128,37 +130,65 @@ class _Run:
         if number > self.found:
             return None
         if number == self.last.fit:
-            parts = [self.slots.read(rank, self.number) for rank in range(self.slots.ranks)]
+            parts = [self.slots.read(part, self.number) for part in range(self.slots.parts(self.number))]
         else:
-            files = [self._file(number, rank) for rank in range(self.slots.ranks)]
-            if not all(file.exists() for file in files):
+            parts = [file.read_bytes() for file in self._files(number)]
+            if not all(self._comm.agree("state of a fit that has ended", float(bool(parts)))):
                 self.found = 0  # all that follows is trained again
                 return None
-            parts = [file.read_bytes() for file in files]
-        facts = head.facts_of(parts[self.rank])
-        return Committed(Place(**facts["place"]), facts, [encoding.unpack(part) for part in parts])
+        arrays = {name: array for part in parts for name, array in encoding.unpack(part).items()}
+        if _of_rank(self.world.rank) not in arrays:
+            raise SnapshotError("The snapshot was made by fewer workers than this run has: continue with as many.")
+        mine = arrays[_of_rank(self.world.rank)].tobytes()
+        facts = head.facts_of(mine)
+        return Committed(Place(**facts["place"]), facts, arrays, encoding.unpack(mine))
+
+    def write(self, place: Place, alike: Arrays, pieces: dict[int, bytes]) -> None:
+        """Writes this worker's part of the next snapshot, with the pieces of some ranks in it."""
+        arrays = {_of_rank(rank): np.frombuffer(piece, np.uint8) for rank, piece in pieces.items()}
+        part = encoding.pack(alike | arrays, {"place": dataclasses.asdict(place)})
+        self.slots.write(self.world.local_rank, self.number, self.world.local_size, part)
 
     def keep_ended(self) -> None:
         """Before the memory is used for another `fit`: the state of the one that has ended goes into a file."""
-        if not self.last.ended or self.last.fit > _KEPT_FITS or self._file(self.last.fit, self.rank).exists():
+        if not self.last.ended or self.last.fit > _KEPT_FITS or self._files(self.last.fit):
             return
         try:
-            self._keep(self._file(self.last.fit, self.rank))
+            self._keep(self._folder(self.last.fit))
         except OSError as error:
             print(f"syrtos: fit {self.last.fit} would be trained again after a restart: {error}", file=sys.stderr)
 
-    def _keep(self, file: Path) -> None:
-        part = self.slots.read(self.rank, self.number)
+    def _keep(self, folder: Path) -> None:
+        part = self.slots.read(self.world.local_rank, self.number)
         self.kept += len(part)
         if self.kept > _KEPT_BYTES:
             return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".{file.name}")
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"part-{self.world.local_rank}-of-{self.world.local_size}.safetensors"
+        draft = folder / f".{self.world.rank}-{name}"  # hosts may share the folder, and write the same
         durable.write(draft, part)
-        draft.rename(file)
+        draft.rename(folder / name)
 
-    def _file(self, fit: int, rank: int) -> Path:
-        return self.folder / f"fit-{fit}" / f"rank-{rank}.safetensors"
+    def _files(self, fit: int) -> list[Path]:
+        """The parts of a `fit` that has ended, if all of them are there."""
+        found = sorted(self._folder(fit).glob("part-*-of-*.safetensors"))
+        wholes = {
+            count: [file for file in found if file.name.endswith(f"-of-{count}.safetensors")]
+            for count in _counts(found)
+        }
+        return next((files for count, files in wholes.items() if len(files) == count), [])
+
+    def _folder(self, fit: int) -> Path:
+        return self.folder / f"fit-{fit}"
+
+
+def _counts(files: list[Path]) -> set[int]:
+    """How many parts there are, by their names."""
+    return {int(file.stem.rpartition("-")[2]) for file in files}
+
+
+def _of_rank(rank: int) -> str:
+    return f"rank {rank}"
 
 
 @functools.cache
@@ -227,10 +257,9 @@ class Protection:
         """The state as it was committed."""
         assert self._committed is not None
         found, self._committed = self._committed, None
-        mine = found.parts[self._run.rank]
         with self._session.ledger.span("checkpoint"):
-            snapshot.put_back_variables(self._model, found.parts, self._run.rank, found.facts)
-            snapshot.put_back_callbacks(self._callbacks(), found.facts["callbacks"], mine)
+            snapshot.put_back_variables(self._model, found.alike, found.mine, found.facts)
+            snapshot.put_back_callbacks(self._callbacks(), found.facts["callbacks"], found.mine)
         backend.active().set_drawn(found.facts["drawn"])
         self._session.ledger.say(trained=found.place.trained)
         self._model.stop_training = found.facts["stop"]
@@ -277,26 +306,54 @@ class Protection:
         self._since, self._written_at = 0, time.perf_counter()
 
     def _write(self, logs: Any) -> bool:
-        run, place = self._run, self._session.world
+        run = self._run
         run.number += 1
+        alike: Arrays = {}
+        piece = b""
         try:
-            arrays, facts = snapshot.variables(self._model, place.rank, place.size)
-            facts |= {
-                "place": dataclasses.asdict(self._place),
-                "callbacks": snapshot.callbacks(self._callbacks(), arrays),
-                "drawn": backend.active().drawn(),
-                "stop": bool(getattr(self._model, "stop_training", False)),
-                "climb": learning_rate.facts_of(getattr(self._model, "optimizer", None)),
-                "counters": self._training.counters(),
-                "logs": {name: float(value) for name, value in dict(logs or {}).items() if np.ndim(value) == 0},
-            }
-            run.slots.write(run.rank, run.number, encoding.pack(arrays, facts))
+            alike, piece = self._state(logs)
         except Exception as error:
-            print(f"syrtos: no more snapshots: {type(error).__name__}: {error}", file=sys.stderr)
-            traceback.print_exc()
+            _complain(error)
+        pieces = self._kept_here(piece)
+        if not all(pieces.values()):
+            return False
+        try:
+            run.write(self._place, alike, pieces)
+        except Exception as error:
+            _complain(error)
             return False
         run.last = self._place
         return True
+
+    def _state(self, logs: Any) -> tuple[Arrays, bytes]:
+        """This worker's part of what all hold alike, and all that it has for itself."""
+        place = self._session.world
+        alike, mine, facts = snapshot.variables(self._model, place.local_rank, place.local_size)
+        facts |= {
+            "place": dataclasses.asdict(self._place),
+            "callbacks": snapshot.callbacks(self._callbacks(), mine),
+            "drawn": backend.active().drawn(),
+            "stop": bool(getattr(self._model, "stop_training", False)),
+            "climb": learning_rate.facts_of(getattr(self._model, "optimizer", None)),
+            "counters": self._training.counters(),
+            "logs": {name: float(value) for name, value in dict(logs or {}).items() if np.ndim(value) == 0},
+        }
+        return alike, encoding.pack(mine, facts)
+
+    def _kept_here(self, piece: bytes) -> dict[int, bytes]:
+        """The pieces, by rank, that this worker keeps: with those of its host's other workers they are all, so that one host has a whole snapshot."""
+        place, comm = self._session.world, self._session.comm
+        if place.node_count == 1:
+            return {place.rank: piece}
+        ends = np.cumsum(comm.agree("length of a snapshot", len(piece))).astype(int)
+        everyone = comm.allgather(np.frombuffer(piece, np.uint8))
+        pieces = [part.tobytes() for part in np.split(everyone, ends[:-1])]
+        return {rank: pieces[rank] for rank in range(place.local_rank, place.size, place.local_size)}
+
+
+def _complain(error: Exception) -> None:
+    print(f"syrtos: no more snapshots: {type(error).__name__}: {error}", file=sys.stderr)
+    traceback.print_exc()
 
 
 class _Replay:

@@ -1,6 +1,6 @@
 """The state of one `fit` on one worker, to be committed between two steps and put back: variables and callbacks.
 
-What every worker holds alike, weights and slots of optimizers, is divided among the workers; each also stores what may differ.
+What every worker holds alike, weights and slots of optimizers, is divided among the workers of each host; each worker also stores what may differ.
 """
 
 from __future__ import annotations
@@ -68,22 +68,25 @@ def _owners(shared: Sequence[Any], ranks: int) -> list[int]:
     return owners
 
 
-def variables(model: Any, rank: int, ranks: int) -> tuple[Arrays, Facts]:
-    """This worker's part of the values. They may be lent by the framework: use them before the next step."""
+def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arrays, Facts]:
+    """The values of this worker's part of what all hold alike, and of what it has for itself.
+
+    The framework may have lent them: they are to be used before the next step.
+    """
     backend.active().settle(model)
     shared, own = variables_of(model)
     together = backend.active().splits_variables()  # then all workers read each of them
     arrays: Arrays = {}
-    for index, (variable, owner) in enumerate(zip(shared, _owners(shared, ranks), strict=True)):
-        if owner == rank or together:
+    for index, (variable, owner) in enumerate(zip(shared, _owners(shared, local_size), strict=True)):
+        if owner == local_rank or together:
             value = state.memory_of(variable)
-            arrays |= {f"shared {index}": value} if owner == rank else {}
-    arrays |= {f"own {index}": state.memory_of(variable) for index, variable in enumerate(own)}
-    return arrays, {"shared": _described(shared), "own": _described(own)}
+            arrays |= {f"shared {index}": value} if owner == local_rank else {}
+    mine = {f"own {index}": state.memory_of(variable) for index, variable in enumerate(own)}
+    return arrays, mine, {"shared": _described(shared), "own": _described(own)}
 
 
-def put_back_variables(model: Any, parts: Sequence[Arrays], rank: int, facts: Facts) -> None:
-    """Assigns the values of all ranks' parts.
+def put_back_variables(model: Any, alike: Arrays, mine: Arrays, facts: Facts) -> None:
+    """Assigns the values that all hold alike, of all parts, and this worker's own.
 
     Raises:
         SnapshotError: the model has other variables than the one that was stored.
@@ -95,10 +98,10 @@ def put_back_variables(model: Any, parts: Sequence[Arrays], rank: int, facts: Fa
             "The script has built another model than before: its variables differ from those in the snapshot in number, shape or dtype. A run "
             "is continued by the script that began it. Start it anew with another --run-dir."
         )
-    for index, (variable, owner) in enumerate(zip(shared, _owners(shared, len(parts)), strict=True)):
-        _assign(variable, parts[owner][f"shared {index}"])
+    for index, variable in enumerate(shared):
+        _assign(variable, alike[f"shared {index}"])
     for index, variable in enumerate(own):
-        _assign(variable, parts[rank][f"own {index}"])
+        _assign(variable, mine[f"own {index}"])
 
 
 def _assign(variable: Any, value: Any) -> None:

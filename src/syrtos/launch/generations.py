@@ -85,7 +85,7 @@ def run(
             number = first + len(attempts)
             folder = generation_folder(run_dir, number)
             outcome = start(folder, variables)
-            slots.drop_uncommitted()
+            slots.drop_all_but(slots.committed())
             attempts.append(Attempt(outcome, slots.committed()))
             decision = decide(policy, attempts)
             if not decision.again:

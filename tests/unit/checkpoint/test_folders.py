@@ -23,7 +23,7 @@ def slots() -> Iterator[Slots]:
 
 def commit(slots: Slots, number: int) -> None:
     for rank in (0, 1):
-        slots.write(rank, number, part(number, rank))
+        slots.write(rank, number, 2, part(number, rank))
 
 
 def part(number: int, rank: int) -> bytes:
@@ -55,7 +55,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(slots: Slots, tmp_pat
     for number in (1, 2):
         commit(slots, number)
         folders.save(slots, tmp_path)
-    part = tmp_path / "snapshot-2" / ("manifest.json" if damage == "manifest" else "rank-1.safetensors")
+    part = tmp_path / "snapshot-2" / ("manifest.json" if damage == "manifest" else "part-1.safetensors")
     content = bytearray(part.read_bytes())
     if damage == "remove":
         part.unlink()
@@ -78,19 +78,10 @@ def test_a_draft_of_a_writer_that_was_killed_is_none(slots: Slots, tmp_path: Pat
     assert names(tmp_path) == ["snapshot-1"]
 
 
-def test_one_of_another_number_of_workers_is_refused(slots: Slots, tmp_path: Path) -> None:
-    commit(slots, 1)
-    folders.save(slots, tmp_path)
-    memory = Memory(3)
-    _, complaints = folders.load(tmp_path, Slots(memory.places))
-    memory.close()
-    assert "made by 2 workers, and this run has 3: continue with `-n 2`" in complaints[0]
-
-
 def test_one_that_is_being_replaced_is_not_copied_in_part(slots: Slots, tmp_path: Path) -> None:
     commit(slots, 1)
     pieces = slots.pieces(1, 1)
-    slots.write(1, 3, b"newer")
+    slots.write(1, 3, 2, b"newer")
     with pytest.raises(BlockingIOError):
         list(pieces)
 

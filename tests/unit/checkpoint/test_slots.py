@@ -26,16 +26,16 @@ def test_nothing_is_committed_at_the_beginning(memory: Memory) -> None:
     assert Slots(memory.places).committed() == 0
 
 
-def test_a_snapshot_is_committed_once_every_rank_has_written_it(memory: Memory) -> None:
+def test_a_snapshot_is_committed_once_all_parts_are_written(memory: Memory) -> None:
     slots = Slots(memory.places)
-    slots.write(0, 1, b"first of 0")
+    slots.write(0, 1, 2, b"first of 0")
     assert slots.committed() == 0
-    slots.write(1, 1, b"first of 1")
+    slots.write(1, 1, 2, b"first of 1")
     assert slots.committed() == 1
-    slots.write(0, 2, b"second")
+    slots.write(0, 2, 2, b"second")
     assert slots.committed() == 1
     assert slots.read(0, 1) == b"first of 0"
-    slots.write(1, 2, b"")
+    slots.write(1, 2, 2, b"")
     assert (slots.committed(), slots.read(0, 2), slots.read(1, 2)) == (2, b"second", b"")
 
 
@@ -44,7 +44,7 @@ def test_other_processes_find_it_by_path_and_after_the_writer_has_gone(memory: M
     if child == 0:
         slots = Slots(memory.places)
         for rank in (0, 1):
-            slots.write(rank, 1, b"of a process that is gone" * 10**6)
+            slots.write(rank, 1, 2, b"of a process that is gone" * 10**6)
         os._exit(0)
     os.waitpid(child, 0)
     slots = Slots(memory.places)
@@ -56,37 +56,46 @@ def test_one_that_is_being_written_counts_as_none(memory: Memory) -> None:
     slots = Slots(memory.places)
     for number in (1, 2):
         for rank in (0, 1):
-            slots.write(rank, number, b"x" * 100)
+            slots.write(rank, number, 2, b"x" * 100)
     slot = os.open(memory.places[0][0], os.O_RDWR)  # of snapshot 2, and of 4
-    os.pwrite(slot, bytes(16), 0)
+    os.pwrite(slot, bytes(24), 0)
     assert slots.committed() == 1
     os.close(slot)
 
 
 def test_a_reader_notices_that_it_was_overtaken(memory: Memory) -> None:
     slots = Slots(memory.places)
-    slots.write(0, 1, b"x" * (40 << 20))
+    slots.write(0, 1, 2, b"x" * (40 << 20))
     pieces = slots.pieces(0, 1)
     next(pieces)
-    slots.write(0, 3, b"y")
-    with pytest.raises(BlockingIOError, match="Snapshot 1 of rank 0 has been replaced"):
+    slots.write(0, 3, 2, b"y")
+    with pytest.raises(BlockingIOError, match="Part 0 of snapshot 1 has been replaced"):
         next(pieces)
 
 
 def test_what_not_all_have_written_is_dropped_between_generations(memory: Memory) -> None:
     slots = Slots(memory.places)
-    slots.write(0, 1, b"1")
-    slots.write(1, 1, b"1")
-    slots.write(0, 2, b"of the generation before")
-    slots.drop_uncommitted()
-    slots.write(1, 2, b"of the next")
+    slots.write(0, 1, 2, b"1")
+    slots.write(1, 1, 2, b"1")
+    slots.write(0, 2, 2, b"of the generation before")
+    slots.drop_all_but(slots.committed())
+    slots.write(1, 2, 2, b"of the next")
     assert (slots.committed(), slots.read(0, 1)) == (1, b"1")
+
+
+def test_a_snapshot_may_have_fewer_parts_than_there_is_room_for(memory: Memory) -> None:
+    """Another host has taken over workers of this one, or they have come back."""
+    slots = Slots(memory.places)
+    for part in (0, 1):
+        slots.write(part, 1, 2, b"of two")
+    slots.write(0, 2, 1, b"of one")
+    assert (slots.whole(), slots.committed(), slots.parts(1), slots.parts(2)) == ({1, 2}, 2, 2, 1)
 
 
 def test_a_shorter_one_has_nothing_of_the_longer_before(memory: Memory) -> None:
     slots = Slots(memory.places)
-    slots.write(0, 1, b"long" * 100)
-    slots.write(0, 3, b"short")
+    slots.write(0, 1, 2, b"long" * 100)
+    slots.write(0, 3, 2, b"short")
     assert slots.read(0, 3) == b"short"
 
 
@@ -97,9 +106,9 @@ def test_a_full_file_system_is_an_error_and_what_was_committed_stays(tmp_path: P
     try:
         memory = Memory(1, Path(tempfile.mkdtemp(dir=tmp_path)))
         slots = Slots(memory.places)
-        slots.write(0, 1, bytes(600_000))
+        slots.write(0, 1, 1, bytes(600_000))
         with pytest.raises(OSError, match="No space left"):
-            slots.write(0, 2, bytes(600_000))
+            slots.write(0, 2, 1, bytes(600_000))
         assert (slots.committed(), len(slots.read(0, 1))) == (1, 600_000)
         slots.close()
         memory.close()
