@@ -12,13 +12,35 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from syrtos.checkpoint import durable
 from syrtos.checkpoint.head import facts_of
-from syrtos.checkpoint.slots import Slots
 from syrtos.errors import SnapshotError
 
 _KEPT = 2
+
+
+class Slots(Protocol):
+    """Where snapshots are before they are in files: `syrtos.checkpoint.slots.Slots`, or the memory of other hosts."""
+
+    def committed(self) -> int:
+        """The number of the newest snapshot; 0 if there is none."""
+        ...
+
+    def parts(self, number: int) -> int:
+        """Of how many parts it is."""
+        ...
+
+    def pieces(self, part: int, number: int) -> Iterator[bytes]:
+        """A part of it, in pieces."""
+        ...
+
+    def write(self, part: int, number: int, parts: int, data: bytes) -> None:
+        """Puts a part there."""
+        ...
+
+
 _PREFIX, _MANIFEST = "snapshot-", "manifest.json"
 
 

@@ -22,11 +22,12 @@ from syrtos.cli.env import versions
 from syrtos.cli.failure import print_failure
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.errors import ConfigurationError
-from syrtos.launch import generations, losses
+from syrtos.launch import generations, losses, output
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Machine, Plan, make_plan
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import Program
+from syrtos.launch.snapshots import Here, OnHosts
 from syrtos.launch.spec import Host, Spec
 from syrtos.launch.standard_input import given, has_data
 from syrtos.launch.standby import Standby
@@ -36,8 +37,8 @@ from syrtos.observe.ledger import forget, launching
 from syrtos.settings import Options
 
 if TYPE_CHECKING:
+    from syrtos.launch.agents import Agents
     from syrtos.launch.channel import Channel
-    from syrtos.launch.hosts import Agents
 
 _REQUEST = "run.json"
 _LOCK = ".lock"
@@ -83,7 +84,8 @@ class Request:
             "versions": versions(),
             "folder": os.getcwd(),
             "workers": spec.workers,
-            "hosts": [f"{host.name}:{host.slots}" for host in spec.hosts],
+            "hosts": [dataclasses.asdict(host) for host in spec.hosts],
+            "ssh": spec.ssh,
             "options": dataclasses.asdict(spec.options),
             "oversubscribe": spec.oversubscribe,
             "grace": spec.grace,
@@ -121,6 +123,8 @@ def read_request(run_dir: Path) -> Request:
         spec = Spec(
             program=Program(**program),
             workers=found["workers"],
+            hosts=tuple(Host(**host) for host in found["hosts"]),
+            ssh=found["ssh"],
             options=options,
             oversubscribe=found["oversubscribe"],
             grace=found["grace"],
@@ -130,9 +134,9 @@ def read_request(run_dir: Path) -> Request:
         raise ConfigurationError(
             f"{run_dir} is not the run directory of a run that can be resumed: {error}. Name the folder that `syrtos run` printed at its start."
         ) from error
-    if found["hosts"] or options.servers or not policy.restarts:
+    if options.servers or not policy.restarts:
         raise ConfigurationError(
-            f"The run in {run_dir} kept no snapshots: runs on other hosts, with parameter servers or with `--max-restarts 0` don't."
+            f"The run in {run_dir} kept no snapshots: runs with parameter servers or with `--max-restarts 0` don't."
         )
     if (found.get("end") or [""])[0] == End.FINISHED.name:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
@@ -200,12 +204,16 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
 
         def start(folder: Path, variables: Mapping[str, str]) -> Outcome:
             nonlocal began
-            outcome = _run_once(spec, machine, folder, variables, began, supervised)
+            without = frozenset(agents.left_out() if agents else ())
+            if without:
+                output.say(f"{', '.join(sorted(without))} can't be reached: the other hosts run its workers too")
+            outcome = _run_once(spec, machine, folder, variables, began, supervised, without)
             began = time.time()  # of the next generation, if there is one
             return outcome
 
         if request.policy.restarts:
-            ended = generations.run(start, spec.workers, run_dir, request.policy, request.seed, resume)
+            snapshots = OnHosts(agents, spec.workers) if agents else Here(spec.workers)
+            ended = generations.run(start, snapshots, run_dir, request.policy, request.seed, resume)
         else:
             generations.forget(run_dir)
             ended = generations.Ended(start(run_dir, {}), run_dir)
@@ -238,7 +246,7 @@ def _agents(spec: Spec, met: Met | None) -> Iterator[Agents | None]:
     if not spec.hosts:
         yield None
         return
-    from syrtos.launch.hosts import Agents  # only here: it takes 30 ms to import
+    from syrtos.launch.agents import Agents  # only here: it takes 30 ms to import
 
     with contextlib.closing(Agents(met.agents if met else None)) as agents:
         yield agents
@@ -251,15 +259,16 @@ def _run_once(
     variables: Mapping[str, str],
     began: float,
     supervised: Callable[[Plan, Mapping[str, str]], Outcome],
+    without: frozenset[str],
 ) -> Outcome:
-    """One generation of workers, recorded in ``folder``."""
+    """One generation of workers, recorded in ``folder``; ``without`` hosts that are lost."""
     spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, run_dir=str(folder)))
     folder.mkdir(parents=True, exist_ok=True)
     forget(folder)
     losses.forget(folder)
     env = {**settings.environment(), **variables}
     with launching(folder, began):
-        return supervised(make_plan(spec, machine, env), env)
+        return supervised(make_plan(spec, machine, env, without), env)
 
 
 def _input(spec: Spec) -> int | None:

@@ -125,11 +125,10 @@ def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:
     given = chosen.max_restarts
     if given < 0:
         raise ConfigurationError(f"`--max-restarts` must be 0 or more. Received: {given}.")
-    if given and (spec.hosts or spec.options.servers):
-        what = "parameter servers (--ps)" if spec.options.servers else "--hosts"
+    if given and spec.options.servers:
         raise ConfigurationError(
-            f"`--max-restarts {given}` was given with {what}: snapshots are kept on one machine, and by workers that hold the whole state. Leave it "
-            "out; scripts go on from checkpoints of their own (`keras.callbacks.BackupAndRestore`)."
+            f"`--max-restarts {given}` was given with parameter servers (--ps): snapshots are of workers that hold the whole state. Leave it out; scripts "
+            "go on from checkpoints of their own (`keras.callbacks.BackupAndRestore`)."
         )
     return Policy(given)
 

@@ -48,6 +48,7 @@ from syrtos.launch import generations
 from syrtos.launch.noise import is_noise
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import Policy
+from syrtos.launch.snapshots import Here
 from syrtos.launch.worker import version
 
 LOCK = "runner.lock"
@@ -244,9 +245,10 @@ class Runner:
             ends.append(workers.run(folder, variables))
             return ends[-1]
 
-        seed, memory = random.SystemRandom().randrange(2**31), self._home.new_snapshot_memory(self._name)
+        seed = random.SystemRandom().randrange(2**31)
+        snapshots = Here(self._job.slots, self._home.new_snapshot_memory(self._name))
         ended = generations.run(
-            start, self._job.slots, self._run_dir, Policy(restarts), seed, durable=False, memory=memory,
+            start, snapshots, self._run_dir, Policy(restarts), seed, durable=False,
             say=lambda text: self._say(f"syrtos: {text}"),
         )  # fmt: skip
         if ended.reason:

@@ -6,6 +6,7 @@ checked who that is. The messages are described in `docs/architecture.md`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import select
@@ -15,12 +16,15 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from syrtos.launch import local
-from syrtos.launch.channel import Channel, Message, as_text
+from syrtos.launch.channel import Channel, Message
 from syrtos.launch.engine import Ended
+from syrtos.launch.held_snapshots import HeldSnapshots
 from syrtos.launch.plan import Group
+from syrtos.launch.standby import Imports, Standby
 from syrtos.settings import environment
 
 # What an agent writes first, so that the launcher knows where the greetings of a login shell end.
@@ -55,7 +59,7 @@ def serve(channel: Channel) -> Message | None:
     except OSError:
         return None
     finally:
-        agent.kill()
+        agent.close()
 
 
 class _Agent:
@@ -63,6 +67,8 @@ class _Agent:
         self._channel = channel
         self._workers: _Workers | None = None
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._snapshots = HeldSnapshots()
+        self._standby = Standby()
 
     def run(self) -> Message | None:
         threading.Thread(target=self._hear, name="syrtos-hear", daemon=True).start()
@@ -82,14 +88,22 @@ class _Agent:
                 self._channel.send("alive", vitals=self._workers.vitals() if self._workers else {})
 
     def _obey(self, message: Message) -> None:
+        if message["is"] == "imports":
+            self._prepare(message)
+            return
         self.kill()
         if message["is"] == "kill":
             self._channel.send("killed")
             return
+        env = self._snapshots.with_places({**environment(), **message["environment"]})
         try:
-            self._workers = _Workers(self._channel, message)
+            self._workers = _Workers(self._channel, message, env, self._standby.start)
         except OSError as error:
             self._channel.send("failed", text=str(error))
+
+    def _prepare(self, message: Message) -> None:
+        if self._workers:
+            self._standby.prepare(Imports(message["modules"], message["variables"]), self._workers.env)
 
     def _attend(self, seconds: float) -> None:
         if self._workers:
@@ -101,41 +115,52 @@ class _Agent:
             self._workers.kill()
         self._workers = None
 
+    def close(self) -> None:
+        """Ends all that is of this run."""
+        self.kill()
+        self._standby.close()
+        self._snapshots.close()
+
     def _hear(self) -> None:
         """What the workers need at once is dealt with here, the rest by the thread that has started them."""
         try:
-            while (message := self._channel.receive(_PATIENCE)) is not None:
-                workers = self._workers
+            patience = None  # until a launcher has begun: processes of TF_CONFIG wait for each other
+            while (message := self._channel.receive(patience)) is not None:
+                patience, workers = _PATIENCE, self._workers
                 if message["is"] == "pmi" and workers:
                     workers.engine.tell(message["rank"], message["text"])
                 elif message["is"] == "signal" and workers:
                     workers.engine.signal(message["number"])
                 elif message["is"] == "death" and workers:
                     workers.engine.note_death(message["rank"])
-                elif message["is"] in ("start", "kill", "over"):
+                elif message["is"] in ("start", "imports", "kill", "over"):
                     self._asked.put(message)
+                elif message["is"] == "ask":  # not here: it may take long
+                    threading.Thread(target=self._answer, args=(message,), daemon=True).start()
         except (OSError, EOFError):
             pass
         self._asked.put(None)
+
+    def _answer(self, message: Message) -> None:
+        try:
+            data, facts = self._snapshots.answer(message)
+        except OSError as error:
+            data, facts = None, {"error": str(error)}
+        with contextlib.suppress(OSError):  # the launcher is gone: the thread that hears it knows
+            self._channel.send("answer", data, **facts)
 
 
 class _Workers:
     """The workers of one generation on this host."""
 
-    def __init__(self, channel: Channel, asked: Message) -> None:
+    def __init__(self, channel: Channel, asked: Message, env: Mapping[str, str], start: local.Start) -> None:
         os.chdir(asked["folder"])
+        self.env = env
         self._channel = channel
         self._ended: list[Ended] = []
         self._reading = threading.Lock()
         groups = [Group(tuple(group["command"]), range(*group["ranks"])) for group in asked["groups"]]
-        self.engine = local.Local(
-            groups,
-            asked["nodes"],
-            {**environment(), **asked["environment"]},
-            local.start,
-            self._on_line,
-            asked["whole"],
-        )
+        self.engine = local.Local(groups, asked["nodes"], env, start, self._on_line, asked["whole"])
         self._pipes = {
             pipe.fileno(): (rank, stream)
             for rank, outputs in self.engine.outputs.items()
@@ -178,7 +203,7 @@ class _Workers:
                         piece = os.read(key.fd, _PIECE)
                         rank, stream = self._pipes[key.fd]
                         if piece:
-                            self._channel.send("output", rank=rank, stream=stream, text=as_text(piece))
+                            self._channel.send("output", piece, rank=rank, stream=stream)
                         else:
                             selector.unregister(key.fd)
         except OSError:

@@ -1,4 +1,4 @@
-"""Messages between a launcher and the agent of a host: JSON objects, each behind its length, over two pipes or a socket."""
+"""Messages between a launcher and the agent of a host, over two pipes or a socket: JSON objects, and bytes that belong to them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-# Bytes of the longest message: output is sent in smaller pieces, and nothing else is long.
-LONGEST = 1 << 22
+# Bytes of the longest message, and of the data that may come with one.
+_LONGEST, _MOST_DATA = 1 << 22, 1 << 25
 
 Message = dict[str, Any]
 
@@ -20,14 +20,16 @@ class Channel:
         self._reads, self._writes = reads, writes or reads
         self._sending = threading.Lock()
 
-    def send(self, kind: str, **facts: Any) -> None:
+    def send(self, kind: str, data: bytes | memoryview | None = None, **facts: Any) -> None:
         """Raises OSError: the other end is gone."""
-        message = json.dumps({"is": kind, **facts}).encode()
+        message = json.dumps({"is": kind, **facts, **({} if data is None else {"data": True})}).encode()
         with self._sending:
             self._writes.send_bytes(message)
+            if data is not None:
+                self._writes.send_bytes(data)
 
     def receive(self, seconds: float | None = None) -> Message | None:
-        """The next message; None if none has come in so many seconds.
+        """The next message, with its data as bytes; None if none has come in so many seconds.
 
         Raises:
             EOFError: the other end is gone.
@@ -36,21 +38,14 @@ class Channel:
         if seconds is not None and not self._reads.poll(seconds):
             return None
         try:
-            return json.loads(self._reads.recv_bytes(LONGEST))
+            message: Message = json.loads(self._reads.recv_bytes(_LONGEST))
         except ValueError as error:
             raise OSError(f"what came is no message: {error}") from error
+        if "data" in message:
+            message["data"] = self._reads.recv_bytes(_MOST_DATA)
+        return message
 
     def close(self) -> None:
         """Nothing is sent or received any more."""
         self._reads.close()
         self._writes.close()
-
-
-def as_text(data: bytes) -> str:
-    """Bytes of output as a text of JSON; `as_bytes` gives them back."""
-    return data.decode(errors="surrogateescape")
-
-
-def as_bytes(text: str) -> bytes:
-    """See `as_text`."""
-    return text.encode(errors="surrogateescape")

@@ -1,7 +1,7 @@
 """A run as a series of generations of workers: when one ends early, the next goes on from the last snapshot.
 
-Workers commit snapshots to memory of this process, which outlives them. A thread copies the newest to the run directory now and then: from
-there a run goes on whose launcher, or machine, was lost.
+Workers commit snapshots to memory that outlives them: of this process, or of the agents on several hosts. A thread copies the newest to the run
+directory now and then: from there a run goes on whose launcher, or machine, was lost.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from syrtos.checkpoint import folders, head
-from syrtos.checkpoint.slots import Memory, Places, Slots
 from syrtos.launch import output, signalling
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import Attempt, Policy, decide
+from syrtos.launch.snapshots import Snapshots
 from syrtos.settings import SEED_VARIABLE, SNAPSHOTS_VARIABLE
 
 # Seconds between two copies of a snapshot to the run directory.
 _DURABLE_EVERY = 30.0
+# Seconds in which a host that was lost may come back before a generation begins without it.
+_HOSTS_COME_BACK = 10.0
 
 
 Start = Callable[[Path, Mapping[str, str]], Outcome]
@@ -48,27 +50,25 @@ class Ended:
 
 def run(
     start: Start,
-    ranks: int,
+    snapshots: Snapshots,
     run_dir: Path,
     policy: Policy,
     seed: int,
     resume: bool = False,
     *,
     durable: bool = True,
-    memory: Path | None = None,
     say: Callable[[str], None] = output.say,
 ) -> Ended:
     """Runs generations of workers until one has finished, or the policy ends the run.
 
     Args:
         start: runs one generation, recorded in a folder, with variables added to its environment.
-        ranks: the number of workers.
+        snapshots: memory for what workers commit; it is freed at the end.
         run_dir: of the run.
         policy: when there is a next generation.
         seed: the workers' common seed, the same in each generation.
         resume: whether the run goes on from a snapshot in ``run_dir``.
         durable: whether snapshots are copied to ``run_dir``, for a later `resume`.
-        memory: see `Memory`.
         say: gets a line for each incident.
     """
     kept = run_dir / "snapshots"
@@ -76,37 +76,38 @@ def run(
     if not resume:
         forget(run_dir)
     attempts: list[Attempt] = []
-    with _snapshots(Memory(ranks, memory), kept if durable else None, resume) as (places, slots):
-        variables = {
-            SNAPSHOTS_VARIABLE: json.dumps({"places": places, "folder": str(kept)}),
-            SEED_VARIABLE: str(seed),
-        }
+    variables = {
+        SNAPSHOTS_VARIABLE: json.dumps({**snapshots.described(), "folder": str(kept)}),
+        SEED_VARIABLE: str(seed),
+    }
+    with closing(snapshots), _durable(snapshots, kept, resume) if durable else nullcontext():
         while True:
             number = first + len(attempts)
             folder = generation_folder(run_dir, number)
             outcome = start(folder, variables)
-            slots.drop_all_but(slots.committed())
-            attempts.append(Attempt(outcome, slots.committed()))
+            attempts.append(Attempt(outcome, snapshots.settle()))
             decision = decide(policy, attempts)
             if not decision.again:
                 break
-            begins = f"goes on from {_place(slots)}" if slots.committed() else "begins anew"
+            begins = f"goes on from {_place(snapshots)}" if snapshots.committed() else "begins anew"
             say(_announcement(outcome, number + 1, begins, folder))
-            if stop := _signal_within(decision.wait):
+            snapshots.prepare()
+            stop = _signal_within(decision.wait) or _signal_within(_HOSTS_COME_BACK, snapshots.is_prepared)
+            if stop:
                 outcome = dataclasses.replace(outcome, end=End.STOPPED, code=128 + stop)
                 break
-        place = _place(slots) if slots.committed() else ""
+        place = _place(snapshots) if snapshots.committed() else ""
     if outcome.end is End.FINISHED or not durable:
         folders.forget(kept)
     return Ended(outcome, folder, decision.reason, place)
 
 
-def _signal_within(seconds: float) -> int:
-    """Waits so long; returns the number of a signal that stops the run as soon as one comes, else 0."""
+def _signal_within(seconds: float, until: Callable[[], bool] = lambda: False) -> int:
+    """Waits so long, or ``until`` something is so; returns the number of a signal that stops the run as soon as one comes, else 0."""
     came: list[int] = []
     deadline = time.monotonic() + seconds
     with signalling.answered(came.append):
-        while not came and time.monotonic() < deadline:
+        while not came and not until() and time.monotonic() < deadline:
             time.sleep(0.05)
     return came[0] if came else 0
 
@@ -140,32 +141,20 @@ def _last_generation(run_dir: Path) -> int:
 
 
 @contextmanager
-def _snapshots(memory: Memory, folder: Path | None, resume: bool) -> Iterator[tuple[Places, Slots]]:
-    """Slots for snapshots, filled from ``folder`` where a run goes on, and copied there now and then."""
-    slots = Slots(memory.places)
-    try:
-        if resume and folder:
-            number, complaints = folders.load(folder, slots)
-            for complaint in complaints:
-                output.say(complaint)
-            output.say(
-                f"goes on from {_place(slots)}" if number else f"there is no snapshot in {folder}: training begins anew"
-            )
-        with _copied(slots, folder) if folder else nullcontext():
-            yield memory.places, slots
-    finally:
-        slots.close()
-        memory.close()
-
-
-@contextmanager
-def _copied(slots: Slots, folder: Path) -> Iterator[None]:
-    """Inside, a thread copies the newest snapshot to ``folder`` now and then; at the end the last is copied."""
+def _durable(snapshots: Snapshots, folder: Path, resume: bool) -> Iterator[None]:
+    """Begins with what is in ``folder`` where a run goes on. Inside, a thread copies the newest snapshot there now and then; at the end the last is copied."""
+    if resume:
+        number, complaints = folders.load(folder, snapshots)
+        for complaint in complaints:
+            output.say(complaint)
+        output.say(
+            f"goes on from {_place(snapshots)}" if number else f"there is no snapshot in {folder}: training begins anew"
+        )
     over = threading.Event()
 
     def keep() -> None:
         while not over.wait(_DURABLE_EVERY):
-            _copy(slots, folder)
+            _copy(snapshots, folder)
 
     thread = threading.Thread(target=keep, daemon=True)
     thread.start()
@@ -174,24 +163,24 @@ def _copied(slots: Slots, folder: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        _copy(slots, folder)
+        _copy(snapshots, folder)
 
 
-def _copy(slots: Slots, folder: Path) -> None:
+def _copy(snapshots: Snapshots, folder: Path) -> None:
     try:
-        folders.save(slots, folder)
-    except BlockingIOError:
-        return  # the next will do
+        folders.save(snapshots, folder)
+    except (BlockingIOError, ConnectionError):
+        return  # workers have replaced it, or a host is lost: the next will do
     except OSError as error:
         output.say(
             f"no snapshot could be written to {folder}: {error}. The workers go on, and can be restarted from memory."
         )
 
 
-def _place(slots: Slots) -> str:
+def _place(snapshots: Snapshots) -> str:
     """How far the committed snapshot is, in words."""
-    number = slots.committed()
-    place = head.first_facts(slots.pieces(0, number))["place"]
+    number = snapshots.committed()
+    place = head.first_facts(snapshots.pieces(0, number))["place"]
     if place["ended"]:
         return f"the end of fit {place['fit']}"
     return f"step {place['calls']} (epoch {place['epoch'] + 1}) of fit {place['fit']}"

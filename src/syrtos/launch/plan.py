@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from collections.abc import Iterator, Mapping
 
-from syrtos.errors import ConfigurationError
+from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.seeds import hash_seed
 from syrtos.launch.spec import Spec
 from syrtos.settings import OPTIONS_VARIABLE, is_harmless
@@ -90,11 +90,12 @@ class Plan:
         return f"# {count} process{'es' * (count > 1)}{where}, joined by PMI:\n{line}"
 
 
-def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
-    """The commands that start ``spec``'s workers from ``machine``.
+def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: frozenset[str] = frozenset()) -> Plan:
+    """The commands that start ``spec``'s workers from ``machine``; on hosts, ``without`` those that are lost.
 
     Raises:
         ConfigurationError: more workers than cores on this machine.
+        LaunchError: all hosts are lost.
     """
     if not spec.hosts and spec.workers > machine.cores and not spec.oversubscribe:
         raise ConfigurationError(
@@ -108,7 +109,7 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str]) -> Plan:
         environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
     worker = (machine.python, *spec.program.flags, "-m", "syrtos.launch.worker", *spec.program.words)
     spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()
-    groups = tuple(Group(worker, ranks, host) for host, ranks in _placed(spec))
+    groups = tuple(Group(worker, ranks, host) for host, ranks in _placed(spec, without))
     agents = {group.host: _agent(spec, group.host, machine, env) for group in groups if group.host}
     return Plan(groups, environment, spared, agents)
 
@@ -122,11 +123,14 @@ def _agent(spec: Spec, host: str, machine: Machine, env: Mapping[str, str]) -> t
     return (*shlex.split(spec.ssh), host, *map(shlex.quote, (*path, *command)))
 
 
-def _placed(spec: Spec) -> Iterator[tuple[str, range]]:
-    """Which ranks each host has: as many as it has slots; parameter servers that find none go round the hosts again."""
+def _placed(spec: Spec, without: frozenset[str]) -> Iterator[tuple[str, range]]:
+    """Which ranks each host has: as many as it has slots; those that find none go round the hosts again (servers, or workers of lost hosts)."""
+    hosts = [(host.name, host.slots) for host in spec.hosts if host.name not in without]
+    if spec.hosts and not hosts:
+        raise LaunchError(f"No host answers any more: {', '.join(sorted(without))}.")
     first = 0
     while first < spec.processes:
-        for host, slots in [(host.name, host.slots) for host in spec.hosts] or [("", spec.processes)]:
+        for host, slots in hosts or [("", spec.processes)]:
             count = min(slots, spec.processes - first)
             if count:
                 yield host, range(first, first + count)

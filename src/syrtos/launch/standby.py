@@ -52,7 +52,7 @@ class Standby:
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> local.Process:
         """A worker's process: `local.start`, or the same as a fork. Flags of the interpreter need a new one."""
-        plain = command[1] == "-m"
+        plain = command[1:2] == ("-m",)
         if plain and self._zygote is not None and self._zygote.is_ready():
             try:
                 return Forked(self._zygote.path, Command(command[1:], env), (*files, pmi), _PATIENCE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from syrtos.launch import local, output, signalling
@@ -20,7 +20,7 @@ from syrtos.launch.waits import Waits
 from syrtos.settings import INPUT_VARIABLE, SUPERVISED_VARIABLE
 
 if TYPE_CHECKING:
-    from syrtos.launch.hosts import Agents
+    from syrtos.launch.agents import Agents
 
 
 def supervise(
@@ -50,12 +50,16 @@ def supervise(
             )
 
             engine = Hosts(plan, env, agents)
-        return _Supervisor(plan, engine, env, grace, standby).run()
+        return _Supervisor(plan, engine, env, grace, agents.prepare if agents else _preparing(standby, env)).run()
+
+
+def _preparing(standby: Standby | None, env: Mapping[str, str]) -> Callable[[Imports], None]:
+    return lambda imports: standby.prepare(imports, env) if standby else None
 
 
 class _Supervisor:
     def __init__(
-        self, plan: Plan, engine: Engine, env: Mapping[str, str], grace: float, standby: Standby | None
+        self, plan: Plan, engine: Engine, env: Mapping[str, str], grace: float, prepare: Callable[[Imports], None]
     ) -> None:
         self._plan = plan
         self._facts = Facts(processes=plan.processes, spared=plan.spared)
@@ -66,8 +70,7 @@ class _Supervisor:
         self._waits = Waits()
         self._hangs = Hangs(self._waits, engine.look)
         self._quiet = env.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # 0 asks for all lines
-        self._env = env
-        self._standby = standby
+        self._prepare = prepare
         self._imports: Imports | None = None
         self._engine = engine
         self._pumps: dict[int, tuple[Pump, ...]] = {}
@@ -94,8 +97,8 @@ class _Supervisor:
             self._ended += self._engine.wait(0.02)
             while self._ended and self._is_heard(self._ended[0]):
                 self._on_end(self._ended.pop(0))
-            if self._standby is not None and self._imports is not None:
-                self._standby.prepare(self._imports, self._env)
+            if self._imports is not None:
+                self._prepare(self._imports)
                 self._imports = None
             if self._facts.fatal and self._waits.all_wait(set(self._facts.unfinished) - self._over):
                 self._end_soon(0.0)  # for a worker that is gone: no one has anything to write any more

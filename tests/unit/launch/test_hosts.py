@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from syrtos.launch import hosts
-from syrtos.launch.hosts import Agents
+from syrtos.launch import agents as launchers_side
+from syrtos.launch.agents import Agents
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Group, Plan
 from syrtos.launch.supervise import supervise
@@ -118,7 +118,7 @@ time.sleep(600)
 
 
 def test_a_host_that_is_silent_is_lost(agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "_PATIENCE", 3.0)
+    monkeypatch.setattr(launchers_side, "_PATIENCE", 3.0)
     path = tmp_path / "pid"
     code = f"""
 drain(2, 60.0)

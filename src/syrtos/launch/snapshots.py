@@ -1,0 +1,193 @@
+"""The snapshots of a run between two generations: in memory of this process, or of the agents of several hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from syrtos.checkpoint import folders
+from syrtos.checkpoint.slots import Memory, Slots
+
+if TYPE_CHECKING:
+    from syrtos.launch.agents import Agent, Agents
+
+# Bytes of a snapshot that an agent sends, or gets, at a time.
+_PIECE = 1 << 24
+
+
+class Snapshots(folders.Slots, Protocol):
+    """Snapshots that workers have committed; each is of one part or several."""
+
+    def described(self) -> dict[str, object]:
+        """What workers, or their agents, must know to write them, as JSON has it."""
+        ...
+
+    def settle(self) -> int:
+        """After the end of a generation: drops what is not committed, and returns `committed`."""
+        ...
+
+    def prepare(self) -> None:
+        """Begins to look for hosts that were lost."""
+        ...
+
+    def is_prepared(self) -> bool:
+        """Whether it is known which hosts the next generation has."""
+        ...
+
+    def close(self) -> None:
+        """Frees the memory."""
+        ...
+
+
+class Here(Slots):
+    """Those of a run of this machine alone."""
+
+    def __init__(self, parts: int, folder: Path | None = None) -> None:
+        """See `Memory`."""
+        self._memory = Memory(parts, folder)
+        super().__init__(self._memory.places)
+
+    def described(self) -> dict[str, object]:
+        return {"places": self._memory.places}
+
+    def settle(self) -> int:
+        number = self.committed()
+        self.drop_all_but(number)
+        return number
+
+    def prepare(self) -> None:
+        return
+
+    def is_prepared(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        super().close()
+        self._memory.close()
+
+
+class OnHosts:
+    """Those of a run on several hosts. Each agent holds whole snapshots, so that all but one host may be lost."""
+
+    def __init__(self, agents: Agents, room: int) -> None:
+        """``room``: of how many parts a snapshot may be."""
+        self._agents, self._room = agents, room
+        self._asking = threading.RLock()  # the thread that copies snapshots asks too
+        self._held: tuple[Agent, int, list[int]] | None = (
+            None  # the copy that an agent has made to be read: its number, and lengths of its parts
+        )
+        self._loaded: dict[int, bytes] = {}  # parts of a snapshot that no agent has yet, and its number
+        self._loaded_number = 0
+        agents.before_start = self._distribute
+
+    def described(self) -> dict[str, object]:
+        return {"parts": self._room}
+
+    def committed(self) -> int:
+        if self._loaded:
+            return self._loaded_number
+        return max((number for _, numbers in self._whole(self._agents.there()) for number in numbers), default=0)
+
+    def _whole(self, agents: Sequence[Agent]) -> list[tuple[Agent, set[int]]]:
+        """The snapshots of agents, of those that are not lost in the meantime."""
+        found: list[tuple[Agent, set[int]]] = []
+        with self._asking:
+            for agent in agents:
+                try:
+                    found.append((agent, set(agent.ask("whole", room=self._room)["numbers"])))
+                except ConnectionError:
+                    continue
+        return found
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def parts(self, number: int) -> int:
+        with self._asking:
+            return len(self._loaded or self._hold(number)[1])
+
+    def _hold(self, number: int) -> tuple[Agent, list[int]]:
+        """An agent that has made a copy of the snapshot: workers go on, and replace it."""
+        if self._held and self._held[1] == number and not self._held[0].lost:
+            return self._held[0], self._held[2]
+        for agent, numbers in self._whole(self._agents.there()):
+            if number in numbers:
+                lengths: list[int] = agent.ask("hold", room=self._room, number=number)["lengths"]
+                self._held = agent, number, lengths
+                return agent, lengths
+        raise BlockingIOError(f"Snapshot {number} has been replaced, or its hosts were lost.")
+
+    def pieces(self, part: int, number: int) -> Iterator[bytes]:
+        with self._asking:
+            if self._loaded:
+                yield self._loaded[part]
+                return
+            agent, lengths = self._hold(number)
+            for begin in range(0, lengths[part], _PIECE):
+                yield agent.ask("piece", room=self._room, part=part, begin=begin, bytes=_PIECE)["data"]
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def write(self, part: int, number: int, parts: int, data: bytes) -> None:
+        """Agents get it before they start workers."""
+        if number != self._loaded_number:
+            self._loaded.clear()
+        self._loaded[part], self._loaded_number = data, number
+
+    def _put(self, agent: Agent, part: int, number: int, parts: int, data: bytes) -> None:
+        view = memoryview(data)
+        with self._asking:
+            for begin in range(0, len(view), _PIECE):
+                last = begin + _PIECE >= len(view)
+                agent.ask(
+                    "put",
+                    view[begin : begin + _PIECE],
+                    room=self._room,
+                    part=part,
+                    number=number,
+                    parts=parts,
+                    last=last,
+                )
+
+    def _distribute(self, agents: Sequence[Agent]) -> None:
+        """Before a generation: all of its hosts get the newest snapshot, and have no other."""
+        whole = self._whole(self._agents.there())
+        number = self._loaded_number if self._loaded else self._newest([numbers for _, numbers in whole])
+        for agent, numbers in whole:
+            if agent in agents and number and number not in numbers:
+                count = self.parts(number)
+                for part in range(count):
+                    self._put(agent, part, number, count, b"".join(self.pieces(part, number)))
+        self._loaded.clear()
+        self._keep(number)
+
+    @staticmethod
+    def _newest(whole: Sequence[set[int]]) -> int:
+        """The newest that all hosts have, so that nothing need be sent; else the newest of any."""
+        common = set[int].intersection(*whole) if whole else set[int]()
+        return max(common or set[int]().union(*whole), default=0)
+
+    def _keep(self, number: int) -> None:
+        with self._asking:
+            self._held = None
+            for agent in self._agents.there():
+                with contextlib.suppress(ConnectionError):  # it is lost: the next generation does without
+                    agent.ask("keep", room=self._room, number=number)
+
+    def settle(self) -> int:
+        number = self._newest([numbers for _, numbers in self._whole(self._agents.there())])
+        self._keep(number)
+        return number
+
+    # -- hosts -----------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        self._agents.start_lost()
+
+    def is_prepared(self) -> bool:
+        return not self._agents.left_out()
+
+    def close(self) -> None:
+        """The agents free the memory when they end."""
