@@ -144,6 +144,10 @@ class Hosts:
         """Send a signal to the command that `start` started."""
         os.kill(_only_child(process), number)
 
+    def kill(self, host: int, pattern: str) -> None:
+        """Kill what runs on a host with this in its command line."""
+        _check(self.run(["pkill", "-KILL", "-f", pattern], on=host))
+
     def processes(self, host: int) -> list[str]:
         """The command lines of what runs on a host, without what has ended and is about to be reaped."""
         shown = self.run(["ps", "-e", "-o", "stat=,args="], on=host).stdout.splitlines()

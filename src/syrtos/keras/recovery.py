@@ -31,6 +31,8 @@ from syrtos.keras import asynchronous, backend, fitting, keras_internals, learni
 
 # Snapshots take at most this part of the time (CheckFreq's bound; Mohan et al., FAST 2021).
 _COST = 0.035
+# By so much the number of steps between two snapshots grows at most, from one to the next.
+_GROWTH = 4.0
 # The states of so many calls of `fit` that have ended are kept, and so many bytes of each worker; later ones are trained again.
 _KEPT_FITS = 64
 _KEPT_BYTES = 2 << 30
@@ -302,6 +304,7 @@ class Protection:
         took = time.perf_counter() - began
         step = (began - self._written_at) / max(self._since, 1)
         wanted = float(run.interval) if not self._since else max(took / (_COST * max(step, 1e-6)), 1.0)
+        wanted = min(wanted, _GROWTH * run.interval)  # the first takes longer than later ones
         run.interval = max(comm.agree("steps between snapshots", wanted if written else math.inf))
         self._since, self._written_at = 0, time.perf_counter()
 
