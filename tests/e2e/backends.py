@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from registry import QUICK_XLA
+
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -15,9 +17,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """``syrtos run`` with KERAS_BACKEND, started as a user starts it."""
     command = [sys.executable, "-m", "syrtos", "run", "-n", str(workers), "--run-dir", str(folder / "run"), *flags]
-    # XLA compiles in 80 % of the time at level 1
-    faster = {"XLA_FLAGS": "--xla_backend_optimization_level=1"}
-    env = {**faster, **os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
+    env = {"XLA_FLAGS": QUICK_XLA, **os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
     return subprocess.run([*command, *map(str, words)], env=env, capture_output=True, text=True, timeout=800)
 
 

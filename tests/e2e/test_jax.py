@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from backends import SCRIPTS, check, run
+from registry import QUICK_XLA
 
 CHECKS = [
     "one_program", "cleared_session", "generators_and_steps", "planned_data", "different_weights", "different_data", "steps_that_are_not_compiled",
@@ -71,7 +72,7 @@ def test_three_workers_compute_what_one_process_computes(tmp_path: Path, monkeyp
 def test_workers_with_several_devices_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a worker that is alone on a host with several GPUs has them."""
     check("jax", 1, tmp_path / "1", "one_program")
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    monkeypatch.setenv("XLA_FLAGS", f"{QUICK_XLA} --xla_force_host_platform_device_count=2")
     check("jax", 2, tmp_path / "2", "one_program,planned_data,generators_and_steps,files")
     one, two = (dict(np.load(tmp_path / str(n) / "one_program.npz")) for n in (1, 2))
     for name in one:

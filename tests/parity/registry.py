@@ -12,6 +12,11 @@ import pytest
 
 HERE = Path(__file__).parent
 
+# XLA compiles in a third of the time (at level 0 in less, but single rows are then rounded by 4e-8).
+QUICK_XLA = (
+    "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
+
 
 def _text_of(name: str) -> list[ast.stmt]:
     return ast.parse((HERE / f"{name}.py").read_text()).body
@@ -87,11 +92,10 @@ FRAMEWORKS = {
     "TensorFlow": Framework({}, CASES),
     "Keras 2": Framework({"TF_USE_LEGACY_KERAS": "1"}, [name for name in CASES if name not in KERAS3_ONLY]),
     # In float64, where rounding differs by 1e-15: in float32 training amplifies the order of a sum to 4e-4 in the longest case. Dropout
-    # and BatchNormalization too must be one process's. XLA compiles in 80 % of the time at level 1 (at level 0 in 60 %, but single rows
-    # are then rounded by 4e-8).
+    # and BatchNormalization too must be one process's.
     "JAX": Framework(
-        {"KERAS_BACKEND": "jax", "KERAS_HOME": str(HERE / "float64"), "JAX_ENABLE_X64": "1",
-         "XLA_FLAGS": "--xla_backend_optimization_level=1"}, _WITHOUT_TENSORFLOW, 1e-9,
+        {"KERAS_BACKEND": "jax", "KERAS_HOME": str(HERE / "float64"), "JAX_ENABLE_X64": "1", "XLA_FLAGS": QUICK_XLA},
+        _WITHOUT_TENSORFLOW, 1e-9,
     ),
     # Keras computes in float32 on torch, whatever it is told. It refuses `steps_per_execution` there.
     "torch": Framework({"KERAS_BACKEND": "torch"}, [n for n in _WITHOUT_TENSORFLOW if n != "steps_per_execution"], 3e-5),

@@ -22,6 +22,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import forking  # noqa: E402 - it is found by the line above
 
+# torch compiles for a minute what workers, where syrtos turns that off, must compute without.
+NOT_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 ONE_THREAD = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 TOGETHER = ("--ps", "2", "--staleness", "0")  # servers that compute what workers alone do
 Rows = dict[str, list[float]]
@@ -55,7 +57,7 @@ def alone(names: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> Path:
     """Where the results of one process are; it trains each case once for all who compare with it."""
     folder = Path(tempfile.mkdtemp(prefix="syrtos-parity-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return run(names, 0, folder, env=dict(env))
+    return run(names, 0, folder, env={**dict(env), **NOT_COMPILED})
 
 
 def difference(one: Path, many: Path) -> float:
