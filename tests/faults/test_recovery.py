@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from registry import QUICK_XLA
 from running import SCRIPTS, Run, run
 
 RECOVERING = SCRIPTS / "recovering.py"
@@ -26,9 +29,23 @@ def trained(
     folder.mkdir()
     flags = ("-n", str(workers), "--oversubscribe", *flags)
     framework = {"TF_USE_LEGACY_KERAS": "1"} if backend == "keras 2" else {"KERAS_BACKEND": backend}
-    env = {**framework, "OMP_NUM_THREADS": "1"}
+    env = {"XLA_FLAGS": QUICK_XLA, **framework, "OMP_NUM_THREADS": "1"}
     forked = backend in ("tensorflow", "keras 2")
     return run(folder, *flags, RECOVERING, folder / "out", data, *ends, within=400.0, env=env, forked=forked)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """The folder of a run to which nothing happens, of a backend and kind of data; each is trained once for all who compare with it."""
+
+    def train(backend: str, data: str) -> Path:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        ended = trained(folder, backend, data)
+        assert ended.code == 0, ended.stderr
+        assert not (folder / "run" / "snapshots").exists()
+        return folder
+
+    return functools.cache(train)
 
 
 def check_equal(one: Path, other: Path) -> None:
@@ -54,16 +71,15 @@ ENDS = ("SIGKILL:1:5", "SIGSEGV:0:14", "exit:1:20", "SIGABRT:0:47")
         ("torch", "arrays"),
     ],
 )
-def test_the_result_is_as_if_nothing_had_happened(tmp_path: Path, backend: str, data: str) -> None:
-    whole = trained(tmp_path / "whole", backend, data)
-    assert whole.code == 0, whole.stderr
-    assert not (tmp_path / "whole" / "run" / "snapshots").exists()
+def test_the_result_is_as_if_nothing_had_happened(
+    whole: Callable[[str, str], Path], tmp_path: Path, backend: str, data: str
+) -> None:
     one = ("SIGABRT:0:17",) if data == "pipeline" else ENDS[-1:]  # which calls its callbacks every three batches
     ends = ENDS if (backend, data) == ("tensorflow", "arrays") else one
     interrupted = trained(tmp_path / "interrupted", backend, data, *ends)
     assert interrupted.code == 0, interrupted.stderr + interrupted.logs
     assert interrupted.stderr.count("goes on from") == len(ends), interrupted.stderr
-    check_equal(tmp_path / "whole", tmp_path / "interrupted")
+    check_equal(whole(backend, data), tmp_path / "interrupted")
     generations = list((tmp_path / "interrupted" / "run").glob("generation-*/logs"))
     assert len(generations) == len(ends), generations
     interrupted.check_nothing_left()
@@ -95,10 +111,10 @@ def test_what_always_fails_at_the_same_place_is_given_up(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_is_resumed_after_its_launcher_has_ended(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_run_is_resumed_after_its_launcher_has_ended(
+    whole: Callable[[str, str], Path], tmp_path: Path, how: signal.Signals
+) -> None:
     """Stopped, it writes its last snapshot; killed, there is what was copied to the run directory by then, or nothing."""
-    whole = trained(tmp_path / "whole", "tensorflow", "arrays")
-    assert whole.code == 0, whole.stderr
     folder = tmp_path / "stopped"
     (folder / "out").mkdir(parents=True)
     flags = ("-n", "2", "--oversubscribe", "--max-restarts", "3")
@@ -118,7 +134,7 @@ def test_a_run_is_resumed_after_its_launcher_has_ended(tmp_path: Path, how: sign
         resumed = run(folder, resume=True, within=300.0)
     assert resumed.code == 0, resumed.stderr + resumed.logs
     assert "goes on from step" in resumed.stderr or how == signal.SIGKILL
-    check_equal(tmp_path / "whole", folder)
+    check_equal(whole("tensorflow", "arrays"), folder)
     assert json.loads((folder / "run" / "run.json").read_text())["end"] == ["FINISHED", 0]
     again = run(folder, resume=True, within=60.0)
     assert again.code == 2
