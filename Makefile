@@ -18,7 +18,7 @@ test: .venv/ready
 	$(PYTEST) -m "not slow and not long"
 
 # Many of these wait for others.
-test-slow test-long: JOBS = 3
+test-slow test-long: JOBS = 4
 test-slow: sdks
 	$(PYTEST) -m "slow and not long"
 

@@ -1,6 +1,6 @@
 """Every case, in one process and on two workers: the same weights and the same logs; on three, every third case (`make parity`: all).
 
-Servers and three workers get every third case, half of them in `make test-long`, for the rest of a step is that of `test_keras_3`. One case of
+Servers and three workers get every third case, three of four in `make test-long`, for the rest of a step is that of `test_keras_3`. One case of
 six is in the quick tests.
 Keras 2 has a file of its own, since files are what two processes of pytest divide.
 """
@@ -39,13 +39,13 @@ def test_keras_3(rows: table.Rows, name: str) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(CURRENT[1::3], slow=CURRENT[1::6]))
+@pytest.mark.parametrize("name", registry.in_tiers(CURRENT[1::3], slow=CURRENT[1::12]))
 def test_keras_3_on_three_workers(rows_of_three: table.Rows, name: str) -> None:
     table.check(rows_of_three, name)
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(SERVED[::3], slow=SERVED[::6]))
+@pytest.mark.parametrize("name", registry.in_tiers(SERVED[::3], slow=SERVED[::12]))
 def test_two_parameter_servers_without_staleness(served_rows: table.Rows, name: str) -> None:
     table.check(served_rows, name)
 
