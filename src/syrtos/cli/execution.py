@@ -37,8 +37,7 @@ from syrtos.observe.ledger import forget, launching
 from syrtos.settings import Options
 
 if TYPE_CHECKING:
-    from syrtos.launch.agents import Agents
-    from syrtos.launch.channel import Channel
+    from syrtos.launch.agents import Agent, Agents
 
 _REQUEST = "run.json"
 _LOCK = ".lock"
@@ -53,11 +52,11 @@ class Met:
 
     Attributes:
         here: the name of this machine among the hosts.
-        agents: channels to those that start workers on the other hosts.
+        agents: those that start workers on the other hosts, by host.
     """
 
     here: str
-    agents: Mapping[str, Channel]
+    agents: Mapping[str, Agent]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,14 +298,14 @@ def this_machine(hosts: Sequence[Host] = (), met: Met | None = None) -> Machine:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a name is this machine's: what it sends to an address of its own, it sends from there."""
+    """Whether a name is this machine's: what it sends to an address of its own, it sends from there. Addresses of a family that is off don't count."""
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-        for family, kind, protocol, _, address in found:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)  # which sends nothing
-                if probe.getsockname()[0] != address[0]:
-                    return False
     except OSError:
         return False
-    return True
+    own: set[bool] = set()
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # which sends nothing
+            own.add(probe.getsockname()[0] == address[0])
+    return own == {True}

@@ -69,7 +69,9 @@ def main() -> NoReturn:
         _isolate(spec)
     env = {**environment(), **spec.variables}
     if spec.rank is not None:
-        mpi = ("PMI_", "MPI_LOCAL", "HYDI_")
+        if "PMI_FD" in env:
+            os.close(int(env["PMI_FD"]))  # for workers
+        mpi = ("PMI_", "MPI_LOCAL")
         env = {name: value for name, value in env.items() if name not in FOR_WORKERS and not name.startswith(mpi)}
         events.started(2, spec.rank)
         _write_to(spec.output)

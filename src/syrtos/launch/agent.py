@@ -17,23 +17,24 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from pathlib import Path
 
-from syrtos.launch import local
+from syrtos.launch import local, losses
 from syrtos.launch.channel import Channel, Message
 from syrtos.launch.engine import Ended
 from syrtos.launch.held_snapshots import HeldSnapshots
 from syrtos.launch.plan import Group
 from syrtos.launch.standby import Imports, Standby
-from syrtos.settings import environment
+from syrtos.settings import environment, options_from
 
 # What an agent writes first, so that the launcher knows where the greetings of a login shell end.
 GREETING = b"\n\x1esyrtos agent\n"
 # Seconds between two signs of life, of an agent and of a launcher.
 EVERY = 1.0
 
-# Seconds without one of the launcher, after which the agent ends its workers: more than a link may be down for.
-_PATIENCE = 20.0
+# Seconds without one of the launcher, after which the agent ends its workers: more than a link may be down for. Without workers it has time: tasks
+# of TF_CONFIG wait for each other, and for the end of a summary.
+_PATIENCE, _IDLE_PATIENCE = 20.0, 900.0
 _LAST_OUTPUT = 2.0  # seconds
 _PIECE = 1 << 16  # bytes of output in a message, at most
 
@@ -41,11 +42,11 @@ _PIECE = 1 << 16  # bytes of output in a message, at most
 def main() -> None:
     """Serves the launcher at the other end of standard input and output."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher passes it on
+    signal.signal(signal.SIGINT, lambda *_: None)  # the launcher passes it on; workers would inherit that it is ignored
     said, heard = os.dup(1), os.dup(0)
     os.dup2(2, 1)  # whatever prints here must not be taken for messages
     os.write(said, GREETING)
-    serve(Channel(Connection(heard, writable=False), Connection(said, readable=False)))
+    serve(Channel(heard, said))
 
 
 def serve(channel: Channel) -> Message | None:
@@ -66,6 +67,7 @@ class _Agent:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._workers: _Workers | None = None
+        self._starting = threading.Lock()  # what comes for workers that are being started waits
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._snapshots = HeldSnapshots()
         self._standby = Standby()
@@ -97,7 +99,8 @@ class _Agent:
             return
         env = self._snapshots.with_places({**environment(), **message["environment"]})
         try:
-            self._workers = _Workers(self._channel, message, env, self._standby.start)
+            with self._starting:
+                self._workers = _Workers(self._channel, message, env, self._standby.start)
         except OSError as error:
             self._channel.send("failed", text=str(error))
 
@@ -122,30 +125,37 @@ class _Agent:
         self._snapshots.close()
 
     def _hear(self) -> None:
-        """What the workers need at once is dealt with here, the rest by the thread that has started them."""
+        """What the workers need at once is dealt with here, the rest by the thread that has started them.
+
+        When the launcher is gone the workers are ended here: the other thread may be sending, which then ends too.
+        """
         try:
-            patience = None  # until a launcher has begun: processes of TF_CONFIG wait for each other
-            while (message := self._channel.receive(patience)) is not None:
-                patience, workers = _PATIENCE, self._workers
-                if message["is"] == "pmi" and workers:
-                    workers.engine.tell(message["rank"], message["text"])
-                elif message["is"] == "signal" and workers:
-                    workers.engine.signal(message["number"])
-                elif message["is"] == "death" and workers:
-                    workers.engine.note_death(message["rank"])
-                elif message["is"] in ("start", "imports", "kill", "over"):
-                    self._asked.put(message)
-                elif message["is"] == "ask":  # not here: it may take long
-                    threading.Thread(target=self._answer, args=(message,), daemon=True).start()
+            while (message := self._channel.receive(_PATIENCE if self._workers else _IDLE_PATIENCE)) is not None:
+                self._take(message)
         except (OSError, EOFError):
             pass
+        with self._starting:
+            if self._workers:
+                self._workers.engine.signal(signal.SIGKILL)
+        self._channel.close()
         self._asked.put(None)
+
+    def _take(self, message: Message) -> None:
+        kind = message["is"]
+        if kind in ("start", "imports", "kill", "over"):
+            self._asked.put(message)
+        elif kind == "ask":  # not here: it may take long
+            threading.Thread(target=self._answer, args=(message,), daemon=True).start()
+        elif kind != "pulse":
+            with self._starting:
+                if self._workers:
+                    self._workers.take(message)
 
     def _answer(self, message: Message) -> None:
         try:
             data, facts = self._snapshots.answer(message)
         except OSError as error:
-            data, facts = None, {"error": str(error)}
+            data, facts = b"", {"error": str(error)}
         with contextlib.suppress(OSError):  # the launcher is gone: the thread that hears it knows
             self._channel.send("answer", data, **facts)
 
@@ -155,10 +165,13 @@ class _Workers:
 
     def __init__(self, channel: Channel, asked: Message, env: Mapping[str, str], start: local.Start) -> None:
         os.chdir(asked["folder"])
+        if run_dir := options_from(env).run_dir:
+            losses.forget(Path(run_dir))  # of an earlier run
         self.env = env
         self._channel = channel
         self._ended: list[Ended] = []
         self._reading = threading.Lock()
+        self._over = False
         groups = [Group(tuple(group["command"]), range(*group["ranks"])) for group in asked["groups"]]
         self.engine = local.Local(groups, asked["nodes"], env, start, self._on_line, asked["whole"])
         self._pipes = {
@@ -176,10 +189,20 @@ class _Workers:
             ended = self._ended.pop(0)
             self._channel.send("ended", rank=ended.rank, code=ended.code)
 
+    def take(self, message: Message) -> None:
+        """Does what the launcher wants of them."""
+        if message["is"] == "pmi":
+            self.engine.tell(message["rank"], message["text"])
+        elif message["is"] == "signal":
+            self.engine.signal(message["number"])
+        elif message["is"] == "death":
+            self.engine.note_death(message["rank"])
+
     def kill(self) -> None:
         """Ends them; what they have written is told, but for that of children which live on."""
         self.engine.kill()
         self._reader.join(_LAST_OUTPUT)
+        self._over = True
 
     def vitals(self) -> dict[int, tuple[str, float, str]]:
         """What each worker that runs does."""
@@ -202,14 +225,21 @@ class _Workers:
                     with self._reading:
                         piece = os.read(key.fd, _PIECE)
                         rank, stream = self._pipes[key.fd]
-                        if piece:
+                        if piece and not self._over:
                             self._channel.send("output", piece, rank=rank, stream=stream)
-                        else:
+                        elif not piece:
                             selector.unregister(key.fd)
         except OSError:
             return  # the launcher is gone
+        finally:
+            selector.close()
+            for outputs in self.engine.outputs.values():
+                outputs.out.close()
+                outputs.err.close()
 
     def _is_drained(self, rank: int) -> bool:
+        if not self._reader.is_alive():
+            return True
         if not self._reading.acquire(blocking=False):
             return False
         try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import queue
+import select
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
-from multiprocessing.connection import Connection
 
 from syrtos.launch import output, signalling
 from syrtos.launch.agent import EVERY, GREETING
@@ -30,17 +30,24 @@ class Agent:
         lost: why it is gone, as the end of a sentence about a worker of it; empty while it is there.
     """
 
-    def __init__(self, host: str, channel: Channel | None, command: tuple[str, ...], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, host: str, channel: Channel | None, command: tuple[str, ...] = (), env: Mapping[str, str] | None = None
+    ) -> None:
         """``channel`` is to an agent that runs; else ``command`` starts one, which ends with the thread that calls this."""
         self.host = host
         self.ready, self.lost = False, ""
         self._take: Callable[[Message], None] = lambda message: None
         self._answers: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._process = None if channel else self._started(command, env)
         self._channel = channel
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = None if channel else self._started(command, env)
+        except OSError as error:
+            self.lost = f"could not be started: {error}"
+            return
         threading.Thread(target=self._hear, name=f"syrtos-agent-{host}", daemon=True).start()
 
-    def _started(self, command: tuple[str, ...], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _started(self, command: tuple[str, ...], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             command,
             env=env,
@@ -66,7 +73,7 @@ class Agent:
         """From now on ``take`` gets what the agent tells."""
         self._take = take
 
-    def send(self, kind: str, data: bytes | memoryview | None = None, **facts: object) -> None:
+    def send(self, kind: str, data: bytes | memoryview = b"", **facts: object) -> None:
         """Tells the agent something; nothing if it is gone."""
         if self._channel is None or self.lost:
             return
@@ -75,7 +82,7 @@ class Agent:
         except OSError:
             return  # the thread that hears it knows
 
-    def ask(self, what: str, data: bytes | memoryview | None = None, **facts: object) -> Message:
+    def ask(self, what: str, data: bytes | memoryview = b"", **facts: object) -> Message:
         """Asks about snapshots, one question at a time: see `syrtos.launch.held_snapshots`.
 
         Raises:
@@ -92,49 +99,69 @@ class Agent:
 
     def _hear(self) -> None:
         try:
-            if self._channel is None:
-                self._channel = self._greeted()
-            patience = _START
-            while message := self._channel.receive(patience):
-                self.ready, patience = True, _PATIENCE
-                if message["is"] == "answer":
-                    self._answers.put(message)
-                else:
-                    self._take(message)
-            self.lost = f"was on a host that has not been heard of for {patience:.0f} s"
-        except (OSError, EOFError):
+            self.lost = self._heard()
+        except EOFError:
             self.lost = "was on a host to which the connection has ended" if self.ready else "could not be started"
+        except Exception as error:  # else nothing would be heard of this host any more, and the run would wait for ever
+            self.lost = f"was on a host whose agent can't be understood: {type(error).__name__}: {error}"
         self._answers.put(None)
         self._take({"is": "lost"})
 
-    def _greeted(self) -> Channel:
-        """Behind what a login shell prints first.
+    def _heard(self) -> str:
+        """Passes messages on until there are no more; why.
 
         Raises:
-            EOFError: no agent has come up.
+            EOFError: the agent has ended, or no agent has come up.
+            OSError: something else than messages has come.
+        """
+        deadline = time.monotonic() + _START
+        if self._channel is None:
+            self._channel = self._greeted(deadline)
+        if self._channel is None:
+            return f"could not be started: no agent has come up in {_START:.0f} s"
+        patience = max(deadline - time.monotonic(), 0.0)
+        while message := self._channel.receive(patience):
+            self.ready, patience = True, _PATIENCE
+            if message["is"] == "answer":
+                self._answers.put(message)
+            else:
+                self._take(message)
+        return f"was on a host that has not been heard of for {patience:.0f} s"
+
+    def _greeted(self, deadline: float) -> Channel | None:
+        """The channel, behind what a login shell prints first; None if no agent has come up in time.
+
+        Raises:
+            EOFError: what was to start one has ended.
         """
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
         before = b""
         while not before.endswith(GREETING):
+            if not poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
+                return None
             byte = process.stdout.read(1)
             before += byte
             if not byte or len(before) > _LONGEST_GREETING:
                 self._complain(before.splitlines())
                 raise EOFError
-        reads, writes = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
-        process.stdin.close()
-        return Channel(Connection(reads, writable=False), Connection(writes, readable=False))
+        return Channel(process.stdout.fileno(), process.stdin.fileno())
 
-    def close(self) -> None:
-        """Ends the agent, if it was started here."""
+    def ask_to_end(self) -> None:
+        """Tells it that the run is over, if it was started here."""
+        if self._process is not None:
+            self.send("over")
+
+    def close(self, deadline: float) -> None:
+        """Waits for its end until then, and kills it."""
         if self._process is None:
             return
-        self.send("over")
         try:
-            self._process.wait(LONGEST_KILL if self.ready and not self.lost else 0)
+            self._process.wait(max(deadline - time.monotonic(), 0.0) if self.ready and not self.lost else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -147,11 +174,10 @@ class Agents:
         before_start: called with those of a generation when all of them are there, before they start workers.
     """
 
-    def __init__(self, channels: Mapping[str, Channel] | None = None) -> None:
-        """``channels``: to agents that run already, by host."""
-        self._channels = dict(channels or {})
-        self._agents: dict[str, Agent] = {}
-        self._known: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}
+    def __init__(self, agents: Mapping[str, Agent] | None = None) -> None:
+        """``agents``: those that run already, by host."""
+        self._agents: dict[str, Agent] = dict(agents or {})
+        self._known: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}  # how others are started
         self.before_start: Callable[[list[Agent]], None] = lambda agents: None
         self._over = threading.Event()
         threading.Thread(target=self._pulse, name="syrtos-pulse", daemon=True).start()
@@ -159,24 +185,21 @@ class Agents:
     def of(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> dict[str, Agent]:
         """An agent for each host: the one that is there, or a new one that its command starts."""
         for host, command in commands.items():
-            self._known[host] = command, env
             if host not in self._agents:
-                self._start(host)
+                self._known[host] = command, env
+                self._agents[host] = Agent(host, None, command, env)
         return {host: self._agents[host] for host in commands}
-
-    def _start(self, host: str) -> None:
-        command, env = self._known[host]
-        self._agents[host] = Agent(host, self._channels.pop(host, None), command, env)
 
     def there(self) -> list[Agent]:
         """Those that answer."""
         return [agent for agent in list(self._agents.values()) if agent.ready and not agent.lost]
 
     def start_lost(self) -> None:
-        """Starts agents again on hosts that were lost; those of processes that came by themselves stay lost."""
-        for host in [host for host, agent in self._agents.items() if agent.lost]:
-            self._agents[host].close()
-            self._start(host)
+        """Starts agents again on hosts that were lost; those that ran already stay lost."""
+        for host, (command, env) in self._known.items():
+            if self._agents[host].lost:
+                self._agents[host].close(0.0)
+                self._agents[host] = Agent(host, None, command, env)
 
     def left_out(self) -> set[str]:
         """Hosts whose agents don't answer; those that have not been asked yet are none of them."""
@@ -196,5 +219,8 @@ class Agents:
         """Ends them."""
         self._over.set()
         for agent in self._agents.values():
-            agent.close()
+            agent.ask_to_end()
+        deadline = time.monotonic() + LONGEST_KILL
+        for agent in self._agents.values():
+            agent.close(deadline)
         self._agents.clear()

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import struct
 import threading
-from multiprocessing.connection import Connection
 from typing import Any
 
-# Bytes of the longest message, and of the data that may come with one.
+# A mark, then the lengths of the object and of the bytes.
+_HEAD = struct.Struct(">8sII")
+_MARK = b"\x1esyrtos1"
+# Bytes of the longest object, and of the bytes that may come with one.
 _LONGEST, _MOST_DATA = 1 << 22, 1 << 25
+_PIECE = 1 << 18
 
 Message = dict[str, Any]
 
@@ -16,36 +22,69 @@ Message = dict[str, Any]
 class Channel:
     """One end. Threads may send concurrently; one receives."""
 
-    def __init__(self, reads: Connection, writes: Connection | None = None) -> None:
-        self._reads, self._writes = reads, writes or reads
+    def __init__(self, reads: int, writes: int) -> None:
+        """Takes over two descriptors; of a socket the same one twice."""
+        self._reads, self._writes = reads, writes
         self._sending = threading.Lock()
+        self._over = False
+        for descriptor in {reads, writes}:
+            os.set_blocking(descriptor, False)
 
-    def send(self, kind: str, data: bytes | memoryview | None = None, **facts: Any) -> None:
-        """Raises OSError: the other end is gone."""
-        message = json.dumps({"is": kind, **facts, **({} if data is None else {"data": True})}).encode()
+    def send(self, kind: str, data: bytes | memoryview = b"", **facts: Any) -> None:
+        """Raises OSError: the other end is gone, or this one was closed."""
+        message = json.dumps({"is": kind, **facts}).encode()
         with self._sending:
-            self._writes.send_bytes(message)
-            if data is not None:
-                self._writes.send_bytes(data)
+            for part in (_HEAD.pack(_MARK, len(message), len(data)), message, data):
+                self._write(memoryview(part))
 
-    def receive(self, seconds: float | None = None) -> Message | None:
-        """The next message, with its data as bytes; None if none has come in so many seconds.
+    def _write(self, view: memoryview) -> None:
+        poll = select.poll()
+        poll.register(self._writes, select.POLLOUT)
+        while view and not self._over:
+            if poll.poll(500):
+                try:
+                    view = view[os.write(self._writes, view[:_PIECE]) :]
+                except BlockingIOError:
+                    continue
+        if view:
+            raise ConnectionError("the channel was closed")
+
+    def receive(self, silence: float | None = None) -> Message | None:
+        """The next message, with what belongs to it as ``data``; None if nothing at all has come for ``silence`` seconds.
 
         Raises:
             EOFError: the other end is gone.
-            OSError: as well, or what comes is no message.
+            OSError: what comes is no message.
         """
-        if seconds is not None and not self._reads.poll(seconds):
+        if (head := self._read(_HEAD.size, silence)) is None:
+            return None
+        mark, length, data = _HEAD.unpack(head)
+        if mark != _MARK or length > _LONGEST or data > _MOST_DATA:
+            raise OSError(f"something came that is no message: {head!r}")
+        parts = [self._read(count, silence) for count in (length, data)]
+        if parts[0] is None or parts[1] is None:
             return None
         try:
-            message: Message = json.loads(self._reads.recv_bytes(_LONGEST))
-        except ValueError as error:
-            raise OSError(f"what came is no message: {error}") from error
-        if "data" in message:
-            message["data"] = self._reads.recv_bytes(_MOST_DATA)
-        return message
+            return {**json.loads(parts[0]), "data": parts[1]}
+        except (ValueError, TypeError) as error:
+            raise OSError(f"something came that is no message: {error}") from error
+
+    def _read(self, count: int, silence: float | None) -> bytes | None:
+        found = bytearray()
+        poll = select.poll()
+        poll.register(self._reads, select.POLLIN)
+        while len(found) < count:
+            if not poll.poll(None if silence is None else silence * 1000):
+                return None
+            try:
+                piece = os.read(self._reads, min(count - len(found), _PIECE))
+            except BlockingIOError:
+                continue
+            if not piece:
+                raise EOFError
+            found += piece
+        return bytes(found)
 
     def close(self) -> None:
-        """Nothing is sent or received any more."""
-        self._reads.close()
-        self._writes.close()
+        """Nothing is sent any more, also of what is being sent."""
+        self._over = True

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import select
 
-from syrtos.launch import events
-
 
 class Deaths:
     """Sees processes end in the order in which they do: a poll by epoll(7) has them in a queue."""
@@ -14,17 +12,10 @@ class Deaths:
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._ranks: dict[int, int] = {}  # by descriptor (pidfd_open(2))
-        self._known: set[int] = set()
         self._gone: list[int] = []
 
-    def watch(self, rank: int, pid: int, born: int | None = None) -> None:
-        """From now on, if it is not watched yet; a process that has ended before ends now.
-
-        ``born``: when it began (`events.born`), where another process may have its number by now.
-        """
-        if rank in self._known:
-            return
-        self._known.add(rank)
+    def watch(self, rank: int, pid: int) -> None:
+        """From now on; a process that has ended before ends now."""
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
@@ -32,8 +23,6 @@ class Deaths:
             return
         self._ranks[descriptor] = rank
         self._poll.register(descriptor, select.EPOLLIN)
-        if born is not None and events.born(pid) != born:
-            self._end(descriptor)
 
     def wait(self, seconds: float) -> list[int]:
         """Ranks whose processes have ended, as soon as there are any."""

@@ -10,7 +10,7 @@ from syrtos.checkpoint.slots import Memory, Slots
 from syrtos.launch.channel import Message
 from syrtos.settings import SNAPSHOTS_VARIABLE
 
-Answer = tuple[bytes | memoryview | None, Message]
+Answer = tuple[bytes | memoryview, Message]
 
 
 class HeldSnapshots:
@@ -48,18 +48,18 @@ class HeldSnapshots:
         """
         slots, what = self._of(asked["room"]), asked["what"]
         if what == "whole":
-            return None, {"numbers": sorted(slots.whole())}
+            return b"", {"numbers": sorted(slots.whole())}
         if what == "hold":
             number = asked["number"]
             self._copies = [slots.read(part, number) for part in range(slots.parts(number))]
-            return None, {"lengths": [len(part) for part in self._copies]}
+            return b"", {"lengths": [len(part) for part in self._copies]}
         if what == "piece":
             return memoryview(self._copies[asked["part"]])[asked["begin"] : asked["begin"] + asked["bytes"]], {}
         if what == "put":
             self._put(slots, asked)
         elif what == "keep":
             slots.drop_all_but(asked["number"])
-        return None, {}
+        return b"", {}
 
     def _put(self, slots: Slots, asked: Message) -> None:
         coming = self._coming.setdefault(asked["part"], bytearray())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import resource
 import threading
 import time
 from collections.abc import Mapping
@@ -36,6 +38,7 @@ class Hosts(Engine):
         self._killed: dict[str, threading.Event] = {}
         self._vitals: dict[int, Vitals] = {}
         self._writers: dict[tuple[int, int], IO[bytes]] = {}
+        _allow_descriptors(4 * len(self._host_of) + 256)
         self.outputs = {rank: self._pipes(rank) for rank in self._host_of}
         self._all_agents = agents
         self._agents = agents.of(plan.agents, env)
@@ -68,10 +71,12 @@ class Hosts(Engine):
 
     def _keep_up(self) -> None:
         """Starts the workers when all agents are there."""
-        lost = [agent for agent in self._agents.values() if agent.lost]
-        if not self._started and lost:
-            for rank in self._host_of:
-                self._news.put(Ended(rank, None, lost[0].lost))
+        lost = next((agent for agent in self._agents.values() if agent.lost), None)
+        if not self._started and lost is not None:
+            for rank in sorted(
+                self._host_of, key=lambda rank: self._host_of[rank] != lost.host
+            ):  # the reason comes first
+                self._news.put(Ended(rank, None, f"on {lost.host or 'this machine'} {lost.lost}"))
         elif not self._started and all(agent.ready for agent in self._agents.values()):
             self._start()
 
@@ -95,7 +100,8 @@ class Hosts(Engine):
         """Called by the thread that hears the agent."""
         kind, rank = message["is"], int(message.get("rank", -1))
         if kind == "output":
-            self._writers[rank, message["stream"]].write(message["data"])
+            with contextlib.suppress(ValueError):  # it is closed: the generation is over
+                self._writers[rank, message["stream"]].write(message["data"])
         elif kind == "pmi":
             self._answer(rank, message["line"])
         elif kind == "ended":
@@ -114,7 +120,7 @@ class Hosts(Engine):
 
     def _lose(self, agent: Agent, why: str) -> None:
         for rank, host in self._host_of.items():
-            if host == agent.host:
+            if host == agent.host and self._started:  # else `wait` sees it
                 self._news.put(Ended(rank, None, why))
         if agent.host in self._killed:
             self._killed[agent.host].set()
@@ -154,3 +160,11 @@ class Hosts(Engine):
     def note_death(self, rank: int) -> None:
         for agent in self._agents.values():
             agent.send("death", rank=rank)
+
+
+def _allow_descriptors(count: int) -> None:
+    """Raises this process's limit, as far as the system allows: each worker has two pipes here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -165,10 +165,11 @@ def _verdict(facts: Facts) -> Outcome:
         return Outcome()
     if facts.fatal is not None:
         return _ended(facts.fatal) if facts.workers else _not_started(facts.fatal)
-    if facts.hung and facts.unfinished and not facts.failures:
+    failures = [failure for failure in facts.failures if failure["rank"] not in facts.lost]
+    if facts.hung and facts.unfinished and not failures:
         return Outcome(End.HUNG, 1, min(facts.hung))
-    if facts.failures:
-        first = facts.failures[0]
+    if failures:
+        first = failures[0]
         if facts.hung and first["rank"] not in facts.hung and "StalledError" in first.get("text", ""):
             return Outcome(End.HUNG, int(first.get("code", 1)) or 1, min(facts.hung))
         return Outcome(End.FAILED, int(first.get("code", 1)) or 1, first["rank"])

@@ -31,11 +31,11 @@ class KeyValues:
         command = asked.get("cmd", "")
         if command == "barrier_in":
             return self._arrive(rank)
-        if command == "put":
+        if command == "put" and asked.keys() >= {"key", "value"}:
             self._values[asked["key"]] = asked["value"]
             return [(rank, "cmd=put_result rc=0 msg=success")]
         if command == "get":
-            found = self._values.get(asked["key"])
+            found = self._values.get(asked.get("key", ""))
             return [(rank, f"cmd=get_result rc=0 msg=success value={found}" if found else _NO_VALUE)]
         return [(rank, self._fact(command))]
 
@@ -78,7 +78,7 @@ def _mapping(nodes: Sequence[int]) -> str:
 
 
 def environment(rank: int, nodes: Sequence[int], descriptor: int) -> dict[str, str]:
-    """Variables that give the MPI of a worker its rank and the end of its socket pair; the names are those that hydra sets."""
+    """Variables that give the MPI of a worker its rank and the end of its socket pair; the names are those that MPICH's `mpiexec` sets."""
     alike = [other for other, node in enumerate(nodes) if node == nodes[rank]]
     place = {"PMI_RANK": rank, "PMI_ID": rank, "PMI_SIZE": len(nodes), "PMI_FD": descriptor}
     here = {"MPI_LOCALRANKID": alike.index(rank), "MPI_LOCALNRANKS": len(alike)}
@@ -126,7 +126,7 @@ class Sockets:
                 line += part
         except OSError:
             return ""
-        return line.decode()
+        return line.decode(errors="replace")
 
     def tell(self, rank: int, text: str) -> None:
         """Answers a worker."""

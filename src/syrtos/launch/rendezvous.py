@@ -27,10 +27,12 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
 from syrtos.launch import agent, output, tasks
+from syrtos.launch.agents import Agent
 from syrtos.launch.channel import Channel, Message
 from syrtos.topology import check_tf_config, detect
 
 _QUIET = 10.0  # seconds of waiting for tasks without a word
+_INTRODUCTION = 10.0  # seconds in which a process must say which task it is
 _TRAINING = ("chief", "master", "worker")
 
 
@@ -141,12 +143,12 @@ class Meeting:
     """Where the other tasks come to, as long as the run lasts.
 
     Attributes:
-        agents: channels to the processes that start the workers of the other hosts.
+        agents: the processes that start the workers of the other hosts, by host.
     """
 
     def __init__(self, cluster: Cluster, patience: float) -> None:
         """Listens at the first task's address."""
-        self.agents: dict[str, Channel] = {}
+        self.agents: dict[str, Agent] = {}
         self._others: dict[int, Channel] = {}
         self._processes = {0: tasks.this_process()}
         self._change = threading.Condition()
@@ -161,22 +163,24 @@ class Meeting:
         """Returns once all tasks are here, and lets workers know of their processes.
 
         Raises:
-            WorldError: some have not come in time.
+            WorldError: some have not come in time, or one has ended.
         """
-        everybody = len(self._cluster.tasks)
-        with self._change:
-            if not self._change.wait_for(lambda: len(self._processes) == everybody, min(_QUIET, self._patience)):
-                print(
-                    f"syrtos: waiting for {self._missing()}, at most {self._patience:.0f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            if not self._change.wait_for(lambda: len(self._processes) == everybody, max(self._patience - _QUIET, 0.0)):
+        everybody, began, told = len(self._cluster.tasks), time.monotonic(), False
+        while len(self._processes) < everybody:
+            waited = time.monotonic() - began
+            if waited > _QUIET and not told:
+                output.say(f"waiting for {self._missing()}, at most {self._patience:.0f} s")
+                told = True
+            if waited > self._patience:
                 raise WorldError(
                     f"Nobody has started {self._missing()} of TF_CONFIG for {self._patience:.0f} s; training needs all {everybody} tasks. Start "
                     "`python -m syrtos train.py` for each, or take it out of TF_CONFIG everywhere."
                 )
-            settings.set_environment(tasks.described(self._processes))
+            if lost := next((agent for agent in self.agents.values() if agent.lost), None):
+                raise WorldError(f"The first task of TF_CONFIG on {lost.host} has ended before all tasks were there.")
+            with self._change:
+                self._change.wait(0.2)
+        settings.set_environment(tasks.described(self._processes))
 
     def _missing(self) -> str:
         names = [self._cluster.name(rank) for rank in range(len(self._cluster.tasks)) if rank not in self._processes]
@@ -205,14 +209,16 @@ class Meeting:
         self._attend(connection)
 
     def _attend(self, connection: Connection) -> None:
-        channel = Channel(connection)
+        channel = _channel_of(connection)
         with contextlib.suppress(EOFError, OSError):
-            asked = channel.receive() or {}
+            asked = channel.receive(_INTRODUCTION)
+            if asked is None:
+                return
             with self._change:
                 self._others[asked["rank"]] = channel
                 self._processes[asked["rank"]] = asked["process"]
                 if asked["leads"]:
-                    self.agents[asked["host"]] = channel
+                    self.agents[asked["host"]] = Agent(asked["host"], channel)
                 self._change.notify_all()
             if not asked["leads"]:
                 self._watch(channel, asked["rank"])
@@ -244,7 +250,7 @@ def attend(cluster: Cluster, patience: float) -> int:
         WorldError: the first task could not be reached within ``patience`` seconds, or knows another secret.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    channel = Channel(_connected(cluster.address, cluster.key, patience))
+    channel = _channel_of(_connected(cluster.address, cluster.key, patience))
     channel.send("task", host=cluster.host, leads=cluster.leads, rank=cluster.rank, process=tasks.this_process())
     first = f"{cluster.name(0)} of TF_CONFIG"
     output.say(
@@ -257,6 +263,13 @@ def attend(cluster: Cluster, patience: float) -> int:
     if over["code"]:
         output.say(f"the run ended with exit code {over['code']}; {first} says why")
     return over["code"]
+
+
+def _channel_of(connection: Connection) -> Channel:
+    """Once both sides have proved that they know the secret."""
+    descriptor = os.dup(connection.fileno())
+    connection.close()
+    return Channel(descriptor, descriptor)
 
 
 def _end_of(channel: Channel) -> Message | None:

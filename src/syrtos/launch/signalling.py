@@ -5,12 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
-
-from syrtos.launch import events
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # not loaded after a fork: another thread may have held the loader's lock
@@ -40,17 +37,6 @@ def answered(answer: Callable[[int], None]) -> Iterator[None]:
 def is_wanted(number: int) -> bool:
     """Whether a signal is to be answered: not SIGHUP where `nohup` has started this process, which is to outlive its terminal."""
     return number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-
-
-def lives(worker: Mapping[str, Any]) -> bool:
-    """Whether a worker that has said that it has started still runs: numbers of processes are used again."""
-    return events.born(worker["pid"]) == worker["born"]
-
-
-def to_worker(worker: Mapping[str, Any], number: int) -> None:
-    """With its children, if it leads a process group of its own."""
-    if lives(worker):
-        (to_group if worker.get("group") else to_process)(worker["pid"], number)
 
 
 def to_process(pid: int, number: int) -> None:

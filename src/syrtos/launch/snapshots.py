@@ -139,7 +139,7 @@ class OnHosts:
     def _put(self, agent: Agent, part: int, number: int, parts: int, data: bytes) -> None:
         view = memoryview(data)
         with self._asking:
-            for begin in range(0, len(view), _PIECE):
+            for begin in range(0, max(len(view), 1), _PIECE):
                 last = begin + _PIECE >= len(view)
                 agent.ask(
                     "put",

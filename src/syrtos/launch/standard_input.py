@@ -1,6 +1,6 @@
 """Standard input for all workers of this machine: each gets the same bytes, as the same script must read the same on each.
 
-MPI's launcher passes it to one process only, and lets the others wait for ever. So the launcher opens a pipe for each rank, which the
+The launcher opens a pipe for each rank, which the
 worker opens by its path under /proc; a file is opened by each worker itself.
 """
 

@@ -43,7 +43,8 @@ def supervise(
     with copied(source, plan.processes) as told:
         env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: told}
         if agents is None:
-            engine = local.Local(plan.groups, plan.nodes, env, standby.start if standby else local.start)
+            start = standby.start if standby else local.start
+            engine = local.Local(plan.groups, plan.nodes, env, start, whole=not plan.reports)
         else:
             from syrtos.launch.hosts import (
                 Hosts,  # which takes 30 ms to import, and a run of one machine has no use for
@@ -64,6 +65,7 @@ class _Supervisor:
         self._plan = plan
         self._facts = Facts(processes=plan.processes, spared=plan.spared)
         self._grace = grace
+        self._signals: list[int] = []  # that have come and are not passed on yet
         self._kill_at: float | None = None
         self._ended: list[Ended] = []  # processes whose last words are still passed on
         self._over: set[int] = set()  # ranks whose processes have ended, or are about to
@@ -76,7 +78,7 @@ class _Supervisor:
         self._pumps: dict[int, tuple[Pump, ...]] = {}
 
     def run(self) -> Outcome:
-        with signalling.answered(self._on_signal):
+        with signalling.answered(self._signals.append):
             self._run()
         self._pass_the_rest_on()
         return judge(self._facts)
@@ -94,6 +96,8 @@ class _Supervisor:
 
     def _wait(self) -> None:
         while self._engine.runs() or self._ended:
+            while self._signals:  # not where they come: another may be sending to an agent there
+                self._on_signal(self._signals.pop(0))
             self._ended += self._engine.wait(0.02)
             while self._ended and self._is_heard(self._ended[0]):
                 self._on_end(self._ended.pop(0))
@@ -130,7 +134,8 @@ class _Supervisor:
     def _blame(self, ended: Ended) -> None:
         """Of what follows from the first end, as broken connections, the others may tell too."""
         facts = self._facts
-        if facts.fatal is None and not facts.failures and ended.rank not in facts.interrupted:
+        reported = any(failure["rank"] not in facts.lost for failure in facts.failures)
+        if facts.fatal is None and not reported and ended.rank not in facts.interrupted:
             facts.fatal = ended
 
     def _on_loss(self, ended: Ended) -> None:
@@ -215,7 +220,7 @@ class _Supervisor:
             self._waits.alive(event["rank"], event["position"])
         elif event["kind"] == "serves":
             self._waits.serves(event["rank"])
-        elif event["kind"] == "stalled" and not self._facts.spared:  # there the signal tells MPI of a death
+        elif event["kind"] == "stalled" and not self._facts.spared:  # those wait for servers only
             self._on_stalled()
 
     def _on_left(self, rank: int, code: int) -> None:

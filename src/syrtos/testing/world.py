@@ -25,7 +25,10 @@ _CALL = """
 import importlib.util, json, sys
 from pathlib import Path
 import syrtos
+from syrtos.comm import world
+from syrtos.launch import leftovers
 syrtos.init()
+leftovers.unlink_early(world.current())
 module, function, folder, argument, dialects = sys.argv[1:]
 if dialects == "True":
     import syrtos.dialects
@@ -111,13 +114,15 @@ def _run(
     for thread in copying:
         thread.start()
     why = ""
-    while engine.runs() and not why:
-        failed = next((ended for ended in engine.wait(0.05) if ended.code), None)
-        if failed:
-            why = f"Rank {failed.rank} failed (exit code {failed.code})."
-        elif time.monotonic() > deadline:
-            why = f"The workers did not end within {timeout:.0f} s."
-    engine.kill()
+    try:
+        while engine.runs() and not why:
+            failed = next((ended for ended in engine.wait(0.05) if ended.code), None)
+            if failed:
+                why = f"Rank {failed.rank} failed (exit code {failed.code})."
+            elif time.monotonic() > deadline:
+                why = f"The workers did not end within {timeout:.0f} s."
+    finally:
+        engine.kill()
     for thread in copying:
         thread.join(_LAST_OUTPUT)  # a child of a worker may hold the pipe for as long as it likes
     if why:

@@ -84,17 +84,22 @@ def test_an_abort_of_mpi_has_its_code(agents: Agents) -> None:
     assert (outcome.end, outcome.rank, outcome.code) == (End.LOST, 1, 5)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_all_and_they_may_save(
-    agents: Agents, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    agents: Agents, capfd: pytest.CaptureFixture[str], tmp_path: Path, number: signal.Signals
 ) -> None:
     code = f"""
-signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"saved\\n"), sys.exit(0)))
-touched(f"{tmp_path}/{{rank}}")
-if rank == 0: until("{tmp_path}/1"); os.kill({os.getpid()}, signal.SIGTERM)
-time.sleep(600)
+def end(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGTERM, end)
+try:
+    touched(f"{tmp_path}/{{rank}}")
+    if rank == 0: until("{tmp_path}/1"); os.kill({os.getpid()}, {int(number)})
+    time.sleep(600)
+except KeyboardInterrupt:
+    say("saved")
 """
     outcome = run(agents, code, grace=LONG)
-    assert (outcome.end, outcome.code) == (End.STOPPED, 128 + signal.SIGTERM)
+    assert (outcome.end, outcome.code) == (End.STOPPED, 128 + number)
     assert capfd.readouterr().out == "saved\nsaved\n"
 
 
@@ -147,7 +152,7 @@ def test_what_a_login_shell_prints_is_no_message(agents: Agents, capfd: pytest.C
 def test_a_host_without_an_agent(agents: Agents, first: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
     """No worker is started anywhere."""
     outcome = run(agents, "print('started'); finish()", first=first)
-    assert (outcome.end, outcome.rank, outcome.why) == (End.NOT_STARTED, 0, "could not be started")
+    assert (outcome.end, outcome.rank, outcome.why) == (End.NOT_STARTED, 0, "on host-0 could not be started")
     said = capfd.readouterr()
     assert "started" not in said.out
     assert "syrtos: host-0: no " in said.err
@@ -158,3 +163,45 @@ def test_a_command_that_is_not_there(agents: Agents) -> None:
     outcome = supervise(Plan(groups, {}, agents={"host-0": AGENT}), os.environ, 5.0, agents=agents)
     assert outcome.end is End.NOT_STARTED
     assert "could not be started: [Errno 2] No such file" in outcome.why
+
+
+def test_an_agents_command_that_is_not_there(agents: Agents) -> None:
+    outcome = run(agents, "finish()", first=("/no/such/ssh",))
+    assert (outcome.end, outcome.rank) == (End.NOT_STARTED, 0)
+    assert "on host-0 could not be started: [Errno 2] No such file" in outcome.why
+
+
+def test_an_agent_that_never_comes_up(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers_side, "_START", 1.0)
+    outcome = run(agents, "finish()", first=("sleep", "1000"))
+    assert outcome.why == "on host-0 could not be started: no agent has come up in 1 s"
+
+
+def test_a_link_that_is_cut_in_the_middle_of_a_message(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends give up: the launcher, and the agent, which can't send any more, with its worker."""
+    monkeypatch.setattr(launchers_side, "_PATIENCE", 2.0)
+    cut = ("sh", "-c", '"$@" | (dd bs=1 count=300001 status=none; sleep 30)', "sh", *AGENT)
+    began = time.monotonic()
+    outcome = run(agents, "while True: os.write(1, b'x' * 65536)", ranks=1, first=cut)
+    assert (outcome.end, outcome.rank) == (End.LOST, 0)
+    assert "has not been heard of for 2 s" in str(outcome)
+    assert time.monotonic() - began < LONG
+
+
+def test_what_is_no_message_is_said(agents: Agents, tmp_path: Path) -> None:
+    noisy = (
+        "sh",
+        "-c",
+        f'exec 3<&0; "$@" <&3 & until [ -e {tmp_path}/0 ]; do sleep 0.1; done; echo You have mail; wait',
+        "sh",
+        *AGENT,
+    )
+    outcome = run(agents, f"touched('{tmp_path}/0'); time.sleep(600)", ranks=1, first=noisy)
+    assert outcome.rank == 0
+    assert "something came that is no message: b'You have mail" in str(outcome)
+
+
+def test_a_message_of_pmi_that_is_none_ends_nobody_else(agents: Agents) -> None:
+    code = "os.write(int(os.environ['PMI_FD']), b'cmd=put ' + bytes([10]))\nif rank: os._exit(3)\ntime.sleep(600)"
+    outcome = run(agents, code)
+    assert (outcome.end, outcome.rank, outcome.code) == (End.LOST, 1, 3)
