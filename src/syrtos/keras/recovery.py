@@ -375,6 +375,7 @@ class _Replay:
         self._everyone, self._callbacks, self._training = everyone, everyone.callbacks, training
         self._model, self._place, self._logs, self._protection = model, place, logs, protection
         self._calls = 0
+        self._evaluated = False
         self._train, self._test = model.train_function, model.test_function
         model.train_function, model.test_function = self._skip_training, self._skip_test
         everyone.callbacks = [self]
@@ -396,7 +397,15 @@ class _Replay:
         return result
 
     def _skip_test(self, *given: Any) -> Any:
-        return self._skip({}, *given)
+        """In the place of the function that evaluates: the first step is computed, for what is built by it."""
+        if self._evaluated:
+            return self._skip({}, *given)
+        self._evaluated = True
+        model = self._model
+        model.test_function = self._test
+        model.make_test_function()
+        self._test, model.test_function = model.test_function, self._skip_test
+        return self._test(*given)
 
     def _skip(self, logs: dict[str, float], *given: Any) -> Any:
         backend.active().skip_batches(given[-1], int(getattr(self._model, "steps_per_execution", None) or 1))

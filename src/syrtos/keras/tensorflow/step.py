@@ -333,7 +333,8 @@ def _is_sum(variable: tf.Variable) -> bool:
 
 
 def _is_log(value: Any) -> bool:
-    return tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating
+    """Not a variable, which some metrics give as their result: it is read once all state is equal."""
+    return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
 
 
 def _in_graph(graph: Any) -> contextlib.AbstractContextManager[Any]:
