@@ -68,6 +68,7 @@ class _Agent:
         self._channel = channel
         self._workers: _Workers | None = None
         self._starting = threading.Lock()  # what comes for workers that are being started waits
+        self._patience = _IDLE_PATIENCE
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._snapshots = HeldSnapshots()
         self._standby = Standby()
@@ -130,7 +131,7 @@ class _Agent:
         When the launcher is gone the workers are ended here: the other thread may be sending, which then ends too.
         """
         try:
-            while (message := self._channel.receive(_PATIENCE if self._workers else _IDLE_PATIENCE)) is not None:
+            while (message := self._channel.receive(self._patience)) is not None:
                 self._take(message)
         except (OSError, EOFError):
             pass
@@ -142,6 +143,8 @@ class _Agent:
 
     def _take(self, message: Message) -> None:
         kind = message["is"]
+        if kind in ("start", "kill"):
+            self._patience = _PATIENCE if kind == "start" else _IDLE_PATIENCE
         if kind in ("start", "imports", "kill", "over"):
             self._asked.put(message)
         elif kind == "ask":  # not here: it may take long
@@ -154,8 +157,8 @@ class _Agent:
     def _answer(self, message: Message) -> None:
         try:
             data, facts = self._snapshots.answer(message)
-        except OSError as error:
-            data, facts = b"", {"error": str(error)}
+        except Exception as error:  # the launcher would wait for ever
+            data, facts = b"", {"error": f"{type(error).__name__}: {error}"}
         with contextlib.suppress(OSError):  # the launcher is gone: the thread that hears it knows
             self._channel.send("answer", data, **facts)
 

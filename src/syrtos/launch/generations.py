@@ -180,7 +180,10 @@ def _copy(snapshots: Snapshots, folder: Path) -> None:
 def _place(snapshots: Snapshots) -> str:
     """How far the committed snapshot is, in words."""
     number = snapshots.committed()
-    place = head.first_facts(snapshots.pieces(0, number))["place"]
+    try:
+        place = head.first_facts(snapshots.pieces(0, number))["place"]
+    except OSError:  # a host was lost just now; another may have it
+        return f"snapshot {number}"
     if place["ended"]:
         return f"the end of fit {place['fit']}"
     return f"step {place['calls']} (epoch {place['epoch'] + 1}) of fit {place['fit']}"

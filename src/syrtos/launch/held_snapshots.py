@@ -59,6 +59,8 @@ class HeldSnapshots:
             self._put(slots, asked)
         elif what == "keep":
             slots.drop_all_but(asked["number"])
+        elif what == "release":
+            self._copies = []
         return b"", {}
 
     def _put(self, slots: Slots, asked: Message) -> None:

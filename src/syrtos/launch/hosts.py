@@ -82,7 +82,12 @@ class Hosts(Engine):
 
     def _start(self) -> None:
         self._started = True
-        self._all_agents.before_start(list(self._agents.values()))
+        try:
+            self._all_agents.before_start(list(self._agents.values()))
+        except OSError as error:
+            for rank in self._host_of:
+                self._news.put(Ended(rank, None, f"was not started: {error}"))
+            return
         for host, agent in self._agents.items():
             groups = [group for group in self._plan.groups if group.host == host]
             agent.send(

@@ -58,8 +58,10 @@ class Decision:
 
 def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
     """After the last of ``attempts``, the first of which was no restart."""
-    end = attempts[-1].outcome.end
-    if not policy.restarts or end not in (End.CRASHED, End.LOST, End.FAILED, End.HUNG):
+    end, goes_on = attempts[-1].outcome.end, attempts[-1].reached > 0
+    # without a snapshot there is nothing to lose, and workers that can't be started can't be the next time
+    again = end in (End.CRASHED, End.LOST, End.FAILED, End.HUNG) or (end is End.NOT_STARTED and goes_on)
+    if not policy.restarts or not again:
         return Decision(False)
     reported = "".join(failure.get("text", "") for failure in attempts[-1].outcome.failures)
     if final := next((reason for name, reason in _FINAL.items() if name in reported), ""):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # Bytes of a snapshot that an agent sends, or gets, at a time.
 _PIECE = 1 << 24
+# Seconds after which a host that refuses is asked again.
+_TRY_AGAIN = 3.0
 
 
 class Snapshots(folders.Slots, Protocol):
@@ -76,11 +79,11 @@ class OnHosts:
         """``room``: of how many parts a snapshot may be."""
         self._agents, self._room = agents, room
         self._asking = threading.RLock()  # the thread that copies snapshots asks too
-        self._held: tuple[Agent, int, list[int]] | None = (
-            None  # the copy that an agent has made to be read: its number, and lengths of its parts
-        )
+        # the copy that an agent has made to be read: its number, and the lengths of its parts
+        self._held: tuple[Agent, int, list[int]] | None = None
         self._loaded: dict[int, bytes] = {}  # parts of a snapshot that no agent has yet, and its number
         self._loaded_number = 0
+        self._tried = 0.0  # when lost hosts were asked last
         agents.before_start = self._distribute
 
     def described(self) -> dict[str, object]:
@@ -125,8 +128,20 @@ class OnHosts:
                 yield self._loaded[part]
                 return
             agent, lengths = self._hold(number)
-            for begin in range(0, lengths[part], _PIECE):
-                yield agent.ask("piece", room=self._room, part=part, begin=begin, bytes=_PIECE)["data"]
+            whole = False
+            try:
+                for begin in range(0, lengths[part], _PIECE):
+                    yield agent.ask("piece", room=self._room, part=part, begin=begin, bytes=_PIECE)["data"]
+                whole = part + 1 < len(lengths)
+            finally:
+                if not whole:  # the last part is read, or no more is wanted
+                    self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            with contextlib.suppress(ConnectionError):
+                held[0].ask("release", room=self._room)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -157,11 +172,17 @@ class OnHosts:
         number = self._loaded_number if self._loaded else self._newest([numbers for _, numbers in whole])
         for agent, numbers in whole:
             if agent in agents and number and number not in numbers:
-                count = self.parts(number)
-                for part in range(count):
-                    self._put(agent, part, number, count, b"".join(self.pieces(part, number)))
+                self._send(agent, number)
         self._loaded.clear()
         self._keep(number)
+
+    def _send(self, agent: Agent, number: int) -> None:
+        """Raises OSError: no host has the snapshot any more."""
+        count = self.parts(number)
+        for part in range(count):
+            data = b"".join(self.pieces(part, number))
+            with contextlib.suppress(ConnectionError):  # the engine sees that it is lost
+                self._put(agent, part, number, count, data)
 
     @staticmethod
     def _newest(whole: Sequence[set[int]]) -> int:
@@ -171,12 +192,14 @@ class OnHosts:
 
     def _keep(self, number: int) -> None:
         with self._asking:
-            self._held = None
+            self._release()
             for agent in self._agents.there():
                 with contextlib.suppress(ConnectionError):  # it is lost: the next generation does without
                     agent.ask("keep", room=self._room, number=number)
 
     def settle(self) -> int:
+        if self._loaded:  # no worker has begun
+            return self._loaded_number
         number = self._newest([numbers for _, numbers in self._whole(self._agents.there())])
         self._keep(number)
         return number
@@ -184,9 +207,13 @@ class OnHosts:
     # -- hosts -----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
+        self._tried = time.monotonic()
         self._agents.start_lost()
 
     def is_prepared(self) -> bool:
+        """Asks hosts that refuse again, now and then."""
+        if time.monotonic() - self._tried > _TRY_AGAIN:
+            self.prepare()
         return not self._agents.left_out()
 
     def close(self) -> None:

@@ -17,7 +17,13 @@ def test_after_a_worker_was_lost_or_failed(end: End) -> None:
     assert after(5, end=end) == Decision(True)
 
 
-@pytest.mark.parametrize("end", [End.FINISHED, End.STOPPED, End.NOT_STARTED])
+def test_workers_that_could_not_be_started_are_tried_again_where_something_would_be_lost() -> None:
+    """A host of a run that is resumed, or was lost just now, does not answer: the next generation does without."""
+    assert after(5, end=End.NOT_STARTED).again
+    assert not after(0, end=End.NOT_STARTED).again
+
+
+@pytest.mark.parametrize("end", [End.FINISHED, End.STOPPED])
 def test_never_after_these_ends(end: End) -> None:
     assert not after(5, end=end).again
 
