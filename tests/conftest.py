@@ -19,13 +19,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Whether this is one of several processes of pytest-xdist, whose reports another prints.
 DIVIDED = "PYTEST_XDIST_WORKER" in os.environ
 
-# The folders with the longest files come first, or one of those would run alone at the end.
-ORDER = {"parity": 0, "faults": 1}
+# The folders with the longest files come first, and those that mostly wait for hosts, or one of them would run alone at the end.
+ORDER = {"parity": 0, "test_started_by_others": 1, "faults": 2}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts folders, which `--no-loadscope-reorder` keeps in this order."""
-    items.sort(key=lambda item: ORDER.get(item.path.parent.name, len(ORDER)))
+    items.sort(key=lambda item: ORDER.get(item.path.stem, ORDER.get(item.path.parent.name, len(ORDER))))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
