@@ -299,6 +299,8 @@ def this_machine(hosts: Sequence[Host] = (), met: Met | None = None) -> Machine:
 
 def _is_here(host: str) -> bool:
     """Whether a name is this machine's: what it sends to an address of its own, it sends from there. Addresses of a family that is off don't count."""
+    if host in ("localhost", socket.gethostname()):  # also without a network
+        return True
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except OSError:

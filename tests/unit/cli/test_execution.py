@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
-from syrtos.cli.execution import Request, _goes_on, _locked, execute, read_request
+from syrtos.cli.execution import Request, _goes_on, _locked, execute, read_request, this_machine
 from syrtos.errors import ConfigurationError
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import parse
-from syrtos.launch.spec import Spec
+from syrtos.launch.spec import Host, Spec
 from syrtos.settings import Options
 
 
@@ -70,3 +71,8 @@ def test_a_run_is_resumed_with_a_changed_script_and_a_word(
 def test_a_script_that_was_changed_begins_anew(tmp_path: Path, request_in: Request) -> None:
     (tmp_path / "train.py").write_text("import keras  # with another learning rate")
     assert not _goes_on(request_in, tmp_path)
+
+
+def test_names_of_this_machine_are_known_and_others_are_not() -> None:
+    hosts = tuple(Host(name, 1) for name in ("localhost", "127.0.0.1", socket.gethostname(), "no-such-host.invalid"))
+    assert this_machine(hosts).here == {"localhost", "127.0.0.1", socket.gethostname()}
