@@ -204,8 +204,10 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
         def start(folder: Path, variables: Mapping[str, str]) -> Outcome:
             nonlocal began
             without = frozenset(agents.left_out() if agents else ())
+            if without and without >= {host.name for host in spec.hosts}:
+                return Outcome(End.NOT_STARTED, 1, why="no host answers")
             if without:
-                output.say(f"{', '.join(sorted(without))} can't be reached: the other hosts run its workers too")
+                output.say(f"{', '.join(sorted(without))} can't be reached: their workers run on the other hosts")
             outcome = _run_once(spec, machine, folder, variables, began, supervised, without)
             began = time.time()  # of the next generation, if there is one
             return outcome

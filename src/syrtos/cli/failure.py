@@ -91,7 +91,8 @@ def _last_words(log: Path) -> list[str]:
 
 
 def _print_not_started(outcome: Outcome) -> None:
-    why = f": rank {outcome.rank} {outcome.why}" if outcome.why else ""
+    who = "" if outcome.rank is None else f"rank {outcome.rank} "
+    why = f": {who}{outcome.why}" if outcome.why else ""
     _say(
         f"the workers could not be started, or ended unexpectedly{why} (exit code {outcome.code}).\n"
         "With --hosts: each must be reachable by `ssh NAME true` without a password, and have this environment at the same path."

@@ -137,6 +137,7 @@ class _Run:
             parts = [file.read_bytes() for file in self._files(number)]
             if not all(self._comm.agree("state of a fit that has ended", float(bool(parts)))):
                 self.found = 0  # all that follows is trained again
+                print(f"syrtos: the state of fit {number} is not on every host: it is trained again", file=sys.stderr)
                 return None
         arrays = {name: array for part in parts for name, array in encoding.unpack(part).items()}
         if _of_rank(self.world.rank) not in arrays:
@@ -181,7 +182,8 @@ class _Run:
         return next((files for count, files in wholes.items() if len(files) == count), [])
 
     def _folder(self, fit: int) -> Path:
-        return self.folder / f"fit-{fit}"
+        """Of this run: a host that shares no folder with the launcher may still have the files of an earlier one."""
+        return self.folder / f"fit-{fit}-{settings.common_seed():x}"
 
 
 def _counts(files: list[Path]) -> set[int]:
@@ -298,6 +300,8 @@ class Protection:
     def _commit(self, logs: Any) -> None:
         """Writes this worker's part. Where a worker can't, no worker writes any more: the run goes on unprotected."""
         run, comm = self._run, self._session.comm
+        if math.isinf(run.interval):
+            return
         began = time.perf_counter()
         with self._session.ledger.span("checkpoint"):
             written = self._write(logs)

@@ -20,6 +20,8 @@ LONGEST_KILL = 8.0
 # Seconds in which an agent must come up, and seconds without a sign of life after which its host is lost.
 _START, _PATIENCE = 60.0, 10.0
 _LONGEST_GREETING = 1 << 20
+# Seconds for an answer: an agent may have to copy a snapshot.
+_LONGEST_ANSWER = 120.0
 
 
 class Agent:
@@ -90,22 +92,33 @@ class Agent:
             ConnectionError: the agent is gone.
         """
         self.send("ask", data, what=what, **facts)
-        answer = None if self.lost else self._answers.get()
+        try:
+            answer = None if self.lost else self._answers.get(timeout=_LONGEST_ANSWER)
+        except queue.Empty:
+            self.give_up(f"was on a host whose agent has not answered in {_LONGEST_ANSWER:.0f} s")
+            answer = None
         if answer is None:
             raise ConnectionError(f"the agent on {self.host} is gone")
         if "error" in answer:
             raise BlockingIOError(answer["error"])
         return answer
 
-    def _hear(self) -> None:
-        try:
-            self.lost = self._heard()
-        except EOFError:
-            self.lost = "was on a host to which the connection has ended" if self.ready else "could not be started"
-        except Exception as error:  # else nothing would be heard of this host any more, and the run would wait for ever
-            self.lost = f"was on a host whose agent can't be understood: {type(error).__name__}: {error}"
+    def give_up(self, why: str) -> None:
+        """From now on this agent is lost; what is being sent to it is not waited for."""
+        self.lost = self.lost or why
+        if self._channel:
+            self._channel.close()
         self._answers.put(None)
         self._take({"is": "lost"})
+
+    def _hear(self) -> None:
+        try:
+            why = self._heard()
+        except EOFError:
+            why = "was on a host to which the connection has ended" if self.ready else "could not be started"
+        except Exception as error:  # else nothing would be heard of this host any more, and the run would wait for ever
+            why = f"was on a host whose agent can't be understood: {type(error).__name__}: {error}"
+        self.give_up(why)
 
     def _heard(self) -> str:
         """Passes messages on until there are no more; why.

@@ -80,21 +80,27 @@ def run(
         SNAPSHOTS_VARIABLE: json.dumps({**snapshots.described(), "folder": str(kept)}),
         SEED_VARIABLE: str(seed),
     }
-    with closing(snapshots), _durable(snapshots, kept, resume) if durable else nullcontext():
+    came: list[int] = []  # signals that came when no workers were there to take them
+    with (
+        signalling.answered(came.append),
+        closing(snapshots),
+        _durable(snapshots, kept, resume) if durable else nullcontext(),
+    ):
         while True:
             number = first + len(attempts)
             folder = generation_folder(run_dir, number)
             outcome = start(folder, variables)
-            attempts.append(Attempt(outcome, snapshots.settle()))
+            attempts.append(Attempt(outcome, _settled(snapshots, kept if durable else None)))
             decision = decide(policy, attempts)
             if not decision.again:
                 break
             begins = f"goes on from {_place(snapshots)}" if snapshots.committed() else "begins anew"
             say(_announcement(outcome, number + 1, begins, folder))
             snapshots.prepare()
-            stop = _signal_within(decision.wait) or _signal_within(_HOSTS_COME_BACK, snapshots.is_prepared)
-            if stop:
-                outcome = dataclasses.replace(outcome, end=End.STOPPED, code=128 + stop)
+            _wait(decision.wait, lambda: bool(came))
+            _wait(_HOSTS_COME_BACK, lambda: bool(came) or snapshots.is_prepared())
+            if came:
+                outcome = dataclasses.replace(outcome, end=End.STOPPED, code=128 + came[0])
                 break
         place = _place(snapshots) if snapshots.committed() else ""
     if outcome.end is End.FINISHED or not durable:
@@ -102,14 +108,16 @@ def run(
     return Ended(outcome, folder, decision.reason, place)
 
 
-def _signal_within(seconds: float, until: Callable[[], bool] = lambda: False) -> int:
-    """Waits so long, or ``until`` something is so; returns the number of a signal that stops the run as soon as one comes, else 0."""
-    came: list[int] = []
+def _settled(snapshots: Snapshots, folder: Path | None) -> int:
+    """The number of the snapshot that is kept: if memory has none any more, as all hosts were lost, of the copy in ``folder``."""
+    return snapshots.settle() or (folders.load(folder, snapshots)[0] if folder else 0)
+
+
+def _wait(seconds: float, until: Callable[[], bool]) -> None:
+    """Waits so long, or until something is so."""
     deadline = time.monotonic() + seconds
-    with signalling.answered(came.append):
-        while not came and not until() and time.monotonic() < deadline:
-            time.sleep(0.05)
-    return came[0] if came else 0
+    while not until() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def generation_folder(run_dir: Path, number: int) -> Path:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import IO
 
-from syrtos.launch import output, pmi
+from syrtos.launch import pmi
 from syrtos.launch.agents import LONGEST_KILL, Agent, Agents
 from syrtos.launch.channel import Message
 from syrtos.launch.engine import Ended, Engine, Outputs, Vitals
@@ -150,10 +150,8 @@ class Hosts(Engine):
                 agent.send("kill")
             deadline = time.monotonic() + LONGEST_KILL
             for agent in asked:
-                if not self._killed[agent.host].wait(max(deadline - time.monotonic(), 0.0)) and not agent.lost:
-                    output.say(
-                        f"the agent on {agent.host or 'this machine'} has not ended its workers in {LONGEST_KILL:.0f} s"
-                    )
+                if not self._killed[agent.host].wait(max(deadline - time.monotonic(), 0.0)):
+                    agent.give_up(f"was on a host whose agent has not ended its workers in {LONGEST_KILL:.0f} s")
         for agent in self._agents.values():
             agent.listen(lambda message: None)
         for writer in self._writers.values():

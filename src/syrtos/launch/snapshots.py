@@ -99,10 +99,8 @@ class OnHosts:
         found: list[tuple[Agent, set[int]]] = []
         with self._asking:
             for agent in agents:
-                try:
+                with contextlib.suppress(OSError):
                     found.append((agent, set(agent.ask("whole", room=self._room)["numbers"])))
-                except ConnectionError:
-                    continue
         return found
 
     # -- reading ---------------------------------------------------------------------------------
@@ -127,6 +125,8 @@ class OnHosts:
             if self._loaded:
                 yield self._loaded[part]
                 return
+            if part and (not self._held or self._held[1] != number):  # another generation gives out the number again
+                raise BlockingIOError(f"The copy of snapshot {number} was released.")
             agent, lengths = self._hold(number)
             whole = False
             try:
@@ -140,7 +140,7 @@ class OnHosts:
     def _release(self) -> None:
         held, self._held = self._held, None
         if held:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):
                 held[0].ask("release", room=self._room)
 
     # -- writing ---------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class OnHosts:
         with self._asking:
             self._release()
             for agent in self._agents.there():
-                with contextlib.suppress(ConnectionError):  # it is lost: the next generation does without
+                with contextlib.suppress(OSError):  # it is lost: the next generation does without
                     agent.ask("keep", room=self._room, number=number)
 
     def settle(self) -> int:

@@ -80,6 +80,8 @@ class _Supervisor:
     def run(self) -> Outcome:
         with signalling.answered(self._signals.append):
             self._run()
+        if self._signals and self._facts.unfinished and self._facts.stopped_by is None:  # while workers were ended
+            self._facts.stopped_by = self._signals[0]
         self._pass_the_rest_on()
         return judge(self._facts)
 
