@@ -7,10 +7,9 @@ checked who that is. The messages are described in `docs/architecture.md`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
-import select
-import selectors
 import signal
 import socket
 import sys
@@ -24,6 +23,7 @@ from syrtos.launch.channel import Channel, Message
 from syrtos.launch.engine import Ended
 from syrtos.launch.held_snapshots import HeldSnapshots
 from syrtos.launch.plan import Group
+from syrtos.launch.reader import Reader
 from syrtos.launch.standby import Imports, Standby
 from syrtos.settings import environment, options_from
 
@@ -36,7 +36,6 @@ EVERY = 1.0
 # of TF_CONFIG wait for each other, and for the end of a summary.
 _PATIENCE, _IDLE_PATIENCE = 20.0, 900.0
 _LAST_OUTPUT = 2.0  # seconds
-_PIECE = 1 << 16  # bytes of output in a message, at most
 
 
 def main() -> None:
@@ -173,22 +172,21 @@ class _Workers:
         self.env = env
         self._channel = channel
         self._ended: list[Ended] = []
-        self._reading = threading.Lock()
         self._over = False
         groups = [Group(tuple(group["command"]), range(*group["ranks"])) for group in asked["groups"]]
         self.engine = local.Local(groups, asked["nodes"], env, start, self._on_line, asked["whole"])
-        self._pipes = {
-            pipe.fileno(): (rank, stream)
+        self._readers = {
+            rank: [
+                Reader(pipe, functools.partial(self._tell, rank, stream))
+                for stream, pipe in enumerate((outputs.out, outputs.err), 1)
+            ]
             for rank, outputs in self.engine.outputs.items()
-            for stream, pipe in ((1, outputs.out), (2, outputs.err))
         }
-        self._reader = threading.Thread(target=self._read, name="syrtos-output", daemon=True)
-        self._reader.start()
 
     def attend(self, seconds: float) -> None:
         """Tells of workers that have ended, once all that they have written is told."""
         self._ended += self.engine.wait(seconds)
-        while self._ended and self._is_drained(self._ended[0].rank):
+        while self._ended and all(reader.is_drained() for reader in self._readers[self._ended[0].rank]):
             ended = self._ended.pop(0)
             self._channel.send("ended", rank=ended.rank, code=ended.code)
 
@@ -204,7 +202,9 @@ class _Workers:
     def kill(self) -> None:
         """Ends them; what they have written is told, but for that of children which live on."""
         self.engine.kill()
-        self._reader.join(_LAST_OUTPUT)
+        deadline = time.monotonic() + _LAST_OUTPUT
+        for reader in [reader for pair in self._readers.values() for reader in pair]:
+            reader.join(max(deadline - time.monotonic(), 0.0))
         self._over = True
 
     def vitals(self) -> dict[int, tuple[str, float, str]]:
@@ -218,41 +218,10 @@ class _Workers:
         except OSError:
             return  # the launcher is gone: the thread that hears it knows
 
-    def _read(self) -> None:
-        selector = selectors.DefaultSelector()
-        for descriptor in self._pipes:
-            selector.register(descriptor, selectors.EVENT_READ)
-        try:
-            while selector.get_map():
-                for key, _ in selector.select():
-                    with self._reading:
-                        piece = os.read(key.fd, _PIECE)
-                        rank, stream = self._pipes[key.fd]
-                        if piece and not self._over:
-                            self._channel.send("output", piece, rank=rank, stream=stream)
-                        elif not piece:
-                            selector.unregister(key.fd)
-        except OSError:
-            return  # the launcher is gone
-        finally:
-            selector.close()
-            for outputs in self.engine.outputs.values():
-                outputs.out.close()
-                outputs.err.close()
-
-    def _is_drained(self, rank: int) -> bool:
-        if not self._reader.is_alive():
-            return True
-        if not self._reading.acquire(blocking=False):
-            return False
-        try:
-            poll = select.poll()
-            for descriptor, (writer, _) in self._pipes.items():
-                if writer == rank:
-                    poll.register(descriptor, select.POLLIN)
-            return not any(event & select.POLLIN for _, event in poll.poll(0))
-        finally:
-            self._reading.release()
+    def _tell(self, rank: int, stream: int, piece: bytes) -> None:
+        if piece and not self._over:
+            with contextlib.suppress(OSError):  # the launcher is gone: the thread that hears it knows
+                self._channel.send("output", piece, rank=rank, stream=stream)
 
 
 if __name__ == "__main__":

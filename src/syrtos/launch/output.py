@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import select
 import sys
-import threading
 from collections.abc import Callable
 from typing import IO, Any
 
 from syrtos.launch import events
 from syrtos.launch.noise import is_noise, may_be_noise
+from syrtos.launch.reader import Reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,48 +25,25 @@ class Listener:
     quiet: bool
 
 
-class Pump:
-    """A thread that passes the bytes of one pipe on to one stream."""
+class Pump(Reader):
+    """Passes what comes through a pipe on to a stream, line by line where it must be known what a line is."""
 
     def __init__(self, source: IO[bytes], target: IO[str], listener: Listener) -> None:
-        self._source, self._target, self._listener = source, target, listener
-        self._passing_on = threading.Lock()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._target, self._listener = target, listener
+        self._pending = b""
+        super().__init__(source, self._pass_on)
 
-    def join(self, timeout: float) -> None:
-        """Waits until all writers have closed the pipe."""
-        self._thread.join(timeout)
+    def _pass_on(self, piece: bytes) -> None:
+        *lines, self._pending = (self._pending + piece).split(b"\n")
+        for line in lines:
+            self._take_line(line + b"\n")
+        if self._pending and not piece:
+            self._take_line(self._pending)
+        elif self._pending and not _may_be_special(self._pending):
+            _emit(self._pending, self._target)
+            self._pending = b""
 
-    def is_drained(self) -> bool:
-        """Whether everything that is in the pipe has been passed on; what a process has written before its end, if that is over."""
-        if not self._thread.is_alive():
-            return True
-        if not self._passing_on.acquire(blocking=False):
-            return False
-        try:
-            return not _readable(self._source, 0)
-        finally:
-            self._passing_on.release()
-
-    def _run(self) -> None:
-        pending = b""
-        over = False
-        while not over:
-            _readable(self._source, None)
-            with self._passing_on:
-                chunk = os.read(self._source.fileno(), 1 << 16)
-                over = not chunk
-                *lines, pending = (pending + chunk).split(b"\n")
-                for line in lines:
-                    self._take(line + b"\n")
-                if pending and not _may_be_special(pending):
-                    _emit(pending, self._target)
-                    pending = b""
-        if pending:
-            self._take(pending)
-
-    def _take(self, line: bytes) -> None:
+    def _take_line(self, line: bytes) -> None:
         before, mark, rest = line.partition(events.MARK)
         event = events.parse(mark + rest)
         if event is not None:
@@ -76,13 +51,6 @@ class Pump:
             self._listener.on_event(event)
         elif not line.startswith(_MPIS) and not (self._listener.quiet and is_noise(line)):
             _emit(line, self._target)
-
-
-def _readable(source: IO[bytes], milliseconds: int | None) -> bool:
-    """Whether there is something to read, or the end, within this time; not by select(2), which knows 1024 descriptors."""
-    poll = select.poll()
-    poll.register(source, select.POLLIN)
-    return bool(poll.poll(milliseconds))
 
 
 # What MPI prints of its own accord when a worker calls MPI_Abort.
