@@ -25,6 +25,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 NAMES = ("node-a", "node-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "eth0"
@@ -105,6 +107,15 @@ def two_hosts(rate: str | None) -> Iterator["Hosts"]:
         yield hosts
 
 
+@contextmanager
+def two_hosts_or_skip(rate: str | None) -> Iterator["Hosts"]:
+    """The same, for tests, which skip themselves with the reason where two hosts can't be made."""
+    if reason := missing():
+        pytest.skip(reason)
+    with two_hosts(rate) as hosts:
+        yield hosts
+
+
 @dataclass(frozen=True)
 class Hosts:
     """A running pair. `names` go into a host list; `ssh_wrapper` replaces `ssh` on either host.
@@ -115,6 +126,11 @@ class Hosts:
     names: tuple[str, str]
     ssh_wrapper: Path
     first_pids: tuple[int, int]
+
+    def flags(self, slots: int) -> list[str]:
+        """The options of `syrtos run` that name both hosts, with so many workers each."""
+        names = ",".join(f"{name}:{slots}" for name in self.names)
+        return ["--hosts", names, "--ssh", f"{self.ssh_wrapper} -p 22"]
 
     def run(
         self, command: list[str], on: int = 0, timeout: float = 300.0, env: Mapping[str, str] | None = None

@@ -21,20 +21,16 @@ LONG = 300.0
 
 @pytest.fixture
 def hosts() -> Iterator[netns.Hosts]:
-    reason = netns.missing()
-    if reason:
-        pytest.skip(reason)
-    with netns.two_hosts("1gbit") as pair:
+    with netns.two_hosts_or_skip("1gbit") as pair:
         yield pair
 
 
 def started(hosts: netns.Hosts, folder: Path, *ends: str) -> subprocess.Popen[str]:
-    where = ("--hosts", ",".join(f"{name}:1" for name in hosts.names), "--ssh", f"{hosts.ssh_wrapper} -p 22")
     run = (
         "run",
         "--max-restarts",
         "9",
-        *where,
+        *hosts.flags(1),
         "--run-dir",
         folder / "run",
         RECOVERING,
@@ -118,8 +114,9 @@ def test_nothing_is_left_on_hosts_when_the_launcher_ends(
     script.write_text(
         "import sys, time, syrtos\nsyrtos.init()\nopen(f'{sys.argv[1]}/{syrtos.rank()}', 'w').close()\ntime.sleep(600)\n"
     )
-    where = ("--hosts", ",".join(f"{name}:1" for name in hosts.names), "--ssh", f"{hosts.ssh_wrapper} -p 22")
-    run = hosts.start([str(SYRTOS), "run", *where, "--run-dir", str(tmp_path / "run"), str(script), str(tmp_path)])
+    run = hosts.start(
+        [str(SYRTOS), "run", *hosts.flags(1), "--run-dir", str(tmp_path / "run"), str(script), str(tmp_path)]
+    )
     until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
     hosts.signal(run, number)
     ended(run)

@@ -44,18 +44,14 @@ def equal(out: Path, alone: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[netns.Hosts]:
-    reason = netns.missing()
-    if reason:
-        pytest.skip(reason)
-    with netns.two_hosts("1gbit") as pair:
+    with netns.two_hosts_or_skip("1gbit") as pair:
         yield pair
 
 
 def on_hosts(
     hosts: netns.Hosts, slots: int, *command: str, timeout: float = 400, backend: str = "tensorflow"
 ) -> subprocess.CompletedProcess[str]:
-    names = ",".join(f"{name}:{slots}" for name in hosts.names)
-    run = [str(BIN / "syrtos"), "run", "--hosts", names, "--ssh", f"{hosts.ssh_wrapper} -p 22", *command]
+    run = [str(BIN / "syrtos"), "run", *hosts.flags(slots), *command]
     return hosts.run(run, timeout=timeout, env={"KERAS_BACKEND": backend})
 
 
@@ -169,9 +165,7 @@ def test_unreachable_hosts_are_explained(hosts: netns.Hosts, tmp_path: Path) -> 
 
 @pytest.mark.root
 def test_refused_ssh_is_explained(tmp_path: Path) -> None:
-    if netns.missing():
-        pytest.skip(netns.missing() or "")
-    with netns.two_hosts(None) as pair:
+    with netns.two_hosts_or_skip(None) as pair:
         pair.stop_sshd(1)
         done = on_hosts(pair, 1, "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "train.py"), "x", timeout=300)
     assert done.returncode != 0

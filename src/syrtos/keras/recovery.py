@@ -167,28 +167,27 @@ class _Run:
         if self.kept > _KEPT_BYTES:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"part-{self.world.local_rank}-of-{self.world.local_size}.safetensors"
+        name = _name(self.world.local_rank, self.world.local_size)
         draft = folder / f".{self.world.rank}-{name}"  # hosts may share the folder, and write the same
         durable.write(draft, part)
         draft.rename(folder / name)
 
     def _files(self, fit: int) -> list[Path]:
         """The parts of a `fit` that has ended, if all of them are there."""
-        found = sorted(self._folder(fit).glob("part-*-of-*.safetensors"))
-        wholes = {
-            count: [file for file in found if file.name.endswith(f"-of-{count}.safetensors")]
-            for count in _counts(found)
-        }
-        return next((files for count, files in wholes.items() if len(files) == count), [])
+        for first in self._folder(fit).glob("part-0-of-*.safetensors"):
+            count = int(first.stem.rpartition("-")[2])
+            files = [first.with_name(_name(part, count)) for part in range(count)]
+            if all(file.exists() for file in files):
+                return files
+        return []
 
     def _folder(self, fit: int) -> Path:
         """Of this run: a host that shares no folder with the launcher may still have the files of an earlier one."""
         return self.folder / f"fit-{fit}-{settings.common_seed():x}"
 
 
-def _counts(files: list[Path]) -> set[int]:
-    """How many parts there are, by their names."""
-    return {int(file.stem.rpartition("-")[2]) for file in files}
+def _name(part: int, parts: int) -> str:
+    return f"part-{part}-of-{parts}.safetensors"
 
 
 def _of_rank(rank: int) -> str:

@@ -49,11 +49,9 @@ def stat(pid: int) -> list[str]:
         return []
 
 
-def started(descriptor: int, rank: int, **facts: Any) -> None:
-    """Reports the host and number of this process, for a process that may have to signal it."""
-    pid = os.getpid()
-    here = {"host": socket.gethostname(), "machine": machine(), "pid": pid, "born": born(pid)}
-    send(descriptor, "started", rank, **here, **facts)
+def started(descriptor: int, rank: int) -> None:
+    """Reports the host and number of this process, by which messages name it."""
+    send(descriptor, "started", rank, host=socket.gethostname(), pid=os.getpid())
 
 
 def parse(data: bytes) -> dict[str, Any] | None:

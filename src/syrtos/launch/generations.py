@@ -11,7 +11,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
@@ -96,9 +96,7 @@ def run(
                 break
             begins = f"goes on from {_place(snapshots)}" if snapshots.committed() else "begins anew"
             say(_announcement(outcome, number + 1, begins, folder))
-            snapshots.prepare()
-            _wait(decision.wait, lambda: bool(came))
-            _wait(_HOSTS_COME_BACK, lambda: bool(came) or snapshots.is_prepared())
+            _pause(snapshots, decision.wait, came)
             if came:
                 outcome = dataclasses.replace(outcome, end=End.STOPPED, code=128 + came[0])
                 break
@@ -111,6 +109,13 @@ def run(
 def _settled(snapshots: Snapshots, folder: Path | None) -> int:
     """The number of the snapshot that is kept: if memory has none any more, as all hosts were lost, of the copy in ``folder``."""
     return snapshots.settle() or (folders.load(folder, snapshots)[0] if folder else 0)
+
+
+def _pause(snapshots: Snapshots, seconds: float, came: Sequence[int]) -> None:
+    """Waits so long, and until it is known which hosts the next generation has; a signal ends it."""
+    snapshots.prepare()
+    _wait(seconds, lambda: bool(came))
+    _wait(_HOSTS_COME_BACK, lambda: bool(came) or snapshots.is_prepared())
 
 
 def _wait(seconds: float, until: Callable[[], bool]) -> None:

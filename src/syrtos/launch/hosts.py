@@ -73,9 +73,8 @@ class Hosts(Engine):
         """Starts the workers when all agents are there."""
         lost = next((agent for agent in self._agents.values() if agent.lost), None)
         if not self._started and lost is not None:
-            for rank in sorted(
-                self._host_of, key=lambda rank: self._host_of[rank] != lost.host
-            ):  # the reason comes first
+            the_reason_first = sorted(self._host_of, key=lambda rank: self._host_of[rank] != lost.host)
+            for rank in the_reason_first:
                 self._news.put(Ended(rank, None, f"on {lost.host or 'this machine'} {lost.lost}"))
         elif not self._started and all(agent.ready for agent in self._agents.values()):
             self._start()

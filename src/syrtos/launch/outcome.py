@@ -164,7 +164,7 @@ def _verdict(facts: Facts) -> Outcome:
     if facts.spared and 0 in facts.finished:
         return Outcome()
     if facts.fatal is not None:
-        return _ended(facts.fatal) if facts.workers else _not_started(facts.fatal)
+        return _ended(facts.fatal, None if facts.workers else End.NOT_STARTED)
     failures = [failure for failure in facts.failures if failure["rank"] not in facts.lost]
     if facts.hung and facts.unfinished and not failures:
         return Outcome(End.HUNG, 1, min(facts.hung))
@@ -180,13 +180,9 @@ def _verdict(facts: Facts) -> Outcome:
     return Outcome()
 
 
-def _ended(first: Ended) -> Outcome:
-    end = End.CRASHED if first.code is not None and first.code < 0 else End.LOST
+def _ended(first: Ended, end: End | None = None) -> Outcome:
+    end = end or (End.CRASHED if first.code is not None and first.code < 0 else End.LOST)
     return Outcome(end, _exit_code(first.code) or 1, first.rank, first.code, first.why)
-
-
-def _not_started(first: Ended) -> Outcome:
-    return Outcome(End.NOT_STARTED, _exit_code(first.code) or 1, first.rank, first.code, first.why)
 
 
 def _exit_code(status: int | None) -> int:
