@@ -14,6 +14,7 @@ BatchMode = Literal["global", "per-worker"]
 ScaleLR = Literal["none", "linear", "sqrt"]
 Exchange = Literal["auto", "mpi", "framework"]
 OnNaN = Literal["warn", "stop"]
+OnDivergence = Literal["stop", "repair"]
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 SEED_VARIABLE = "SYRTOS_SEED"
@@ -76,6 +77,8 @@ class Options:
         exchange: what sums gradients: ``"mpi"`` (with shared memory inside a host); ``"framework"``: the collectives of Keras's backend; ``"auto"``:
             the framework's where gradients are on GPUs, and with JAX, MPI elsewhere.
         on_nan: ``"stop"``: a gradient that is NaN or infinite ends the run before it is applied; ``"warn"``: a loss that is so is told once.
+        on_divergence: when the replicas differ: ``"stop"``: the run ends; ``"repair"``: it goes on from the last snapshot, before each of which they are
+            compared.
         bucket_mb: gradients are exchanged in groups of about this many megabytes.
     """
 
@@ -91,6 +94,7 @@ class Options:
     servers: int = 0
     staleness: int | None = None
     on_nan: OnNaN = "warn"
+    on_divergence: OnDivergence = "stop"
 
     @property
     def asynchronous(self) -> bool:
@@ -102,6 +106,7 @@ class Options:
         _one_of("scale_lr", self.scale_lr, get_args(ScaleLR))
         _one_of("exchange", self.exchange, get_args(Exchange))
         _one_of("on_nan", self.on_nan, get_args(OnNaN))
+        _one_of("on_divergence", self.on_divergence, get_args(OnDivergence))
         if self.warmup_epochs < 0:
             raise ConfigurationError(f"`warmup_epochs` must be 0 or more. Received: {self.warmup_epochs}.")
         if self.check_every < -1:

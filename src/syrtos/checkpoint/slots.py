@@ -35,7 +35,13 @@ class Memory:
     def __init__(self, parts: int, folder: Path | None = None) -> None:
         self._folder = folder
         self._descriptors: list[int] = []
-        self.places: Places = [(self._slot(f"{part}-0"), self._slot(f"{part}-1")) for part in range(parts)]
+        self.places: list[tuple[str, str]] = []
+        self.grow(parts)
+
+    def grow(self, parts: int) -> None:
+        """Makes room for snapshots of so many parts, if there is less."""
+        for part in range(len(self.places), parts):
+            self.places.append((self._slot(f"{part}-0"), self._slot(f"{part}-1")))
 
     def _slot(self, name: str) -> str:
         if self._folder is not None:
@@ -57,7 +63,13 @@ class Slots:
     """The slots of one host, to read, and for each of its workers to write its part."""
 
     def __init__(self, places: Places) -> None:
-        self._slots = [tuple(os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in pair) for pair in places]
+        self._slots: list[tuple[int, ...]] = []
+        self.open(places)
+
+    def open(self, places: Places) -> None:
+        """Opens those that are not open yet; there may be more than there were."""
+        for pair in places[len(self._slots) :]:
+            self._slots.append(tuple(os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in pair))
 
     def whole(self) -> set[int]:
         """The numbers of the snapshots of which all parts are written."""

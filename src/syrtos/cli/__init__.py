@@ -14,6 +14,7 @@ from syrtos.errors import SyrtosError
 _COMMANDS = {
     "run": "run",
     "resume": "resume",
+    "resize": "resize",
     "horovodrun": "horovodrun",
     "smddprun": "horovodrun",
     "data": "data",

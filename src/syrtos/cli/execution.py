@@ -23,12 +23,13 @@ from syrtos.cli.failure import print_failure
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations, losses, output
+from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Machine, Plan, make_plan
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import Program
 from syrtos.launch.snapshots import Here, OnHosts
-from syrtos.launch.spec import Host, Spec
+from syrtos.launch.spec import Elastic, Host, Spec
 from syrtos.launch.standard_input import given, has_data
 from syrtos.launch.standby import Standby
 from syrtos.launch.supervise import supervise
@@ -44,6 +45,8 @@ _LOCK = ".lock"
 # The end of a run that a scheduler has stopped, and its exit code where it goes on when it is started again: EX_TEMPFAIL of sysexits.h.
 _BY_SCHEDULER = [End.STOPPED.name, 128 + signal.SIGTERM]
 _TO_BE_RESUMED = 75
+# Seconds before a process is made ready to fork the next generation, where no person has asked for restarts: short runs are spared it.
+_STANDBY_AFTER = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Request:
             "folder": os.getcwd(),
             "workers": spec.workers,
             "hosts": [dataclasses.asdict(host) for host in spec.hosts],
+            "elastic": dataclasses.asdict(spec.elastic) if spec.elastic else None,
             "ssh": spec.ssh,
             "options": dataclasses.asdict(spec.options),
             "oversubscribe": spec.oversubscribe,
@@ -91,6 +95,13 @@ class Request:
             "policy": dataclasses.asdict(self.policy),
         }
         return json.loads(json.dumps(described))
+
+    def is_same_as(self, found: Mapping[str, Any]) -> bool:
+        """Whether a request that was described so asks for the same; the hosts of an elastic run may be others."""
+        described = self.described()
+        if self.spec.elastic:
+            described = {name: value for name, value in described.items() if name not in ("hosts", "workers")}
+        return bool(described["sha256"]) and described.items() <= found.items()
 
     def write(self, run_dir: Path) -> None:
         """Into the run directory, so that the run can be resumed from there."""
@@ -119,10 +130,13 @@ def read_request(run_dir: Path) -> Request:
         }
         options = Options(**found["options"])
         os.chdir(found["folder"])
+        elastic = Elastic(**found["elastic"]) if found["elastic"] else None
+        resized = found.get("resized")
         spec = Spec(
             program=Program(**program),
-            workers=found["workers"],
+            workers=found["workers"] if elastic else resized or found["workers"],
             hosts=tuple(Host(**host) for host in found["hosts"]),
+            elastic=dataclasses.replace(elastic, most=resized) if elastic and resized else elastic,
             ssh=found["ssh"],
             options=options,
             oversubscribe=found["oversubscribe"],
@@ -149,13 +163,16 @@ def execute(request: Request, run_dir: Path, resume: bool = False, met: Met | No
     run_dir.mkdir(parents=True, exist_ok=True)
     with _locked(run_dir):
         if not resume and generations.has_snapshot(run_dir):
-            if not _goes_on(request, run_dir):
+            if _goes_on(request, run_dir):
+                print(f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr)
+                request, resume = read_request(run_dir), True
+            elif _may_be_forgotten(request, run_dir):
+                print(f"syrtos: an earlier run in {run_dir} had not finished: this one begins anew.", file=sys.stderr)
+            else:
                 raise ConfigurationError(
                     f"The run in {run_dir} has not finished, and has kept a snapshot: `syrtos resume {run_dir}` goes on from it. To begin anew "
                     "remove that folder, or name another with --run-dir."
                 )
-            print(f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr)
-            request, resume = read_request(run_dir), True
         return _execute(request, run_dir, resume, met)
 
 
@@ -165,9 +182,16 @@ def _goes_on(request: Request, run_dir: Path) -> bool:
         found = json.loads((run_dir / _REQUEST).read_text())
     except (OSError, ValueError):
         return False
-    described = request.described()
-    same = bool(described["sha256"]) and described.items() <= found.items()
-    return same and found.get("end") in (None, _BY_SCHEDULER)
+    return request.is_same_as(found) and found.get("end") in (None, _BY_SCHEDULER)
+
+
+def _may_be_forgotten(request: Request, run_dir: Path) -> bool:
+    """Whether a snapshot in this folder is one that no person has asked for."""
+    try:
+        found = json.loads((run_dir / _REQUEST).read_text())
+        return not (request.policy.asked or found["policy"]["asked"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 @contextlib.contextmanager
@@ -189,35 +213,58 @@ def _locked(run_dir: Path) -> Iterator[None]:
         yield
 
 
+def is_going_on(run_dir: Path) -> bool:
+    """Whether a launcher runs something in this folder."""
+    try:
+        with _locked(run_dir):
+            return False
+    except ConfigurationError:
+        return True
+
+
 def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> int:
-    spec, began = request.spec, time.time() - process_age()
+    spec, policy, began = request.spec, request.policy, time.time() - process_age()
     if resume:
         _note(run_dir, end=None)
     else:
         request.write(run_dir)
     _announce(spec, run_dir)
 
-    machine = this_machine(spec.hosts, met)
-    with contextlib.closing(Standby()) as standby, _agents(spec, met) as agents:
-        supervised = functools.partial(supervise, grace=spec.grace, source=_input(spec), standby=standby, agents=agents)
+    machine, env = this_machine(spec.hosts, met), settings.environment()
+    agents = _agents(spec, met)
+    resized = functools.partial(_on_resize, run_dir)
+    with (
+        contextlib.closing(Standby()) as standby,
+        contextlib.closing(Membership(spec, machine, run_dir, agents, env, resized)) as members,
+    ):
+        supervised = functools.partial(
+            supervise,
+            grace=spec.grace,
+            source=_input(spec),
+            standby=standby,
+            agents=agents,
+            standby_after=0.0 if policy.asked else _STANDBY_AFTER,
+            changed=members.changed if policy.restarts else lambda: "",
+        )
 
-        def start(folder: Path, variables: Mapping[str, str]) -> Outcome:
+        def start(folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
             nonlocal began
-            without = frozenset(agents.left_out() if agents else ())
-            if without and without >= {host.name for host in spec.hosts}:
-                return Outcome(End.NOT_STARTED, 1, why="no host answers")
+            try:
+                now, without = members.begin()
+            except ConfigurationError as error:
+                return Outcome(End.NOT_STARTED, 1, why=str(error))
             if without:
                 output.say(f"{', '.join(sorted(without))} can't be reached: their workers run on the other hosts")
-            outcome = _run_once(spec, machine, folder, variables, began, supervised, without)
+            outcome = _run_once(now, machine, folder, variables(now.workers), began, supervised, without)
             began = time.time()  # of the next generation, if there is one
             return outcome
 
-        if request.policy.restarts:
-            snapshots = OnHosts(agents, spec.workers) if agents else Here(spec.workers)
-            ended = generations.run(start, snapshots, run_dir, request.policy, request.seed, resume)
+        if policy.restarts:
+            snapshots = OnHosts(agents) if agents else Here()
+            ended = generations.run(start, snapshots, run_dir, policy, request.seed, resume, gather=members.gather)
         else:
             generations.forget(run_dir)
-            ended = generations.Ended(start(run_dir, {}), run_dir)
+            ended = generations.Ended(start(run_dir, lambda workers: {}), run_dir)
     end = [ended.outcome.end.name, ended.outcome.code]
     _note(run_dir, end=end)
     if ended.outcome.end is End.FINISHED:
@@ -241,16 +288,18 @@ def _note(run_dir: Path, **facts: object) -> None:
     draft.replace(path)
 
 
-@contextlib.contextmanager
-def _agents(spec: Spec, met: Met | None) -> Iterator[Agents | None]:
-    """The agents of a run on hosts, which end with the block."""
+def _on_resize(run_dir: Path, workers: int) -> None:
+    """`syrtos resize` has asked for another number, with which the run is also resumed."""
+    _note(run_dir, resized=workers)
+
+
+def _agents(spec: Spec, met: Met | None) -> Agents | None:
+    """The agents of a run on hosts."""
     if not spec.hosts:
-        yield None
-        return
+        return None
     from syrtos.launch.agents import Agents  # only here: it takes 30 ms to import
 
-    with contextlib.closing(Agents(met.agents if met else None)) as agents:
-        yield agents
+    return Agents(met.agents if met else None)
 
 
 def _run_once(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from syrtos.cli.execution import execute, read_request
+from syrtos.cli.run import check_may_resize
+from syrtos.launch.spec import Spec, parse_hosts
 
 
 def add_to(commands: Any) -> None:
@@ -18,10 +21,26 @@ def add_to(commands: Any) -> None:
         "options, in the folder in which it was begun.",
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="its run directory")
+    parser.add_argument("-n", type=int, dest="workers", metavar="N", help="another number of workers than before")
+    parser.add_argument("--hosts", metavar="A:2,B:2", help="other hosts than before")
     parser.set_defaults(main=main)
 
 
 def main(chosen: argparse.Namespace) -> int:
     """Resumes the run, and returns its exit code."""
     run_dir = chosen.run_dir.resolve()
-    return execute(read_request(run_dir), run_dir, resume=True)
+    request = read_request(run_dir)
+    return execute(dataclasses.replace(request, spec=_changed(request.spec, chosen)), run_dir, resume=True)
+
+
+def _changed(spec: Spec, chosen: argparse.Namespace) -> Spec:
+    """Raises ConfigurationError where the run can't have another number of workers."""
+    hosts = parse_hosts(chosen.hosts) if chosen.hosts else spec.hosts
+    slots = sum(host.slots for host in hosts)
+    workers = chosen.workers or spec.workers
+    if spec.elastic:
+        workers = min(workers, slots)
+    if workers != spec.workers and not spec.elastic:
+        check_may_resize(spec.options.batch, spec.options.scale_lr, spec.options.servers, f"`-n {workers}`")
+    elastic = spec.elastic and dataclasses.replace(spec.elastic, most=chosen.workers or spec.elastic.most)
+    return dataclasses.replace(spec, hosts=hosts, workers=workers, elastic=elastic)

@@ -11,11 +11,15 @@ from typing import Any, get_args
 from syrtos import settings
 from syrtos.cli.execution import Met, Request, execute, this_machine
 from syrtos.errors import ConfigurationError
+from syrtos.launch.membership import listed_by
 from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import parse
-from syrtos.launch.spec import Host, Spec, new_run_dir, parse_hosts, read_hostfile
-from syrtos.settings import BatchMode, Exchange, OnNaN, Options, ScaleLR
+from syrtos.launch.spec import Elastic, Host, Spec, new_run_dir, parse_hosts, read_hostfile
+from syrtos.settings import BatchMode, Exchange, OnDivergence, OnNaN, Options, ScaleLR
+
+# Restarts where no number is given.
+_RESTARTS = 3
 
 
 def add_to(commands: Any) -> None:
@@ -53,9 +57,19 @@ def add_to(commands: Any) -> None:
         "--max-restarts",
         type=int,
         metavar="R",
-        default=0,
-        help="start the workers again, at most R times, when one is killed, crashes or fails; training goes on from its last committed step "
-        "(default: 0, never)",
+        help="start the workers again, at most R times, when one is killed, crashes, hangs or fails; training goes on from its last committed step "
+        "(default: 3 times, not after an error of the script, and only where a step was committed; 0: never)",
+    )
+    parser.add_argument(
+        "--min-workers",
+        type=int,
+        metavar="M",
+        help="follow the hosts: train with as many workers as they have slots, at least M and at most -n, while hosts are lost and come back",
+    )
+    parser.add_argument(
+        "--discover",
+        metavar="COMMAND",
+        help="a command that prints the hosts of the moment, one to a line (`name:2`); it is run every 5 s. With --min-workers (default: 1)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     _add_options(parser)
@@ -94,22 +108,26 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="what sums gradients: MPI, or the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
     group.add_argument("--on-nan", choices=get_args(OnNaN), default=defaults.on_nan,
                        help="stop: end the run before a gradient that is NaN or infinite is applied; warn: say when the loss is (default)")  # fmt: skip
+    group.add_argument("--on-divergence", choices=get_args(OnDivergence), default=defaults.on_divergence,
+                       help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
 
 def main(chosen: argparse.Namespace, met: Met | None = None) -> int:
     """Plans, runs, and reports. ``met``: where processes on the hosts have come by themselves."""
-    hosts = parse_hosts(chosen.hosts) if chosen.hosts else read_hostfile(chosen.hostfile) if chosen.hostfile else ()
+    elastic = _elastic(chosen)
+    hosts = _hosts(chosen)
     run_dir = (chosen.run_dir or new_run_dir()).resolve()
     spec = Spec(
         program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
-        workers=_workers(chosen.workers, hosts),
+        workers=_workers(chosen.workers, hosts, elastic),
         hosts=hosts,
         options=_options(chosen, run_dir),
         oversubscribe=chosen.oversubscribe,
         grace=chosen.grace,
         ssh=chosen.ssh,
+        elastic=elastic,
     )
     plan = make_plan(spec, this_machine(spec.hosts, met), settings.environment())
     policy = _policy(chosen, spec)
@@ -122,15 +140,62 @@ def main(chosen: argparse.Namespace, met: Met | None = None) -> int:
 
 def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:
     """Raises ConfigurationError where workers are to be started again that can't be."""
-    given = chosen.max_restarts
+    given: int | None = chosen.max_restarts
+    repair = spec.options.on_divergence == "repair"
+    if given is None:
+        return Policy(0 if spec.options.servers else _RESTARTS, asked=spec.elastic is not None, repair=repair)
     if given < 0:
         raise ConfigurationError(f"`--max-restarts` must be 0 or more. Received: {given}.")
+    if not given and (spec.elastic or repair):
+        raise ConfigurationError(
+            "`--max-restarts 0` was given with an option that needs restarts: `--min-workers`, `--discover` or `--on-divergence repair`."
+        )
     if given and spec.options.servers:
         raise ConfigurationError(
             f"`--max-restarts {given}` was given with parameter servers (--ps): snapshots are of workers that hold the whole state. Leave it out; scripts "
             "go on from checkpoints of their own (`keras.callbacks.BackupAndRestore`)."
         )
-    return Policy(given)
+    return Policy(given, repair=repair)
+
+
+def _elastic(chosen: argparse.Namespace) -> Elastic | None:
+    """Raises ConfigurationError where the number of workers can't follow the hosts."""
+    if chosen.min_workers is None and chosen.discover is None:
+        return None
+    least = 1 if chosen.min_workers is None else chosen.min_workers
+    if least < 1 or (chosen.workers is not None and least > chosen.workers):
+        raise ConfigurationError(f"`--min-workers` must be 1 or more, and at most `-n`. Received: {least}.")
+    if not (chosen.hosts or chosen.hostfile or chosen.discover):
+        raise ConfigurationError(
+            "`--min-workers` follows hosts that come and go: name them with `--hosts`, `--hostfile` or `--discover`."
+        )
+    if chosen.discover and (chosen.hosts or chosen.hostfile):
+        raise ConfigurationError("`--discover` names the hosts: leave out `--hosts` and `--hostfile`.")
+    check_may_resize(chosen.batch, chosen.scale_lr, chosen.servers, "--min-workers and --discover")
+    return Elastic(
+        least, chosen.workers or 0, chosen.discover or "", str(chosen.hostfile.resolve()) if chosen.hostfile else ""
+    )
+
+
+def check_may_resize(batch: str, scale_lr: str, servers: int, what: str) -> None:
+    """Raises ConfigurationError where a run with another number of workers would compute something else; ``what`` asks for it."""
+    given = {
+        "--batch per-worker": batch == "per-worker",
+        f"--scale-lr {scale_lr}": scale_lr != "none",
+        "--ps": servers > 0,
+    }
+    if wrong := [name for name, is_given in given.items() if is_given]:
+        raise ConfigurationError(
+            f"{what} can't be obeyed with {wrong[0]}: with another number of workers the run would compute something else."
+        )
+
+
+def _hosts(chosen: argparse.Namespace) -> tuple[Host, ...]:
+    if chosen.hosts:
+        return parse_hosts(chosen.hosts)
+    if chosen.hostfile:
+        return read_hostfile(chosen.hostfile)
+    return listed_by(chosen.discover, "") if chosen.discover else ()
 
 
 def _warn_of_one_worker(chosen: argparse.Namespace, spec: Spec) -> None:
@@ -143,8 +208,11 @@ def _warn_of_one_worker(chosen: argparse.Namespace, spec: Spec) -> None:
         )
 
 
-def _workers(asked: int | None, hosts: tuple[Host, ...]) -> int:
-    return asked if asked is not None else sum(host.slots for host in hosts) or 1
+def _workers(asked: int | None, hosts: tuple[Host, ...], elastic: Elastic | None) -> int:
+    slots = sum(host.slots for host in hosts)
+    if elastic is not None:
+        return min(asked or slots, slots)
+    return asked if asked is not None else slots or 1
 
 
 def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
@@ -152,6 +220,7 @@ def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
         batch=chosen.batch,
         sync_batchnorm=chosen.sync_batchnorm,
         on_nan=chosen.on_nan,
+        on_divergence=chosen.on_divergence,
         scale_lr=chosen.scale_lr,
         warmup_epochs=chosen.warmup_epochs,
         check_every=chosen.check_every,

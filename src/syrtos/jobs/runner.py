@@ -238,15 +238,15 @@ class Runner:
             return workers.run(self._run_dir, {})
         ends: list[Outcome] = []
 
-        def start(folder: Path, variables: Mapping[str, str]) -> Outcome:
+        def start(folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
             if ends and not self._may_restart(ends[-1]):
                 return dataclasses.replace(ends[-1], end=End.STOPPED)
             self._run_dir, self._told = folder, False
-            ends.append(workers.run(folder, variables))
+            ends.append(workers.run(folder, variables(self._job.slots)))
             return ends[-1]
 
         seed = random.SystemRandom().randrange(2**31)
-        snapshots = Here(self._job.slots, self._home.new_snapshot_memory(self._name))
+        snapshots = Here(self._home.new_snapshot_memory(self._name))
         ended = generations.run(
             start, snapshots, self._run_dir, Policy(restarts), seed, durable=False,
             say=lambda text: self._say(f"syrtos: {text}"),

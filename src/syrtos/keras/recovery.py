@@ -68,6 +68,10 @@ class Place:
 class Training(Protocol):
     """What counts the steps of a `fit`, also of those that are drawn again."""
 
+    def check_replicas(self) -> None:
+        """Raises DivergenceError where the workers' weights differ."""
+        ...
+
     def data_epoch_begins(self, epoch: int, params: dict[str, Any]) -> None:
         """The batches of an epoch are drawn from now on."""
         ...
@@ -140,11 +144,9 @@ class _Run:
                 print(f"syrtos: the state of fit {number} is not on every host: it is trained again", file=sys.stderr)
                 return None
         arrays = {name: array for part in parts for name, array in encoding.unpack(part).items()}
-        if _of_rank(self.world.rank) not in arrays:
-            raise SnapshotError("The snapshot was made by fewer workers than this run has: continue with as many.")
-        mine = arrays[_of_rank(self.world.rank)].tobytes()
-        facts = head.facts_of(mine)
-        return Committed(Place(**facts["place"]), facts, arrays, encoding.unpack(mine))
+        pieces = [arrays[_of_rank(rank)].tobytes() for rank in range(sum(name.startswith("rank ") for name in arrays))]
+        facts, mine = snapshot.own_of(pieces, self.world.rank, self.world.size)
+        return Committed(Place(**facts["place"]), facts, arrays, mine)
 
     def write(self, place: Place, alike: Arrays, pieces: dict[int, bytes]) -> None:
         """Writes this worker's part of the next snapshot, with the pieces of some ranks in it."""
@@ -229,7 +231,9 @@ class Protection:
         self._written_at = time.perf_counter()
         self._committed = run.committed(run.fits)
         if self._committed:
-            snapshot.keep_written(self._callbacks(), self._committed.facts["callbacks"])
+            facts = self._committed.facts
+            facts["callbacks"] = snapshot.callbacks_kept(self._callbacks(), facts)
+            snapshot.keep_written(self._callbacks(), facts["callbacks"])
         else:
             run.keep_ended()
 
@@ -302,6 +306,8 @@ class Protection:
         if math.isinf(run.interval):
             return
         began = time.perf_counter()
+        if self._session.options.on_divergence == "repair":
+            self._training.check_replicas()
         with self._session.ledger.span("checkpoint"):
             written = self._write(logs)
         took = time.perf_counter() - began

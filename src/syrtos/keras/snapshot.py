@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from syrtos.checkpoint import encoding
 from syrtos.checkpoint.encoding import Arrays, NotStorable, decode, encode, typed
+from syrtos.checkpoint.head import facts_of
+from syrtos.comm.objects import dtype_of
 from syrtos.errors import SnapshotError
 from syrtos.keras import backend, keras_internals, state
 
@@ -30,12 +33,16 @@ Facts = dict[str, Any]
 def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
     """The variables that all workers hold alike, and those that each has for itself."""
     optimizers = _optimizers_of(model)
-    own = {id(v) for each in optimizers for v in keras_internals.accumulated_by(getattr(each, "inner_optimizer", each))}
+    own = {id(v) for v in _accumulated(optimizers)}
     slots = [v for each in optimizers for v in state.variables_of(each)]
     metrics = [v for metric in getattr(model, "metrics", []) for v in metric.variables]
     found = state.unique([*state.variables_in(model), *backend.active().buffers_of(model), *metrics, *slots])
     own |= {id(v) for v in found} - {id(v) for v in [*_trainable(model), *slots]}
     return [v for v in found if id(v) not in own], [v for v in found if id(v) in own]
+
+
+def _accumulated(optimizers: Sequence[Any]) -> list[Any]:
+    return [v for each in optimizers for v in keras_internals.accumulated_by(getattr(each, "inner_optimizer", each))]
 
 
 def _trainable(model: Any) -> list[Any]:
@@ -82,7 +89,43 @@ def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arr
             value = state.memory_of(variable)
             arrays |= {f"shared {index}": value} if owner == local_rank else {}
     mine = {f"own {index}": state.memory_of(variable) for index, variable in enumerate(own)}
-    return arrays, mine, {"shared": _described(shared), "own": _described(own)}
+    sums = _added_up(model)
+    added_up = {f"own {index}": state.dtype_name(v) for index, v in enumerate(own) if id(v) in sums}
+    return arrays, mine, {"shared": _described(shared), "own": _described(own), "added up": added_up}
+
+
+def _added_up(model: Any) -> set[int]:
+    """Identities of the variables of which an update takes the sum over all workers: gradients in the making. All others are equal after each step."""
+    return set() if backend.computes_global_batches() else {id(v) for v in _accumulated(_optimizers_of(model))}
+
+
+def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays]:
+    """What the worker of this rank goes on with, of ``size``, from what each worker has stored for itself; there may have been more or fewer."""
+    count = len(pieces)
+    mine = pieces[min(rank, count - 1)]
+    facts, arrays = facts_of(mine), encoding.unpack(mine)
+    if count == size:
+        return facts, arrays
+    for name, dtype in facts["added up"].items():
+        everyone = [typed(encoding.unpack(piece)[name], dtype_of(dtype)) for piece in pieces]
+        arrays[name] = sum(everyone[1:], everyone[0]) if rank == 0 else np.zeros_like(everyone[0])
+    facts["borrowed"] = rank >= count
+    return facts, arrays
+
+
+def callbacks_kept(chosen: Sequence[Any], facts: Facts) -> list[Facts]:
+    """What was kept of these callbacks. Where that was of another rank, those are left out which this one does not have: rank 0 alone writes logs."""
+    kept: list[Facts] = facts["callbacks"]
+    if not facts.get("borrowed"):
+        return kept
+    names = iter([type(each).__name__ for each in chosen])
+    wanted = next(names, None)
+    found: list[Facts] = []
+    for fact in kept:
+        if fact["class"] == wanted:
+            found.append({**fact, "written": None} if "written" in fact else fact)
+            wanted = next(names, None)
+    return found
 
 
 def put_back_variables(model: Any, alike: Arrays, mine: Arrays, facts: Facts) -> None:

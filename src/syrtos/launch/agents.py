@@ -7,7 +7,7 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from syrtos.launch import output, signalling
 from syrtos.launch.agent import EVERY, GREETING
@@ -207,16 +207,16 @@ class Agents:
         """Those that answer."""
         return [agent for agent in list(self._agents.values()) if agent.ready and not agent.lost]
 
-    def start_lost(self) -> None:
-        """Starts agents again on hosts that were lost; those that ran already stay lost."""
-        for host, (command, env) in self._known.items():
-            if self._agents[host].lost:
+    def start_lost(self, hosts: Collection[str] | None = None) -> None:
+        """Starts agents again on hosts that were lost, of all or of these; those that ran already stay lost."""
+        for host, (command, env) in list(self._known.items()):
+            if self._agents[host].lost and (hosts is None or host in hosts):
                 self._agents[host].close(0.0)
                 self._agents[host] = Agent(host, None, command, env)
 
     def left_out(self) -> set[str]:
         """Hosts whose agents don't answer; those that have not been asked yet are none of them."""
-        return {host for host, agent in self._agents.items() if agent.lost or not agent.ready}
+        return {host for host, agent in list(self._agents.items()) if agent.lost or not agent.ready}
 
     def prepare(self, imports: Imports) -> None:
         """Lets agents get ready to fork the workers of the next generation."""

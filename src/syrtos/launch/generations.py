@@ -18,17 +18,17 @@ from pathlib import Path
 from syrtos.checkpoint import folders, head
 from syrtos.launch import output, signalling
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.policy import Attempt, Policy, decide
+from syrtos.launch.policy import Attempt, Decision, Policy, decide
 from syrtos.launch.snapshots import Snapshots
 from syrtos.settings import SEED_VARIABLE, SNAPSHOTS_VARIABLE
 
 # Seconds between two copies of a snapshot to the run directory.
 _DURABLE_EVERY = 30.0
-# Seconds in which a host that was lost may come back before a generation begins without it.
-_HOSTS_COME_BACK = 10.0
+# A copy takes at most this part of a core.
+_DURABLE_COST = 0.035
 
 
-Start = Callable[[Path, Mapping[str, str]], Outcome]
+Start = Callable[[Path, Callable[[int], Mapping[str, str]]], Outcome]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,18 +57,20 @@ def run(
     resume: bool = False,
     *,
     durable: bool = True,
+    gather: Callable[[Callable[[], bool]], None] = lambda over: None,
     say: Callable[[str], None] = output.say,
 ) -> Ended:
     """Runs generations of workers until one has finished, or the policy ends the run.
 
     Args:
-        start: runs one generation, recorded in a folder, with variables added to its environment.
+        start: runs one generation, recorded in a folder, with variables added to its environment, which depend on the number of its workers.
         snapshots: memory for what workers commit; it is freed at the end.
         run_dir: of the run.
         policy: when there is a next generation.
         seed: the workers' common seed, the same in each generation.
         resume: whether the run goes on from a snapshot in ``run_dir``.
         durable: whether snapshots are copied to ``run_dir``, for a later `resume`.
+        gather: waits until it is known which hosts the next generation has, or until its argument says that the run is over.
         say: gets a line for each incident.
     """
     kept = run_dir / "snapshots"
@@ -76,10 +78,12 @@ def run(
     if not resume:
         forget(run_dir)
     attempts: list[Attempt] = []
-    variables = {
-        SNAPSHOTS_VARIABLE: json.dumps({**snapshots.described(), "folder": str(kept)}),
-        SEED_VARIABLE: str(seed),
-    }
+    decision, folder, outcome = Decision(False), run_dir, Outcome()
+
+    def variables(workers: int) -> dict[str, str]:
+        described = {**snapshots.described(workers), "folder": str(kept)}
+        return {SNAPSHOTS_VARIABLE: json.dumps(described), SEED_VARIABLE: str(seed)}
+
     came: list[int] = []  # signals that came when no workers were there to take them
     with (
         signalling.answered(came.append),
@@ -87,6 +91,10 @@ def run(
         _durable(snapshots, kept, resume) if durable else nullcontext(),
     ):
         while True:
+            gather(lambda: bool(came))
+            if came:
+                outcome = dataclasses.replace(outcome, end=End.STOPPED, code=128 + came[0])
+                break
             number = first + len(attempts)
             folder = generation_folder(run_dir, number)
             outcome = start(folder, variables)
@@ -96,10 +104,7 @@ def run(
                 break
             begins = f"goes on from {_place(snapshots)}" if snapshots.committed() else "begins anew"
             say(_announcement(outcome, number + 1, begins, folder))
-            _pause(snapshots, decision.wait, came)
-            if came:
-                outcome = dataclasses.replace(outcome, end=End.STOPPED, code=128 + came[0])
-                break
+            _wait(decision.wait, came)
         place = _place(snapshots) if snapshots.committed() else ""
     if outcome.end is End.FINISHED or not durable:
         folders.forget(kept)
@@ -111,17 +116,10 @@ def _settled(snapshots: Snapshots, folder: Path | None) -> int:
     return snapshots.settle() or (folders.load(folder, snapshots)[0] if folder else 0)
 
 
-def _pause(snapshots: Snapshots, seconds: float, came: Sequence[int]) -> None:
-    """Waits so long, and until it is known which hosts the next generation has; a signal ends it."""
-    snapshots.prepare()
-    _wait(seconds, lambda: bool(came))
-    _wait(_HOSTS_COME_BACK, lambda: bool(came) or snapshots.is_prepared())
-
-
-def _wait(seconds: float, until: Callable[[], bool]) -> None:
-    """Waits so long, or until something is so."""
+def _wait(seconds: float, came: Sequence[int]) -> None:
+    """Waits so long, or until a signal has come."""
     deadline = time.monotonic() + seconds
-    while not until() and time.monotonic() < deadline:
+    while not came and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
@@ -166,8 +164,11 @@ def _durable(snapshots: Snapshots, folder: Path, resume: bool) -> Iterator[None]
     over = threading.Event()
 
     def keep() -> None:
-        while not over.wait(_DURABLE_EVERY):
+        took = 0.0
+        while not over.wait(max(_DURABLE_EVERY, took / _DURABLE_COST)):
+            began = time.thread_time()
             _copy(snapshots, folder)
+            took = time.thread_time() - began
 
     thread = threading.Thread(target=keep, daemon=True)
     thread.start()

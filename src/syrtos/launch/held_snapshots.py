@@ -38,6 +38,8 @@ class HeldSnapshots:
             if self._memory is None or self._slots is None:
                 self._memory = Memory(parts)
                 self._slots = Slots(self._memory.places)
+            self._memory.grow(parts)
+            self._slots.open(self._memory.places)
             return self._slots
 
     def answer(self, asked: Message) -> Answer:

@@ -24,6 +24,7 @@ class End(enum.Enum):
     HUNG = "a worker did not come to an exchange"
     STOPPED = "a signal to the launcher ended the run"
     NOT_STARTED = "no worker started"
+    REPLACED = "another number of workers was asked for, or hosts have come"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -41,6 +42,7 @@ class Facts:
         fatal: the process whose end, or call of `os._exit`, was the first, if it was before any report of a failure.
         lost: ranks that died and that the others went on without, with their ends.
         hung: ranks that did not come to an exchange in which the others waited, and what each was, as the end of "it is ...".
+        replaced: why this process ended the workers, so that others take their place; empty if it didn't.
     """
 
     processes: int
@@ -53,6 +55,7 @@ class Facts:
     fatal: Ended | None = None
     lost: dict[int, Ended] = dataclasses.field(default_factory=dict)
     hung: dict[int, str] = dataclasses.field(default_factory=dict)
+    replaced: str = ""
 
     @property
     def unfinished(self) -> list[int]:
@@ -94,6 +97,8 @@ class Outcome:
             return f"the run was stopped by {signal_name(self.code - 128)}."
         if self.end is End.HUNG:
             return self._hung()
+        if self.end is End.REPLACED:
+            return self.why
         if self.end not in (End.CRASHED, End.LOST):
             return f"{self.end.value}."
         return f"{self._who()} {self.why or how(self.status)}{self._meaning()}."
@@ -161,6 +166,8 @@ def judge(facts: Facts) -> Outcome:
 def _verdict(facts: Facts) -> Outcome:
     if facts.stopped_by is not None:
         return Outcome(End.STOPPED, 128 + facts.stopped_by)
+    if facts.replaced:
+        return Outcome(End.REPLACED, 1, why=facts.replaced) if facts.unfinished else Outcome()
     if facts.spared and 0 in facts.finished:
         return Outcome()
     if facts.fatal is not None:

@@ -110,11 +110,11 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: fro
     worker = (machine.python, *spec.program.flags, "-m", "syrtos.launch.worker", *spec.program.words)
     spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()
     groups = tuple(Group(worker, ranks, host) for host, ranks in _placed(spec, without))
-    agents = {group.host: _agent(spec, group.host, machine, env) for group in groups if group.host}
+    agents = {group.host: agent_command(spec, group.host, machine, env) for group in groups if group.host}
     return Plan(groups, environment, spared, agents)
 
 
-def _agent(spec: Spec, host: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
+def agent_command(spec: Spec, host: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
     """The command that starts an agent there; ssh gives it to a shell. Without the folder in which it begins among the places of modules (-P)."""
     command = (machine.python, "-P", "-m", "syrtos.launch.agent")
     if host in machine.here:

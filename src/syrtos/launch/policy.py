@@ -10,6 +10,8 @@ from syrtos.launch.outcome import End, Outcome
 # A generation that commits nothing new has failed at the same place as the one before. So many in a row are not chance.
 _SAME_PLACE = 3
 _LONGEST_WAIT = 30.0
+# Ends of workers that are no error of the script.
+_LOST = (End.CRASHED, End.LOST, End.HUNG)
 # Errors after which the next generation would go wrong too, and why.
 _FINAL = {
     "DivergenceError": "the replicas had diverged, and so have their snapshots",
@@ -23,9 +25,14 @@ class Policy:
 
     Attributes:
         restarts: at most.
+        asked: whether a person has asked for them. Else only workers that were lost are started again, and only where there is a snapshot to go on
+            from: an error of the script would come again, and what has no snapshot would be trained twice.
+        repair: whether replicas that have diverged go on from the last snapshot: each was taken of equal ones (`--on-divergence repair`).
     """
 
     restarts: int
+    asked: bool = True
+    repair: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +65,14 @@ class Decision:
 
 def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
     """After the last of ``attempts``, the first of which was no restart."""
-    end, goes_on = attempts[-1].outcome.end, attempts[-1].reached > 0
-    # without a snapshot there is nothing to lose, and workers that can't be started can't be the next time
-    again = end in (End.CRASHED, End.LOST, End.FAILED, End.HUNG) or (end is End.NOT_STARTED and goes_on)
-    if not policy.restarts or not again:
+    last = attempts[-1].outcome
+    if last.end is End.REPLACED:
+        return Decision(True)
+    attempts = [attempt for attempt in attempts if attempt.outcome.end is not End.REPLACED]
+    diverged = policy.repair and _has_reported(last, "DivergenceError")
+    if not policy.restarts or not (diverged or _may_go_well(policy, attempts[-1])):
         return Decision(False)
-    reported = "".join(failure.get("text", "") for failure in attempts[-1].outcome.failures)
-    if final := next((reason for name, reason in _FINAL.items() if name in reported), ""):
+    if final := next((reason for name, reason in _FINAL.items() if not diverged and _has_reported(last, name)), ""):
         return Decision(False, final)
     if len(attempts) > policy.restarts:
         return Decision(False, f"{policy.restarts} restarts were allowed, and have been made")
@@ -73,6 +81,20 @@ def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
         where = "at the same place" if attempts[-1].reached else "before any step was committed"
         return Decision(False, f"{stuck} generations have ended {where}, so another would too")
     return Decision(True, wait=min(2.0 ** (stuck - 1), _LONGEST_WAIT) if stuck > 1 else 0.0)
+
+
+def _may_go_well(policy: Policy, attempt: Attempt) -> bool:
+    """Whether the next generation may go better than one that has ended so."""
+    end, goes_on = attempt.outcome.end, attempt.reached > 0
+    if end is End.NOT_STARTED:
+        return goes_on  # without a snapshot there is nothing to lose, and workers that can't be started can't be the next time
+    if not policy.asked:
+        return end in _LOST and goes_on
+    return end in (*_LOST, End.FAILED)
+
+
+def _has_reported(outcome: Outcome, error: str) -> bool:
+    return any(error in failure.get("text", "") for failure in outcome.failures)
 
 
 def _without_progress(attempts: Sequence[Attempt]) -> int:

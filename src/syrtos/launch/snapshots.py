@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -17,27 +16,17 @@ if TYPE_CHECKING:
 
 # Bytes of a snapshot that an agent sends, or gets, at a time.
 _PIECE = 1 << 24
-# Seconds after which a host that refuses is asked again.
-_TRY_AGAIN = 3.0
 
 
 class Snapshots(folders.Slots, Protocol):
     """Snapshots that workers have committed; each is of one part or several."""
 
-    def described(self) -> dict[str, object]:
-        """What workers, or their agents, must know to write them, as JSON has it."""
+    def described(self, parts: int) -> dict[str, object]:
+        """What workers, or their agents, must know to write them in up to so many parts, as JSON has it."""
         ...
 
     def settle(self) -> int:
         """After the end of a generation: drops what is not committed, and returns `committed`."""
-        ...
-
-    def prepare(self) -> None:
-        """Begins to look for hosts that were lost."""
-        ...
-
-    def is_prepared(self) -> bool:
-        """Whether it is known which hosts the next generation has."""
         ...
 
     def close(self) -> None:
@@ -48,24 +37,27 @@ class Snapshots(folders.Slots, Protocol):
 class Here(Slots):
     """Those of a run of this machine alone."""
 
-    def __init__(self, parts: int, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         """See `Memory`."""
-        self._memory = Memory(parts, folder)
+        self._memory = Memory(1, folder)
         super().__init__(self._memory.places)
 
-    def described(self) -> dict[str, object]:
+    def described(self, parts: int) -> dict[str, object]:
+        self._grow(parts)
         return {"places": self._memory.places}
+
+    def write(self, part: int, number: int, parts: int, data: bytes | memoryview) -> None:
+        self._grow(parts)
+        super().write(part, number, parts, data)
+
+    def _grow(self, parts: int) -> None:
+        self._memory.grow(parts)
+        self.open(self._memory.places)
 
     def settle(self) -> int:
         number = self.committed()
         self.drop_all_but(number)
         return number
-
-    def prepare(self) -> None:
-        return
-
-    def is_prepared(self) -> bool:
-        return True
 
     def close(self) -> None:
         super().close()
@@ -75,18 +67,18 @@ class Here(Slots):
 class OnHosts:
     """Those of a run on several hosts. Each agent holds whole snapshots, so that all but one host may be lost."""
 
-    def __init__(self, agents: Agents, room: int) -> None:
-        """``room``: of how many parts a snapshot may be."""
-        self._agents, self._room = agents, room
+    def __init__(self, agents: Agents) -> None:
+        """``agents``: of the run."""
+        self._agents, self._room = agents, 1  # and of how many parts a snapshot may be
         self._asking = threading.RLock()  # the thread that copies snapshots asks too
         # the copy that an agent has made to be read: its number, and the lengths of its parts
         self._held: tuple[Agent, int, list[int]] | None = None
         self._loaded: dict[int, bytes] = {}  # parts of a snapshot that no agent has yet, and its number
         self._loaded_number = 0
-        self._tried = 0.0  # when lost hosts were asked last
         agents.before_start = self._distribute
 
-    def described(self) -> dict[str, object]:
+    def described(self, parts: int) -> dict[str, object]:
+        self._room = max(self._room, parts)
         return {"parts": self._room}
 
     def committed(self) -> int:
@@ -149,6 +141,7 @@ class OnHosts:
         """Agents get it before they start workers."""
         if number != self._loaded_number:
             self._loaded.clear()
+        self._room = max(self._room, parts)
         self._loaded[part], self._loaded_number = data, number
 
     def _put(self, agent: Agent, part: int, number: int, parts: int, data: bytes) -> None:
@@ -203,18 +196,6 @@ class OnHosts:
         number = self._newest([numbers for _, numbers in self._whole(self._agents.there())])
         self._keep(number)
         return number
-
-    # -- hosts -----------------------------------------------------------------------------------
-
-    def prepare(self) -> None:
-        self._tried = time.monotonic()
-        self._agents.start_lost()
-
-    def is_prepared(self) -> bool:
-        """Asks hosts that refuse again, now and then."""
-        if time.monotonic() - self._tried > _TRY_AGAIN:
-            self.prepare()
-        return not self._agents.left_out()
 
     def close(self) -> None:
         """The agents free the memory when they end."""

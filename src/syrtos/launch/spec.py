@@ -22,6 +22,23 @@ class Host:
     slots: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Elastic:
+    """A run with as many workers as its hosts have slots, which may come and go.
+
+    Attributes:
+        least: workers with which it trains; with fewer it waits for hosts.
+        most: workers; 0: as many as there are slots.
+        discover: a command that prints the hosts of the moment; empty: they are in ``hostfile``, or only come back after they were lost.
+        hostfile: a file of hosts that is read again and again.
+    """
+
+    least: int
+    most: int = 0
+    discover: str = ""
+    hostfile: str = ""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
     """One request to run a script on many workers.
@@ -34,6 +51,7 @@ class Spec:
         oversubscribe: allow more workers than cores.
         grace: seconds between a signal to the scripts, or the early end of a worker with exit code 0, and their killing.
         ssh: command used to reach hosts, with options of its own.
+        elastic: how the number of workers follows the hosts; None: it is fixed.
     """
 
     program: Program
@@ -43,6 +61,7 @@ class Spec:
     oversubscribe: bool = False
     grace: float = 10.0
     ssh: str = "ssh"
+    elastic: Elastic | None = None
 
     @property
     def processes(self) -> int:
@@ -84,10 +103,19 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The host file {path} can't be read: {error}.") from error
+    return parse_lines(lines, f"The host file {path}")
+
+
+def parse_lines(lines: Sequence[str], source: str) -> tuple[Host, ...]:
+    """Hosts from the lines of a host file, or of a command that prints such lines; ``source`` is its name in errors.
+
+    Raises:
+        ConfigurationError: there are none, or a line is not understood.
+    """
     bare = [line.split("#")[0].strip() for line in lines]
     hosts = [_host(line, r"(\S+?)(?::(\d+)|\s+slots\s*=\s*(\d+))?") for line in bare if line]
     if not hosts:
-        raise ConfigurationError(f"The host file {path} names no hosts. Write one to a line: `name slots=2`.")
+        raise ConfigurationError(f"{source} names no hosts. Write one to a line: `name slots=2`.")
     return _unique(hosts)
 
 

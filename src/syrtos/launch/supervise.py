@@ -30,6 +30,8 @@ def supervise(
     source: int | None = None,
     standby: Standby | None = None,
     agents: Agents | None = None,
+    standby_after: float = 0.0,
+    changed: Callable[[], str] = lambda: "",
 ) -> Outcome:
     """Starts the plan and waits for its end.
 
@@ -39,6 +41,8 @@ def supervise(
         source: a descriptor that every worker of this machine gets a copy of as its standard input; None: they have nothing to read.
         standby: what workers are forked from, once it is ready; it gets ready when they have imported their frameworks.
         agents: of the run, where the plan has any.
+        standby_after: seconds that it is left alone at first: getting ready takes a core for some seconds.
+        changed: why other workers are to take the place of these, as a sentence; empty as long as they are not.
     """
     with copied(source, plan.processes) as told:
         env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: told}
@@ -51,7 +55,8 @@ def supervise(
             )
 
             engine = Hosts(plan, env, agents)
-        return _Supervisor(plan, engine, env, grace, agents.prepare if agents else _preparing(standby, env)).run()
+        prepare = agents.prepare if agents else _preparing(standby, env)
+        return _Supervisor(plan, engine, env, grace, prepare, standby_after, changed).run()
 
 
 def _preparing(standby: Standby | None, env: Mapping[str, str]) -> Callable[[Imports], None]:
@@ -60,7 +65,14 @@ def _preparing(standby: Standby | None, env: Mapping[str, str]) -> Callable[[Imp
 
 class _Supervisor:
     def __init__(
-        self, plan: Plan, engine: Engine, env: Mapping[str, str], grace: float, prepare: Callable[[Imports], None]
+        self,
+        plan: Plan,
+        engine: Engine,
+        env: Mapping[str, str],
+        grace: float,
+        prepare: Callable[[Imports], None],
+        prepare_after: float,
+        changed: Callable[[], str],
     ) -> None:
         self._plan = plan
         self._facts = Facts(processes=plan.processes, spared=plan.spared)
@@ -72,8 +84,9 @@ class _Supervisor:
         self._waits = Waits()
         self._hangs = Hangs(self._waits, engine.look)
         self._quiet = env.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # 0 asks for all lines
-        self._prepare = prepare
+        self._prepare, self._prepare_at = prepare, time.monotonic() + prepare_after
         self._imports: Imports | None = None
+        self._changed = changed
         self._engine = engine
         self._pumps: dict[int, tuple[Pump, ...]] = {}
 
@@ -103,7 +116,7 @@ class _Supervisor:
             self._ended += self._engine.wait(0.02)
             while self._ended and self._is_heard(self._ended[0]):
                 self._on_end(self._ended.pop(0))
-            if self._imports is not None:
+            if self._imports is not None and time.monotonic() >= self._prepare_at:
                 self._prepare(self._imports)
                 self._imports = None
             if self._facts.fatal and self._waits.all_wait(set(self._facts.unfinished) - self._over):
@@ -112,6 +125,9 @@ class _Supervisor:
                 output.say(f"{notice}. {self._states()}")
             if self._kill_at is None and (hung := self._hangs.found(self._facts.unfinished)) and self._all_is_heard():
                 self._give_up(hung)
+            if self._kill_at is None and not self._facts.finished and (why := self._changed()):
+                self._facts.replaced = why
+                self._end_soon(0.0)
             if self._kill_at and time.monotonic() > self._kill_at:
                 return
 

@@ -1,0 +1,60 @@
+"""`syrtos resize`: a run that is going on gets another number of workers."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from syrtos import settings
+from syrtos.cli.execution import is_going_on, read_request, this_machine
+from syrtos.cli.run import check_may_resize
+from syrtos.errors import ConfigurationError
+from syrtos.launch.membership import ask_for
+from syrtos.launch.plan import make_plan
+
+_PATIENCE = 30.0  # seconds until the launcher has read what is asked for
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommand."""
+    parser = commands.add_parser(
+        "resize",
+        help="give a run that is going on another number of workers",
+        description="Give a run that is going on another number of workers: they start again, and go on from the last committed step with the same global "
+        "batch. An elastic run has at most so many from then on.",
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="its run directory")
+    parser.add_argument("-n", type=int, dest="workers", metavar="N", required=True, help="number of workers")
+    parser.set_defaults(main=main)
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Asks the launcher.
+
+    Raises:
+        ConfigurationError: nothing runs in the folder, or it can't have so many workers.
+    """
+    run_dir = chosen.run_dir.resolve()
+    spec = read_request(run_dir).spec
+    options = spec.options
+    check_may_resize(options.batch, options.scale_lr, options.servers, "`syrtos resize`")
+    elastic = spec.elastic
+    if elastic is None:
+        wanted = dataclasses.replace(spec, workers=chosen.workers)
+        make_plan(wanted, this_machine(spec.hosts), settings.environment())
+    elif chosen.workers < elastic.least:
+        raise ConfigurationError(
+            f"The run was begun with `--min-workers {elastic.least}`. Received: -n {chosen.workers}."
+        )
+    if not is_going_on(run_dir):
+        raise ConfigurationError(
+            f"No run is going on in {run_dir}. `syrtos resume {run_dir} -n {chosen.workers}` goes on from its snapshot."
+        )
+    if not ask_for(run_dir, chosen.workers, _PATIENCE):
+        raise ConfigurationError(
+            f"The launcher of the run in {run_dir} has not answered in {_PATIENCE:.0f} s: is this folder shared with its machine?"
+        )
+    print(f"syrtos: the run in {run_dir} goes on with {chosen.workers} worker{'s' * (chosen.workers > 1)}.")
+    return 0
