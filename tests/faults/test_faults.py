@@ -168,7 +168,7 @@ def test_syntax_error(tmp_path: Path, script: Path) -> None:
 
 def train_until_fault(folder: Path, *options: str, fault: str, forked: bool = True) -> Run:
     """Time counts from the first steps."""
-    started = Run(folder, "-n", "2", *options, TRAINING, fault, forked=forked)
+    started = Run(folder, "-n", "2", "--max-restarts", "0", *options, TRAINING, fault, forked=forked)
     started.until_exist("begun-0", within=START)
     started.mark_time()
     return started

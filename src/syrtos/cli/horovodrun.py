@@ -25,12 +25,11 @@ _IGNORED: tuple[tuple[tuple[str, ...], int], ...] = (
     (("--log-level",), 1), (("--timeline-filename",), 1), (("--mpi-args",), 1), (("--binding-args",), 1),
     (("--network-interfaces", "--network-interface"), 1), (("--autotune-log-file",), 1), (("--autotune-warmup-samples",), 1),
     (("--autotune-steps-per-sample",), 1), (("--autotune-bayes-opt-max-samples",), 1),
-    (("--autotune-gaussian-process-noise",), 1), (("--stall-check-warning-time-seconds",), 1),
+    (("--autotune-gaussian-process-noise",), 1), (("--stall-check-warning-time-seconds",), 1), (("--elastic-timeout",), 1),
+    (("--blacklist-cooldown-range",), 2),
 )  # fmt: skip
 _REFUSED = {
-    "--host-discovery-script": "a run keeps its hosts: name them with -H",
-    "--min-np": "a run keeps its workers: give their number with -np, and start it again with the same --output-filename",
-    "--max-np": "a run keeps its workers: give their number with -np",
+    "--slots-per-host": "let the script print `name:slots` for each host",
     "--jsrun": "start `python -m syrtos train.py` by the cluster's own launcher",
     "--config-file": "give its contents as flags",
 }
@@ -60,11 +59,18 @@ def _describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fusion-threshold-mb", type=float, metavar="MB")
     parser.add_argument("--stall-check-shutdown-time-seconds", type=float, metavar="S")
     parser.add_argument("--no-stall-check", action="store_true")
+    elastic = parser.add_argument_group("elastic runs")
+    elastic.add_argument("--min-np", "--min-num-proc", type=int, metavar="M", help="workers at least")
+    elastic.add_argument("--max-np", "--max-num-proc", type=int, metavar="N", help="workers at most")
+    elastic.add_argument(
+        "--host-discovery-script", metavar="COMMAND", help="prints the hosts of the moment, one to a line (`name:2`)"
+    )
+    elastic.add_argument("--reset-limit", type=int, metavar="R", help="restarts at most")
     parser.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     parser.add_argument("-cb", "--check-build", action="store_true")
     for names, values in _IGNORED:
-        kwargs: dict[str, Any] = {} if values else {"action": "append_const", "const": ""}
+        kwargs: dict[str, Any] = {"nargs": values} if values else {"action": "append_const", "const": ""}
         parser.add_argument(*names, help=argparse.SUPPRESS, dest="ignored_" + names[0].strip("-"), **kwargs)
     for name in _REFUSED:
         parser.add_argument(name, help=argparse.SUPPRESS, nargs="?", const="", dest="refused_" + name.strip("-"))
@@ -97,8 +103,13 @@ def translated(chosen: argparse.Namespace) -> list[str]:
     ssh = ["ssh"]
     ssh += ["-p", str(chosen.ssh_port)] if chosen.ssh_port else []
     ssh += ["-i", chosen.ssh_identity_file] if chosen.ssh_identity_file else []
+    named = chosen.hosts or chosen.hostfile
+    follows = bool(chosen.host_discovery_script or (named and chosen.min_np))  # on this machine alone nothing comes or goes
     pairs = {
-        "-n": chosen.workers,
+        "-n": chosen.max_np if follows else chosen.workers,
+        "--min-workers": (chosen.min_np or chosen.workers) if follows else None,
+        "--discover": chosen.host_discovery_script,
+        "--max-restarts": chosen.reset_limit,
         "--hosts": chosen.hosts,
         "--hostfile": chosen.hostfile,
         "--run-dir": chosen.output_filename,

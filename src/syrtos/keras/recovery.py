@@ -52,6 +52,7 @@ class Place:
         ended: whether the call of `fit` has ended.
         trained: steps of all calls of `fit` so far.
         data: epoch and place in a planned data set at which it began, and the number of its training there; None for other data.
+        commits: of a state that the script itself commits, in the place of all others.
     """
 
     fit: int = 0
@@ -63,6 +64,7 @@ class Place:
     ended: bool = False
     trained: int = 0
     data: tuple[int, int, int] | None = None
+    commits: int = 0
 
 
 class Training(Protocol):
@@ -164,15 +166,24 @@ class _Run:
             print(f"syrtos: fit {self.last.fit} would be trained again after a restart: {error}", file=sys.stderr)
 
     def _keep(self, folder: Path) -> None:
-        part = self.slots.read(self.world.local_rank, self.number)
-        self.kept += len(part)
-        if self.kept > _KEPT_BYTES:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        name = _name(self.world.local_rank, self.world.local_size)
-        draft = folder / f".{self.world.rank}-{name}"  # hosts may share the folder, and write the same
-        durable.write(draft, part)
-        draft.rename(folder / name)
+        parts = self.slots.parts(self.number)  # as many as there were workers
+        for number in range(self.world.local_rank, parts, self.world.local_size):
+            part = self.slots.read(number, self.number)
+            self.kept += len(part)
+            if self.kept > _KEPT_BYTES:
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            name = _name(number, parts)
+            draft = folder / f".{self.world.rank}-{name}"  # hosts may share the folder, and write the same
+            durable.write(draft, part)
+            draft.rename(folder / name)
+
+    def commit(self, arrays: Arrays) -> None:
+        """Keeps a state of the script, of which each host's first worker writes all."""
+        self.number += 1
+        self.last = Place(commits=self.last.commits + 1)
+        if self.world.local_rank == 0:
+            self.slots.write(0, self.number, 1, encoding.pack(arrays, {"place": dataclasses.asdict(self.last)}))
 
     def _files(self, fit: int) -> list[Path]:
         """The parts of a `fit` that has ended, if all of them are there."""
@@ -200,6 +211,28 @@ def _of_rank(rank: int) -> str:
 def _run() -> _Run | None:
     text = settings.take(settings.SNAPSHOTS_VARIABLE)
     return _Run(text) if text else None
+
+
+def keeps_snapshots() -> bool:
+    """Whether this run keeps what workers commit."""
+    return _run() is not None
+
+
+def commit_state(arrays: Arrays) -> None:
+    """Keeps a state that a script commits itself, the same on all workers, in the place of the one before. All call it together.
+
+    Raises:
+        OSError: there is no memory for it.
+    """
+    run = _run()
+    assert run is not None
+    run.commit(arrays)
+
+
+def committed_state() -> Arrays | None:
+    """The last that the generation before has committed, if there is one."""
+    run = _run()
+    return encoding.unpack(run.slots.read(0, run.number)) if run is not None and run.last.commits else None
 
 
 def protect(everyone: Any, model: Any, training: Training) -> Protection | None:

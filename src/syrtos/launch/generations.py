@@ -198,6 +198,8 @@ def _place(snapshots: Snapshots) -> str:
         place = head.first_facts(snapshots.pieces(0, number))["place"]
     except OSError:  # a host was lost just now; another may have it
         return f"snapshot {number}"
+    if place["commits"]:
+        return f"commit {place['commits']} of the script"
     if place["ended"]:
         return f"the end of fit {place['fit']}"
     return f"step {place['calls']} (epoch {place['epoch'] + 1}) of fit {place['fit']}"

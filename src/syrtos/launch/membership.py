@@ -201,11 +201,12 @@ class Membership:
 
     def _reach(self) -> None:
         """Starts agents on hosts that have none, so that a generation begins with those that answer."""
-        if self.agents is None or self._running is None or time.monotonic() < self._next_try:
+        if self.agents is None or self._running is None:
             return
-        commands = {host.name: self._agent_command(host) for host in self._listed}
-        self.agents.start_lost(self.agents.of(commands, self._env).keys() - {host.name for host in self._running.hosts})
-        self._next_try = time.monotonic() + _TRY_LATER
+        agents = self.agents.of({host.name: self._agent_command(host) for host in self._listed}, self._env)
+        if time.monotonic() >= self._next_try:
+            self.agents.start_lost(agents.keys() - {host.name for host in self._running.hosts})
+            self._next_try = time.monotonic() + _TRY_LATER
 
     def close(self) -> None:
         """Ends the agents: those of hosts that came later end with the thread that watches, so it is the last."""

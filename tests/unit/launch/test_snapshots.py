@@ -37,6 +37,7 @@ def until(done: Callable[[], bool]) -> None:
 
 def commit(snapshots: OnHosts, agent: Agent, number: int, *parts: bytes) -> None:
     """As the workers of a host do."""
+    snapshots.described(len(parts))
     for part, data in enumerate(parts):
         snapshots._put(agent, part, number, len(parts), data)
 
@@ -46,7 +47,7 @@ def read(snapshots: OnHosts | Here, number: int) -> list[bytes]:
 
 
 def test_nothing_is_committed_at_the_beginning(agents: Agents) -> None:
-    snapshots = OnHosts(agents, 2)
+    snapshots = OnHosts(agents)
     assert (snapshots.committed(), snapshots.settle()) == (0, 0)
     agents.before_start(agents.there())
     assert snapshots.committed() == 0
@@ -54,7 +55,7 @@ def test_nothing_is_committed_at_the_beginning(agents: Agents) -> None:
 
 def test_the_newest_that_all_hosts_have_is_kept(agents: Agents) -> None:
     """A host ended while its workers wrote: nothing need be sent."""
-    snapshots, (a, b) = OnHosts(agents, 2), agents.there()
+    snapshots, (a, b) = OnHosts(agents), agents.there()
     for agent in (a, b):
         commit(snapshots, agent, 1, b"first", agent.host.encode())
     commit(snapshots, a, 2, b"second", b"a")
@@ -66,7 +67,7 @@ def test_the_newest_that_all_hosts_have_is_kept(agents: Agents) -> None:
 
 
 def test_a_host_that_comes_back_gets_what_another_has(agents: Agents) -> None:
-    snapshots, (a, b) = OnHosts(agents, 2), agents.there()
+    snapshots, (a, b) = OnHosts(agents), agents.there()
     data = os.urandom(40 << 20)  # more than is sent at a time
     for agent in (a, b):
         commit(snapshots, agent, 7, data, b"")
@@ -75,8 +76,8 @@ def test_a_host_that_comes_back_gets_what_another_has(agents: Agents) -> None:
     until(lambda: bool(b.lost))
     assert snapshots.settle() == 7
     assert agents.left_out() == {"b"}
-    snapshots.prepare()
-    until(snapshots.is_prepared)
+    agents.start_lost()
+    until(lambda: not agents.left_out())
     agents.before_start(agents.there())
     assert [sorted(numbers) for _, numbers in snapshots._whole(agents.there())] == [[7], [7]]
     (back,) = [agent for agent in agents.there() if agent.host == "b"]
@@ -85,7 +86,7 @@ def test_a_host_that_comes_back_gets_what_another_has(agents: Agents) -> None:
 
 
 def test_what_was_loaded_is_sent_before_the_start(agents: Agents) -> None:
-    snapshots = OnHosts(agents, 2)
+    snapshots = OnHosts(agents)
     for part, data in enumerate((b"one", b"two")):
         snapshots.write(part, 5, 2, data)
     assert (snapshots.committed(), read(snapshots, 5)) == (5, [b"one", b"two"])
@@ -95,11 +96,10 @@ def test_what_was_loaded_is_sent_before_the_start(agents: Agents) -> None:
 
 
 def test_the_memory_of_this_machine() -> None:
-    snapshots = Here(2)
+    snapshots = Here()
     snapshots.write(0, 1, 2, b"one")
     snapshots.write(1, 1, 2, b"two")
     snapshots.write(0, 2, 2, b"of a worker that was faster")
     assert snapshots.settle() == 1
     assert read(snapshots, 1) == [b"one", b"two"]
-    assert snapshots.is_prepared()
     snapshots.close()

@@ -1,25 +1,30 @@
-"""`hvd.elastic`: state that survives. A run keeps its workers; when one dies the run ends, and the same command with the same
-``--run-dir`` goes on from the last commit."""
+"""`hvd.elastic`: state that survives. When a worker dies, or hosts come or go, all workers start again, and the script goes on from the last commit.
+
+Commits are snapshots of the run (`syrtos.keras.recovery`). Where no launcher keeps those (mpiexec, srun, ``--max-restarts 0``) they are a file in the run
+directory, from which the same command with the same ``--run-dir`` goes on.
+"""
 
 from __future__ import annotations
 
 import copy
 import functools
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from syrtos.checkpoint import durable, encoding
+from syrtos.checkpoint.encoding import Arrays
 from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.dialects import keras2
 from syrtos.dialects.horovod import basics
 from syrtos.dialects.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from syrtos.errors import ConfigurationError
+from syrtos.keras import recovery
 from syrtos.keras import state as variables_state
 
-_FILE = "elastic-state.npz"
+_FILE = "elastic-state.safetensors"
 
 
 class State:
@@ -46,7 +51,7 @@ class State:
     # -- Horovod's methods ---------------------------------------------------------------------
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Called after a restart inside the process."""
+        """Called before training goes on from a commit, perhaps on another number of workers."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -55,7 +60,7 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: Any = None, update_res: Any = None) -> None:
-        """Never called here."""
+        """Never called here: the launcher ends the workers, and starts others."""
 
     def commit(self) -> None:
         """Remembers the state, also for the run after this one."""
@@ -64,7 +69,7 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Hosts don't come or go."""
+        """Where hosts have come or gone, the launcher has ended this process."""
 
     def save(self) -> None:
         """Remembers the state in memory."""
@@ -102,27 +107,37 @@ class State:
     # -- the file ------------------------------------------------------------------------------
 
     def _write(self) -> None:
+        arrays = {"attributes": to_bytes(self._saved)}
+        arrays |= {f"v{i}": array for i, array in enumerate(self._saved_arrays)}
         path = _path()
-        if path is None or basics.rank():
-            return
-        arrays: dict[str, Any] = {f"v{i}": array for i, array in enumerate(self._saved_arrays)}
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            np.savez(file, attributes=to_bytes(self._saved), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        if recovery.keeps_snapshots():
+            recovery.commit_state(arrays)
+        elif path is not None and basics.rank() == 0:
+            draft = path.with_suffix(".partial")
+            durable.write(draft, encoding.pack(arrays, {}))
+            draft.replace(path)
 
     def resume(self) -> bool:
-        """Takes over what the run before this one committed last; False if there is nothing."""
-        path = _path()
-        if path is None or not path.exists() or basics.rank():
-            return False
-        with np.load(path, allow_pickle=False) as found:
+        """Takes over what was committed last, by the generation or the run before; False if there is nothing. All workers call it together."""
+        found = self._committed() if basics.rank() == 0 else None
+        if found is not None:
+            count = len(found) - 1
             self._saved = from_bytes(found["attributes"])
-            self._saved_arrays = [found[f"v{i}"] for i in range(len(found.files) - 1)]
-        self.restore()
-        return True
+            variables = self._variables()
+            dtypes = [variables_state.memory_of(v).dtype for v in variables] if len(variables) == count else []
+            arrays = [found[f"v{i}"] for i in range(count)]
+            self._saved_arrays = (
+                [encoding.typed(a, d) for a, d in zip(arrays, dtypes, strict=False)] if dtypes else arrays
+            )
+            self.restore()
+        return bool(basics.session().comm.broadcast_object(found is not None))
+
+    @staticmethod
+    def _committed() -> Arrays | None:
+        if recovery.keeps_snapshots():
+            return recovery.committed_state()
+        path = _path()
+        return encoding.unpack(path.read_bytes()) if path is not None and path.exists() else None
 
 
 class ObjectState(State):
@@ -167,7 +182,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        state.resume()
+        if state.resume():
+            state.on_reset()
         while True:
             state.sync()
             try:

@@ -6,11 +6,11 @@ from syrtos.errors import SyrtosError
 
 
 class HorovodInternalError(SyrtosError, RuntimeError):
-    """An exchange failed. Here a failed worker ends the run: start it again with the same ``--run-dir``."""
+    """An exchange failed. Never raised here: the launcher ends all workers, and starts others."""
 
 
 class HostsUpdatedInterrupt(SyrtosError, RuntimeError):
-    """Hosts have come or gone. Never raised here: a run keeps its workers."""
+    """Hosts have come or gone. Never raised here: the launcher ends all workers, and starts others."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("hosts were updated")

@@ -29,7 +29,7 @@ def apply_all() -> None:
     backend.use(Jax())
     session = world.current()
     if session.world.size == 1:
-        patching.install([*_INPUT, *patches.PATCHES])
+        patching.install([*_INPUT, _FIT, *patches.PATCHES])
         return
     _check_options(session)
     joining.join()
@@ -151,10 +151,11 @@ _EQUAL = "Replicas compute with equal weights."
 _SAVED = "Variables that are split over processes are gathered where they are read, as for files."
 
 _INPUT = trainer.input_of(f"{_TRAINER}:JAXTrainer", f"{_TRAINER}:JAXEpochIterator", _batches)
+_FIT = Patch(f"{_TRAINER}:JAXTrainer", "fit", trainer.fit, _MEETING)
 PATCHES = [
     Patch(_TRAINER, "jit", lambda _: functools.partial(step.compiled), "Uneven batches are split inside the step, its outputs are gathered."),
     Patch(f"{_TRAINER}:JAXTrainer", "_make_function", _meeting_steps, "Steps that are not compiled meet and count too."),
-    Patch(f"{_TRAINER}:JAXTrainer", "fit", trainer.fit, _MEETING),
+    _FIT,
     Patch(f"{_TRAINER}:JAXTrainer", "evaluate", trainer.method, _MEETING),
     Patch(f"{_TRAINER}:JAXTrainer", "predict", trainer.method, _MEETING),
     Patch(f"{_TRAINER}:JAXTrainer", "train_on_batch", _train_on_batch, _EQUAL),
