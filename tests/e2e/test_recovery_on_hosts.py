@@ -87,7 +87,7 @@ def test_the_result_is_as_if_nothing_had_happened(hosts: netns.Hosts, tmp_path: 
     code, said = ended(run)
     assert code == 75, said
     assert "rank 1 on node-b ended first" in said
-    assert "was on a host to which the connection has ended. Generation 3 goes on from" in said
+    assert "was on node-b, to which the connection has ended. Generation 3 goes on from" in said
     assert (left(hosts, 0), left(hosts, 1)) == ([], [])
 
     resumed = hosts.start([str(SYRTOS), "resume", str(faulty / "run")], env={"OMP_NUM_THREADS": "1"})

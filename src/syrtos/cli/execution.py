@@ -96,12 +96,16 @@ class Request:
         }
         return json.loads(json.dumps(described))
 
-    def is_same_as(self, found: Mapping[str, Any]) -> bool:
-        """Whether a request that was described so asks for the same; the hosts of an elastic run may be others."""
+    def differences(self, found: Mapping[str, Any]) -> list[str]:
+        """What a request that was described so asks for otherwise, by name; the hosts of an elastic run may be others."""
         described = self.described()
+        names = [name for name in described if described[name] != found.get(name)]
         if self.spec.elastic:
-            described = {name: value for name, value in described.items() if name not in ("hosts", "workers")}
-        return bool(described["sha256"]) and described.items() <= found.items()
+            names = [name for name in names if name not in ("hosts", "workers")]
+        options = [name for name, value in described["options"].items() if value != found.get("options", {}).get(name)]
+        unknown = [] if described["sha256"] else ["the module's files, which are not known"]
+        readable = {"options": ", ".join(options), "sha256": "the script's file"}
+        return [readable.get(name, name) for name in names] + unknown
 
     def write(self, run_dir: Path) -> None:
         """Into the run directory, so that the run can be resumed from there."""
@@ -160,7 +164,13 @@ def read_request(run_dir: Path) -> Request:
 
 def execute(request: Request, run_dir: Path, resume: bool = False, met: Met | None = None) -> int:
     """Runs it, prints what a person wants to know, and returns the exit code."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / _LOCK).touch()
+    except OSError as error:
+        raise ConfigurationError(
+            f"The run directory {run_dir} can't be written to: {error.strerror}. Name another with --run-dir."
+        ) from error
     with _locked(run_dir):
         if not resume and generations.has_snapshot(run_dir):
             if _goes_on(request, run_dir):
@@ -170,7 +180,7 @@ def execute(request: Request, run_dir: Path, resume: bool = False, met: Met | No
                 print(f"syrtos: an earlier run in {run_dir} had not finished: this one begins anew.", file=sys.stderr)
             else:
                 raise ConfigurationError(
-                    f"The run in {run_dir} has not finished, and has kept a snapshot: `syrtos resume {run_dir}` goes on from it. To begin anew "
+                    f"The run in {run_dir} {_why_not(request, run_dir)}, and has kept a snapshot: `syrtos resume {run_dir}` goes on from it. To begin anew "
                     "remove that folder, or name another with --run-dir."
                 )
         return _execute(request, run_dir, resume, met)
@@ -182,7 +192,18 @@ def _goes_on(request: Request, run_dir: Path) -> bool:
         found = json.loads((run_dir / _REQUEST).read_text())
     except (OSError, ValueError):
         return False
-    return request.is_same_as(found) and found.get("end") in (None, _BY_SCHEDULER)
+    return not request.differences(found) and found.get("end") in (None, _BY_SCHEDULER)
+
+
+def _why_not(request: Request, run_dir: Path) -> str:
+    """Why the same command does not go on with a run that has not finished, as the end of a sentence about it."""
+    try:
+        found: dict[str, Any] = json.loads((run_dir / _REQUEST).read_text())
+    except (OSError, ValueError):
+        return "has not finished"
+    if different := request.differences(found):
+        return f"was begun with other values of: {', '.join(different)}"
+    return f"ended by itself or was stopped by a person ({End[found['end'][0]].value})"
 
 
 def _may_be_forgotten(request: Request, run_dir: Path) -> bool:
@@ -228,14 +249,14 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
         _note(run_dir, end=None)
     else:
         request.write(run_dir)
-    _announce(spec, run_dir)
+    _announce(spec, generations.generation_folder(run_dir, generations.next_generation(run_dir, resume)))
 
     machine, env = this_machine(spec.hosts, met), settings.environment()
     agents = _agents(spec, met)
     resized = functools.partial(_on_resize, run_dir)
     with (
         contextlib.closing(Standby()) as standby,
-        contextlib.closing(Membership(spec, machine, run_dir, agents, env, resized)) as members,
+        contextlib.closing(Membership(spec, machine, run_dir, agents, env, resume, resized)) as members,
     ):
         supervised = functools.partial(
             supervise,
@@ -276,9 +297,12 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
         print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)
     if ended.resumable:
         mended = ", once the cause is mended" if ended.reason else ""
-        print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}.", file=sys.stderr)
-    resumable = ended.resumable and generations.has_snapshot(run_dir)  # which a full disk may have prevented
-    return _TO_BE_RESUMED if resumable and end == _BY_SCHEDULER else ended.outcome.code
+        resumable = generations.has_snapshot(run_dir) and end == _BY_SCHEDULER  # which a full disk may have prevented
+        same = ", and so does the same command with this --run-dir" * resumable
+        print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}{same}.", file=sys.stderr)
+        if resumable:
+            return _TO_BE_RESUMED
+    return ended.outcome.code
 
 
 def _note(run_dir: Path, **facts: object) -> None:

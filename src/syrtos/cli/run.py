@@ -130,7 +130,7 @@ def main(chosen: argparse.Namespace, met: Met | None = None) -> int:
         elastic=elastic,
     )
     plan = make_plan(spec, this_machine(spec.hosts, met), settings.environment())
-    policy = _policy(chosen, spec)
+    policy = _policy(chosen, spec) if met is None else Policy(0)
     if chosen.dry_run:
         print(plan)
         return 0

@@ -262,6 +262,7 @@ class Protection:
         self._place = Place(fit=run.fits, trained=run.last.trained if run.fits > 1 else 0)
         self._since = 0  # calls since the last snapshot
         self._written_at = time.perf_counter()
+        self._begun_with: list[dict[str, Any]] = []  # plain attributes of callbacks at the beginning
         self._committed = run.committed(run.fits)
         if self._committed:
             facts = self._committed.facts
@@ -286,6 +287,7 @@ class Protection:
 
     def begin(self) -> None:
         """After all `on_train_begin`."""
+        self._begun_with = [snapshot.plain_attributes(callback) for callback in self._callbacks()]
         if self._committed is None:
             self._place.first_epoch = getattr(self._model, "_initial_epoch", None) or 0
             return
@@ -376,7 +378,7 @@ class Protection:
         alike, mine, facts = snapshot.variables(self._model, place.local_rank, place.local_size)
         facts |= {
             "place": dataclasses.asdict(self._place),
-            "callbacks": snapshot.callbacks(self._callbacks(), mine),
+            "callbacks": snapshot.callbacks(self._callbacks(), self._begun_with, mine),
             "drawn": backend.active().drawn(),
             "stop": bool(getattr(self._model, "stop_training", False)),
             "climb": learning_rate.facts_of(getattr(self._model, "optimizer", None)),

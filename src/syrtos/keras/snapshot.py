@@ -22,6 +22,7 @@ from syrtos.keras import backend, keras_internals, state
 
 # Attributes of callbacks that Keras sets, or that `fit` sets again.
 _KERAS_SETS = {"model", "_model", "params", "validation_data"}
+_PLAIN = (bool, int, float, str, type(None))
 _LARGEST = 64 << 20  # bytes in the arrays of an attribute of a script's own callback, which may be its data
 _LOG_SETS = {"append", "append_header"}  # by what is in a CSV file when `fit` begins
 Facts = dict[str, Any]
@@ -155,17 +156,25 @@ def _assign(variable: Any, value: Any) -> None:
 # -- callbacks -------------------------------------------------------------------------------------------
 
 
-def callbacks(chosen: Sequence[Any], arrays: Arrays) -> list[Facts]:
-    """The attributes of callbacks that hold numbers, texts, arrays or collections of them."""
-    return [_callback(each, arrays) for each in chosen]
+def callbacks(chosen: Sequence[Any], begun_with: Sequence[Facts], arrays: Arrays) -> list[Facts]:
+    """The attributes of callbacks that hold numbers, texts, arrays or collections of them; of single numbers and texts those that have changed since `fit`
+    began: the script gives the others again, and may give others than before (a path, a patience)."""
+    return [_callback(each, begun, arrays) for each, begun in zip(chosen, begun_with, strict=True)]
 
 
-def _callback(callback: Any, arrays: Arrays) -> Facts:
+def plain_attributes(callback: Any) -> Facts:
+    """The attributes of a callback that are a number, a text or None."""
+    return {name: value for name, value in vars(callback).items() if type(value) in _PLAIN}
+
+
+def _callback(callback: Any, begun_with: Facts, arrays: Arrays) -> Facts:
     kept: dict[str, Any] = {}
     left: list[str] = []
     is_log = _is(callback, "CSVLogger")
     for name, value in vars(callback).items():
         if name in _KERAS_SETS or (is_log and name in _LOG_SETS):
+            continue
+        if type(value) in _PLAIN and name in begun_with and begun_with[name] == value:
             continue
         found: Arrays = {}
         try:

@@ -37,6 +37,7 @@ class Agent:
     ) -> None:
         """``channel`` is to an agent that runs; else ``command`` starts one, which ends with the thread that calls this."""
         self.host = host
+        self._name = host or "this machine"
         self.ready, self.lost = False, ""
         self._take: Callable[[Message], None] = lambda message: None
         self._answers: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -95,7 +96,7 @@ class Agent:
         try:
             answer = None if self.lost else self._answers.get(timeout=_LONGEST_ANSWER)
         except queue.Empty:
-            self.give_up(f"was on a host whose agent has not answered in {_LONGEST_ANSWER:.0f} s")
+            self.give_up(f"was on {self._name}, whose agent has not answered in {_LONGEST_ANSWER:.0f} s")
             answer = None
         if answer is None:
             raise ConnectionError(f"the agent on {self.host} is gone")
@@ -115,9 +116,9 @@ class Agent:
         try:
             why = self._heard()
         except EOFError:
-            why = "was on a host to which the connection has ended" if self.ready else "could not be started"
+            why = f"was on {self._name}, to which the connection has ended" if self.ready else "could not be started"
         except Exception as error:  # else nothing would be heard of this host any more, and the run would wait for ever
-            why = f"was on a host whose agent can't be understood: {type(error).__name__}: {error}"
+            why = f"was on {self._name}, whose agent can't be understood: {type(error).__name__}: {error}"
         self.give_up(why)
 
     def _heard(self) -> str:
@@ -139,7 +140,7 @@ class Agent:
                 self._answers.put(message)
             else:
                 self._take(message)
-        return f"was on a host that has not been heard of for {patience:.0f} s"
+        return f"was on {self._name}, which has not been heard of for {patience:.0f} s"
 
     def _greeted(self, deadline: float) -> Channel | None:
         """The channel, behind what a login shell prints first; None if no agent has come up in time.

@@ -74,7 +74,7 @@ def run(
         say: gets a line for each incident.
     """
     kept = run_dir / "snapshots"
-    first = _last_generation(run_dir) + 1 if resume else 1
+    first = next_generation(run_dir, resume)
     if not resume:
         forget(run_dir)
     attempts: list[Attempt] = []
@@ -146,6 +146,11 @@ def forget(run_dir: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def next_generation(run_dir: Path, resume: bool) -> int:
+    """Number of the generation with which a run in this folder begins, or goes on."""
+    return _last_generation(run_dir) + 1 if resume else 1
+
+
 def _last_generation(run_dir: Path) -> int:
     numbers = [path.name.rpartition("-")[2] for path in run_dir.glob("generation-*")]
     return max((int(number) for number in numbers if number.isdigit()), default=1)
@@ -202,7 +207,8 @@ def _place(snapshots: Snapshots) -> str:
         return f"commit {place['commits']} of the script"
     if place["ended"]:
         return f"the end of fit {place['fit']}"
-    return f"step {place['calls']} (epoch {place['epoch'] + 1}) of fit {place['fit']}"
+    where = "the end of epoch" if place["epoch_ended"] else "in epoch"
+    return f"step {place['calls']} ({where} {place['epoch'] + 1}) of fit {place['fit']}"
 
 
 def _announcement(outcome: Outcome, number: int, begins: str, folder: Path) -> str:

@@ -150,7 +150,9 @@ class Hosts(Engine):
             deadline = time.monotonic() + LONGEST_KILL
             for agent in asked:
                 if not self._killed[agent.host].wait(max(deadline - time.monotonic(), 0.0)):
-                    agent.give_up(f"was on a host whose agent has not ended its workers in {LONGEST_KILL:.0f} s")
+                    agent.give_up(
+                        f"was on {agent.host or 'this machine'}, whose agent has not ended its workers in {LONGEST_KILL:.0f} s"
+                    )
         for agent in self._agents.values():
             agent.listen(lambda message: None)
         for writer in self._writers.values():

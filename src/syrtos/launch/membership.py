@@ -53,6 +53,7 @@ class Membership:
         run_dir: Path,
         agents: Agents | None,
         env: Mapping[str, str],
+        resumes: bool = False,
         resized: Callable[[int], None] = lambda workers: None,
     ) -> None:
         """Begins to watch.
@@ -63,11 +64,13 @@ class Membership:
             run_dir: of the run.
             agents: on the hosts; `close` ends them.
             env: of agents that are started while a generation runs.
+            resumes: whether it is to do without hosts that don't answer from the beginning on.
             resized: called with the new number when `syrtos resize` has asked for one.
         """
         self.agents = agents
         self._spec, self._machine, self._run_dir, self._env, self._resized = spec, machine, run_dir, env, resized
         self._elastic = spec.elastic
+        self._asks_first = resumes or spec.elastic is not None
         self._listed = spec.hosts
         self._most = float(spec.workers) if self._elastic is None else self._elastic.most or math.inf
         self._running: Spec | None = None
@@ -107,6 +110,8 @@ class Membership:
         """Waits for hosts that were lost, and for as many as the run needs at least, until it is ``over``."""
         if self.agents is None:
             return
+        if self._asks_first:
+            self._start_agents()
         began, tried, told = time.monotonic(), -math.inf, False
         while not over() and len(there := self._there()) < len(self._listed):
             waited = time.monotonic() - began
@@ -121,10 +126,10 @@ class Membership:
             time.sleep(0.05)
 
     def _start_agents(self) -> None:
-        """On hosts where they were lost; of an elastic run also on those where none was started yet."""
+        """On hosts where they were lost, and where none was started yet if all are to be asked."""
         assert self.agents is not None
         self.agents.start_lost()
-        if self._elastic is not None:
+        if self._asks_first:
             self.agents.of({host.name: self._agent_command(host) for host in self._listed}, self._env)
 
     def _agent_command(self, host: Host) -> tuple[str, ...]:

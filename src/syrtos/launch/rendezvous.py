@@ -229,7 +229,7 @@ class Meeting:
             channel.receive()
         if not self._closed:
             output.say(f"{self._cluster.name(rank)} of TF_CONFIG is gone: the run ends")
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def close(self, code: int) -> None:
         """Tells the others how the run has ended."""

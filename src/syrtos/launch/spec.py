@@ -72,10 +72,12 @@ class Spec:
         if self.workers < 1:
             raise ConfigurationError(f"`-n` must be 1 or more workers. Received: {self.workers}.")
         self.program.check()
+        if self.grace < 0:
+            raise ConfigurationError(f"`--grace` must be 0 or more seconds. Received: {self.grace}.")
         slots = sum(host.slots for host in self.hosts)
         if self.hosts and self.workers > slots:
             raise ConfigurationError(
-                f"{self.workers} workers were asked for, and the hosts have {slots} slots. Give hosts more (`a:4,b:4`), or `-n {slots}`."
+                f"{self.workers} workers were asked for, and the hosts have {slots} slot{'s' * (slots != 1)}. Give hosts more (`a:4,b:4`), or `-n {slots}`."
             )
 
 

@@ -65,7 +65,10 @@ def _formatted(error: BaseException, kept: Callable[[Frames], Frames]) -> traceb
     """Ready to be printed, with the frames that are kept of each exception, or all if none would be."""
     found = traceback.TracebackException.from_exception(error)
     for part in _chain(found):
-        part.stack = traceback.StackSummary.from_list(kept(list(part.stack)) or list(part.stack))
+        everything = (
+            [] if part.exc_type is SyntaxError else list(part.stack)
+        )  # the script has no lines yet: the error names its own
+        part.stack = traceback.StackSummary.from_list(kept(list(part.stack)) or everything)
     return found
 
 

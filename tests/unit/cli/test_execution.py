@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.cli.execution import Request, _goes_on, _locked, execute, read_request, this_machine
+from syrtos.cli.execution import Request, _goes_on, _locked, _may_be_forgotten, execute, read_request, this_machine
 from syrtos.errors import ConfigurationError
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import parse
-from syrtos.launch.spec import Host, Spec
+from syrtos.launch.spec import Elastic, Host, Spec
 from syrtos.settings import Options
 
 
@@ -50,9 +50,27 @@ def test_another_command_begins_anew(tmp_path: Path, request_in: Request) -> Non
     assert not _goes_on(dataclasses.replace(request_in, policy=Policy(0)), tmp_path)
 
 
+def test_what_nobody_has_asked_to_keep_is_no_reason_to_refuse(tmp_path: Path, request_in: Request) -> None:
+    by_default = dataclasses.replace(request_in, policy=Policy(3, asked=False))
+    assert not _may_be_forgotten(by_default, tmp_path)
+    by_default.write(tmp_path)
+    assert _may_be_forgotten(by_default, tmp_path)
+    assert not _may_be_forgotten(request_in, tmp_path)
+
+
+def test_it_is_told_what_differs(tmp_path: Path, request_in: Request) -> None:
+    found = json.loads((tmp_path / "run.json").read_text())
+    options = Options(timeout=9.0)
+    assert request_in.differences(found) == []
+    other = dataclasses.replace(request_in, spec=dataclasses.replace(request_in.spec, workers=3, options=options))
+    assert other.differences(found) == ["workers", "timeout"]
+    elastic = dataclasses.replace(request_in.spec, workers=1, hosts=(Host("a", 1),), elastic=Elastic(1))
+    assert dataclasses.replace(request_in, spec=elastic).differences(found) == ["elastic"]
+
+
 def test_no_snapshot_is_removed_without_a_word(tmp_path: Path, request_in: Request) -> None:
     (tmp_path / "train.py").write_text("import keras  # with another learning rate")
-    with pytest.raises(ConfigurationError, match=r"has not finished.*`syrtos resume .*remove that folder"):
+    with pytest.raises(ConfigurationError, match=r"other values of: the script's file, and.*`syrtos resume .*remove that folder"):
         execute(request_in, tmp_path)
     assert (tmp_path / "snapshots" / "snapshot-12").is_dir()
 

@@ -67,7 +67,20 @@ def test_flags_become_ours(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("flag", ["--host-discovery-script=x", "--min-np=2", "--config-file=x", "--jsrun"])
+@pytest.mark.parametrize("flag", ["--slots-per-host=2", "--config-file=x", "--jsrun"])
 def test_what_can_not_be_obeyed_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["horovodrun", "-np", "2", flag, "python", "t.py"]) == 2
     assert "can't be obeyed" in capsys.readouterr().err
+
+
+def test_an_elastic_run_follows_its_hosts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "t.py"
+    script.touch()
+    elastic = ["--min-np", "1", "--max-np", "3", "--elastic-timeout", "9", "--blacklist-cooldown-range", "1", "2"]
+    discover = ["--host-discovery-script", "echo a:2; echo b:2"]
+    command = ["horovodrun", "-np", "2", *elastic, *discover, "--reset-limit", "5", "--dry-run", "python", str(script)]
+    assert main(command) == 0
+    printed, said = capsys.readouterr()
+    assert "# 2 processes on a," in printed
+    assert "# 1 process on b," in printed
+    assert "--elastic-timeout" in said

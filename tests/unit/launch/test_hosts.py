@@ -117,7 +117,7 @@ time.sleep(600)
 """
     outcome = run(agents, code)
     assert (outcome.end, outcome.rank) == (End.LOST, 1)
-    assert "was on a host to which the connection has ended" in str(outcome)
+    assert ", to which the connection has ended" in str(outcome)
     left = [process for process in psutil.process_iter() if process.pid == int(path.read_text())]
     assert psutil.wait_procs(left, LONG)[1] == []
 

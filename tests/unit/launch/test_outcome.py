@@ -39,9 +39,9 @@ def test_the_signal_is_named() -> None:
 
 
 def test_a_host_that_is_lost_is_the_reason() -> None:
-    outcome = judged(fatal=Ended(1, None, "was on a host that has not been heard of for 10 s"))
+    outcome = judged(fatal=Ended(1, None, "was on b, which has not been heard of for 10 s"))
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, None, 1)
-    assert str(outcome).endswith("its process (number 101) was on a host that has not been heard of for 10 s.")
+    assert str(outcome).endswith("its process (number 101) was on b, which has not been heard of for 10 s.")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -1,0 +1,120 @@
+"""Hosts that come and go, and the number of workers that follows them. Agents are real processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from syrtos.errors import ConfigurationError
+from syrtos.launch import membership
+from syrtos.launch.agents import Agents
+from syrtos.launch.membership import Membership, ask_for, listed_by
+from syrtos.launch.plan import Machine
+from syrtos.launch.program import Program
+from syrtos.launch.spec import Elastic, Host, Spec
+from syrtos.settings import Options
+
+PYTHON = sys.executable
+HOSTS = (Host("a", 2), Host("b", 2))
+LONG = 30.0
+
+
+@contextmanager
+def members(tmp_path: Path, **values: object) -> Iterator[Membership]:
+    """Of a run whose hosts are all this machine, but for those named "none...", which can't be reached."""
+    spec = Spec(**{"program": Program(__file__, ()), "workers": 4, "hosts": HOSTS, "options": Options(), **values})  # type: ignore[arg-type]
+    machine = Machine(PYTHON, 2, frozenset("abc"))
+    agents = Agents() if spec.hosts else None
+    found = Membership(spec, machine, tmp_path, agents, os.environ)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LOOK", "_LIST_EVERY", "_SETTLED", "_TRY_AGAIN"):
+        monkeypatch.setattr(membership, name, 0.05)
+    monkeypatch.setattr(membership, "_HOSTS_COME_BACK", 1.0)
+
+
+def until(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LONG
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_fixed_number_of_workers_stays(tmp_path: Path) -> None:
+    with members(tmp_path) as found:
+        found.gather(lambda: False)
+        spec, without = found.begin()
+        assert (spec.workers, spec.hosts, without) == (4, HOSTS, frozenset())
+        time.sleep(0.2)
+        assert found.changed() == ""
+
+
+def test_a_run_is_resized(tmp_path: Path) -> None:
+    with members(tmp_path, hosts=(), workers=2) as found:
+        assert found.begin()[0].workers == 2
+        assert ask_for(tmp_path, 1, LONG)
+        until(found.changed)
+        assert found.changed() == "The run is to have 1 worker in the place of 2."
+        assert found.begin()[0].workers == 1
+        assert found.changed() == ""
+
+
+def test_without_a_launcher_nobody_answers(tmp_path: Path) -> None:
+    assert not ask_for(tmp_path, 1, 0.1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_elastic_run_has_as_many_workers_as_the_hosts_that_answer_have_slots(tmp_path: Path) -> None:
+    hosts = (*HOSTS, Host("none", 4))
+    with members(tmp_path, hosts=hosts, workers=6, ssh="false", elastic=Elastic(2, 6)) as found:
+        found.gather(lambda: False)
+        spec, without = found.begin()
+        assert (spec.workers, spec.hosts, without) == (4, HOSTS, frozenset())
+
+
+def test_hosts_are_discovered_and_left(tmp_path: Path) -> None:
+    listed = tmp_path / "hosts"
+    listed.write_text("a:1\n")
+    elastic = Elastic(1, discover=f"cat {listed}")
+    with members(tmp_path, hosts=(Host("a", 1),), workers=1, elastic=elastic) as found:
+        found.gather(lambda: False)
+        assert found.begin()[0].workers == 1
+        listed.write_text("a:1\nc:2\n")
+        until(found.changed)
+        assert found.changed() == "There are slots for 3 workers now, and 1 trained."
+        assert found.begin()[0].hosts == (Host("a", 1), Host("c", 2))
+        listed.write_text("c:2\n")
+        until(found.changed)
+        assert found.changed() == "a is not among the hosts any more, and there are slots for 2 workers."
+        listed.write_text("is no host:x\n")
+        time.sleep(0.3)
+        assert found.begin()[0].hosts == (Host("c", 2),)
+
+
+def test_too_few_hosts_are_waited_for(tmp_path: Path) -> None:
+    with members(tmp_path, hosts=(Host("none", 2),), workers=2, ssh="false", elastic=Elastic(2)) as found:
+        began = time.monotonic()
+        found.gather(lambda: time.monotonic() - began > 2.0)
+        assert time.monotonic() - began > 2.0
+        with pytest.raises(ConfigurationError, match="no host answers"):
+            found.begin()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [("exit 3", "ended with exit code 3"), ("true", "names no hosts"), ("echo a b", "A host is")]
+)
+def test_a_command_that_lists_no_hosts(command: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        listed_by(command, "")
