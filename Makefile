@@ -49,9 +49,9 @@ upstream: .venv/ready .venv-upstream/ready
 	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod $(HOROVOD_SRC),@echo "Horovod's tests need HOROVOD_SRC=, a checkout of it.")
 	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod-keras2 $(HOROVOD_SRC))
 
-# Faults of six kinds at random steps of runs that are started again, and what each costs.
+# Faults of seven kinds at random steps of runs that are started again, and what each costs.
 chaos: .venv/ready
-	$(BIN)/python tests/chaos/run.py --faults 12
+	$(BIN)/python tests/chaos/run.py --faults 14
 
 # All examples on two workers, a line for each.
 examples: .venv/ready

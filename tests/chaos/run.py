@@ -1,7 +1,8 @@
 """Faults at random steps of runs with `--max-restarts`: what each costs, and whether the result is that of an undisturbed run.
 
-``run.py --faults 12 --seed 0``: six kinds of fault, each once in a run, on random ranks and at random steps. Weights, histories and the CSV
-log of the run must be those of an undisturbed one, to the last bit, and nothing may be left behind.
+``run.py --faults 14 --seed 0``: seven kinds of fault, each once in a run, on random ranks and at random steps. Weights, histories and the CSV
+log of the run must be those of an undisturbed one, to the last bit, and nothing may be left behind. With ``--hosts`` (as root) the runs are on two
+network namespaces, and agents, the link and a host end as well.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ import dataclasses
 import functools
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "faults")]
+sys.path[:0] = [str(TESTS), str(TESTS / "faults"), str(TESTS / "e2e")]
 
+import netns  # noqa: E402 - it is found by the line above
 from running import SCRIPTS, Run  # noqa: E402 - it is found by the line above
 
 SCRIPT = SCRIPTS / "recovering.py"
+SYRTOS = str(Path(sys.executable).with_name("syrtos"))
 KINDS = {
     "SIGKILL": "SIGKILL, as by the kernel when memory runs out",
     "SIGSEGV": "a crash (SIGSEGV)",
@@ -31,6 +36,14 @@ KINDS = {
     "exit": "`os._exit(0)` in the middle",
     "raise": "an exception of the script",
     "SIGSTOP": "a worker that hangs (SIGSTOP)",
+    "flip": "a flipped bit in a weight (`--on-divergence repair`)",
+}
+ON_HOSTS = {
+    "worker": "SIGKILL of a worker",
+    "agent": "SIGKILL of an agent",
+    "pause": "the link down for 5 s",
+    "host": "a host gone",
+    "cut": "the link down for good",
 }
 DATA = ("arrays", "generator", "planned", "filtered")
 LAST = 58  # batch of the script at which a fault still comes before its end
@@ -58,7 +71,7 @@ class Cost:
 
 def start(folder: Path, workers: int, data: str, ends: Sequence[str]) -> Run:
     """The script on workers, with these faults."""
-    flags = ("-n", str(workers), "--oversubscribe", "--max-restarts", "99")
+    flags = ("-n", str(workers), "--oversubscribe", "--max-restarts", "99", "--on-divergence", "repair")
     return Run(folder, *flags, SCRIPT, folder / "out", data, *ends, env={"OMP_NUM_THREADS": "1"})
 
 
@@ -108,16 +121,90 @@ def _cost(out: Path, end: str, noticed: float, steps: Sequence[Sequence[str]], e
     return Cost(kind, noticed - struck, when - struck, int(update) + 1 - number, equal)
 
 
-def table(costs: Sequence[Cost]) -> str:
+class HostRun:
+    """One run on two hosts, with what the launcher has said, and when."""
+
+    def __init__(self, hosts: netns.Hosts, folder: Path) -> None:
+        flags = ["run", "--max-restarts", "99", *hosts.flags(1), "--run-dir", str(folder / "run")]
+        env = {"OMP_NUM_THREADS": "1", "PACE": "0.1"}
+        self.folder, self.said = folder, list[tuple[float, str]]()
+        self.process = hosts.start([SYRTOS, *flags, str(SCRIPT), str(folder / "out"), "arrays"], env=env)
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def _hear(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append((time.time(), line))
+
+    def steps(self) -> list[tuple[float, int]]:
+        """When each step ended, and its number, with those that were made again."""
+        times = self.folder / "out" / "times.txt"
+        lines = times.read_text().splitlines() if times.exists() else []
+        return [(float(line.split()[0]), int(line.split()[1])) for line in lines]
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Waits, and fails if that takes too long."""
+        deadline = time.monotonic() + 300
+        while not done():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise RuntimeError("".join(line for _, line in self.said))
+            time.sleep(0.02)
+
+
+def strike(hosts: netns.Hosts, kind: str) -> None:
+    """Lets something end."""
+    dropped = ["tc", "qdisc", "replace", "dev", netns.INTERFACE, "root", "netem", "loss", "100%"]
+    if kind == "worker":
+        hosts.kill(1, "syrtos.launch.worker")
+    elif kind == "agent":
+        hosts.kill(1, "syrtos.launch.agent")
+    elif kind == "host":
+        os.kill(hosts.first_pids[1], signal.SIGKILL)
+    else:
+        hosts.run(dropped, on=1)
+    if kind == "pause":
+        time.sleep(5)
+        hosts.run(["tc", "qdisc", "del", "dev", netns.INTERFACE, "root"], on=1)
+
+
+def disturbed_hosts(rng: random.Random, kinds: Sequence[str]) -> list[Cost]:
+    """One run on two hosts with these faults, the last of which takes a host away."""
+    print(f"two hosts: {' '.join(kinds)}", flush=True)
+    found: list[Cost] = []
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name, netns.two_hosts("1gbit") as hosts:
+        run = HostRun(hosts, Path(name))
+        for kind in kinds:
+            count = len(run.steps()) + rng.randrange(3, 9)
+            run.until(lambda count=count: len(run.steps()) > count)
+            struck, before = time.time(), run.steps()[-1][1]
+            strike(hosts, kind)
+            if kind != "pause":
+                run.until(lambda struck=struck: any(". Generation " in line for at, line in run.said if at > struck))
+            noticed = next((at for at, line in run.said if at > struck and ". Generation " in line), struck)
+            after = max(noticed, struck + 5 if kind == "pause" else 0)
+            run.until(lambda after=after: run.steps()[-1][0] > after)
+            when, number = next(step for step in run.steps() if step[0] > after)
+            found.append(Cost(kind, noticed - struck, when - struck, max(before + 1 - number, 0), False))
+        code = run.process.wait(timeout=300)
+        equal = code == 0 and results(Path(name)) == undisturbed(2, "arrays")
+        if not equal:
+            print("".join(line for _, line in run.said), file=sys.stderr)
+        if left := [line for line in hosts.processes(0) if "syrtos" in line]:
+            raise RuntimeError(f"left behind: {left}")
+    return [dataclasses.replace(cost, equal=equal) for cost in found]
+
+
+def table(costs: Sequence[Cost], kinds: Mapping[str, str]) -> str:
     """The costs by kind, as Markdown: medians and worst cases."""
     lines = [
         "| fault | injected | result bitwise equal | noticed, s | steps computed again | next step after, s |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for kind, title in KINDS.items():
+    for kind, title in kinds.items():
         found = [cost for cost in costs if cost.kind == kind]
-        cells = [_both([getattr(cost, name) for cost in found]) for name in ("noticed", "steps", "again")]
-        lines.append(f"| {title} | {len(found)} | {sum(cost.equal for cost in found)} | {' | '.join(cells)} |")
+        if found:
+            cells = [_both([getattr(cost, name) for cost in found]) for name in ("noticed", "steps", "again")]
+            lines.append(f"| {title} | {len(found)} | {sum(cost.equal for cost in found)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -128,15 +215,23 @@ def _both(values: Sequence[float]) -> str:
 def main() -> int:
     """Runs and prints; exit code 1 if a result differed."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--faults", type=int, default=12, help="at least so many (default: %(default)s)")
+    parser.add_argument("--faults", type=int, default=14, help="at least so many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--hosts", action="store_true", help="on two network namespaces, as root")
     chosen = parser.parse_args()
     rng, costs = random.Random(chosen.seed), list[Cost]()
-    for number in range(-(-chosen.faults // len(KINDS))):
-        costs += disturbed(rng, chosen.workers, DATA[number % len(DATA)])
+    kinds = ON_HOSTS if chosen.hosts else KINDS
+    number = 0
+    while len(costs) < chosen.faults:
+        if chosen.hosts:
+            first = rng.sample(("worker", "agent", "pause"), 3)
+            costs += disturbed_hosts(rng, [*first, ("host", "cut")[number % 2]])
+        else:
+            costs += disturbed(rng, chosen.workers, DATA[number % len(DATA)])
+        number += 1
     cores = len(os.sched_getaffinity(0))
-    print(f"{chosen.workers} workers on {cores} cores, seed {chosen.seed}; median (worst)\n\n{table(costs)}")
+    print(f"{chosen.workers} workers on {cores} cores, seed {chosen.seed}; median (worst)\n\n{table(costs, kinds)}")
     return int(not all(cost.equal for cost in costs))
 
 

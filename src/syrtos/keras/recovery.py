@@ -127,6 +127,7 @@ class _Run:
         self.last = self._place()
         self.found = self.last.fit  # up to which there is something to put back
         self.interval = 1.0  # calls between two snapshots
+        self.trained_before = self.last.trained  # steps of the generations before, of a state that the script commits
 
     def _place(self) -> Place:
         if not self.number:
@@ -181,7 +182,7 @@ class _Run:
     def commit(self, arrays: Arrays) -> None:
         """Keeps a state of the script, of which each host's first worker writes all."""
         self.number += 1
-        self.last = Place(commits=self.last.commits + 1)
+        self.last = Place(commits=self.last.commits + 1, trained=self.trained_before + world.current().ledger.trained)
         if self.world.local_rank == 0:
             self.slots.write(0, self.number, 1, encoding.pack(arrays, {"place": dataclasses.asdict(self.last)}))
 
@@ -232,7 +233,13 @@ def commit_state(arrays: Arrays) -> None:
 def committed_state() -> Arrays | None:
     """The last that the generation before has committed, if there is one."""
     run = _run()
-    return encoding.unpack(run.slots.read(0, run.number)) if run is not None and run.last.commits else None
+    if run is None or not run.last.commits:
+        return None
+    run.trained_before = (
+        run.last.trained - world.current().ledger.trained
+    )  # by now the script may have made steps that are undone
+    world.current().ledger.say(trained=run.trained_before)
+    return encoding.unpack(run.slots.read(0, run.number))
 
 
 def protect(everyone: Any, model: Any, training: Training) -> Protection | None:

@@ -24,13 +24,18 @@ _WORTH_A_LINE = 0.1
 
 
 class Ledger:
-    """The record of one worker. Until it is opened it counts, and writes nothing."""
+    """The record of one worker. Until it is opened it counts, and writes nothing.
+
+    Attributes:
+        trained: training steps that this process has made.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock(process_age())
         self._began = time.time() - process_age()
         self._file: IO[bytes] | None = None
         self._epochs: Path | None = None
+        self.trained = 0
 
     def open(self, run_dir: str, rank: int) -> None:
         """Writes to ``run_dir/ledger`` from now on, beginning with the time counted so far."""
@@ -82,6 +87,7 @@ class Ledger:
             steps: how many were executed as one.
         """
         if self.in_step:
+            self.trained += steps if self.clock.top.phase == "train" else 0
             self._close(self.clock.top, step=step, steps=steps)
 
     def drop_step(self) -> None:
@@ -114,6 +120,7 @@ class Ledger:
         if self.in_script:
             self.clock.tick()
             self.clock.top.phase = "loop"
+            self.trained += 1
             self._record(self.clock.top, steps=1)
 
     def _end_loop(self) -> None:

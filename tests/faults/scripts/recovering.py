@@ -5,6 +5,7 @@ Each end happens once, after so many updates of the optimizer (over all calls of
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -18,11 +19,13 @@ from typing import Any
 import numpy as np
 
 import syrtos
+from syrtos.keras import state
 
 keras: Any = importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") else "keras")
 OUT, DATA, *ENDS = sys.argv[1:]
 Path(OUT).mkdir(exist_ok=True)
 SAMPLES, BATCH = 211, 16
+PACE = float(os.environ.get("PACE", "0"))  # seconds after each step
 STOP = 60  # in the middle of the second epoch of the second `fit`
 
 
@@ -35,6 +38,7 @@ class End(keras.callbacks.Callback):
         self.losses: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        time.sleep(PACE)
         self.seen += 1
         self.losses.append(logs["loss"])
         if syrtos.rank() == 0:
@@ -51,10 +55,13 @@ class End(keras.callbacks.Callback):
                 mark.touch()
                 self.do(how)
 
-    @staticmethod
-    def do(how: str) -> None:
+    def do(self, how: str) -> None:
         if how == "raise":
             raise RuntimeError("once only")
+        if how == "flip":  # a bit of memory
+            kernel = state.memory_of(self.model.trainable_variables[0])
+            ctypes.c_uint32.from_address(kernel.ctypes.data).value ^= 1 << 20
+            return
         if how == "exit":
             os._exit(0)
         os.kill(os.getpid(), getattr(signal, how))

@@ -70,7 +70,9 @@ def test_it_is_told_what_differs(tmp_path: Path, request_in: Request) -> None:
 
 def test_no_snapshot_is_removed_without_a_word(tmp_path: Path, request_in: Request) -> None:
     (tmp_path / "train.py").write_text("import keras  # with another learning rate")
-    with pytest.raises(ConfigurationError, match=r"other values of: the script's file, and.*`syrtos resume .*remove that folder"):
+    with pytest.raises(
+        ConfigurationError, match=r"other values of: the script's file, and.*`syrtos resume .*remove that folder"
+    ):
         execute(request_in, tmp_path)
     assert (tmp_path / "snapshots" / "snapshot-12").is_dir()
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from syrtos.checkpoint import durable, encoding
 from syrtos.checkpoint.encoding import Arrays
-from syrtos.comm.objects import from_bytes, to_bytes
+from syrtos.comm.objects import dtype_of, from_bytes, to_bytes
 from syrtos.dialects import keras2
 from syrtos.dialects.horovod import basics
 from syrtos.dialects.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -107,7 +107,11 @@ class State:
     # -- the file ------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        arrays = {"attributes": to_bytes(self._saved)}
+        arrays = {
+            "attributes": to_bytes(self._saved),
+            "dtypes": to_bytes([array.dtype.name for array in self._saved_arrays]),
+            "shapes": to_bytes([list(array.shape) for array in self._saved_arrays]),
+        }
         arrays |= {f"v{i}": array for i, array in enumerate(self._saved_arrays)}
         path = _path()
         if recovery.keeps_snapshots():
@@ -121,14 +125,13 @@ class State:
         """Takes over what was committed last, by the generation or the run before; False if there is nothing. All workers call it together."""
         found = self._committed() if basics.rank() == 0 else None
         if found is not None:
-            count = len(found) - 1
             self._saved = from_bytes(found["attributes"])
-            variables = self._variables()
-            dtypes = [variables_state.memory_of(v).dtype for v in variables] if len(variables) == count else []
-            arrays = [found[f"v{i}"] for i in range(count)]
-            self._saved_arrays = (
-                [encoding.typed(a, d) for a, d in zip(arrays, dtypes, strict=False)] if dtypes else arrays
-            )
+            shapes: list[list[int]] = from_bytes(found["shapes"])
+            dtypes = [dtype_of(name) for name in from_bytes(found["dtypes"])]
+            self._saved_arrays = [
+                encoding.typed(found[f"v{i}"], dtype).reshape(shape)
+                for i, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True))
+            ]
             self.restore()
         return bool(basics.session().comm.broadcast_object(found is not None))
 
@@ -183,6 +186,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         if state.resume():
+            state.sync()  # what is called on a reset may train
             state.on_reset()
         while True:
             state.sync()
