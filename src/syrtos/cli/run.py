@@ -42,6 +42,13 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--ssh", default="ssh", metavar="COMMAND", help="command that reaches hosts (default: %(default)s)"
     )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a variable of this environment that workers of other hosts get too, beside PATH, PYTHONPATH and those of Keras, its frameworks and MPI",
+    )
     parser.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
     parser.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="run directory: logs, ledgers and summary (default: runs/TIME)"
@@ -127,6 +134,7 @@ def main(chosen: argparse.Namespace, met: Met | None = None) -> int:
         oversubscribe=chosen.oversubscribe,
         grace=chosen.grace,
         ssh=chosen.ssh,
+        forward=tuple(chosen.env),
         elastic=elastic,
     )
     plan = make_plan(spec, this_machine(spec.hosts, met), settings.environment())

@@ -93,7 +93,9 @@ class Hosts(Engine):
                 "start",
                 groups=[{"command": g.command, "ranks": [g.ranks.start, g.ranks.stop]} for g in groups],
                 nodes=self._plan.nodes,
-                environment=forwarded(self._env) | dict(self._plan.environment) if host else dict(self._env),
+                environment=forwarded(self._env, self._plan.forward) | dict(self._plan.environment)
+                if host
+                else dict(self._env),
                 folder=os.getcwd(),
                 whole=not self._plan.reports,
             )

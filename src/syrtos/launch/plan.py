@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.seeds import hash_seed
@@ -55,6 +55,7 @@ class Plan:
         environment: variables set on top of this process's.
         spared: ranks whose death the others survive.
         agents: for each host the command that starts an agent there, which starts the processes; empty: this process starts them.
+        forward: names of variables that processes of other hosts get from this one, beside `forwarded`.
         reports: whether the processes are workers, which say when they have finished; else exit code 0 says so.
     """
 
@@ -62,6 +63,7 @@ class Plan:
     environment: Mapping[str, str]
     spared: frozenset[int] = frozenset()
     agents: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    forward: tuple[str, ...] = ()
     reports: bool = True
 
     @property
@@ -111,7 +113,7 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: fro
     spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()
     groups = tuple(Group(worker, ranks, host) for host, ranks in _placed(spec, without))
     agents = {group.host: agent_command(spec, group.host, machine, env) for group in groups if group.host}
-    return Plan(groups, environment, spared, agents)
+    return Plan(groups, environment, spared, agents, spec.forward)
 
 
 def agent_command(spec: Spec, host: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -137,6 +139,6 @@ def _placed(spec: Spec, without: frozenset[str]) -> Iterator[tuple[str, range]]:
             first += count
 
 
-def forwarded(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that processes of other hosts get beside the plan's, and beside those that they have there."""
-    return {name: env[name] for name in sorted(env) if name in _FORWARDED or is_harmless(name)}
+def forwarded(env: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
+    """The variables that processes of other hosts get beside the plan's, and beside those that they have there; those named ``more`` too."""
+    return {name: env[name] for name in sorted(env) if name in _FORWARDED or name in more or is_harmless(name)}

@@ -51,6 +51,7 @@ class Spec:
         oversubscribe: allow more workers than cores.
         grace: seconds between a signal to the scripts, or the early end of a worker with exit code 0, and their killing.
         ssh: command used to reach hosts, with options of its own.
+        forward: names of variables that workers of other hosts get from this process, beside those that all get.
         elastic: how the number of workers follows the hosts; None: it is fixed.
     """
 
@@ -61,6 +62,7 @@ class Spec:
     oversubscribe: bool = False
     grace: float = 10.0
     ssh: str = "ssh"
+    forward: tuple[str, ...] = ()
     elastic: Elastic | None = None
 
     @property
