@@ -569,6 +569,18 @@ def test_clients_that_are_slow(server: Server, monkeypatch: pytest.MonkeyPatch) 
     assert works(server)
 
 
+def test_thousands_of_silent_clients_keep_nobody_out(server: Server) -> None:
+    """Each connection that comes closes the one that has been silent for longest."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(1000):
+            stack.enter_context(raw(server))
+            stack.enter_context(raw(server, b"GET / HTTP/1.1\r\nhost: "))
+        for _ in range(20):
+            began = time.monotonic()
+            assert works(server)
+            assert time.monotonic() - began < 1.0
+
+
 # -- what is in bodies -------------------------------------------------------------------------------------
 
 _NESTED = [b"[" * 100_000, b'{"a":' * 100_000, b'{"TrainingJobName":' + b"[" * 900 + b"]" * 900 + b"}"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from syrtos.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from syrtos.jobs.home import Home
 
 PORT = 9470
 
@@ -29,6 +32,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--capacity", type=int, metavar="N", help="workers that may run at once (default: number of cores)"
     )
+    parser.add_argument(
+        "--restore", action="store_true", help="put the last good copy in the place of a damaged database, and end"
+    )
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate, in PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, in PEM")
     parser.add_argument("--files", type=Path, action="append", metavar="DIR",
@@ -45,6 +51,8 @@ def main(chosen: argparse.Namespace) -> int:
     if bool(chosen.tls_cert) != bool(chosen.tls_key) or (chosen.capacity is not None and chosen.capacity < 1):
         raise ConfigurationError("`--tls-cert` and `--tls-key` go together, and `--capacity` is 1 or more.")
     home = Home()
+    if chosen.restore:
+        return _restore(home)
     tls = (chosen.tls_cert, chosen.tls_key) if chosen.tls_cert and chosen.tls_key else None
     files = [path.resolve() for path in chosen.files] if chosen.files else None
     server = Server(home, chosen.capacity or cores(), chosen.host, chosen.port, tls, files)
@@ -57,4 +65,19 @@ def main(chosen: argparse.Namespace) -> int:
     sys.stderr.flush()
     server.run()
     out.print("syrtos: ended; running jobs continue, and the next start adopts them")
+    return 0
+
+
+def _restore(home: Home) -> int:
+    """Raises ConfigurationError where there is no good copy, or a service uses the database."""
+    from syrtos.jobs.home import try_lock
+
+    lock = try_lock(home.path / "serving")
+    if lock is None:
+        raise ConfigurationError(f"A service runs in {home.path}. Stop it first.")
+    copy = home.backups.restore() if home.backups else None
+    lock.close()
+    if copy is None:
+        raise ConfigurationError(f"There is no good copy of a database in {home.path / 'backups'}.")
+    print(f"syrtos: the database is that of {copy} now", file=sys.stderr)
     return 0

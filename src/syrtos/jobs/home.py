@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from syrtos import settings
+from syrtos.jobs.backups import Backups
 
 ACCOUNT = "000000000000"
 REGION = "us-west-2"
@@ -51,6 +52,13 @@ class Home:
     def database(self) -> str:
         """Where jobs are written down: SYRTOS_DATABASE_URL (Postgres), or SQLite in this folder."""
         return settings.environment().get(settings.DATABASE_VARIABLE) or f"sqlite:///{self.path / 'jobs.sqlite'}"
+
+    @property
+    def backups(self) -> Backups | None:
+        """Copies of the database, if it is a file of this folder."""
+        if settings.environment().get(settings.DATABASE_VARIABLE):
+            return None
+        return Backups(self.path / "jobs.sqlite", self.path / "backups")
 
     @property
     def place(self) -> str:

@@ -19,6 +19,7 @@ from syrtos.jobs.service import Service
 from syrtos.jobs.store import Brief, Record
 
 _LOOK = 0.2
+_COPY_LOOK = 600.0  # seconds between two looks whether a day is over
 _RESTARTS = 3
 _WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting"})
 
@@ -32,6 +33,7 @@ class Queue:
         self._over = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._copy_at = 0.0
 
     def start(self) -> None:
         """Starts the thread that schedules jobs."""
@@ -54,8 +56,18 @@ class Queue:
                 self.look()
             except Exception as error:
                 print(f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True)
+            if time.monotonic() >= self._copy_at:
+                self._keep_copy()
             self._wake.wait(_LOOK)
             self._wake.clear()
+
+    def _keep_copy(self) -> None:
+        self._copy_at = time.monotonic() + _COPY_LOOK
+        try:
+            if backups := self._service.home.backups:
+                backups.keep()
+        except Exception as error:  # a full disk, say: jobs go on
+            print(f"syrtos: the database could not be copied: {error}", file=sys.stderr, flush=True)
 
     def look(self) -> None:
         """Does what is to be done now."""

@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -23,16 +23,20 @@ from syrtos.jobs.store import Store
 
 _HEADERS_IN = 20.0
 _LARGEST_HEAD = 1 << 17
+_MOST_SILENT = 300  # connections
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class _Patient(HttpToolsProtocol):
-    """Closes connections whose headers don't come, or don't end: a thousand of them would hold the service up."""
+    """Closes connections whose headers don't come, or don't end; and where too many are waited for, the one that has been silent for longest: thousands of
+    them would hold the service up."""
 
+    _silent: ClassVar[dict[_Patient, None]] = {}  # whose request has not come whole; the last to send is the last
     _late: Any = None
     _head: int | None = 0  # bytes of headers so far; None: they are complete
 
     def data_received(self, data: bytes) -> None:
+        self._hears()
         super().data_received(data)
         if self._head is not None:
             self._head += len(data)
@@ -42,6 +46,24 @@ class _Patient(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._expect()
+        self._hears()
+
+    def _hears(self) -> None:
+        self._silent.pop(self, None)
+        self._silent[self] = None
+        if len(self._silent) > _MOST_SILENT:
+            longest = next(iter(self._silent))
+            del self._silent[longest]
+            longest.transport.close()
+
+    def on_message_complete(self) -> None:
+        self._silent.pop(self, None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._hears()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -53,6 +75,7 @@ class _Patient(HttpToolsProtocol):
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._silent.pop(self, None)
         self._late.cancel()
         super().connection_lost(exc)
 
@@ -73,7 +96,7 @@ class Server:
         files: folders that ``file://`` may name; None: all, which only a service on loopback may do.
 
     Raises:
-        ConfigurationError: another service has the folder or the port, or the address needs TLS.
+        ConfigurationError: another service has the folder or the port, the address needs TLS, or the database is damaged.
     """
 
     def __init__(
@@ -94,6 +117,8 @@ class Server:
             raise ConfigurationError(
                 f"A service already runs in {home.path}, at {home.endpoint()}. Stop it, or set SYRTOS_HOME."
             )
+        if home.backups:
+            home.backups.check()
         (home.path / "endpoint.json").unlink(missing_ok=True)
         objects = store_of(home)
         if isinstance(objects, FolderStore):
@@ -115,7 +140,7 @@ class Server:
             server_header=False,
             timeout_keep_alive=60,
             timeout_graceful_shutdown=3,
-            limit_concurrency=500,
+            limit_concurrency=2 * _MOST_SILENT,
             ssl_certfile=str(tls[0]) if tls else None,
             ssl_keyfile=str(tls[1]) if tls else None,
             ssl_version=ssl.PROTOCOL_TLS_SERVER,
