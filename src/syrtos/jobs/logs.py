@@ -139,12 +139,11 @@ class Tail:
 
     def _look(self, last: bool = False) -> None:
         for k, (path, take) in enumerate(self._sources):
-            lines = self._new_lines(k, path, last)
-            if lines:
+            for lines in self._new_lines(k, path, last):
                 take(lines)
 
-    def _new_lines(self, k: int, path: Path, last: bool) -> list[str]:
-        lines: list[str] = []
+    def _new_lines(self, k: int, path: Path, last: bool) -> Iterator[list[str]]:
+        """In pages: a file may be longer than memory."""
         if path.exists() and path.stat().st_size < self._read[k]:
             self._read[k] = 0  # a script has begun its output anew: `> /dev/stderr`
         while data := _from(path, self._read[k]):
@@ -154,8 +153,7 @@ class Tail:
             if not whole:
                 break
             self._read[k] += whole
-            lines += [shown(line) for line in data[:whole].decode(errors="replace").removesuffix("\n").split("\n")]
-        return lines
+            yield [shown(line) for line in data[:whole].decode(errors="replace").removesuffix("\n").split("\n")]
 
 
 def _from(path: Path, offset: int) -> bytes:
