@@ -94,7 +94,9 @@ def disturbed(rng: random.Random, workers: int, data: str) -> list[Cost]:
     """One run with a fault of each kind."""
     updates = sorted(rng.sample(range(2, LAST), len(KINDS)))
     kinds = rng.sample(list(KINDS), len(KINDS))
-    kinds.sort(key=lambda kind: kind == "flip")  # the last: it is noticed at the next snapshot, before which another fault would undo it
+    kinds.sort(
+        key=lambda kind: kind == "flip"
+    )  # the last: it is noticed at the next snapshot, before which another fault would undo it
     ends = [f"{kind}:{rng.randrange(workers)}:{update}" for kind, update in zip(kinds, updates, strict=True)]
     print(f"{workers} workers, {data}: {' '.join(ends)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:

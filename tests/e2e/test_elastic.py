@@ -84,6 +84,30 @@ def test_a_run_gets_another_number_of_workers(tmp_path: Path, backend: str, data
     check_alike(tmp_path / "alone", folder)
 
 
+OF_ITS_SIZE = """
+import time, keras, numpy as np, syrtos
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+pause = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: (time.sleep(0.1), open("steps.txt", "a").write(f"{syrtos.size()}\\n")))
+x = np.ones((160, 4), "float32")
+syrtos.init()
+model.fit(x, x[:, :1], batch_size=8 * syrtos.size(), epochs=20, verbose=0, callbacks=[pause])
+"""
+
+
+@pytest.mark.slow
+def test_batches_that_depend_on_the_number_of_workers_are_no_others_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OF_ITS_SIZE)
+    command = [str(SYRTOS), "run", "-n", "1", "--run-dir", "run", "train.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    until(lambda: len(steps(tmp_path)) > 45)
+    subprocess.run([str(SYRTOS), "resize", str(tmp_path / "run"), "-n", "2"], check=True, timeout=60)
+    _, said = process.communicate(timeout=LONG)
+    assert process.returncode == 1
+    assert "the script makes other batches than before" in said
+
+
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(900)

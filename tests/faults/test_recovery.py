@@ -93,6 +93,43 @@ def test_an_error_of_the_script_is_a_reason_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_one_worker_goes_on_too(tmp_path: Path, backend: str) -> None:
+    """Without a word of the user; JAX and torch leave out most of what several workers need."""
+    for name, ends in (("whole", ()), ("interrupted", ("SIGKILL:0:20",))):
+        ended = trained(tmp_path / name, backend, "arrays", *ends, flags=(), workers=1)
+        assert ended.code == 0, ended.stderr
+        assert ended.stderr.count("goes on from") == len(ends), ended.stderr
+    check_equal(tmp_path / "whole", tmp_path / "interrupted")
+
+
+@pytest.mark.slow
+def test_restarts_that_nobody_has_asked_for(whole: Callable[[str, str], Path], tmp_path: Path) -> None:
+    """Workers that are lost are started again, and an error of the script ends the run; what it has kept is no reason to refuse the next one."""
+    ended = trained(tmp_path / "run", "tensorflow", "arrays", "SIGKILL:1:5", "raise:0:20", flags=())
+    assert ended.code == 1, ended.stderr
+    assert ended.stderr.count(". Generation 2 goes on from step") == 1, ended.stderr
+    assert "RuntimeError: once only" in ended.stderr
+    assert "goes on from step" in ended.stderr.splitlines()[-1]
+    again = run(
+        tmp_path / "run", "-n", "2", "--oversubscribe", RECOVERING, tmp_path / "run" / "out", "arrays", within=400.0,
+        env={"OMP_NUM_THREADS": "1", "KERAS_BACKEND": "tensorflow"}, forked=True,
+    )  # fmt: skip
+    assert again.code == 0, again.stderr
+    assert "had not finished: this one begins anew" in again.stderr
+    check_equal(whole("tensorflow", "arrays"), tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_is_repaired(whole: Callable[[str, str], Path], tmp_path: Path) -> None:
+    flags = ("--on-divergence", "repair")
+    ended = trained(tmp_path / "run", "tensorflow", "arrays", "flip:1:9", flags=flags)
+    assert ended.code == 0, ended.stderr
+    assert "DivergenceError: The replicas have diverged" in ended.stderr
+    check_equal(whole("tensorflow", "arrays"), tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_keras_2_begins_anew(tmp_path: Path) -> None:
     ended = trained(tmp_path / "run", "keras 2", "arrays", "SIGKILL:1:20")
     assert ended.code == 0, ended.stderr

@@ -132,6 +132,11 @@ def numbers(folder: Path) -> list[int]:
     return sorted((int(number) for number in found if number.isdigit()), reverse=True)
 
 
+def first_part(folder: Path, number: int) -> Path:
+    """The file of the first part of a snapshot."""
+    return _place(folder, number) / _name(0)
+
+
 def _place(folder: Path, number: int) -> Path:
     return folder / f"{_PREFIX}{number}"
 

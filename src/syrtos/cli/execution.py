@@ -140,7 +140,7 @@ def read_request(run_dir: Path) -> Request:
         spec = Spec(
             program=Program(**program),
             workers=found["workers"] if elastic else resized or found["workers"],
-            hosts=tuple(Host(**host) for host in found["hosts"]),
+            hosts=tuple(Host(**host) for host in found.get("moved", found["hosts"])),
             elastic=dataclasses.replace(elastic, most=resized) if elastic and resized else elastic,
             ssh=found["ssh"],
             forward=tuple(found["forward"]),
@@ -212,7 +212,7 @@ def _may_be_forgotten(request: Request, run_dir: Path) -> bool:
     """Whether a snapshot in this folder is one that no person has asked for."""
     try:
         found = json.loads((run_dir / _REQUEST).read_text())
-        return not (request.policy.asked or found["policy"]["asked"])
+        return not (request.policy.asked or found["policy"]["asked"] or generations.is_of_script(run_dir))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -255,11 +255,12 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
 
     machine, env = this_machine(spec.hosts, met), settings.environment()
     agents = _agents(spec, met)
-    resized = functools.partial(_on_resize, run_dir)
+    resized = functools.partial(note_changes, run_dir)
     with (
         contextlib.closing(Standby()) as standby,
         contextlib.closing(Membership(spec, machine, run_dir, agents, env, resume, resized)) as members,
     ):
+        snapshots = (OnHosts(agents) if agents else Here()) if policy.restarts else None
         supervised = functools.partial(
             supervise,
             grace=spec.grace,
@@ -267,13 +268,13 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
             standby=standby,
             agents=agents,
             standby_after=0.0 if policy.asked else _STANDBY_AFTER,
-            changed=members.changed if policy.restarts else lambda: "",
+            changed=lambda: members.changed(snapshots.committed) if snapshots else "",
         )
 
         def start(folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
             nonlocal began
             try:
-                now, without = members.begin()
+                now, without = members.begin(snapshots.committed() if snapshots else 0)
             except ConfigurationError as error:
                 return Outcome(End.NOT_STARTED, 1, why=str(error))
             if without:
@@ -282,8 +283,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
             began = time.time()  # of the next generation, if there is one
             return outcome
 
-        if policy.restarts:
-            snapshots = OnHosts(agents) if agents else Here()
+        if snapshots:
             ended = generations.run(start, snapshots, run_dir, policy, request.seed, resume, gather=members.gather)
         else:
             generations.forget(run_dir)
@@ -295,6 +295,10 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
         return ended.outcome.code
     print_table(run_dir)
     print_failure(ended.outcome, ended.folder)
+    if ended.before and not policy.asked:
+        print(
+            f"syrtos: this run was started again before. The last generation but one: {ended.before}", file=sys.stderr
+        )
     if ended.reason:
         print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)
     if ended.resumable:
@@ -314,9 +318,10 @@ def _note(run_dir: Path, **facts: object) -> None:
     draft.replace(path)
 
 
-def _on_resize(run_dir: Path, workers: int) -> None:
-    """`syrtos resize` has asked for another number, with which the run is also resumed."""
-    _note(run_dir, resized=workers)
+def note_changes(run_dir: Path, workers: int | None, hosts: Sequence[Host] = ()) -> None:
+    """Writes down another number of workers, or other hosts, with which the run is also resumed."""
+    changes: dict[str, object] = {} if workers is None else {"resized": workers}
+    _note(run_dir, **changes, **({"moved": [dataclasses.asdict(host) for host in hosts]} if hosts else {}))
 
 
 def _agents(spec: Spec, met: Met | None) -> Agents | None:

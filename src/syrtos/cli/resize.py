@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-from syrtos import settings
-from syrtos.cli.execution import is_going_on, read_request, this_machine
+from syrtos.cli.execution import is_going_on, read_request
 from syrtos.cli.run import check_may_resize
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import ask_for
-from syrtos.launch.plan import make_plan
 
 _PATIENCE = 30.0  # seconds until the launcher has read what is asked for
 
@@ -34,27 +31,24 @@ def main(chosen: argparse.Namespace) -> int:
     """Asks the launcher.
 
     Raises:
-        ConfigurationError: nothing runs in the folder, or it can't have so many workers.
+        ConfigurationError: nothing runs in the folder, or its launcher refuses.
     """
     run_dir = chosen.run_dir.resolve()
     spec = read_request(run_dir).spec
     options = spec.options
     check_may_resize(options.batch, options.scale_lr, options.servers, "`syrtos resize`")
-    elastic = spec.elastic
-    if elastic is None:
-        wanted = dataclasses.replace(spec, workers=chosen.workers)
-        make_plan(wanted, this_machine(spec.hosts), settings.environment())
-    elif chosen.workers < elastic.least:
-        raise ConfigurationError(
-            f"The run was begun with `--min-workers {elastic.least}`. Received: -n {chosen.workers}."
-        )
     if not is_going_on(run_dir):
         raise ConfigurationError(
             f"No run is going on in {run_dir}. `syrtos resume {run_dir} -n {chosen.workers}` goes on from its snapshot."
         )
-    if not ask_for(run_dir, chosen.workers, _PATIENCE):
+    refusal = ask_for(run_dir, chosen.workers, _PATIENCE)
+    if refusal:
+        raise ConfigurationError(refusal)
+    if refusal is None:
         raise ConfigurationError(
             f"The launcher of the run in {run_dir} has not answered in {_PATIENCE:.0f} s: is this folder shared with its machine?"
         )
-    print(f"syrtos: the run in {run_dir} goes on with {chosen.workers} worker{'s' * (chosen.workers > 1)}.")
+    print(
+        f"syrtos: the run in {run_dir} goes on with {chosen.workers} worker{'s' * (chosen.workers > 1)} once its next step of `fit` is committed."
+    )
     return 0

@@ -7,8 +7,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from syrtos.cli.execution import execute, read_request
+from syrtos.cli.execution import execute, note_changes, read_request
 from syrtos.cli.run import check_may_resize
+from syrtos.errors import ConfigurationError
 from syrtos.launch.spec import Spec, parse_hosts
 
 
@@ -30,14 +31,20 @@ def main(chosen: argparse.Namespace) -> int:
     """Resumes the run, and returns its exit code."""
     run_dir = chosen.run_dir.resolve()
     request = read_request(run_dir)
-    return execute(dataclasses.replace(request, spec=_changed(request.spec, chosen)), run_dir, resume=True)
+    spec = _changed(request.spec, chosen)
+    note_changes(run_dir, chosen.workers, spec.hosts if chosen.hosts else ())
+    return execute(dataclasses.replace(request, spec=spec), run_dir, resume=True)
 
 
 def _changed(spec: Spec, chosen: argparse.Namespace) -> Spec:
     """Raises ConfigurationError where the run can't have another number of workers."""
     hosts = parse_hosts(chosen.hosts) if chosen.hosts else spec.hosts
     slots = sum(host.slots for host in hosts)
-    workers = chosen.workers or spec.workers
+    workers = spec.workers if chosen.workers is None else chosen.workers
+    if workers < (spec.elastic.least if spec.elastic else 1):
+        raise ConfigurationError(
+            f"`-n` must be at least {spec.elastic.least if spec.elastic else 1}. Received: {workers}."
+        )
     if spec.elastic:
         workers = min(workers, slots)
     if workers != spec.workers and not spec.elastic:

@@ -151,7 +151,11 @@ def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:
     given: int | None = chosen.max_restarts
     repair = spec.options.on_divergence == "repair"
     if given is None:
-        return Policy(0 if spec.options.servers else _RESTARTS, asked=spec.elastic is not None, repair=repair)
+        if spec.elastic is not None:
+            return Policy(
+                sys.maxsize, repair=repair
+            )  # hosts may be lost again and again; those that commit nothing end the run
+        return Policy(0 if spec.options.servers else _RESTARTS, asked=False, repair=repair)
     if given < 0:
         raise ConfigurationError(f"`--max-restarts` must be 0 or more. Received: {given}.")
     if not given and (spec.elastic or repair):

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from syrtos import settings
 from syrtos.jobs.backups import Backups
+from syrtos.jobs.reserve import Reserve
 
 ACCOUNT = "000000000000"
 REGION = "us-west-2"
@@ -59,6 +60,11 @@ class Home:
         if settings.environment().get(settings.DATABASE_VARIABLE):
             return None
         return Backups(self.path / "jobs.sqlite", self.path / "backups")
+
+    @property
+    def reserve(self) -> Reserve:
+        """Room on this disk for the record of a job that has filled it."""
+        return Reserve(self.path / "reserve")
 
     @property
     def place(self) -> str:

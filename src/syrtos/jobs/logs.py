@@ -16,6 +16,7 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 _LONGEST = 32_000  # characters of one event
 _CONTROL = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _PAGE = 1 << 20
+_LONGEST_OF_FULL = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Stream:
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             return not size or os.pread(file.fileno(), 1, size - 1) == b"\n"
+
+    def cut(self) -> None:
+        """Drops all events but the first, of a job that has filled the disk."""
+        if self.size > _LONGEST_OF_FULL:
+            os.truncate(self.path, _LONGEST_OF_FULL)
 
     def read(self, offset: int = 0, limit: int = 10_000) -> list[Event]:
         """Up to ``limit`` events, and no more than a megabyte, from byte ``offset`` on."""
@@ -131,11 +137,13 @@ class Tail:
         """Reads the rest."""
         self._over.set()
         self._thread.join()
-        self._look(last=True)
+        with contextlib.suppress(OSError):
+            self._look(last=True)
 
     def _run(self) -> None:
         while not self._over.wait(0.1):
-            self._look()
+            with contextlib.suppress(OSError):  # a full disk takes no events; the job's end says so
+                self._look()
 
     def _look(self, last: bool = False) -> None:
         for k, (path, take) in enumerate(self._sources):

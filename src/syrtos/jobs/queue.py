@@ -19,7 +19,7 @@ from syrtos.jobs.service import Service
 from syrtos.jobs.store import Brief, Record
 
 _LOOK = 0.2
-_COPY_LOOK = 600.0  # seconds between two looks whether a day is over
+_KEEP_EVERY = 60.0  # seconds
 _RESTARTS = 3
 _WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting"})
 
@@ -33,7 +33,7 @@ class Queue:
         self._over = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._copy_at = 0.0
+        self._kept_at = -_KEEP_EVERY
 
     def start(self) -> None:
         """Starts the thread that schedules jobs."""
@@ -56,14 +56,16 @@ class Queue:
                 self.look()
             except Exception as error:
                 print(f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True)
-            if time.monotonic() >= self._copy_at:
-                self._keep_copy()
+            if time.monotonic() >= self._kept_at + _KEEP_EVERY:
+                self._keep_safe()
             self._wake.wait(_LOOK)
             self._wake.clear()
 
-    def _keep_copy(self) -> None:
-        self._copy_at = time.monotonic() + _COPY_LOOK
+    def _keep_safe(self) -> None:
+        """Copies the database once a day, and keeps room for the record of jobs that fill the disk."""
+        self._kept_at = time.monotonic()
         try:
+            self._service.home.reserve.keep()
             if backups := self._service.home.backups:
                 backups.keep()
         except Exception as error:  # a full disk, say: jobs go on

@@ -7,6 +7,7 @@ lock knows that its runner is gone.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import platform
@@ -125,6 +126,9 @@ class Runner:
             self._fail(f"ClientError: {error}")
         except Exception as error:  # its files may still be of use: they stay
             traceback.print_exc()
+            if self._home.reserve.is_needed():
+                self._fail_for_room(f"{type(error).__name__}: {error}")
+                return
             self._fail(f"InternalServerError: {type(error).__name__}: {error}")
             self._failed_inside = True
         finally:
@@ -148,6 +152,9 @@ class Runner:
         self._say_versions()
         self._move("Training")
         outcome = self._train(python, checkpoints)
+        if outcome.end is not End.FINISHED and self._home.reserve.is_needed():
+            self._fail_for_room(self._reason(outcome))
+            return
         if self._why == "Interrupted":
             self._finish("Interrupted")
             return
@@ -398,6 +405,17 @@ class Runner:
         self._say(text[:_LONGEST_REASON])
         self._save()
         _fail(self._store, self._name, text)
+
+    def _fail_for_room(self, reason: str) -> None:
+        """Removes what this job has filled the disk with, so that the record of it has room."""
+        leave_nothing(self._home, self._name)
+        shutil.rmtree(self._run_dir / "logs", ignore_errors=True)
+        for stream in self._streams:
+            stream.cut()
+        self._home.reserve.release()
+        self._fail(
+            f"ClientError: the disk of {self._home.path} is full (ENOSPC, {os.strerror(errno.ENOSPC)}). {reason}"
+        )
 
     def _save(self) -> None:
         found = metrics.progress(metrics.epochs(self._run_dir))

@@ -405,13 +405,6 @@ class AfterUsers(_Quiet):
         chosen = self._session.options.check_every
         return bool(chosen) and (not self._checked or self._since_check >= (chosen if chosen > 0 else self._interval))
 
-    def check_replicas(self) -> None:
-        """Raises DivergenceError where the workers' weights differ."""
-        comm, variables = self._replicas()
-        with self._session.ledger.span("exchange"):
-            backend.active().settle(self.model)
-            state.check_equal(comm, variables, self._steps)
-
     def _check(self) -> None:
         """Compares the replicas, and finds how rarely that must be done to cost at most one part in `_CHECK_COST`."""
         started = time.perf_counter()
@@ -419,7 +412,9 @@ class AfterUsers(_Quiet):
         if comm.size == 1:  # what only this worker trains
             self._checked, self._since_check = True, 0
             return
-        self.check_replicas()
+        with self._session.ledger.span("exchange"):
+            backend.active().settle(self.model)
+            state.check_equal(comm, variables, self._steps)
         took = max(comm.agree("cost of comparing", time.perf_counter() - started))
         training = max(comm.agree("time since comparing", started - self._checked_at))
         per_step = training / max(self._since_check, 1)

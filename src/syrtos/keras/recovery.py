@@ -27,7 +27,7 @@ from syrtos.checkpoint.slots import Slots
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import SnapshotError
-from syrtos.keras import asynchronous, backend, fitting, keras_internals, learning_rate, snapshot
+from syrtos.keras import asynchronous, backend, fitting, keras_internals, learning_rate, snapshot, state
 
 # Snapshots take at most this part of the time (CheckFreq's bound; Mohan et al., FAST 2021).
 _COST = 0.035
@@ -69,10 +69,6 @@ class Place:
 
 class Training(Protocol):
     """What counts the steps of a `fit`, also of those that are drawn again."""
-
-    def check_replicas(self) -> None:
-        """Raises DivergenceError where the workers' weights differ."""
-        ...
 
     def data_epoch_begins(self, epoch: int, params: dict[str, Any]) -> None:
         """The batches of an epoch are drawn from now on."""
@@ -141,15 +137,25 @@ class _Run:
         if number == self.last.fit:
             parts = [self.slots.read(part, self.number) for part in range(self.slots.parts(self.number))]
         else:
-            parts = [file.read_bytes() for file in self._files(number)]
-            if not all(self._comm.agree("state of a fit that has ended", float(bool(parts)))):
+            parts = self._ended(number)
+            if not parts:
                 self.found = 0  # all that follows is trained again
-                print(f"syrtos: the state of fit {number} is not on every host: it is trained again", file=sys.stderr)
+                print(f"syrtos: the state of fit {number} is on no host any more: it is trained again", file=sys.stderr)
                 return None
         arrays = {name: array for part in parts for name, array in encoding.unpack(part).items()}
         pieces = [arrays[_of_rank(rank)].tobytes() for rank in range(sum(name.startswith("rank ") for name in arrays))]
         facts, mine = snapshot.own_of(pieces, self.world.rank, self.world.size)
         return Committed(Place(**facts["place"]), facts, arrays, mine)
+
+    def _ended(self, number: int) -> list[bytes]:
+        """The state of a `fit` that has ended: from the files of this host, or of another where this one has come later."""
+        parts = [file.read_bytes() for file in self._files(number)]
+        have = self._comm.agree("state of a fit that has ended", float(len(parts)))
+        if all(have) or not any(have):
+            return parts
+        root = next(rank for rank, count in enumerate(have) if count)
+        sent = [np.frombuffer(part, np.uint8) for part in parts] if self.world.rank == root else []
+        return [bytes(part) for part in self._comm.broadcast_object(sent, root)]
 
     def write(self, place: Place, alike: Arrays, pieces: dict[int, bytes]) -> None:
         """Writes this worker's part of the next snapshot, with the pieces of some ranks in it."""
@@ -269,7 +275,8 @@ class Protection:
         self._place = Place(fit=run.fits, trained=run.last.trained if run.fits > 1 else 0)
         self._since = 0  # calls since the last snapshot
         self._written_at = time.perf_counter()
-        self._begun_with: list[dict[str, Any]] = []  # plain attributes of callbacks at the beginning
+        # plain attributes of callbacks that `on_train_begin` has left as they were
+        self._begun_with = [snapshot.plain_attributes(callback) for callback in self._callbacks()]
         self._committed = run.committed(run.fits)
         if self._committed:
             facts = self._committed.facts
@@ -294,7 +301,10 @@ class Protection:
 
     def begin(self) -> None:
         """After all `on_train_begin`."""
-        self._begun_with = [snapshot.plain_attributes(callback) for callback in self._callbacks()]
+        for callback, given in zip(self._callbacks(), self._begun_with, strict=True):
+            now = snapshot.plain_attributes(callback)
+            for name in [name for name, value in given.items() if now.get(name, ...) != value]:
+                del given[name]
         if self._committed is None:
             self._place.first_epoch = getattr(self._model, "_initial_epoch", None) or 0
             return
@@ -349,7 +359,7 @@ class Protection:
             return
         began = time.perf_counter()
         if self._session.options.on_divergence == "repair":
-            self._training.check_replicas()
+            self._check_equal()
         with self._session.ledger.span("checkpoint"):
             written = self._write(logs)
         took = time.perf_counter() - began
@@ -358,6 +368,12 @@ class Protection:
         wanted = min(wanted, _GROWTH * run.interval)  # the first takes longer than later ones
         run.interval = max(comm.agree("steps between snapshots", wanted if written else math.inf))
         self._since, self._written_at = 0, time.perf_counter()
+
+    def _check_equal(self) -> None:
+        """Raises DivergenceError where the workers differ in what they are about to store."""
+        with self._session.ledger.span("exchange"):
+            backend.active().settle(self._model)
+            state.check_equal(self._session.comm, snapshot.equal_variables(self._model), self._place.trained)
 
     def _write(self, logs: Any) -> bool:
         run = self._run
@@ -425,7 +441,7 @@ class _Replay:
         """``logs``: of the last step."""
         self._everyone, self._callbacks, self._training = everyone, everyone.callbacks, training
         self._model, self._place, self._logs, self._protection = model, place, logs, protection
-        self._calls = 0
+        self._calls = self._epoch = 0
         self._evaluated = False
         self._train, self._test = model.train_function, model.test_function
         model.train_function, model.test_function = self._skip_training, self._skip_test
@@ -459,6 +475,7 @@ class _Replay:
         return (logs, *given[:-1]) if len(given) > 1 else logs
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
         self._training.data_epoch_begins(epoch, self._everyone.params)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -493,6 +510,12 @@ class _Replay:
         self._end()
 
     def _end(self) -> None:
+        if self._calls and self._epoch != self._place.epoch:
+            raise SnapshotError(
+                f"Step {self._calls} of `fit` is in epoch {self._epoch + 1}, and was in epoch {self._place.epoch + 1} when the snapshot was made: the script "
+                "makes other batches than before. Where they depend on the number of workers, continue with as many as before; else begin anew with another "
+                "--run-dir."
+            )
         self._model.train_function, self._model.test_function = self._train, self._test
         self._everyone.callbacks = self._callbacks
         self._protection.put_back()

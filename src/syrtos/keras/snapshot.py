@@ -95,6 +95,13 @@ def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arr
     return arrays, mine, {"shared": _described(shared), "own": _described(own), "added up": added_up}
 
 
+def equal_variables(model: Any) -> list[Any]:
+    """All that is stored and equal on all workers between two steps: everything but gradients in the making."""
+    shared, own = variables_of(model)
+    sums = _added_up(model)
+    return [*shared, *(v for v in own if id(v) not in sums)]
+
+
 def _added_up(model: Any) -> set[int]:
     """Identities of the variables of which an update takes the sum over all workers: gradients in the making. All others are equal after each step."""
     return set() if backend.computes_global_batches() else {id(v) for v in _accumulated(_optimizers_of(model))}
@@ -157,8 +164,8 @@ def _assign(variable: Any, value: Any) -> None:
 
 
 def callbacks(chosen: Sequence[Any], begun_with: Sequence[Facts], arrays: Arrays) -> list[Facts]:
-    """The attributes of callbacks that hold numbers, texts, arrays or collections of them; of single numbers and texts those that have changed since `fit`
-    began: the script gives the others again, and may give others than before (a path, a patience)."""
+    """The attributes of callbacks that hold numbers, texts, arrays or collections of them; of single numbers and texts those that training has
+    changed: the script gives the others again, and may give others than before (a path, a patience)."""
     return [_callback(each, begun, arrays) for each, begun in zip(chosen, begun_with, strict=True)]
 
 

@@ -191,6 +191,7 @@ class Agents:
     def __init__(self, agents: Mapping[str, Agent] | None = None) -> None:
         """``agents``: those that run already, by host."""
         self._agents: dict[str, Agent] = dict(agents or {})
+        self._changing = threading.RLock()  # two threads start agents
         self._known: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}  # how others are started
         self.before_start: Callable[[list[Agent]], None] = lambda agents: None
         self._over = threading.Event()
@@ -198,11 +199,12 @@ class Agents:
 
     def of(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> dict[str, Agent]:
         """An agent for each host: the one that is there, or a new one that its command starts."""
-        for host, command in commands.items():
-            if host not in self._agents:
-                self._known[host] = command, env
-                self._agents[host] = Agent(host, None, command, env)
-        return {host: self._agents[host] for host in commands}
+        with self._changing:
+            for host, command in commands.items():
+                if host not in self._agents and not self._over.is_set():
+                    self._known[host] = command, env
+                    self._agents[host] = Agent(host, None, command, env)
+            return {host: self._agents[host] for host in commands if host in self._agents}
 
     def there(self) -> list[Agent]:
         """Those that answer."""
@@ -210,10 +212,11 @@ class Agents:
 
     def start_lost(self, hosts: Collection[str] | None = None) -> None:
         """Starts agents again on hosts that were lost, of all or of these; those that ran already stay lost."""
-        for host, (command, env) in list(self._known.items()):
-            if self._agents[host].lost and (hosts is None or host in hosts):
-                self._agents[host].close(0.0)
-                self._agents[host] = Agent(host, None, command, env)
+        with self._changing:
+            for host, (command, env) in self._known.items():
+                if host in self._agents and self._agents[host].lost and (hosts is None or host in hosts):
+                    self._agents[host].close(0.0)
+                    self._agents[host] = Agent(host, None, command, env)
 
     def left_out(self) -> set[str]:
         """Hosts whose agents don't answer; those that have not been asked yet are none of them."""
@@ -231,10 +234,11 @@ class Agents:
 
     def close(self) -> None:
         """Ends them."""
-        self._over.set()
-        for agent in self._agents.values():
-            agent.ask_to_end()
-        deadline = time.monotonic() + LONGEST_KILL
-        for agent in self._agents.values():
-            agent.close(deadline)
-        self._agents.clear()
+        with self._changing:
+            self._over.set()
+            for agent in self._agents.values():
+                agent.ask_to_end()
+            deadline = time.monotonic() + LONGEST_KILL
+            for agent in self._agents.values():
+                agent.close(deadline)
+            self._agents.clear()

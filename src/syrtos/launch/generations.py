@@ -40,12 +40,14 @@ class Ended:
         folder: its run directory: the run's own for the first, ``generation-N`` in it for later ones.
         reason: why no further generation was started, if restarts were allowed.
         resumable: how far the snapshot in the run directory is, in words; empty if there is none.
+        before: how the generation before the last ended, as a sentence; empty for the first.
     """
 
     outcome: Outcome
     folder: Path
     reason: str = ""
     resumable: str = ""
+    before: str = ""
 
 
 def run(
@@ -108,7 +110,8 @@ def run(
         place = _place(snapshots) if snapshots.committed() else ""
     if outcome.end is End.FINISHED or not durable:
         folders.forget(kept)
-    return Ended(outcome, folder, decision.reason, place)
+    before = str(attempts[-2].outcome) if len(attempts) > 1 else ""
+    return Ended(outcome, folder, decision.reason, place, before)
 
 
 def _settled(snapshots: Snapshots, folder: Path | None) -> int:
@@ -136,6 +139,13 @@ def all_folders(run_dir: Path) -> list[Path]:
 def has_snapshot(run_dir: Path) -> bool:
     """Whether a run in this folder could go on from its last snapshot."""
     return bool(folders.numbers(run_dir / "snapshots"))
+
+
+def is_of_script(run_dir: Path) -> bool:
+    """Whether the last snapshot is of a state that the script has committed itself."""
+    number = folders.numbers(run_dir / "snapshots")[0]
+    with folders.first_part(run_dir / "snapshots", number).open("rb") as file:
+        return bool(head.first_facts(iter(lambda: file.read(1 << 16), b""))["place"]["commits"])
 
 
 def forget(run_dir: Path) -> None:

@@ -10,6 +10,9 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
+import secrets
+import signal
 import subprocess
 import threading
 import time
@@ -19,17 +22,17 @@ from typing import TYPE_CHECKING
 
 from syrtos.errors import ConfigurationError
 from syrtos.launch import output
-from syrtos.launch.plan import Machine, agent_command
+from syrtos.launch.plan import Machine, agent_command, make_plan
 from syrtos.launch.spec import Host, Spec, parse_lines, read_hostfile
 
 if TYPE_CHECKING:
     from syrtos.launch.agents import Agents
 
-# Where `syrtos resize` asks, in the run directory. The launcher removes the file once it has read it.
-_RESIZE = "resize.json"
+# Where `syrtos resize` asks, in the run directory, and where each question is answered.
+_RESIZE, _TAKEN = "resize.json", ".resize.json"
 _LOOK = 0.5  # seconds
 # Seconds between two times that the list of hosts is read, and for its command.
-_LIST_EVERY, _LONGEST_LIST = 5.0, 30.0
+_LIST_EVERY, _LONGEST_LIST = 5.0, 10.0
 # Seconds in which a host that was lost may come back before a generation begins without it; after which one that refuses is asked again,
 # and while a generation runs.
 _HOSTS_COME_BACK, _TRY_AGAIN, _TRY_LATER = 10.0, 3.0, 30.0
@@ -74,9 +77,12 @@ class Membership:
         self._listed = spec.hosts
         self._most = float(spec.workers) if self._elastic is None else self._elastic.most or math.inf
         self._running: Spec | None = None
-        self._began = 0.0
-        self._why = ""
-        self._next_list = self._next_try = 0.0
+        self._reached, self._began = 0, 0.0
+        self._known: set[str] = set()  # hosts of generations that have committed something
+        self._avoided: set[str] = set()  # hosts that came to a generation which then committed nothing
+        self._wish: tuple[Spec | None, str] = (None, "")  # why the generation of this spec is to be replaced
+        self._next_list = self._next_try = self._next_question = 0.0
+        self._told = ""
         self._over = threading.Event()
         (run_dir / _RESIZE).unlink(missing_ok=True)  # of an earlier run
         self._thread = threading.Thread(target=self._watch, name="syrtos-membership", daemon=True)
@@ -84,12 +90,21 @@ class Membership:
 
     # -- between two generations -----------------------------------------------------------------
 
-    def begin(self) -> tuple[Spec, frozenset[str]]:
+    def begin(self, reached: int) -> tuple[Spec, frozenset[str]]:
         """What the generation that now begins is to be, and the hosts of it that it does without.
+
+        Args:
+            reached: number of the snapshot that it goes on from, 0 for none.
 
         Raises:
             ConfigurationError: no host, or too few, are there.
         """
+        if self._running is not None:
+            names = {host.name for host in self._running.hosts}
+            if reached > self._reached:
+                self._known |= names
+            elif self._known:
+                self._avoided |= names - self._known
         hosts = self._there()
         lost = frozenset(host.name for host in self._listed) - {host.name for host in hosts}
         if self._listed and not hosts:
@@ -103,7 +118,7 @@ class Membership:
             spec, lost = dataclasses.replace(self._spec, hosts=hosts, workers=workers), frozenset[str]()
         else:
             spec = dataclasses.replace(self._spec, hosts=self._listed, workers=workers)
-        self._running, self._began, self._why = spec, time.monotonic(), ""
+        self._running, self._reached, self._began = spec, reached, time.monotonic()
         return spec, lost
 
     def gather(self, over: Callable[[], bool]) -> None:
@@ -113,7 +128,7 @@ class Membership:
         if self._asks_first:
             self._start_agents()
         began, tried, told = time.monotonic(), -math.inf, False
-        while not over() and len(there := self._there()) < len(self._listed):
+        while not over() and len(there := self._there()) < len(self._wanted()):
             waited = time.monotonic() - began
             if (waited > _HOSTS_COME_BACK and self._is_enough(there)) or waited > _ENOUGH_COME:
                 return
@@ -130,7 +145,7 @@ class Membership:
         assert self.agents is not None
         self.agents.start_lost()
         if self._asks_first:
-            self.agents.of({host.name: self._agent_command(host) for host in self._listed}, self._env)
+            self.agents.of({host.name: self._agent_command(host) for host in self._wanted()}, self._env)
 
     def _agent_command(self, host: Host) -> tuple[str, ...]:
         return agent_command(self._spec, host.name, self._machine, self._env)
@@ -138,14 +153,17 @@ class Membership:
     def _is_enough(self, hosts: Sequence[Host]) -> bool:
         return bool(hosts) if self._elastic is None else self._workers_on(hosts) >= self._elastic.least
 
+    def _wanted(self) -> tuple[Host, ...]:
+        return tuple(host for host in self._listed if host.name not in self._avoided)
+
     def _there(self) -> tuple[Host, ...]:
-        """The hosts that are listed, and answer. Those that have not been asked are taken for such where the number of workers is fixed."""
+        """The hosts that are wanted, and answer. Those that have not been asked are taken for such where the number of workers is fixed."""
         if self.agents is None:
             return self._listed
         if self._elastic is None:
-            return tuple(host for host in self._listed if host.name not in self.agents.left_out())
+            return tuple(host for host in self._wanted() if host.name not in self.agents.left_out())
         answering = {agent.host for agent in self.agents.there()}
-        return tuple(host for host in self._listed if host.name in answering)
+        return tuple(host for host in self._wanted() if host.name in answering)
 
     def _workers_on(self, hosts: Sequence[Host]) -> int:
         slots = sum(host.slots for host in hosts)
@@ -153,45 +171,78 @@ class Membership:
 
     # -- while one runs --------------------------------------------------------------------------
 
-    def changed(self) -> str:
-        """Why the generation that runs is to be replaced by another, as a sentence; empty if it isn't."""
-        return self._why
+    def changed(self, committed: Callable[[], int]) -> str:
+        """Why the generation that runs is to be replaced by another, as a sentence; empty if it isn't.
+
+        It is not before it has ``committed`` something: it would have trained for nothing.
+        """
+        spec, why = self._wish
+        if not why or spec is not self._running or time.monotonic() < self._next_question:
+            return ""
+        self._next_question = time.monotonic() + _LOOK
+        if committed() > self._reached:
+            return why
+        self._tell(f"{why.rstrip('.')}: once a further step of `fit`, or a state of Horovod's, is committed.")
+        return ""
+
+    def _tell(self, text: str) -> None:
+        """Says something that is not said again and again."""
+        if text != self._told:
+            output.say(text)
+        self._told = text
 
     def _watch(self) -> None:
+        """It ends with `close` only: agents that this thread has started end with it."""
         while not self._over.wait(_LOOK):
             try:
                 self._read_resize()
-                if self._elastic is not None:
+                if self._elastic is not None and self._running is not None:
                     self._read_list()
                     self._reach()
-                self._why = self._difference() if self._running is not None else ""
+                running = self._running
+                self._wish = (running, self._difference(running) if running else "")
             except Exception as error:  # the run goes on as it is
-                output.say(f"hosts are not watched any more: {type(error).__name__}: {error}")
-                return
+                self._tell(f"hosts are not looked at: {type(error).__name__}: {error}")
 
-    def _difference(self) -> str:
-        assert self._running is not None
+    def _difference(self, running: Spec) -> str:
         hosts = self._there() if self._elastic is not None else self._listed
-        now, possible = self._running.workers, self._workers_on(hosts)
-        listed = {host.name for host in self._listed}
-        gone = [host.name for host in self._running.hosts if host.name not in listed]
-        if gone and self._is_enough(hosts):
-            return f"{', '.join(gone)} is not among the hosts any more, and there are slots for {_count(possible)}."
+        now, possible = running.workers, self._workers_on(hosts)
         if self._most < now or (self._elastic is None and possible != now):
             return f"The run is to have {_count(possible)} in the place of {now}."
+        listed = {host.name: host.slots for host in self._listed}
+        fewer = [host.name for host in running.hosts if listed.get(host.name, 0) < host.slots]
+        if fewer and self._is_enough(hosts):
+            return f"{', '.join(fewer)} offers fewer slots, or none: there are slots for {_count(possible)} now."
         if possible > now and time.monotonic() - self._began > _SETTLED:
             return f"There are slots for {_count(possible)} now, and {now} trained."
         return ""
 
     def _read_resize(self) -> None:
-        path = self._run_dir / _RESIZE
+        taken = self._run_dir / _TAKEN
         try:
-            workers = int(json.loads(path.read_text())["workers"])
+            (self._run_dir / _RESIZE).rename(taken)
+            asked = json.loads(taken.read_text())
+            workers, answer = int(asked["workers"]), _answer(self._run_dir, str(int(asked["number"])))
         except (OSError, ValueError, KeyError, TypeError):
             return
-        self._most = float(workers)
-        self._resized(workers)
-        path.unlink(missing_ok=True)
+        error = ""
+        try:
+            self._check(workers)
+        except ConfigurationError as refused:
+            error = str(refused)
+        else:
+            self._most = float(workers)
+            self._resized(workers)
+        _write(answer, {"error": error})
+
+    def _check(self, workers: int) -> None:
+        """Raises ConfigurationError where the run can't have so many workers."""
+        if self._elastic is None:
+            make_plan(dataclasses.replace(self._spec, workers=workers), self._machine, self._env)
+        elif workers < self._elastic.least:
+            raise ConfigurationError(
+                f"The run was begun with `--min-workers {self._elastic.least}`. Received: {workers} workers."
+            )
 
     def _read_list(self) -> None:
         """Hosts may be added to the file of hosts, or to what a command prints."""
@@ -200,15 +251,16 @@ class Membership:
             return
         try:
             self._listed = listed_by(self._elastic.discover, self._elastic.hostfile)
+            self._avoided &= {host.name for host in self._listed}  # one that goes and comes back may have been mended
         except ConfigurationError as error:
-            output.say(f"the hosts stay as they are: {error}")
+            self._tell(f"the hosts stay as they are: {error}")
         self._next_list = time.monotonic() + _LIST_EVERY
 
     def _reach(self) -> None:
         """Starts agents on hosts that have none, so that a generation begins with those that answer."""
-        if self.agents is None or self._running is None:
+        if self.agents is None or self._running is None or self._over.is_set():
             return
-        agents = self.agents.of({host.name: self._agent_command(host) for host in self._listed}, self._env)
+        agents = self.agents.of({host.name: self._agent_command(host) for host in self._wanted()}, self._env)
         if time.monotonic() >= self._next_try:
             self.agents.start_lost(agents.keys() - {host.name for host in self._running.hosts})
             self._next_try = time.monotonic() + _TRY_LATER
@@ -218,7 +270,7 @@ class Membership:
         if self.agents is not None:
             self.agents.close()
         self._over.set()
-        self._thread.join(1.0)  # the command that lists hosts may run
+        self._thread.join(_LONGEST_LIST + 1.0)
 
 
 def _count(workers: int) -> str:
@@ -233,27 +285,54 @@ def listed_by(command: str, file: str) -> tuple[Host, ...]:
     """
     if file:
         return read_hostfile(Path(file))
-    try:
-        done = subprocess.run(
-            command, shell=True, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=_LONGEST_LIST
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigurationError(f"`{command}` has not ended in {_LONGEST_LIST:.0f} s.") from error
-    if done.returncode:
-        raise ConfigurationError(f"`{command}` ended with exit code {done.returncode}: {done.stderr.strip()}")
-    return parse_lines(done.stdout.splitlines(), f"`{command}`")
+    with subprocess.Popen(
+        command,
+        shell=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=_LONGEST_LIST)
+        except subprocess.TimeoutExpired as error:
+            raise ConfigurationError(f"`{command}` has not ended in {_LONGEST_LIST:.0f} s.") from error
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        raise ConfigurationError(f"`{command}` ended with exit code {process.returncode}: {err.strip()}")
+    return parse_lines(out.splitlines(), f"`{command}`")
 
 
-def ask_for(run_dir: Path, workers: int, seconds: float) -> bool:
-    """Asks the launcher of a run for another number of workers; whether it has read that within so many seconds."""
-    path = run_dir / _RESIZE
-    draft = path.with_suffix(".partial")
-    draft.write_text(json.dumps({"workers": workers}))
-    draft.replace(path)
+def ask_for(run_dir: Path, workers: int, seconds: float) -> str | None:
+    """Asks the launcher of a run for another number of workers.
+
+    Returns:
+        Why it refuses; empty if it agrees; None if it has not answered within so many seconds.
+    """
+    number = str(secrets.randbelow(1 << 62))
+    answer = _answer(run_dir, number)
+    _write(run_dir / _RESIZE, {"workers": workers, "number": int(number)})
     deadline = time.monotonic() + seconds
-    while path.exists() and time.monotonic() < deadline:
+    while not answer.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    taken = not path.exists()
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    return taken
+    try:
+        return json.loads(answer.read_text())["error"]
+    except FileNotFoundError:
+        (run_dir / _RESIZE).unlink(missing_ok=True)
+        return None
+    finally:
+        answer.unlink(missing_ok=True)
+
+
+def _answer(run_dir: Path, number: str) -> Path:
+    return run_dir / f".resize-{number}.json"
+
+
+def _write(path: Path, facts: Mapping[str, object]) -> None:
+    draft = path.with_suffix(".partial")
+    draft.write_text(json.dumps(facts))
+    draft.replace(path)

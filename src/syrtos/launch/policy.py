@@ -89,7 +89,8 @@ def _may_go_well(policy: Policy, attempt: Attempt) -> bool:
     if end is End.NOT_STARTED:
         return goes_on  # without a snapshot there is nothing to lose, and workers that can't be started can't be the next time
     if not policy.asked:
-        return end in _LOST and goes_on
+        by_script = end is End.LOST and (attempt.outcome.status or 0) > 0  # `os._exit(3)`
+        return end in _LOST and goes_on and not by_script
     return end in (*_LOST, End.FAILED)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from syrtos.checkpoint.encoding import pack
 from syrtos.cli.execution import Request, _goes_on, _locked, _may_be_forgotten, execute, read_request, this_machine
 from syrtos.errors import ConfigurationError
 from syrtos.launch.policy import Policy
@@ -30,7 +31,9 @@ def request_in(tmp_path: Path) -> Request:
     script.write_text("import keras")
     found = Request(Spec(program=parse([str(script)]), workers=2, options=Options()), Policy(3), seed=7)
     found.write(tmp_path)
-    (tmp_path / "snapshots" / "snapshot-12").mkdir(parents=True)
+    snapshot = tmp_path / "snapshots" / "snapshot-12"
+    snapshot.mkdir(parents=True)
+    (snapshot / "part-0.safetensors").write_bytes(pack({}, {"place": {"commits": 0}}))
     return found
 
 
@@ -56,6 +59,9 @@ def test_what_nobody_has_asked_to_keep_is_no_reason_to_refuse(tmp_path: Path, re
     by_default.write(tmp_path)
     assert _may_be_forgotten(by_default, tmp_path)
     assert not _may_be_forgotten(request_in, tmp_path)
+    part = tmp_path / "snapshots" / "snapshot-12" / "part-0.safetensors"
+    part.write_bytes(pack({}, {"place": {"commits": 3}}))  # the script has asked
+    assert not _may_be_forgotten(by_default, tmp_path)
 
 
 def test_it_is_told_what_differs(tmp_path: Path, request_in: Request) -> None:

@@ -52,27 +52,80 @@ def until(done: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def reason(found: Membership) -> str:
+    """Why its generation, which has committed something, is to be replaced, once it is."""
+    said: list[str] = []
+    until(lambda: said.append(found.changed(lambda: 1)) or said[-1])
+    return said[-1]
+
+
 def test_a_fixed_number_of_workers_stays(tmp_path: Path) -> None:
     with members(tmp_path) as found:
         found.gather(lambda: False)
-        spec, without = found.begin()
+        spec, without = found.begin(0)
         assert (spec.workers, spec.hosts, without) == (4, HOSTS, frozenset())
         time.sleep(0.2)
-        assert found.changed() == ""
+        assert found.changed(lambda: 1) == ""
 
 
 def test_a_run_is_resized(tmp_path: Path) -> None:
     with members(tmp_path, hosts=(), workers=2) as found:
-        assert found.begin()[0].workers == 2
-        assert ask_for(tmp_path, 1, LONG)
-        until(found.changed)
-        assert found.changed() == "The run is to have 1 worker in the place of 2."
-        assert found.begin()[0].workers == 1
-        assert found.changed() == ""
+        assert found.begin(0)[0].workers == 2
+        assert ask_for(tmp_path, 9, LONG) == (
+            "9 workers were asked for, and this machine offers 2 cores: they would take turns. Use `-n 2`, more hosts (`--hosts a:2,b:2`), or "
+            "`--oversubscribe` if that is what you want."
+        )
+        assert ask_for(tmp_path, 1, LONG) == ""
+        assert reason(found) == "The run is to have 1 worker in the place of 2."
+        assert found.begin(0)[0].workers == 1
+        assert found.changed(lambda: 1) == ""
+
+
+def test_nothing_is_replaced_before_it_has_committed_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loops of the script's own commit nothing: they would begin anew."""
+    with members(tmp_path, hosts=(), workers=2) as found:
+        found.begin(7)
+        ask_for(tmp_path, 1, LONG)
+        until(lambda: found.changed(lambda: 7) or found._told)
+        assert found.changed(lambda: 7) == ""
+        until(lambda: found.changed(lambda: 8))
+    assert capsys.readouterr().err == (
+        "syrtos: The run is to have 1 worker in the place of 2: once a further step of `fit`, or a state of Horovod's, is committed.\n"
+    )
+
+
+def test_a_host_with_which_nothing_is_committed_is_left_out(tmp_path: Path) -> None:
+    listed = tmp_path / "hosts"
+    listed.write_text("a:1\n")
+    elastic = Elastic(1, discover=f"cat {listed}")
+    with members(tmp_path, hosts=(Host("a", 1),), workers=1, elastic=elastic) as found:
+        found.gather(lambda: False)
+        assert found.begin(0)[0].workers == 1
+        listed.write_text("a:1\nb:1\n")
+        until(lambda: found.changed(lambda: 5))
+        assert found.begin(5)[0].workers == 2
+        assert found.begin(5)[0].hosts == (Host("a", 1),)
+        listed.write_text("a:1\n")
+        until(lambda: not found._avoided)
+        listed.write_text("a:1\nb:1\n")
+        until(lambda: found.changed(lambda: 6))
+
+
+def test_a_list_that_is_no_text_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    elastic = Elastic(1, discover=r"printf '\377\n'")
+    with members(tmp_path, hosts=(Host("a", 1),), workers=1, elastic=elastic) as found:
+        found.gather(lambda: False)
+        found.begin(0)
+        until(lambda: found._told)
+        time.sleep(0.3)
+        assert ask_for(tmp_path, 3, LONG) == ""
+    assert capsys.readouterr().err.count("the hosts stay as they are: A host is written") == 1
 
 
 def test_without_a_launcher_nobody_answers(tmp_path: Path) -> None:
-    assert not ask_for(tmp_path, 1, 0.1)
+    assert ask_for(tmp_path, 1, 0.1) is None
     assert not list(tmp_path.iterdir())
 
 
@@ -80,7 +133,7 @@ def test_an_elastic_run_has_as_many_workers_as_the_hosts_that_answer_have_slots(
     hosts = (*HOSTS, Host("none", 4))
     with members(tmp_path, hosts=hosts, workers=6, ssh="false", elastic=Elastic(2, 6)) as found:
         found.gather(lambda: False)
-        spec, without = found.begin()
+        spec, without = found.begin(0)
         assert (spec.workers, spec.hosts, without) == (4, HOSTS, frozenset())
 
 
@@ -90,17 +143,15 @@ def test_hosts_are_discovered_and_left(tmp_path: Path) -> None:
     elastic = Elastic(1, discover=f"cat {listed}")
     with members(tmp_path, hosts=(Host("a", 1),), workers=1, elastic=elastic) as found:
         found.gather(lambda: False)
-        assert found.begin()[0].workers == 1
+        assert found.begin(0)[0].workers == 1
         listed.write_text("a:1\nc:2\n")
-        until(found.changed)
-        assert found.changed() == "There are slots for 3 workers now, and 1 trained."
-        assert found.begin()[0].hosts == (Host("a", 1), Host("c", 2))
+        assert reason(found) == "There are slots for 3 workers now, and 1 trained."
+        assert found.begin(0)[0].hosts == (Host("a", 1), Host("c", 2))
         listed.write_text("c:2\n")
-        until(found.changed)
-        assert found.changed() == "a is not among the hosts any more, and there are slots for 2 workers."
+        assert reason(found) == "a offers fewer slots, or none: there are slots for 2 workers now."
         listed.write_text("is no host:x\n")
         time.sleep(0.3)
-        assert found.begin()[0].hosts == (Host("c", 2),)
+        assert found.begin(0)[0].hosts == (Host("c", 2),)
 
 
 def test_too_few_hosts_are_waited_for(tmp_path: Path) -> None:
@@ -109,7 +160,7 @@ def test_too_few_hosts_are_waited_for(tmp_path: Path) -> None:
         found.gather(lambda: time.monotonic() - began > 2.0)
         assert time.monotonic() - began > 2.0
         with pytest.raises(ConfigurationError, match="no host answers"):
-            found.begin()
+            found.begin(0)
 
 
 @pytest.mark.parametrize(

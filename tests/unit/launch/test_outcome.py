@@ -121,3 +121,8 @@ def test_a_worker_that_hangs_and_one_that_only_did() -> None:
     assert (
         judged(hung={1: "stopped"}, finished={0, 1, 2}).end is End.FINISHED
     )  # the script has caught the error, and gone on
+
+
+def test_workers_that_were_replaced() -> None:
+    outcome = judged(replaced="There are slots for 4 workers now, and 2 trained.", finished=set())
+    assert (outcome.end, str(outcome)) == (End.REPLACED, "There are slots for 4 workers now, and 2 trained.")

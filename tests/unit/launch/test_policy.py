@@ -41,6 +41,32 @@ def test_what_would_come_again_is_no_reason_to_restart(error: str, reason: str) 
     assert decision == Decision(False, reason)
 
 
+def test_a_generation_that_is_replaced_is_no_failure() -> None:
+    attempts = [Attempt(Outcome(End.REPLACED, 1), 4)] * 5
+    assert decide(Policy(0), attempts) == Decision(True)
+    assert decide(Policy(1), [*attempts, Attempt(Outcome(End.CRASHED, 1), 4)]).again
+
+
+def test_restarts_that_nobody_has_asked_for_are_of_lost_workers_with_a_snapshot() -> None:
+    def again(end: End, reached: int, status: int | None = None) -> bool:
+        return decide(Policy(3, asked=False), [Attempt(Outcome(end, 1, status=status), reached)]).again
+
+    assert again(End.CRASHED, 5, -9)
+    assert again(End.HUNG, 5)
+    assert again(End.LOST, 5, 0)
+    assert again(End.LOST, 5)
+    assert not again(End.LOST, 5, 3)
+    assert not again(End.CRASHED, 0, -9)
+    assert not again(End.FAILED, 5)
+
+
+def test_replicas_that_differ_are_repaired_where_that_is_asked() -> None:
+    failure = {"text": "syrtos.errors.DivergenceError: The replicas have diverged"}
+    attempt = Attempt(Outcome(End.FAILED, 1, failures=[failure]), 7)
+    assert decide(Policy(3, asked=False, repair=True), [attempt]).again
+    assert not decide(Policy(3, asked=False), [attempt]).again
+
+
 def test_no_more_often_than_allowed() -> None:
     assert after(1, 2, restarts=2).again
     decision = after(1, 2, 3, restarts=2)

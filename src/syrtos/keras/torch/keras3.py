@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,18 @@ from typing import Any
 from keras.src.backend.torch import trainer as torch_trainer
 
 from syrtos.comm import world
-from syrtos.keras import backend, batches, fitting, keras_internals, patches, patching, share_patches, shares, trainer
+from syrtos.keras import (
+    backend,
+    batches,
+    fitting,
+    keras_internals,
+    patches,
+    patching,
+    recovery,
+    share_patches,
+    shares,
+    trainer,
+)
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.torch import batchnorm, gradients, rows, step
 from syrtos.keras.torch.variables import Torch
@@ -139,7 +151,9 @@ def _on_shares(function: Method, training: bool, finish: Callable[[step.StepScop
         share = rows.share_of(data[0], session)
         session.ledger.count(share.samples)
         if session.world.size == 1:
-            return function([share.data])
+            # a `fit` that goes on draws its data again, and leaves out steps: these must draw from another generator
+            with step.own_random_numbers(0) if recovery.keeps_snapshots() else contextlib.nullcontext():
+                return function([share.data])
         with step.StepScope(session, share.samples, training).entered() as scope:
             return finish(scope, function([share.data]))
 

@@ -52,7 +52,7 @@ class StepScope(Assignments):
         """Makes this the current step."""
         outer, _local.step = current_step(), self
         try:
-            with _own_random_numbers(self.session.world.rank if self.training else 0):
+            with own_random_numbers(self.session.world.rank if self.training else 0):
                 yield self
         finally:
             _local.step = outer
@@ -154,7 +154,7 @@ class Drawn:
 
 
 @contextlib.contextmanager
-def _own_random_numbers(rank: int) -> Iterator[None]:
+def own_random_numbers(rank: int) -> Iterator[None]:
     """Inside, torch's own generator, from which Dropout draws where it has no seed, gives each worker and step other numbers.
 
     Outside, the generator goes on as if nothing had been drawn: it shuffles data too, alike on all workers only as long as none has drawn more.

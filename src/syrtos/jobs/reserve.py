@@ -1,0 +1,37 @@
+"""Room on the service's disk for the record of a job that has filled it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+_ROOM = 16 << 20  # bytes that are kept
+_LOW = 4 << 20  # bytes: with fewer, a disk is full
+
+
+class Reserve:
+    """A file that is removed when its room is needed."""
+
+    def __init__(self, path: Path) -> None:
+        """``path``: of the file."""
+        self._path = path
+
+    def keep(self) -> None:
+        """Takes the room, if it is not taken and there is plenty."""
+        if self._path.exists() or shutil.disk_usage(self._path.parent).free < 4 * _ROOM:
+            return
+        with (
+            self._path.open("wb") as file,
+            contextlib.suppress(OSError),
+        ):  # a file system that can't, or another was faster
+            os.posix_fallocate(file.fileno(), 0, _ROOM)
+
+    def is_needed(self) -> bool:
+        """Whether the disk is full."""
+        return shutil.disk_usage(self._path.parent).free < _LOW
+
+    def release(self) -> None:
+        """Gives the room to others."""
+        self._path.unlink(missing_ok=True)
