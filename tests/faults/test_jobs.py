@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import served_jobs as jobs
 from botocore.exceptions import BotoCoreError, ClientError
@@ -118,6 +119,49 @@ def test_a_stopped_job_hears_of_it_and_leaves_nothing(tmp_path: Path) -> None:
         assert "told" in _lines(client("logs"), "stopped")
         assert jobs.processes.of(jobs.runner.mark(jobs.Home(tmp_path), "stopped")) == []
     assert statuses(found) == ["Starting", "Downloading", "Training", "Stopping", "Uploading", "Stopped"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 100 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(folder)]
+    if done := subprocess.run(mount, capture_output=True, text=True, check=False).stderr:
+        pytest.skip(f"a small file system can't be mounted here: {done}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "command", ["head -c 200000000 /dev/zero | tr '\\0' x | fold", "head -c 200000000 /dev/zero > $SM_MODEL_DIR/model"]
+)
+def test_a_job_that_fills_the_disk_fails_once_and_says_so(small_disk: Path, command: str) -> None:
+    with served(small_disk / "home") as client:
+        sagemaker = client("sagemaker")
+        sagemaker.create_training_job(**request("fills", command))
+        found = final(sagemaker, "fills")
+        sagemaker.create_training_job(**request("after", "echo fine"))
+        assert statuses(final(sagemaker, "after")) == _LIFE
+    assert statuses(found) == [*_LIFE[:3], "Failed"]
+    assert "is full (ENOSPC, No space left on device)" in found["FailureReason"]
+
+
+def test_a_long_output_shows_its_first_line_at_once(tmp_path: Path) -> None:
+    with served(tmp_path) as client:
+        client("sagemaker").create_training_job(
+            **request("long", "echo first; yes xxxxxxxxxxxxxxxxxxxxxxxx | head -c 200000000")
+        )
+        until_said(client, "long", "first")
+        assert client("sagemaker").describe_training_job(TrainingJobName="long")["SecondaryStatus"] == "Training"
+        (runner,) = [
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if (p.info["cmdline"] or [])[-2:] == ["syrtos.jobs.runner", "long"]
+        ]
+        time.sleep(3)
+        assert runner.memory_info().rss < 300 << 20
 
 
 def test_a_job_that_waits_can_be_stopped(tmp_path: Path) -> None:

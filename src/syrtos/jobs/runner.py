@@ -125,10 +125,10 @@ class Runner:
         except SyrtosError as error:
             self._fail(f"ClientError: {error}")
         except Exception as error:  # its files may still be of use: they stay
-            traceback.print_exc()
-            if self._home.reserve.is_needed():
+            if self._home.reserve.is_needed():  # nor is there room for the traceback
                 self._fail_for_room(f"{type(error).__name__}: {error}")
                 return
+            traceback.print_exc()
             self._fail(f"InternalServerError: {type(error).__name__}: {error}")
             self._failed_inside = True
         finally:

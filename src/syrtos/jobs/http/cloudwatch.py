@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -63,21 +66,24 @@ class Logs:
         names = request.get("logStreamNames")
         prefix = request.get("logStreamNamePrefix") or ""
         streams = [self._stream(name) for name in names] if names else list(self._streams(prefix))
-        wanted = _terms(request.get("filterPattern") or "")
-        found = [
-            (event, stream)
-            for stream in streams
-            for event in stream.all()
-            if _in_time(event, request) and all(term in event.text for term in wanted)
-        ]
-        found.sort(key=lambda pair: (pair[0].time, pair[1].name, pair[0].end))
-        after, limit = _number(request.get("nextToken")), request.get("limit") or _MOST
-        page = [
+        wanted, limit = _terms(request.get("filterPattern") or ""), request.get("limit") or _MOST
+        offsets = _offsets(request.get("nextToken"))
+
+        def chosen(stream: Stream) -> Iterator[tuple[Event, Stream]]:
+            for event in stream.all(offsets.get(stream.name, 0)):
+                if _in_time(event, request) and all(term in event.text for term in wanted):
+                    yield event, stream
+
+        # of each stream only what a page needs is read: one may be longer than memory
+        merged = heapq.merge(*map(chosen, streams), key=lambda pair: (pair[0].time, pair[1].name, pair[0].end))
+        found = list(itertools.islice(merged, limit + 1))
+        page = found[:limit]
+        offsets |= {stream.name: event.end for event, stream in page}
+        events = [
             {**_told(event), "logStreamName": stream.name, "eventId": f"{stream.name}:{event.end}"}
-            for event, stream in found[after : after + limit]
+            for event, stream in page
         ]
-        more = {"nextToken": str(after + limit)} if len(found) > after + limit else {}
-        return {"events": page, **more}
+        return {"events": events, **({"nextToken": json.dumps(offsets)} if len(found) > limit else {})}
 
     def _streams(self, prefix: str) -> Iterator[Stream]:
         job, slash, _ = prefix.partition("/")
@@ -93,6 +99,14 @@ class Logs:
         if found is None:
             raise ApiError("ResourceNotFoundException", "The specified log stream does not exist.")
         return found
+
+
+def _offsets(token: str | None) -> dict[str, int]:
+    """Where a page of several streams begins in each, in bytes."""
+    try:
+        return {str(name): int(offset) for name, offset in json.loads(token or "{}").items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ApiError("InvalidParameterException", "The specified nextToken is invalid.") from error
 
 
 def _check_group(request: dict[str, Any]) -> None:
