@@ -156,7 +156,6 @@ class HostRun:
 
 def strike(hosts: netns.Hosts, kind: str) -> None:
     """Lets something end."""
-    dropped = ["tc", "qdisc", "replace", "dev", netns.INTERFACE, "root", "netem", "loss", "100%"]
     if kind == "worker":
         hosts.kill(1, "syrtos.launch.worker")
     elif kind == "agent":
@@ -164,10 +163,10 @@ def strike(hosts: netns.Hosts, kind: str) -> None:
     elif kind == "host":
         os.kill(hosts.first_pids[1], signal.SIGKILL)
     else:
-        hosts.run(dropped, on=1)
+        hosts.cut_link()
     if kind == "pause":
         time.sleep(5)
-        hosts.run(["tc", "qdisc", "del", "dev", netns.INTERFACE, "root"], on=1)
+        hosts.mend_link()
 
 
 def disturbed_hosts(rng: random.Random, kinds: Sequence[str]) -> list[Cost]:

@@ -176,6 +176,14 @@ class Hosts:
         line = next(line for line in table.splitlines() if line.strip().startswith(f"{INTERFACE}:"))
         return int(line.split()[9])
 
+    def cut_link(self) -> None:
+        """From now on nothing passes between the hosts."""
+        _check(self.run(["ip", "link", "set", INTERFACE, "down"], on=1))
+
+    def mend_link(self) -> None:
+        """Undoes `cut_link`; routes have gone with the link."""
+        _check(self.run(["sh", "-c", f"ip link set {INTERFACE} up && {_route(ADDRESSES[1])}"], on=1))
+
     def stop_sshd(self, host: int) -> None:
         """From now on the host refuses ssh connections; open sessions stay."""
         stop = f"kill $(cat {_PID_FILE}); while [ -e {_PID_FILE} ]; do sleep 0.01; done"
@@ -196,12 +204,16 @@ def _shaped_end(address: str, rate: str | None) -> str:
     steps = [
         f"ip address add {address}/24 dev {INTERFACE} noprefixroute",
         f"ip link set {INTERFACE} up",
-        # Congestion control is a setting of the machine, and a rate that depends on it would tell nothing.
-        f"ip route add {_NETWORK} dev {INTERFACE} src {address} congctl cubic",
+        _route(address),
     ]
     if rate is not None:
         steps.append(f"tc qdisc add dev {INTERFACE} root tbf rate {rate} {_QUEUE}")
     return " && ".join(steps)
+
+
+def _route(address: str) -> str:
+    # Congestion control is a setting of the machine, and a rate that depends on it would tell nothing.
+    return f"ip route add {_NETWORK} dev {INTERFACE} src {address} congctl cubic"
 
 
 def _prepare_ssh(folder: Path) -> Path:
