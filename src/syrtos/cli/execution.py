@@ -164,8 +164,17 @@ def read_request(run_dir: Path) -> Request:
     return Request(spec, policy, seed)
 
 
-def execute(request: Request, run_dir: Path, resume: bool = False, met: Met | None = None) -> int:
-    """Runs it, prints what a person wants to know, and returns the exit code."""
+def execute(
+    request: Request,
+    run_dir: Path,
+    resume: bool = False,
+    met: Met | None = None,
+    changes: Mapping[str, object] | None = None,
+) -> int:
+    """Runs it, prints what a person wants to know, and returns the exit code.
+
+    ``changes`` of what was asked for are written down, so that the run is also resumed with them: see `changed`.
+    """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / _LOCK).touch()
@@ -185,6 +194,10 @@ def execute(request: Request, run_dir: Path, resume: bool = False, met: Met | No
                     f"The run in {run_dir} {_why_not(request, run_dir)}, and has kept a snapshot: `syrtos resume {run_dir}` goes on from it. To begin anew "
                     "remove that folder, or name another with --run-dir."
                 )
+        if resume:
+            _note(run_dir, end=None, **(changes or {}))
+        else:
+            request.write(run_dir)
         return _execute(request, run_dir, resume, met)
 
 
@@ -247,20 +260,18 @@ def is_going_on(run_dir: Path) -> bool:
 
 def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> int:
     spec, policy, began = request.spec, request.policy, time.time() - process_age()
-    if resume:
-        _note(run_dir, end=None)
-    else:
-        request.write(run_dir)
     _announce(spec, generations.generation_folder(run_dir, generations.next_generation(run_dir, resume)))
 
     machine, env = this_machine(spec.hosts, met), settings.environment()
     agents = _agents(spec, met)
-    resized = functools.partial(note_changes, run_dir)
+    resized = functools.partial(_on_resize, run_dir)
     with (
         contextlib.closing(Standby()) as standby,
         contextlib.closing(Membership(spec, machine, run_dir, agents, env, resume, resized)) as members,
     ):
         snapshots = (OnHosts(agents) if agents else Here()) if policy.restarts else None
+        if snapshots:
+            members.committed = snapshots.committed
         supervised = functools.partial(
             supervise,
             grace=spec.grace,
@@ -268,7 +279,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
             standby=standby,
             agents=agents,
             standby_after=0.0 if policy.asked else _STANDBY_AFTER,
-            changed=lambda: members.changed(snapshots.committed) if snapshots else "",
+            changed=members.changed if snapshots else lambda: "",
         )
 
         def start(folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
@@ -318,10 +329,14 @@ def _note(run_dir: Path, **facts: object) -> None:
     draft.replace(path)
 
 
-def note_changes(run_dir: Path, workers: int | None, hosts: Sequence[Host] = ()) -> None:
-    """Writes down another number of workers, or other hosts, with which the run is also resumed."""
+def changed(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:
+    """Another number of workers, or other hosts, as they are written down."""
     changes: dict[str, object] = {} if workers is None else {"resized": workers}
-    _note(run_dir, **changes, **({"moved": [dataclasses.asdict(host) for host in hosts]} if hosts else {}))
+    return changes | ({"moved": [dataclasses.asdict(host) for host in hosts]} if hosts else {})
+
+
+def _on_resize(run_dir: Path, workers: int) -> None:
+    _note(run_dir, **changed(workers))
 
 
 def _agents(spec: Spec, met: Met | None) -> Agents | None:

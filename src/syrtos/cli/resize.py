@@ -35,7 +35,7 @@ def main(chosen: argparse.Namespace) -> int:
     """
     run_dir = chosen.run_dir.resolve()
     spec = read_request(run_dir).spec
-    options = spec.options
+    options, at_most = spec.options, "at most " * (spec.elastic is not None)
     check_may_resize(options.batch, options.scale_lr, options.servers, "`syrtos resize`")
     if not is_going_on(run_dir):
         raise ConfigurationError(
@@ -49,6 +49,6 @@ def main(chosen: argparse.Namespace) -> int:
             f"The launcher of the run in {run_dir} has not answered in {_PATIENCE:.0f} s: is this folder shared with its machine?"
         )
     print(
-        f"syrtos: the run in {run_dir} goes on with {chosen.workers} worker{'s' * (chosen.workers > 1)} once its next step of `fit` is committed."
+        f"syrtos: the run in {run_dir} goes on with {at_most}{chosen.workers} worker{'s' * (chosen.workers > 1)} once its next step of `fit` is committed."
     )
     return 0

@@ -7,9 +7,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from syrtos.cli.execution import execute, note_changes, read_request
+from syrtos import settings
+from syrtos.cli.execution import changed, execute, read_request, this_machine
 from syrtos.cli.run import check_may_resize
 from syrtos.errors import ConfigurationError
+from syrtos.launch.plan import make_plan
 from syrtos.launch.spec import Spec, parse_hosts
 
 
@@ -32,8 +34,9 @@ def main(chosen: argparse.Namespace) -> int:
     run_dir = chosen.run_dir.resolve()
     request = read_request(run_dir)
     spec = _changed(request.spec, chosen)
-    note_changes(run_dir, chosen.workers, spec.hosts if chosen.hosts else ())
-    return execute(dataclasses.replace(request, spec=spec), run_dir, resume=True)
+    make_plan(spec, this_machine(spec.hosts), settings.environment())  # refused before anything is written
+    changes = changed(chosen.workers, spec.hosts if chosen.hosts else ())
+    return execute(dataclasses.replace(request, spec=spec), run_dir, resume=True, changes=changes)
 
 
 def _changed(spec: Spec, chosen: argparse.Namespace) -> Spec:

@@ -70,8 +70,14 @@ def main(chosen: argparse.Namespace) -> int:
 
 def _restore(home: Home) -> int:
     """Raises ConfigurationError where there is no good copy, or a service uses the database."""
-    from syrtos.jobs.home import try_lock
+    from syrtos.jobs.home import is_locked, try_lock
+    from syrtos.jobs.runner import LOCK
 
+    running = [path.parent.name for path in home.jobs.glob(f"*/{LOCK}") if is_locked(path)]
+    if running:
+        raise ConfigurationError(
+            f"Jobs are running, and would write into the database that is replaced: {', '.join(running)}. Wait for their end, or end them."
+        )
     lock = try_lock(home.path / "serving")
     if lock is None:
         raise ConfigurationError(f"A service runs in {home.path}. Stop it first.")
@@ -79,5 +85,5 @@ def _restore(home: Home) -> int:
     lock.close()
     if copy is None:
         raise ConfigurationError(f"There is no good copy of a database in {home.path / 'backups'}.")
-    print(f"syrtos: the database is that of {copy} now", file=sys.stderr)
+    print(f"syrtos: the database is that of {copy} now; jobs that were going on then count as failed", file=sys.stderr)
     return 0

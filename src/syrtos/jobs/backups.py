@@ -16,6 +16,12 @@ from syrtos.errors import ConfigurationError
 _SUFFIX = ".sqlite"
 _EVERY = 24 * 3600.0
 _KEPT = 3
+# `PRAGMA user_version` of a database whose last job was deleted by a request.
+ALL_DELETED = 1
+_END_ALL = (
+    "UPDATE jobs SET status = 'Failed', secondary = 'Failed', failure = 'InternalServerError: the database was restored from a copy that was made while this "
+    "job was going on.' WHERE status IN ('InProgress', 'Stopping')"
+)
 
 
 class Backups:
@@ -31,13 +37,13 @@ class Backups:
 
     def newest_first(self) -> list[Path]:
         """The copies that are there."""
-        return sorted(self._folder.glob(f"*{_SUFFIX}"), reverse=True)
+        return sorted(self._folder.glob(f"[0-9]*{_SUFFIX}"), reverse=True)
 
     def check(self) -> None:
-        """Raises ConfigurationError where the database is damaged, or has lost the jobs that the newest copy has."""
+        """Raises ConfigurationError where the database can't be opened, is damaged, or has lost the jobs that the newest copy has."""
         copies = self.newest_first()
         wrong = _fault_of(self._database) if self._database.exists() else "is gone" if copies else ""
-        if not wrong and copies and not _count(self._database) and _count(copies[0]):
+        if not wrong and copies and self._has_lost_jobs(self._database, copies[0]):
             wrong = "holds no job any more"
         if not wrong:
             return
@@ -49,11 +55,25 @@ class Backups:
         )
         raise ConfigurationError(f"The database {self._database} {wrong}. {offer}")
 
+    @staticmethod
+    def _has_lost_jobs(database: Path, copy: Path) -> bool:
+        """Whether a database without jobs is not one whose jobs have been deleted, one by one."""
+        count, deleted = _count(database)
+        return not count and not deleted and bool(_count(copy)[0])
+
     def restore(self) -> Path | None:
-        """Puts the newest good copy in the place of the database, which is kept beside it; None if there is none."""
+        """Puts the newest good copy in the place of the database, which is kept beside it; None if there is none.
+
+        What ran when the copy was made has failed: it may have ended since, or have to be begun again by a person.
+        """
         for copy in self.newest_first():
             if _fault_of(copy):
                 continue
+            draft = self._database.with_name(".restored.sqlite")
+            _copy(copy, draft)
+            with contextlib.closing(sqlite3.connect(draft)) as opened, contextlib.suppress(sqlite3.OperationalError):
+                opened.execute(_END_ALL)
+                opened.commit()
             aside = time.strftime("damaged-%Y%m%d-%H%M%S-")
             for path in (
                 self._database,
@@ -61,16 +81,21 @@ class Backups:
             ):
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(path.with_name(aside + path.name))
-            _copy(copy, self._database)
+            draft.replace(self._database)
             return copy
         return None
 
     def keep(self, now: float | None = None) -> None:
-        """Makes a copy if the newest is older than a day, and removes the oldest."""
+        """Makes a copy if the newest is older than a day, and removes the oldest.
+
+        Raises:
+            ConfigurationError: the database is damaged by now, or has lost its jobs: the copies stay as they are.
+        """
         now = time.time() if now is None else now
         copies = self.newest_first()
         if not self._database.exists() or (copies and now - copies[0].stat().st_mtime < _EVERY):
             return
+        self.check()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         _copy(self._database, self._folder / (time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + _SUFFIX))
         for old in self.newest_first()[_KEPT:]:
@@ -81,28 +106,40 @@ def _copy(source: Path, target: Path) -> None:
     """A consistent copy, also while others write (sqlite.org/backup.html)."""
     draft = target.with_name(f".{target.name}")
     draft.unlink(missing_ok=True)
-    draft.touch(mode=0o600)
-    with contextlib.closing(sqlite3.connect(source)) as opened, contextlib.closing(sqlite3.connect(draft)) as copy:
-        opened.backup(copy)
-    draft.replace(target)
+    try:
+        draft.touch(mode=0o600)
+        with contextlib.closing(sqlite3.connect(source)) as opened, contextlib.closing(sqlite3.connect(draft)) as copy:
+            opened.backup(copy)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _fault_of(database: Path) -> str:
-    """What is wrong with a file, as the end of a sentence about it; empty if nothing is."""
+    """What is wrong with a file, as the end of a sentence about it; empty if nothing is.
+
+    Raises:
+        ConfigurationError: it can't be opened, which says nothing about it: a full disk does that too.
+    """
     if not database.stat().st_size:
         return "is empty"
     try:
         with contextlib.closing(sqlite3.connect(database)) as opened:
             found = opened.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.OperationalError as error:
+        raise ConfigurationError(f"The database {database} can't be opened: {error}. Is the disk full?") from error
     except sqlite3.DatabaseError as error:
         return f"is damaged: {error}"
     return "" if found == "ok" else f"is damaged: {found.splitlines()[-1]}"
 
 
-def _count(database: Path) -> int:
-    with contextlib.closing(sqlite3.connect(database)) as opened, contextlib.suppress(sqlite3.OperationalError):
-        return int(opened.execute("SELECT count(*) FROM jobs").fetchone()[0])
-    return 0
+def _count(database: Path) -> tuple[int, bool]:
+    """The number of jobs; and whether the last was deleted."""
+    with contextlib.closing(sqlite3.connect(database)) as opened:
+        deleted = opened.execute("PRAGMA user_version").fetchone()[0] == ALL_DELETED
+        if not opened.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchone():
+            return 0, deleted
+        return int(opened.execute("SELECT count(*) FROM jobs").fetchone()[0]), deleted
 
 
 def _time_of(copy: Path) -> str:

@@ -6,6 +6,7 @@ lock knows that its runner is gone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -109,7 +110,7 @@ class Runner:
         self._metrics.values.update(record.metrics)
         self._over = threading.Event()
         self._why = ""  # the secondary status that a signal is to lead to
-        self._trained = self._told = self._failed_inside = False
+        self._trained = self._told = self._failed_inside = self._finished = False
         self._workers: Workers | None = None
 
     def run(self) -> None:
@@ -123,11 +124,15 @@ class Runner:
         except _Ended:
             self._finish(self._why)
         except SyrtosError as error:
-            self._fail(f"ClientError: {error}")
+            if self._home.reserve.is_needed():
+                self._fail_for_room(str(error))
+            else:
+                self._fail(f"ClientError: {error}")
         except Exception as error:  # its files may still be of use: they stay
-            if self._home.reserve.is_needed():  # nor is there room for the traceback
+            if self._home.reserve.is_needed() and not self._finished:  # nor is there room for the traceback
                 self._fail_for_room(f"{type(error).__name__}: {error}")
                 return
+            self._home.reserve.release()
             traceback.print_exc()
             self._fail(f"InternalServerError: {type(error).__name__}: {error}")
             self._failed_inside = True
@@ -152,7 +157,8 @@ class Runner:
         self._say_versions()
         self._move("Training")
         outcome = self._train(python, checkpoints)
-        if outcome.end is not End.FINISHED and self._home.reserve.is_needed():
+        self._finished = outcome.end is End.FINISHED
+        if self._home.reserve.is_needed() and not self._finished and not self._why:
             self._fail_for_room(self._reason(outcome))
             return
         if self._why == "Interrupted":
@@ -402,7 +408,8 @@ class Runner:
 
     def _fail(self, reason: str) -> None:
         text = self._redact(reason)
-        self._say(text[:_LONGEST_REASON])
+        with contextlib.suppress(OSError):  # a full disk takes no line, and may take the record
+            self._say(text[:_LONGEST_REASON])
         self._save()
         _fail(self._store, self._name, text)
 

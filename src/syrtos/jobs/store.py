@@ -15,6 +15,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine, RowMapping
 
 from syrtos.errors import ConfigurationError
+from syrtos.jobs.backups import ALL_DELETED
 from syrtos.jobs.states import State
 
 _metadata = sql.MetaData()
@@ -145,6 +146,7 @@ class Store:
         try:
             with self._writing() as connection:
                 connection.execute(sql.insert(_jobs).values(place=self._place, **_row(record)))
+                self._note_deleted(connection, 0)
         except exc.IntegrityError:
             return False
         return True
@@ -187,6 +189,13 @@ class Store:
         """Forgets a job."""
         with self._writing() as connection:
             connection.execute(sql.delete(_jobs).where(_jobs.c.name == name))
+            if not connection.execute(sql.select(sql.func.count()).select_from(_jobs)).scalar():
+                self._note_deleted(connection, ALL_DELETED)
+
+    def _note_deleted(self, connection: Connection, mark: int) -> None:
+        """Tells a database whose jobs were deleted from one that has lost them: `Backups`."""
+        if self._sqlite:
+            connection.exec_driver_sql(f"PRAGMA user_version = {mark}")
 
     def find(
         self, conditions: Sequence[Any], order: Sequence[Any], after: int, limit: int

@@ -47,6 +47,7 @@ class Membership:
 
     Attributes:
         agents: of the run; None on this machine alone.
+        committed: gives the number of the last snapshot.
     """
 
     def __init__(
@@ -81,10 +82,12 @@ class Membership:
         self._known: set[str] = set()  # hosts of generations that have committed something
         self._avoided: set[str] = set()  # hosts that came to a generation which then committed nothing
         self._wish: tuple[Spec | None, str] = (None, "")  # why the generation of this spec is to be replaced
-        self._next_list = self._next_try = self._next_question = 0.0
+        self.committed: Callable[[], int] = lambda: 0
+        self._next_list = self._next_try = 0.0
         self._told = ""
         self._over = threading.Event()
-        (run_dir / _RESIZE).unlink(missing_ok=True)  # of an earlier run
+        for path in run_dir.glob(f"*{_RESIZE.removesuffix('.json')}*.json"):  # of an earlier run
+            path.unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._watch, name="syrtos-membership", daemon=True)
         self._thread.start()
 
@@ -100,11 +103,7 @@ class Membership:
             ConfigurationError: no host, or too few, are there.
         """
         if self._running is not None:
-            names = {host.name for host in self._running.hosts}
-            if reached > self._reached:
-                self._known |= names
-            elif self._known:
-                self._avoided |= names - self._known
+            self._judge(self._running, reached > self._reached)
         hosts = self._there()
         lost = frozenset(host.name for host in self._listed) - {host.name for host in hosts}
         if self._listed and not hosts:
@@ -120,6 +119,17 @@ class Membership:
             spec = dataclasses.replace(self._spec, hosts=self._listed, workers=workers)
         self._running, self._reached, self._began = spec, reached, time.monotonic()
         return spec, lost
+
+    def _judge(self, ended: Spec, has_committed: bool) -> None:
+        """A host that came to a generation which then committed nothing is avoided, unless another host of it was lost."""
+        names = {host.name for host in ended.hosts}
+        if has_committed:
+            self._known |= names
+            return
+        new, lost = names - self._known, names - {host.name for host in self._there()}
+        if self._elastic is not None and new and new < names and not lost:
+            self._avoided |= new
+            output.say(f"{', '.join(sorted(new))} is left out: with it no step was committed")
 
     def gather(self, over: Callable[[], bool]) -> None:
         """Waits for hosts that were lost, and for as many as the run needs at least, until it is ``over``."""
@@ -171,16 +181,14 @@ class Membership:
 
     # -- while one runs --------------------------------------------------------------------------
 
-    def changed(self, committed: Callable[[], int]) -> str:
-        """Why the generation that runs is to be replaced by another, as a sentence; empty if it isn't.
-
-        It is not before it has ``committed`` something: it would have trained for nothing.
-        """
+    def changed(self) -> str:
+        """Why the generation that runs is to be replaced by another, as a sentence; empty if it isn't."""
         spec, why = self._wish
-        if not why or spec is not self._running or time.monotonic() < self._next_question:
-            return ""
-        self._next_question = time.monotonic() + _LOOK
-        if committed() > self._reached:
+        return why if spec is self._running else ""
+
+    def _ripe(self, why: str) -> str:
+        """The reason to replace the generation; empty before it has committed something: it would have trained for nothing."""
+        if not why or self.committed() > self._reached:
             return why
         self._tell(f"{why.rstrip('.')}: once a further step of `fit`, or a state of Horovod's, is committed.")
         return ""
@@ -200,7 +208,7 @@ class Membership:
                     self._read_list()
                     self._reach()
                 running = self._running
-                self._wish = (running, self._difference(running) if running else "")
+                self._wish = (running, self._ripe(self._difference(running)) if running else "")
             except Exception as error:  # the run goes on as it is
                 self._tell(f"hosts are not looked at: {type(error).__name__}: {error}")
 
@@ -223,16 +231,16 @@ class Membership:
             (self._run_dir / _RESIZE).rename(taken)
             asked = json.loads(taken.read_text())
             workers, answer = int(asked["workers"]), _answer(self._run_dir, str(int(asked["number"])))
+            taken.unlink()
         except (OSError, ValueError, KeyError, TypeError):
             return
         error = ""
         try:
             self._check(workers)
-        except ConfigurationError as refused:
-            error = str(refused)
-        else:
-            self._most = float(workers)
             self._resized(workers)
+            self._most = float(workers)
+        except (ConfigurationError, OSError) as refused:
+            error = str(refused)
         _write(answer, {"error": error})
 
     def _check(self, workers: int) -> None:

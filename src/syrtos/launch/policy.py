@@ -69,6 +69,8 @@ def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
     if last.end is End.REPLACED:
         return Decision(True)
     attempts = [attempt for attempt in attempts if attempt.outcome.end is not End.REPLACED]
+    if last.end is End.NOT_STARTED and last.rank is None and policy.restarts:
+        return Decision(False, last.why)  # hosts have been waited for
     diverged = policy.repair and _has_reported(last, "DivergenceError")
     if not policy.restarts or not (diverged or _may_go_well(policy, attempts[-1])):
         return Decision(False)

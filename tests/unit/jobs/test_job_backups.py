@@ -10,6 +10,7 @@ import pytest
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.backups import Backups
+from syrtos.jobs.store import Store
 
 DAY = 24 * 3600.0
 
@@ -87,3 +88,38 @@ def test_a_damaged_copy_is_passed_over(tmp_path: Path, backups: Backups) -> None
     assert backups.restore() == older
     damage(older)
     assert backups.restore() is None
+
+
+def test_a_damaged_database_does_not_replace_good_copies(tmp_path: Path, backups: Backups) -> None:
+    damage(tmp_path / "jobs.sqlite")
+    for day in range(1, 6):
+        with pytest.raises(ConfigurationError, match="is damaged"):
+            backups.keep(time.time() + day * (DAY + 60))
+    assert [jobs(copy) for copy in backups.newest_first()] == [["one", "two"]]
+
+
+def test_a_copy_that_was_not_finished_is_none(tmp_path: Path, backups: Backups) -> None:
+    (tmp_path / "backups" / ".20991231-000000.sqlite").touch()
+    assert len(backups.newest_first()) == 1
+
+
+def test_jobs_that_were_deleted_are_not_missed(tmp_path: Path) -> None:
+    from test_job_store import record
+
+    store, found = (
+        Store(f"sqlite:///{tmp_path / 'jobs.sqlite'}"),
+        Backups(tmp_path / "jobs.sqlite", tmp_path / "backups"),
+    )
+    store.add(record("a"))
+    found.keep()
+    store.remove("a")
+    found.check()
+    store.add(record("b"))
+    empty_table(tmp_path / "jobs.sqlite")
+    with pytest.raises(ConfigurationError, match="holds no job any more"):
+        found.check()
+    found.restore()
+    restored = Store(f"sqlite:///{tmp_path}/./jobs.sqlite").get("a")
+    assert restored is not None
+    assert restored.state.status == "Failed"
+    assert "was restored from a copy" in restored.failure

@@ -19,8 +19,14 @@ def test_after_a_worker_was_lost_or_failed(end: End) -> None:
 
 def test_workers_that_could_not_be_started_are_tried_again_where_something_would_be_lost() -> None:
     """A host of a run that is resumed, or was lost just now, does not answer: the next generation does without."""
-    assert after(5, end=End.NOT_STARTED).again
-    assert not after(0, end=End.NOT_STARTED).again
+    refused = Outcome(End.NOT_STARTED, 1, rank=0)
+    assert decide(Policy(9), [Attempt(refused, 5)]).again
+    assert not decide(Policy(9), [Attempt(refused, 0)]).again
+
+
+def test_too_few_hosts_have_been_waited_for() -> None:
+    outcome = Outcome(End.NOT_STARTED, 1, why="no host answers")
+    assert decide(Policy(9), [Attempt(outcome, 5)]) == Decision(False, "no host answers")
 
 
 @pytest.mark.parametrize("end", [End.FINISHED, End.STOPPED])

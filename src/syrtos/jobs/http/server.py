@@ -29,7 +29,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 class _Patient(HttpToolsProtocol):
     """Closes connections whose headers don't come, or don't end; and where too many are waited for, the one that has been silent for longest: thousands of
-    them would hold the service up."""
+    them would hold the service up. With TLS it is called after the handshake only."""
 
     _silent: ClassVar[dict[_Patient, None]] = {}  # whose request has not come whole; the last to send is the last
     _late: Any = None
@@ -41,7 +41,7 @@ class _Patient(HttpToolsProtocol):
         if self._head is not None:
             self._head += len(data)
             if self._head > _LARGEST_HEAD:
-                self.transport.close()
+                self.transport.abort()
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -54,7 +54,7 @@ class _Patient(HttpToolsProtocol):
         if len(self._silent) > _MOST_SILENT:
             longest = next(iter(self._silent))
             del self._silent[longest]
-            longest.transport.close()
+            longest.transport.abort()
 
     def on_message_complete(self) -> None:
         self._silent.pop(self, None)
@@ -83,7 +83,7 @@ class _Patient(HttpToolsProtocol):
         self._head = 0
         if self._late is not None:
             self._late.cancel()
-        self._late = self.loop.call_later(_HEADERS_IN, self.transport.close)
+        self._late = self.loop.call_later(_HEADERS_IN, self.transport.abort)
 
 
 class Server:
