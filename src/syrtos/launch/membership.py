@@ -38,7 +38,7 @@ _LIST_EVERY, _LONGEST_LIST = 5.0, 10.0
 _HOSTS_COME_BACK, _TRY_AGAIN, _TRY_LATER = 10.0, 3.0, 30.0
 # Seconds in which hosts may come where there are too few for the run.
 _ENOUGH_COME = 600.0
-# Seconds that a generation has before more workers take its place.
+# Seconds that a generation has before more workers take its place, or before it is said that this has to wait.
 _SETTLED = 10.0
 
 
@@ -84,6 +84,7 @@ class Membership:
         self._wish: tuple[Spec | None, str] = (None, "")  # why the generation of this spec is to be replaced
         self.committed: Callable[[], int] = lambda: 0
         self._next_list = self._next_try = 0.0
+        self._ripens = math.inf  # when it is said that a wish has to wait
         self._told = ""
         self._over = threading.Event()
         for path in run_dir.glob(f"*{_RESIZE.removesuffix('.json')}*.json"):  # of an earlier run
@@ -189,8 +190,11 @@ class Membership:
     def _ripe(self, why: str) -> str:
         """The reason to replace the generation; empty before it has committed something: it would have trained for nothing."""
         if not why or self.committed() > self._reached:
+            self._ripens = math.inf
             return why
-        self._tell(f"{why.rstrip('.')}: once a further step of `fit`, or a state of Horovod's, is committed.")
+        self._ripens = min(self._ripens, time.monotonic() + _SETTLED)
+        if time.monotonic() > self._ripens:
+            self._tell(f"{why.rstrip('.')}: once a further step of `fit`, or a state of Horovod's, is committed.")
         return ""
 
     def _tell(self, text: str) -> None:
