@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from syrtos import settings
-from syrtos.checkpoint import durable, encoding, head
+from syrtos.checkpoint import durable, encoding, head, memory
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.checkpoint.slots import Slots
 from syrtos.comm import world
@@ -31,6 +31,8 @@ from syrtos.keras import asynchronous, backend, fitting, keras_internals, learni
 
 # Snapshots take at most this part of the time (CheckFreq's bound; Mohan et al., FAST 2021).
 _COST = 0.035
+# At most this part of the memory that is free.
+_MEMORY = 0.8
 # By so much the number of steps between two snapshots grows at most, from one to the next.
 _GROWTH = 4.0
 # The states of so many calls of `fit` that have ended are kept, and so many bytes of each worker; later ones are trained again.
@@ -120,6 +122,7 @@ class _Run:
         self.number = self.slots.committed()
         self.fits = 0
         self.kept = 0  # bytes of the states of `fit`s that have ended
+        self._has_room = self.number > 0  # which is known once there is a snapshot
         self.last = self._place()
         self.found = self.last.fit  # up to which there is something to put back
         self.interval = 1.0  # calls between two snapshots
@@ -161,7 +164,19 @@ class _Run:
         """Writes this worker's part of the next snapshot, with the pieces of some ranks in it."""
         arrays = {_of_rank(rank): np.frombuffer(piece, np.uint8) for rank, piece in pieces.items()}
         part = encoding.pack(alike | arrays, {"place": dataclasses.asdict(place)})
+        self._check_room(len(part))
         self.slots.write(self.world.local_rank, self.number, self.world.local_size, part)
+
+    def _check_room(self, size: int) -> None:
+        """Before the first snapshot of this generation: raises MemoryError where two of them would take what training needs; ``size`` of this worker's part."""
+        if self._has_room:
+            return
+        needed, free = 2 * size * self.world.local_size, memory.available()
+        if needed > _MEMORY * free:
+            raise MemoryError(
+                f"two snapshots would take {needed >> 20:,} MB of this machine's memory, of which {free >> 20:,} MB are free"
+            )
+        self._has_room = True
 
     def keep_ended(self) -> None:
         """Before the memory is used for another `fit`: the state of the one that has ended goes into a file."""
@@ -423,7 +438,8 @@ class Protection:
 
 def _complain(error: Exception) -> None:
     print(f"syrtos: no more snapshots: {type(error).__name__}: {error}", file=sys.stderr)
-    traceback.print_exc()
+    if not isinstance(error, MemoryError):
+        traceback.print_exc()
 
 
 class _Replay:
