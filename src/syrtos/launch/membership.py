@@ -87,7 +87,7 @@ class Membership:
         self._ripens = math.inf  # when it is said that a wish has to wait
         self._told = ""
         self._over = threading.Event()
-        for path in run_dir.glob(f"*{_RESIZE.removesuffix('.json')}*.json"):  # of an earlier run
+        for path in (run_dir / _RESIZE, run_dir / _TAKEN, *run_dir.glob(".resize-[0-9]*.json")):  # of an earlier run
             path.unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._watch, name="syrtos-membership", daemon=True)
         self._thread.start()
