@@ -202,12 +202,15 @@ def execute(
 
 
 def _goes_on(request: Request, run_dir: Path) -> bool:
-    """Whether the same script, options and arguments ran in this folder until a scheduler stopped the launcher, or its machine was lost."""
+    """Whether the same script, options and arguments ran in this folder until a scheduler stopped the launcher, or its machine was lost; however it ended
+    where the script has committed a state itself."""
     try:
         found = json.loads((run_dir / _REQUEST).read_text())
     except (OSError, ValueError):
         return False
-    return not request.differences(found) and found.get("end") in (None, _BY_SCHEDULER)
+    if request.differences(found):
+        return False
+    return found.get("end") in (None, _BY_SCHEDULER) or generations.is_of_script(run_dir)
 
 
 def _why_not(request: Request, run_dir: Path) -> str:

@@ -143,9 +143,12 @@ def has_snapshot(run_dir: Path) -> bool:
 
 def is_of_script(run_dir: Path) -> bool:
     """Whether the last snapshot is of a state that the script has committed itself."""
-    number = folders.numbers(run_dir / "snapshots")[0]
-    with folders.first_part(run_dir / "snapshots", number).open("rb") as file:
-        return bool(head.first_facts(iter(lambda: file.read(1 << 16), b""))["place"]["commits"])
+    try:
+        number = folders.numbers(run_dir / "snapshots")[0]
+        with folders.first_part(run_dir / "snapshots", number).open("rb") as file:
+            return bool(head.first_facts(iter(lambda: file.read(1 << 16), b""))["place"]["commits"])
+    except (OSError, ValueError, KeyError, IndexError):  # there is none, or it is damaged
+        return False
 
 
 def forget(run_dir: Path) -> None:
