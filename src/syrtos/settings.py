@@ -13,8 +13,9 @@ from syrtos.errors import ConfigurationError
 BatchMode = Literal["global", "per-worker"]
 ScaleLR = Literal["none", "linear", "sqrt"]
 Exchange = Literal["auto", "mpi", "framework"]
-OnNaN = Literal["warn", "stop"]
+OnNaN = Literal["warn", "stop", "skip", "rollback"]
 OnDivergence = Literal["stop", "repair"]
+CompileUpdate = Literal["auto", "on", "off"]
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 SEED_VARIABLE = "SYRTOS_SEED"
@@ -76,9 +77,12 @@ class Options:
             all workers' gradients.
         exchange: what sums gradients: ``"mpi"`` (with shared memory inside a host); ``"framework"``: the collectives of Keras's backend; ``"auto"``:
             the framework's where gradients are on GPUs, and with JAX, MPI elsewhere.
-        on_nan: ``"stop"``: a gradient that is NaN or infinite ends the run before it is applied; ``"warn"``: a loss that is so is told once.
+        on_nan: what becomes of a gradient that is NaN or infinite, before it is applied: ``"stop"``: the run ends; ``"skip"``: the batch is left out;
+            ``"rollback"``: that, and model and optimizer go back to where they were some updates before; ``"warn"``: it is applied, and a loss that is
+            not finite is told once.
         on_divergence: when the replicas differ: ``"stop"``: the run ends; ``"repair"``: it goes on from the last snapshot, before each of which they are
             compared.
+        compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables are many and large.
         bucket_mb: gradients are exchanged in groups of about this many megabytes.
     """
 
@@ -95,6 +99,7 @@ class Options:
     staleness: int | None = None
     on_nan: OnNaN = "warn"
     on_divergence: OnDivergence = "stop"
+    compile_update: CompileUpdate = "auto"
 
     @property
     def asynchronous(self) -> bool:
@@ -107,6 +112,7 @@ class Options:
         _one_of("exchange", self.exchange, get_args(Exchange))
         _one_of("on_nan", self.on_nan, get_args(OnNaN))
         _one_of("on_divergence", self.on_divergence, get_args(OnDivergence))
+        _one_of("compile_update", self.compile_update, get_args(CompileUpdate))
         if self.warmup_epochs < 0:
             raise ConfigurationError(f"`warmup_epochs` must be 0 or more. Received: {self.warmup_epochs}.")
         if self.check_every < -1:
@@ -120,9 +126,9 @@ class Options:
                 f"`staleness` is a number of updates, 0 or more, between workers that train over parameter servers (`--ps`). "
                 f"Received: {self.staleness} with {self.servers} servers."
             )
-        if self.servers and self.on_nan == "stop":
+        if self.servers and self.on_nan != "warn":
             raise ConfigurationError(
-                "`--on-nan stop` can't be given with `--ps`: servers apply each gradient that comes. Leave one of them out."
+                f"`--on-nan {self.on_nan}` can't be given with `--ps`: servers apply each gradient that comes. Leave one of them out."
             )
         if self.asynchronous and self.batch == "per-worker":
             raise ConfigurationError(

@@ -44,6 +44,25 @@ def exchanges() -> str:
     return "ok"
 
 
+def slices() -> str:
+    """TensorFlow writes to the memory of a slice that nothing else needs: it must be this worker's own."""
+    rank, size, half = syrtos.rank(), syrtos.size(), 100_000
+
+    @tf.function
+    def sliced(x: Any) -> Any:
+        total = syrtos.allreduce(x)
+        first, second = tf.split(total, 2)
+        return total[:half] * 2.0, first * 3.0, second + 1.0
+
+    for step in range(20):
+        total = float(sum(step + other for other in range(size)))
+        doubled, first, second = sliced(tf.fill([2 * half], float(step + rank)))
+        assert (doubled.numpy() == 2 * total).all()
+        assert (first.numpy() == 3 * total).all()
+        assert (second.numpy() == total + 1).all()
+    return "ok"
+
+
 def gradients() -> str:
     """The gradient of a sum over workers is the sum of their gradients."""
     rank, size = syrtos.rank(), syrtos.size()

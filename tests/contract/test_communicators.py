@@ -49,6 +49,15 @@ def test_hierarchy(hosts: list[int]) -> None:
     assert run_world(len(hosts), workers.on_hierarchy, hosts) == ["ok"] * len(hosts)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_windows(size: int) -> None:
+    assert run_world(size, workers.with_windows) == ["ok"] * size
+
+
+def test_little_memory() -> None:
+    assert run_world(2, workers.with_little_memory) == ["ok", "ok"]
+
+
 @pytest.mark.slow
 def test_more_than_two_gigabytes_in_one_call() -> None:
     assert run_world(2, workers.over_two_gigabytes) == ["ok", "ok"]

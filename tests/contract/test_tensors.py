@@ -12,7 +12,15 @@ from syrtos.testing import WorldFailed, run_world
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
-    "check", [tensors.exchanges, tensors.gradients, tensors.loops, tensors.process_sets, tensors.many_process_sets]
+    "check",
+    [
+        tensors.exchanges,
+        tensors.slices,
+        tensors.gradients,
+        tensors.loops,
+        tensors.process_sets,
+        tensors.many_process_sets,
+    ],
 )
 def test_tensors(check: Callable[[], str], size: int) -> None:
     assert run_world(size, check) == ["ok"] * size

@@ -11,7 +11,7 @@ import pytest
 from syrtos.comm import joining
 from syrtos.comm.communicator import Communicator, ReduceOp, share_of
 from syrtos.comm.sparse import weighted_rows
-from syrtos.errors import ExchangeError, OutOfStepError
+from syrtos.errors import ExchangeError, OutOfStepError, SharedMemoryError
 
 DTYPES: list[Any] = [
     np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64,
@@ -124,6 +124,42 @@ def ignores_workers_without_weight(comm: Communicator) -> None:
     sums, total = comm.weighted_sum([np.full(20_000, np.nan, np.float32)], 0.0)
     assert total == 0.0
     assert not sums[0].any()
+
+
+def lent_sum(comm: Communicator, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The sum of all workers' arrays, of small integers: as a mean, which is what is lent."""
+    return comm.weighted_sum([array * np.float32(comm.size)], 1.0, lend=True)[0][0]
+
+
+def lends(comm: Communicator) -> None:
+    """What a worker keeps of lent results stays as it was, for however long, and for another time on each worker."""
+    common, own = np.random.default_rng(7), np.random.default_rng(100 + comm.rank)
+    kept: list[tuple[int, np.ndarray[Any, Any], float]] = []
+    for step in range(60):
+        sizes = common.choice([100, 20_000, 30_000, 70_000], size=int(common.integers(1, 4)))
+        weights = common.integers(0, 3, size=comm.size).astype(float)
+        parts = [np.full(int(size), step + comm.rank, np.float32) for size in sizes]
+        sums, total = comm.weighted_sum(parts, weights[comm.rank], lend=True)
+        want = float(weights @ (step + np.arange(comm.size))) / total if total else 0.0
+        for part in sums:
+            np.testing.assert_allclose(part, want, rtol=1e-5)
+            if own.random() < 0.4:
+                until = step + int(own.integers(1, 25))
+                kept.append((until, part[:: int(own.integers(1, 3))], float(part[0])))
+        kept = [one for one in kept if one[0] > step]
+        for _, part, value in kept:
+            assert (part == value).all(), "a result that was kept has changed"
+    total = lent_sum(comm, np.full(50_000, comm.rank, np.float32))
+    assert (total == sum(range(comm.size))).all()
+
+
+def goes_on_with_lent_results(comm: Communicator) -> None:
+    """After others have joined, too."""
+    for step in range(comm.rank + 1):
+        sums, _ = comm.weighted_sum([np.ones(70_000, np.float32)], 1.0, lend=True)
+        np.testing.assert_allclose(sums[0], (comm.size - step) / comm.size)
+        assert (lent_sum(comm, np.ones(70_000, np.float32)) == comm.size - step).all()
+    joining.join(comm)
 
 
 def sums_rows(comm: Communicator) -> None:
@@ -251,8 +287,8 @@ def refuses_what_has_no_sum(comm: Communicator) -> None:
 
 
 CHECKS = [
-    reduces, reduces_means, adds_adaptively, goes_on_with_those_who_have_data, keeps_shapes, reduces_alike_twice, weighs,
-    ignores_workers_without_weight, sums_rows, gathers, broadcasts, scatters, sends_to_all, moves_objects, splits,
+    reduces, reduces_means, adds_adaptively, goes_on_with_those_who_have_data, keeps_shapes, reduces_alike_twice, weighs, lends,
+    goes_on_with_lent_results, ignores_workers_without_weight, sums_rows, gathers, broadcasts, scatters, sends_to_all, moves_objects, splits,
     explains_mistakes, refuses_what_has_no_sum, passes_by, leaves_early,
     passes_by_those_who_have_joined,
 ]  # fmt: skip
@@ -278,6 +314,49 @@ def on_shared_memory() -> str:
     comm = SharedMemoryCommunicator(MPI.COMM_WORLD.Dup())
     check_all(comm)
     comm.close()
+    return "ok"
+
+
+def with_little_memory() -> str:
+    """No window can be made: results are copied, and may be written to."""
+    from mpi4py import MPI
+
+    from syrtos.comm import windows
+    from syrtos.comm.shared_memory import SharedMemoryCommunicator
+
+    windows._BUDGET = 0.0
+    comm = SharedMemoryCommunicator(MPI.COMM_WORLD.Dup())
+    lends(comm)
+    assert lent_sum(comm, np.ones(50_000, np.float32)).flags.writeable
+    comm.close()
+    return "ok"
+
+
+def with_windows() -> str:
+    """Results are lent, and the memory of one is used again when it ends; what is kept outlives the workers' communicator."""
+    from mpi4py import MPI
+
+    from syrtos.comm import segments
+    from syrtos.comm.shared_memory import SharedMemoryCommunicator
+
+    comm = SharedMemoryCommunicator(MPI.COMM_WORLD.Dup())
+    places, total = set(), np.zeros(0, np.float32)
+    for _ in range(20):
+        total = lent_sum(comm, np.ones(50_000, np.float32))
+        assert not total.flags.writeable
+        places.add(total.ctypes.data)
+    assert len(places) == 2, "one that is assigned to, and the next"
+    assert comm._windows is not None
+    assert comm._windows.nbytes < 1 << 20
+    comm.close()
+    assert (total == comm.size).all()
+    segments._unnamed = segments._named  # what workers in containers of their own use
+    memory = np.frombuffer(segments.create(MPI.COMM_WORLD, 1 << 16), np.uint8)
+    memory[MPI.COMM_WORLD.Get_rank()] = 1
+    MPI.COMM_WORLD.Barrier()
+    assert memory.sum() == MPI.COMM_WORLD.Get_size()
+    with pytest.raises(SharedMemoryError, match="shm-size"):
+        segments.create(MPI.COMM_WORLD, 1 << 50)
     return "ok"
 
 

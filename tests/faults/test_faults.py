@@ -263,17 +263,56 @@ _NOT_FINITE = {
 }
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "jax"))]
+)
 def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path, backend: str) -> None:
-    cases = [case for case in _NOT_FINITE if (backend, case) != ("torch", "eagerly")]
+    cases = [case for case in _NOT_FINITE if (backend, case) not in (("torch", "eagerly"), ("jax", "rows"))]
     command = ("-n", "2", "--on-nan", "stop", SCRIPTS / "not_finite.py", *cases)
     env = {"KERAS_BACKEND": backend}
     ended = run(tmp_path, *command, within=START, env=env, forked=backend == "tensorflow")
     assert ended.code == 0, ended.stderr
     for rank in range(2):
         found = json.loads((tmp_path / f"told-{rank}.json").read_text())
-        wrong = {case: found[case] for case in cases if not all(text in found[case] for text in _NOT_FINITE[case])}
+        texts = {case: _NOT_FINITE[case][: 1 if backend == "jax" else None] for case in cases}  # there no rank is named
+        wrong = {case: found[case] for case in cases if not all(text in found[case] for text in texts[case])}
         assert not wrong
+
+
+_LEFT_OUT = ("plain", "rank_0", "own_step", "eagerly", "accumulated", "decay", "several_steps")
+
+
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "jax"))]
+)
+def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path: Path, backend: str) -> None:
+    cases = [case for case in _LEFT_OUT if (backend, case) != ("torch", "several_steps")]  # which Keras refuses there
+    command = ("-n", "2", "--on-nan", "skip", SCRIPTS / "left_out.py", *cases, "always_wrong")
+    env = {"KERAS_BACKEND": backend}
+    ended = run(tmp_path, *command, within=2 * START, env=env, forked=backend == "tensorflow")
+    assert ended.code == 0, ended.stderr
+    share = "" if backend == "jax" else ", in the share of rank 1"
+    assert f"is NaN or infinite{share}.\n" in ended.stderr
+    assert "updates whose gradients were not finite: " in ended.stderr
+    for rank in range(2):
+        found = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert found.pop("always_wrong").startswith("NonFiniteError: 11 updates in a row were left out")
+        assert found == dict.fromkeys(cases, "the same")
+
+
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "jax"))]
+)
+def test_weights_go_back_some_updates(tmp_path: Path, backend: str) -> None:
+    command = ("-n", "2", "--on-nan", "rollback", SCRIPTS / "left_out.py", "rolled_back", "again_and_again")
+    env = {"KERAS_BACKEND": backend}
+    ended = run(tmp_path, *command, within=START, env=env, forked=backend == "tensorflow")
+    assert ended.code == 0, ended.stderr
+    assert "after step 251 of this fit, weights and optimizer went back to step 101" in ended.stderr
+    for rank in range(2):
+        found = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert found["rolled_back"] == "the same"
+        assert "went back to step 101 for the third time" in found["again_and_again"]
 
 
 def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:

@@ -50,6 +50,26 @@ def test_two_parameter_servers_without_staleness(served_rows: table.Rows, name: 
     table.check(served_rows, name)
 
 
+# Updates of dense gradients and of rows, inside of conditions, of two optimizers, and of loops of the script's own.
+COMPILED = [
+    "custom_train_step_in_tf_function", "custom_train_step_two_optimizers", "run_eagerly", "steps_per_execution", "train_on_batch", "global_clipnorm",
+    "every_optimizer", "gradient_accumulation_scaled", "loss_scale_overflow", "mixed_float16", "embedding_large_sent_as_rows",
+    "embedding_small_adagrad_clipped", "own_loop_clipped_and_accumulated",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiled_rows() -> table.Rows:
+    return table.measure(COMPILED, [2], flags=("--compile-update", "on"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
+    table.check(compiled_rows, name)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("keras", ["TensorFlow", pytest.param("Keras 2", marks=pytest.mark.long)])

@@ -19,3 +19,10 @@ def write(path: Path, data: bytes) -> None:
     """Writes a file, and waits until it is on disk."""
     path.write_bytes(data)
     force(path)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Writes a file that appears whole, in the place of one that may be there."""
+    draft = path.with_suffix(".partial")
+    write(draft, data)
+    draft.replace(path)

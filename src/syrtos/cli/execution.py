@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
+from syrtos.checkpoint import durable
 from syrtos.cli.env import versions
 from syrtos.cli.failure import print_failure
 from syrtos.cli.summary import print_summary, print_table
@@ -201,13 +202,18 @@ def execute(
         return _execute(request, run_dir, resume, met)
 
 
+def _written(run_dir: Path) -> dict[str, Any]:
+    """What the run in this folder has written down of itself; empty if that can't be read."""
+    try:
+        return json.loads((run_dir / _REQUEST).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
 def _goes_on(request: Request, run_dir: Path) -> bool:
     """Whether the same script, options and arguments ran in this folder until a scheduler stopped the launcher, or its machine was lost; however it ended
     where the script has committed a state itself."""
-    try:
-        found = json.loads((run_dir / _REQUEST).read_text())
-    except (OSError, ValueError):
-        return False
+    found = _written(run_dir)
     if request.differences(found):
         return False
     return found.get("end") in (None, _BY_SCHEDULER) or generations.is_of_script(run_dir)
@@ -215,9 +221,8 @@ def _goes_on(request: Request, run_dir: Path) -> bool:
 
 def _why_not(request: Request, run_dir: Path) -> str:
     """Why the same command does not go on with a run that has not finished, as the end of a sentence about it."""
-    try:
-        found: dict[str, Any] = json.loads((run_dir / _REQUEST).read_text())
-    except (OSError, ValueError):
+    found = _written(run_dir)
+    if not found:
         return "has not finished"
     if different := request.differences(found):
         return f"was begun with other values of: {', '.join(different)}"
@@ -226,11 +231,8 @@ def _why_not(request: Request, run_dir: Path) -> str:
 
 def _may_be_forgotten(request: Request, run_dir: Path) -> bool:
     """Whether a snapshot in this folder is one that no person has asked for."""
-    try:
-        found = json.loads((run_dir / _REQUEST).read_text())
-        return not (request.policy.asked or found["policy"]["asked"] or generations.is_of_script(run_dir))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    asked = _written(run_dir).get("policy", {}).get("asked", True)
+    return not (request.policy.asked or asked or generations.is_of_script(run_dir))
 
 
 @contextlib.contextmanager
@@ -327,9 +329,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
 
 def _note(run_dir: Path, **facts: object) -> None:
     path = run_dir / _REQUEST
-    draft = path.with_suffix(".partial")
-    draft.write_text(json.dumps({**json.loads(path.read_text()), **facts}, indent=2) + "\n")
-    draft.replace(path)
+    durable.replace(path, (json.dumps({**json.loads(path.read_text()), **facts}, indent=2) + "\n").encode())
 
 
 def changed(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:

@@ -16,7 +16,7 @@ from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec, new_run_dir, parse_hosts, read_hostfile
-from syrtos.settings import BatchMode, Exchange, OnDivergence, OnNaN, Options, ScaleLR
+from syrtos.settings import BatchMode, CompileUpdate, Exchange, OnDivergence, OnNaN, Options, ScaleLR
 
 # Restarts where no number is given.
 _RESTARTS = 3
@@ -114,9 +114,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--exchange", choices=get_args(Exchange), default=defaults.exchange,
                        help="what sums gradients: MPI, or the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
     group.add_argument("--on-nan", choices=get_args(OnNaN), default=defaults.on_nan,
-                       help="stop: end the run before a gradient that is NaN or infinite is applied; warn: say when the loss is (default)")  # fmt: skip
+                       help="for a gradient that is NaN or infinite, before it is applied: stop the run; skip the batch; rollback: also go back 100 to 199 "
+                       "updates; warn: apply it, and say when the loss is (default)")  # fmt: skip
     group.add_argument("--on-divergence", choices=get_args(OnDivergence), default=defaults.on_divergence,
                        help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
+    group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
+                       help="whether XLA compiles the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
@@ -232,6 +235,7 @@ def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
         batch=chosen.batch,
         sync_batchnorm=chosen.sync_batchnorm,
         on_nan=chosen.on_nan,
+        compile_update=chosen.compile_update,
         on_divergence=chosen.on_divergence,
         scale_lr=chosen.scale_lr,
         warmup_epochs=chosen.warmup_epochs,

@@ -81,6 +81,10 @@ def _table(summary: Summary) -> Table:
     if summary.restarts.number:
         table.add_row("restarts", _restarts(summary))
         table.add_row("goodput", f"{summary.goodput:.1%} of the time was not lost to restarts")
+    if summary.facts.get("left_out"):
+        table.add_row("left out", f"updates whose gradients were not finite: {summary.facts['left_out']:,}")
+    if summary.facts.get("update") == "compiled":
+        table.add_row("update", "compiled by XLA")
     if "input" in summary.facts:
         table.add_row("data", _WAYS[summary.facts["input"]])
     if summary.steps:

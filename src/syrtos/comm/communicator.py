@@ -92,22 +92,23 @@ class Communicator(abc.ABC):
         mean = op is ReduceOp.MEAN and not is_half(array.dtype)
         return (result / self.size if mean else result).astype(array.dtype, copy=False)
 
-    def weighted_sum(self, parts: Sequence[Array], weight: float) -> tuple[list[Array], float]:
+    def weighted_sum(self, parts: Sequence[Array], weight: float, lend: bool = False) -> tuple[list[Array], float]:
         """Sums ``weight / total weight`` times each part over all workers: the exchange of a step.
 
         Args:
             parts: flat arrays of one floating dtype; the same sizes on every worker.
             weight: this worker's share of the step, e.g. its number of samples. A worker with weight 0
                 adds nothing, whatever its arrays hold (NaN included).
+            lend: the sums may be memory that other workers look at too: no array is to be written to.
 
         Returns:
-            The sums, new arrays in the order of ``parts``, and the total weight (0: every sum is 0).
+            The sums, in the order of ``parts``, and the total weight (0: every sum is 0).
         """
         dtype, sizes = parts[0].dtype, ",".join(str(part.size) for part in parts)
-        weights = self.agree(f"exchange {dtype} {sizes}", weight)
+        weights = self.agree(f"exchange {dtype} {sizes}{' lent' * lend}", weight)
         total = float(sum(weights))
         shares = [w / total if total else 0.0 for w in weights]
-        return self.reduced(parts, ReduceOp.SUM, shares), total
+        return self.reduced(parts, ReduceOp.SUM, shares, lend), total
 
     def allgather(self, array: npt.ArrayLike) -> Array:
         """Concatenates the workers' arrays along the first axis, in rank order; row counts may differ.
@@ -205,12 +206,15 @@ class Communicator(abc.ABC):
             if not tags.passing:
                 return tags, values
 
-    def reduced(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
-        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]``, when all workers have agreed to: new arrays.
+    def reduced(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
+        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]``, when all workers have agreed to: new arrays, or with ``lend`` memory
+        that is not to be written to.
 
         Means of 16-bit floats come divided, those of others as sums.
         """
-        return (self._reduce_half if is_half(parts[0].dtype) else self._reduce)(parts, op, shares)
+        if is_half(parts[0].dtype):
+            return self._reduce_half(parts, op, shares)
+        return self._reduce(parts, op, shares, lend)
 
     def sum_of_halves(self, array: Array, op: ReduceOp, shares: Sequence[float]) -> Array:
         """Reduces a flat array of 16-bit floats. Each worker gets a part of all arrays, reduces it in float32 and gives it to all: a number
@@ -268,8 +272,8 @@ class Communicator(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
-        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only). No 16-bit floats come here."""
+    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
+        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only); see `reduced`. No 16-bit floats come here."""
 
     def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         """The same for 16-bit floats."""

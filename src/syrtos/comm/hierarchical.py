@@ -39,12 +39,12 @@ class HierarchicalCommunicator(MPICommunicator):
             self.lane.close()
         super().close()
 
-    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
         def carry(lane_slice: Array) -> Callable[[], None]:
             assert self.lane is not None
             return self.lane.start_sum(lane_slice, op)
 
-        return self.host.reduce_through_window(parts, op, shares[self.rank], self.lanes, carry)
+        return self.host.reduce_through_window(parts, op, shares[self.rank], self.lanes, carry, lend)
 
     def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         """In float32 inside the host; what travels between hosts is rounded."""

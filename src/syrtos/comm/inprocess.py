@@ -63,7 +63,7 @@ class InProcessCommunicator(Communicator):
         pairs = self._swap((tag, value), call)
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
-    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
         scaled = [np.empty_like(part) for part in parts]
         for part, target in zip(parts, scaled, strict=True):
             scaled_copy(part, shares[self.rank], target)

@@ -38,10 +38,10 @@ def _follow(comm: Communicator, call: str, tags: Tags, values: list[float]) -> N
     """Does this worker's part of ``call``."""
     counts = [0.0 if rank in tags.joined else value for rank, value in enumerate(values)]
     if call.startswith("exchange "):
-        _, dtype, sizes = call.split(" ")
+        _, dtype, sizes, *lent = call.split(" ")
         zeros = [_zeros(dtype, (int(size),)) for size in sizes.split(",")]
         weights = [1.0 if rank in tags.joined else value for rank, value in enumerate(values)]
-        comm.reduced(zeros, ReduceOp.SUM, [weight / sum(weights) for weight in weights])
+        comm.reduced(zeros, ReduceOp.SUM, [weight / sum(weights) for weight in weights], bool(lent))
         return
     found = _CALL.match(call)
     if found is None:  # a barrier

@@ -98,7 +98,7 @@ class MPICommunicator(Communicator):
         self._left = None
         return True
 
-    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
         results = []
         for part in parts:
             result = pool.empty_like(part)

@@ -1,29 +1,31 @@
-"""Workers of one host: MPI shared windows, in which each worker reduces a slice of its own.
+"""Workers of one host: memory that they share, in which each worker reduces a slice of its own.
 
-A window is the memory model of MPI 3 (MPI-4.1 standard, §12.4 "unified"): every worker maps the segments of all. One
-exchange copies the gradients in once, sums, and copies out once; there is no leader, and no worker is idle.
+One exchange copies each worker's gradients in once, but for the slice that it reduces itself, which it adds from where they are; there is no
+leader, and no worker is idle. Loads and stores need no other order than the meetings between them: MPI passes messages inside a host by atomic operations
+with acquire and release (MPICH 5, `MPL_atomic`), and what a worker has stored before a message is seen by all that have received it.
 """
 
 from __future__ import annotations
 
-import os
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
 
-from syrtos.comm import pool
+from syrtos.comm import pool, segments
 from syrtos.comm.communicator import UFUNC, Array, ReduceOp, scaled_copy, share_of
 from syrtos.comm.mpi import IN_FLIGHT, PIECE, MPICommunicator
 from syrtos.comm.watchdog import Watchdog
-from syrtos.errors import SharedMemoryError
+from syrtos.comm.windows import Windows
 
-# Elements summed in one go: small enough that every worker's piece stays in the second-level cache.
-_PIECE = 1 << 18
+# Elements reduced in one go: small enough that a piece stays in the second-level cache.
+_PIECE = 1 << 16
 _ALIGN = 64
 # Below this (bytes), MPI's own tuned path for short messages is faster than three meetings.
 _SHORT = 1 << 13
+# Below this (bytes), a result is copied: TensorFlow's own allocator is as fast.
+_LENT = 1 << 16
 
 Carry = Callable[[Array], Callable[[], None]]
 
@@ -33,24 +35,32 @@ class SharedMemoryCommunicator(MPICommunicator):
 
     def __init__(self, comm: MPI.Comm, watchdog: Watchdog | None = None) -> None:
         super().__init__(comm, watchdog)
-        self._window: MPI.Win | None = None
-        self._segments: list[Array] = []
-        self._capacity = 0
+        self._windows: Windows | None = None
+        self._stages: list[
+            Array
+        ] = []  # for each worker what it contributes to others' slices, and cannot write into the result
+        self._scratch = np.empty(0, np.uint8)  # a result that is copied
 
     def close(self) -> None:
-        self._free_window()
+        self._windows, self._stages, self._scratch = None, [], np.empty(0, np.uint8)
         super().close()
 
-    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
         if sum(part.nbytes for part in parts) <= _SHORT:
             return super()._reduce(parts, op, shares)
-        return self.reduce_through_window(parts, op, shares[self.rank], self.size)
+        return self.reduce_through_window(parts, op, shares[self.rank], self.size, lend=lend)
 
     def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         return self.in_float32(self._reduce, parts, op, shares)
 
     def reduce_through_window(
-        self, parts: Sequence[Array], op: ReduceOp, share: float, lanes: int, carry: Carry | None = None
+        self,
+        parts: Sequence[Array],
+        op: ReduceOp,
+        share: float,
+        lanes: int,
+        carry: Carry | None = None,
+        lend: bool = False,
     ) -> list[Array]:
         """Reduces flat parts of one dtype.
 
@@ -60,99 +70,110 @@ class SharedMemoryCommunicator(MPICommunicator):
             share: factor for this worker's values.
             lanes: into how many slices the elements are cut; worker ``i < lanes`` reduces slice ``i``.
             carry: begins to carry a reduced slice on between hosts, and returns what waits for the end of that.
+            lend: the results may be memory that all workers of the host look at; they can't be written to.
         """
         layout = _Layout(parts)
-        self._reserve(layout.total * layout.dtype.itemsize)
-        views = [segment[: layout.total * layout.dtype.itemsize].view(layout.dtype) for segment in self._segments]
-        if self.size == 2 and carry is None:
-            return self._sum_of_two(views, layout, op, share)
-        results = [pool.empty_like(part) for part in parts]
+        with np.errstate(all="ignore"):  # between two parts there may be anything
+            return self._reduce_in(layout, op, share, lanes, carry, lend)
+
+    def _reduce_in(
+        self, layout: _Layout, op: ReduceOp, share: float, lanes: int, carry: Carry | None, lend: bool
+    ) -> list[Array]:
+        total, is_lent = self._place(layout, lend)
+        results = [] if is_lent else [pool.empty_like(part) for part in layout.parts]
         flying: list[tuple[int, int, Callable[[], None]]] = []
         for begin, end in _chunks(layout, lanes, carry):
-            layout.copy(parts, views[self.rank], begin, end, lambda part, view: scaled_copy(part, share, view))
+            slices = [tuple(begin + at for at in share_of(end - begin, lane, lanes)) for lane in range(lanes)]
+            self._contribute(layout, total, slices, share)
             self._pause()
-            flying.append((begin, end, self._reduce_lane(views, begin, end, op, lanes, carry)))
-            if len(flying) == IN_FLIGHT:
-                self._land(flying.pop(0), layout, results, views[0])
+            flying.append((begin, end, self._reduce_lane(layout, total, slices, op, share, carry)))
+            while len(flying) == IN_FLIGHT:
+                self._land(flying.pop(0), layout, total, results)
         for chunk in flying:
-            self._land(chunk, layout, results, views[0])
-        return results
+            self._land(chunk, layout, total, results)
+        return layout.lent(total) if is_lent else results
+
+    def _place(self, layout: _Layout, lend: bool) -> tuple[Array, bool]:
+        """Where the result is made, and whether it can stay there."""
+        nbytes = layout.total * layout.dtype.itemsize
+        if self.size > 2 and (not self._stages or len(self._stages[0]) < nbytes):
+            self._stages = [
+                np.frombuffer(segments.create(self.comm, _rounded(nbytes)), np.uint8) for _ in range(self.size)
+            ]
+        if lend and nbytes >= _LENT:
+            self._windows = self._windows or Windows(self.comm, self._pause)
+            window = self._windows.take(nbytes)
+            if window is not None:
+                return window.view(layout.dtype), True
+        if len(self._scratch) < nbytes:
+            self._scratch = np.frombuffer(segments.create(self.comm, _rounded(nbytes)), np.uint8)
+        return self._scratch[:nbytes].view(layout.dtype), False
+
+    def _contribute(self, layout: _Layout, total: Array, slices: Sequence[tuple[int, ...]], share: float) -> None:
+        """Copies this worker's part of the slices that others reduce: one worker's into the result, the others' beside it."""
+        for lane, (start, stop) in enumerate(slices):
+            if lane == self.rank:
+                continue
+            target = (
+                total if self.rank == self._first(lane) else self._stages[self.rank][: total.nbytes].view(total.dtype)
+            )
+            layout.copy(layout.parts, target, start, stop, lambda part, view: scaled_copy(part, share, view))
 
     def _reduce_lane(
-        self, views: list[Array], begin: int, end: int, op: ReduceOp, lanes: int, carry: Carry | None
+        self,
+        layout: _Layout,
+        total: Array,
+        slices: Sequence[tuple[int, ...]],
+        op: ReduceOp,
+        share: float,
+        carry: Carry | None,
     ) -> Callable[[], None]:
         """Reduces this worker's slice of a chunk; returns what waits until the other hosts' part is in it."""
-        if self.rank >= lanes:
+        if self.rank >= len(slices):
             return lambda: None
-        start, stop = share_of(end - begin, self.rank, lanes)
-        _reduce_slice(views, begin + start, begin + stop, op)
-        return carry(views[0][begin + start : begin + stop]) if carry else lambda: None
+        start, stop = slices[self.rank]
+        first = self._first(self.rank)
+        own = scaled_copy if first == self.rank else functools.partial(_reduce_scaled, op)
+        stages = [stage[: total.nbytes].view(total.dtype) for stage in self._stages]
+        for begin in range(start, stop, _PIECE):
+            end = min(begin + _PIECE, stop)
+            for rank in range(self.size):
+                if rank == self.rank:
+                    layout.copy(layout.parts, total, begin, end, lambda part, view: own(part, share, view))
+                elif rank != first:
+                    UFUNC[op](total[begin:end], stages[rank][begin:end], out=total[begin:end])
+        return carry(total[start:stop]) if carry else lambda: None
+
+    def _first(self, lane: int) -> int:
+        """The worker whose part of a slice the others' are added to: of two that is the one that does not reduce it; of more the first, so that
+        sums are in the order of ranks and do not depend on where a number stands."""
+        return 1 - lane if self.size == 2 else 0
 
     def _land(
-        self, chunk: tuple[int, int, Callable[[], None]], layout: _Layout, results: Sequence[Array], total: Array
+        self, chunk: tuple[int, int, Callable[[], None]], layout: _Layout, total: Array, results: Sequence[Array]
     ) -> None:
         begin, end, finish = chunk
         finish()
         self._pause()
-        layout.copy(results, total, begin, end, np.copyto)
-
-    def _sum_of_two(self, views: list[Array], layout: _Layout, op: ReduceOp, share: float) -> list[Array]:
-        """Two workers each write the whole result: less traffic than half the sum and a copy of the other half."""
-        layout.copy(layout.parts, views[self.rank], 0, layout.total, lambda part, view: scaled_copy(part, share, view))
-        self._pause()
-        results = [pool.empty_like(part) for part in layout.parts]
-        for result, offset in zip(results, layout.offsets, strict=True):
-            first, second = (view[offset : offset + result.size] for view in views)
-            UFUNC[op](first, second, out=result)
-        return results
+        if results:
+            layout.copy(results, total, begin, end, np.copyto)
 
     def _pause(self) -> None:
         """A meeting inside one operation: all stores before it are seen by all loads after it."""
-        assert self._window is not None
-        self._window.Sync()
         self.wait(self.comm.Ibarrier(), "exchange in shared memory")
-        self._window.Sync()
-
-    def _reserve(self, nbytes: int) -> None:
-        """Makes every worker's segment at least ``nbytes`` long; all workers ask for the same."""
-        if nbytes <= self._capacity:
-            return
-        capacity = 1 << max(nbytes - 1, 4095).bit_length() if nbytes < 1 << 26 else nbytes
-        self._check_room(capacity)
-        self._free_window()
-        self._window = MPI.Win.Allocate_shared(capacity, 1, comm=cast(MPI.Intracomm, self.comm))
-        self._window.Lock_all()  # a passive epoch for the window's whole life: Sync needs one
-        self._segments = [_segment(self._window, rank, capacity) for rank in range(self.size)]
-        self._capacity = capacity
-
-    def _check_room(self, capacity: int) -> None:
-        """Touching a page that the file system can't back kills the process with SIGBUS: look first."""
-        free = free_shared_memory() + self._capacity * self.size
-        short = self.comm.allreduce(int(capacity * self.size > free), MPI.MAX)
-        if short:
-            raise SharedMemoryError(
-                f"The exchange needs {capacity * self.size / 1e6:.0f} MB of shared memory for {self.size} workers, and "
-                f"/dev/shm has {free / 1e6:.0f} MB. Give it more (`mount -o remount,size=8G /dev/shm`; docker: "
-                "`--shm-size=8g`; Kubernetes: an emptyDir with medium Memory), or exchange in smaller groups "
-                "with `--bucket-mb`."
-            )
-
-    def _free_window(self) -> None:
-        self._segments = []
-        if self._window is not None:
-            self._window.Unlock_all()
-            self._window.Free()
-            self._window = None
-            self._capacity = 0
 
 
-def free_shared_memory() -> int:
-    """Bytes that can still be taken from /dev/shm."""
-    try:
-        stat = os.statvfs("/dev/shm")
-    except OSError:
-        return 1 << 62
-    return stat.f_bavail * stat.f_frsize
+def _rounded(nbytes: int) -> int:
+    """So that a size that grows a little each time is not made anew each time."""
+    return 1 << (nbytes - 1).bit_length() if nbytes < 1 << 26 else nbytes
+
+
+def _reduce_scaled(op: ReduceOp, source: Array, share: float, target: Array) -> None:
+    """``target = target op share * source``; a share of 0 adds nothing even where the source is NaN."""
+    if share == 1.0:
+        UFUNC[op](target, source, out=target)
+    elif share != 0.0:
+        UFUNC[op](target, np.multiply(source, source.dtype.type(share)), out=target)
 
 
 class _Layout:
@@ -167,6 +188,14 @@ class _Layout:
         for part in parts:
             self.offsets.append(self.total)
             self.total += -(-part.size // step) * step
+
+    def lent(self, total: Array) -> list[Array]:
+        """The parts of a result that is lent, which nobody may write to."""
+        total.flags.writeable = False
+        found = [total[offset : offset + part.size] for part, offset in zip(self.parts, self.offsets, strict=True)]
+        return [
+            part if part.nbytes >= _LENT else part.copy() for part in found
+        ]  # a small one that is kept would keep all
 
     def copy(
         self, parts: Sequence[Array], view: Array, begin: int, end: int, action: Callable[[Array, Array], None]
@@ -183,17 +212,3 @@ def _chunks(layout: _Layout, lanes: int, carry: Carry | None) -> Iterator[tuple[
     step = max(lanes * PIECE // layout.dtype.itemsize, 1) if carry else max(layout.total, 1)
     for begin in range(0, layout.total, step):
         yield begin, min(begin + step, layout.total)
-
-
-def _segment(window: MPI.Win, rank: int, capacity: int) -> Array:
-    memory: Any = window.Shared_query(rank)[0]
-    return np.frombuffer(memory, np.uint8, capacity)
-
-
-def _reduce_slice(views: list[Array], start: int, stop: int, op: ReduceOp) -> None:
-    """Reduces one slice of all segments into the first, in rank order, piece by piece."""
-    for begin in range(start, stop, _PIECE):
-        end = min(begin + _PIECE, stop)
-        pieces = [view[begin:end] for view in views]
-        for piece in pieces[1:]:
-            UFUNC[op](pieces[0], piece, out=pieces[0])

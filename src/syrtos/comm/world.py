@@ -43,6 +43,7 @@ class Session:
         errors: the latest errors of exchanges and readers, of all threads, oldest first; frameworks wrap them into errors of their own.
         servers: asks the parameter servers, if the run has some.
         questions: on a parameter server, where workers ask; it is no worker, and runs no script.
+        same_processors: whether all workers compute on processors of one kind, for which compilers make the same instructions.
         rank_aware: whether the script has asked for its rank. Such a script decides itself which rank writes a file.
     """
 
@@ -54,6 +55,7 @@ class Session:
     watchdog: Watchdog
     servers: Servers | None = None
     questions: MPI.Comm | None = None
+    same_processors: bool = True
     rank_aware: bool = False
     errors: collections.deque[BaseException] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
@@ -213,6 +215,7 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
     # one machine may be several hosts by name: the instances of a job
     hosts = comm.allgather(f"{first_on_host} {socket.gethostname()}")
     world = topology.world_from_hosts(comm.Get_rank(), hosts)
+    processors = {_processor()} if world.local_size == world.size else set(comm.allgather(_processor()))
     questions = everybody.Dup() if options.servers else None
     servers = None
     if questions is not None and not serves:
@@ -229,4 +232,16 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
         watchdog=watchdog,
         servers=servers,
         questions=questions if serves else None,
+        same_processors=len(processors) == 1,
+    )
+
+
+def _processor() -> str:
+    """The model and the instructions of this host's first processor (proc_cpuinfo(5)); those of one host are alike."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return ""
+    return "\n".join(
+        line for line in first.splitlines() if line.startswith(("model name", "flags", "Features", "CPU "))
     )

@@ -23,6 +23,7 @@ from syrtos.keras import (
     keras_internals,
     recovery,
     replicas,
+    rollback,
     state,
     temporary,
 )
@@ -206,6 +207,8 @@ class AfterUsers(_Quiet):
             self._begin_stream(comm)
             asynchronous.begin_equal(self.model)
         self.scaling.restored()
+        finite.begin()
+        self._rollback = rollback.Rollback(self.model) if rollback.is_asked() and self.model is not None else None
         self._session.ledger.become("build")
         if self._protection:
             self._protection.begin()
@@ -227,6 +230,8 @@ class AfterUsers(_Quiet):
         if world.current().world.size > 1 and not asynchronous.own() and self._check_is_due():
             self._check()
         self._notice.look(self._epoch, _index(batch), logs)
+        if self._rollback:
+            self._rollback.batch_ended(self._steps)
         if self._protection:
             self._protection.batch_ended(self._epoch, count, logs)
         self._session.ledger.end_step(_index(batch), count)

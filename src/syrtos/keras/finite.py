@@ -1,4 +1,8 @@
-"""Numbers that go wrong: a gradient that is not finite ends the run before it is applied, and a loss that is not is said once."""
+"""Numbers that go wrong: what becomes of gradients that are not finite is decided before they are applied, and a loss that is not is said once.
+
+An update that is left out leaves no trace, as a `LossScaleOptimizer` leaves out its own: weights, the optimizer's state and its number of
+updates stay as they were, and in `fit` so do metrics and moving statistics, into which the same batch has gone.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +15,124 @@ from typing import Any
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import NonFiniteError
-from syrtos.keras import backend
+
+# So many updates may be left out one after the other: more show that it is not one batch that is wrong.
+_MOST_IN_A_ROW = 10
+# So many are told, each in a line.
+_TOLD = 10
+
+
+class _LeftOut:
+    """The updates that this process has left out."""
+
+    number = 0
+    in_a_row: dict[int, int] = {}
+    in_step = False
 
 
 def is_asked() -> bool:
-    """Whether gradients are checked before each update (`--on-nan stop`)."""
-    return world.current().options.on_nan == "stop"
+    """Whether gradients are looked at before each update."""
+    return world.current().options.on_nan != "warn"
 
 
-def check(
+def leaves_out() -> bool:
+    """Whether training goes on without an update whose gradients are not finite."""
+    return world.current().options.on_nan in ("skip", "rollback")
+
+
+def number_left_out() -> int:
+    """How many updates this process has left out so far."""
+    return _LeftOut.number
+
+
+def begin() -> None:
+    """A `fit` begins, which has left out none."""
+    _LeftOut.in_a_row, _LeftOut.in_step = {}, False
+
+
+def step_is_left_out(comm: Communicator) -> bool:
+    """At the end of a step, by all workers: whether one of them has left out an update in it."""
+    mine, _LeftOut.in_step = _LeftOut.in_step, False
+    return any(comm.agree("an update was left out?", float(mine)))
+
+
+def changed_by_batch(model: Any) -> list[Any]:
+    """The variables that a batch changes by passing through a model, apart from an update of its weights: moving statistics, seeds, metrics."""
+    return [*model.non_trainable_variables, *(v for metric in model.metrics for v in metric.variables)]
+
+
+def results_again(model: Any, logs: Any) -> Any:
+    """The logs of a step that was left out: what its metrics give, where ``logs`` are that."""
+    results = model.get_metrics_result()
+    return results if isinstance(logs, dict) and logs.keys() == results.keys() else logs
+
+
+def look(
     comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: Sequence[bool], update: int
-) -> None:
-    """Called where not all of ``finite`` hold.
+) -> bool:
+    """Called before each update.
 
     Args:
-        comm: the workers, which then all call it together; None where this worker's own gradients are not those that were reduced, or stay its own.
+        comm: the workers, which then all call it together; None where this worker's gradients are not reduced.
         variables: of the gradients.
         finite: for each gradient of the global batch whether all its numbers are finite; equal on all workers of ``comm``.
         own: the same for this worker's share.
         update: number of the update, from 1.
 
+    Returns:
+        Whether the update is to be made.
+
     Raises:
-        NonFiniteError: names the first gradient, and the workers whose share made it so.
+        NonFiniteError: it is not, and training must not go on; names the first gradient, and the workers whose share made it so.
     """
+    which = id(variables[0]) if variables else 0
+    if all(finite):
+        _LeftOut.in_a_row[which] = 0
+        return True
+    gradient = _described(comm, variables, finite, all(own))
+    if not leaves_out():
+        raise NonFiniteError(
+            f"Update {update} was stopped: {gradient}, and was not applied. {_ADVICE} Without `--on-nan stop` training goes on, as in plain Keras; with "
+            "`--on-nan skip` it goes on without this batch."
+        )
+    _leave_out(which, f"update {update} was left out: {gradient}")
+    return False
+
+
+def stop(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: Sequence[bool]) -> None:
+    """Called where an update can't be left out any more: its batches have been accumulated, each of finite gradients.
+
+    Raises:
+        NonFiniteError: the sum of them is not finite.
+    """
+    if not all(finite):
+        raise NonFiniteError(
+            f"An update of accumulated gradients was stopped: {_described(comm, variables, finite, all(own))}, and was not applied. {_ADVICE}"
+        )
+
+
+_ADVICE = "Look at the batch, lower the learning rate, or keep what the loss divides by, or takes a logarithm of, away from 0."
+
+
+def _leave_out(which: int, what: str) -> None:
+    in_a_row = _LeftOut.in_a_row[which] = _LeftOut.in_a_row.get(which, 0) + 1
+    _LeftOut.number, _LeftOut.in_step = _LeftOut.number + 1, True
+    session = world.current()
+    session.ledger.say(left_out=_LeftOut.number)
+    if session.world.rank == 0 and _LeftOut.number <= _TOLD:
+        more = " Further ones are counted, and have no line." if _LeftOut.number == _TOLD else ""
+        print(f"syrtos: {what}.{more}", file=sys.stderr)
+    if in_a_row > _MOST_IN_A_ROW:
+        raise NonFiniteError(
+            f"{in_a_row} updates in a row were left out, so it is not one batch that is wrong: {what}. {_ADVICE}"
+        )
+
+
+def _described(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: bool) -> str:
     wrong = [index for index, flag in enumerate(finite) if not flag]
     name = _name(variables[wrong[0]]) if len(variables) == len(finite) else f"number {wrong[0]}"
     others = f", and of {len(wrong) - 1} more," * (len(wrong) > 1)
-    raise NonFiniteError(
-        f"Update {update} was stopped: the gradient of {name}{others} is NaN or infinite{_cause(comm, all(own))}, and was not applied. "
-        "Look at the batch, lower the learning rate, or keep what the loss divides by, or takes a logarithm of, away from 0. Without `--on-nan stop` training "
-        "goes on, as in plain Keras."
-    )
+    return f"the gradient of {name}{others} is NaN or infinite{_cause(comm, own)}"
 
 
 def _name(variable: Any) -> str:
@@ -74,10 +165,8 @@ class Notice:
         session = world.current()
         if session.world.rank == 0:
             advice = ""
-            if backend.active().name != "jax" and not session.options.servers and not is_asked():
-                advice = (
-                    " `--on-nan stop` ends a run before it applies such gradients, and names the variable and the rank."
-                )
+            if not session.options.servers and not is_asked():
+                advice = " `--on-nan stop` ends a run before it applies such gradients, and names the variable and the rank; `--on-nan skip` leaves them out."
             print(
                 f"syrtos: the loss is {float(loss)} since batch {batch + 1} of epoch {epoch + 1}.{advice}",
                 file=sys.stderr,

@@ -70,9 +70,14 @@ def momentums_of(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or [])
 
 
+def rate_of(optimizer: Any) -> Any:
+    """The variable of an optimizer's rate, or its schedule; `learning_rate` gives a schedule's number of the moment."""
+    return optimizer._learning_rate
+
+
 def has_schedule(optimizer: Any) -> bool:
     """Whether an optimizer's rate follows a schedule; `learning_rate` gives the number of the moment."""
-    return isinstance(optimizer._learning_rate, keras_of(optimizer).optimizers.schedules.LearningRateSchedule)
+    return isinstance(rate_of(optimizer), keras_of(optimizer).optimizers.schedules.LearningRateSchedule)
 
 
 def decays(optimizer: Any, variable: Any) -> bool:
@@ -90,6 +95,13 @@ def call_at_once(callback_list: Any) -> None:
     for name in ("_async_train", "_async_test", "_async_predict"):
         if hasattr(callback_list, name):
             setattr(callback_list, name, False)
+
+
+def set_state(model: Any, state: Sequence[Any]) -> None:
+    """Gives a model on JAX the state that its training function has returned, of which a trainer keeps record after the call."""
+    kinds = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+    model._jax_state = dict(zip(kinds, state, strict=True))
+    model.jax_state_sync()
 
 
 def length_of(iterator: Any) -> int | None:

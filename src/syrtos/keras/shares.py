@@ -42,7 +42,8 @@ def without_compilation(model: Any) -> None:
         return
     if model.jit_compile:
         if place.rank == 0:
-            what = "the exchange between workers" if place.size > 1 else "the check that `--on-nan stop` asks for"
+            checks = f"the check that `--on-nan {world.current().options.on_nan}` asks for"
+            what = "the exchange between workers" if place.size > 1 else checks
             print(
                 f"syrtos: jit_compile=True is turned off: a compiled step can't contain {what}. The model runs without it, with the same results.",
                 file=sys.stderr,

@@ -31,26 +31,26 @@ Facts = dict[str, Any]
 # -- variables -------------------------------------------------------------------------------------------
 
 
-def variables_of(model: Any) -> tuple[list[Any], list[Any]]:
-    """The variables that all workers hold alike, and those that each has for itself."""
-    optimizers = _optimizers_of(model)
-    own = {id(v) for v in _accumulated(optimizers)}
+def variables_of(model: Any) -> tuple[list[Any], list[Any], set[int]]:
+    """The variables that all workers hold alike; those that each stores for itself; and the identities of those among them of which an update takes the
+    sum over all workers, gradients in the making. The others are equal after each step."""
+    optimizers = optimizers_of(model)
+    inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
+    accumulated = {id(v) for each in inner for v in keras_internals.accumulated_by(each)}
+    own = set(accumulated)
     slots = [v for each in optimizers for v in state.variables_of(each)]
     metrics = [v for metric in getattr(model, "metrics", []) for v in metric.variables]
     found = state.unique([*state.variables_in(model), *backend.active().buffers_of(model), *metrics, *slots])
     own |= {id(v) for v in found} - {id(v) for v in [*_trainable(model), *slots]}
-    return [v for v in found if id(v) not in own], [v for v in found if id(v) in own]
-
-
-def _accumulated(optimizers: Sequence[Any]) -> list[Any]:
-    return [v for each in optimizers for v in keras_internals.accumulated_by(getattr(each, "inner_optimizer", each))]
+    added_up = set[int]() if backend.computes_global_batches() else accumulated
+    return [v for v in found if id(v) not in own], [v for v in found if id(v) in own], added_up
 
 
 def _trainable(model: Any) -> list[Any]:
     return list(model.trainable_variables) if state.variables_in(model) else []
 
 
-def _optimizers_of(model: Any) -> list[Any]:
+def optimizers_of(model: Any) -> list[Any]:
     """A model's optimizers: that of `compile`, and others that it or its layers keep, also in lists and dictionaries, as GANs do."""
     values = [getattr(model, "optimizer", None)]
     for layer in keras_internals.layers_of(model):
@@ -82,7 +82,7 @@ def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arr
     The framework may have lent them: they are to be used before the next step.
     """
     backend.active().settle(model)
-    shared, own = variables_of(model)
+    shared, own, sums = variables_of(model)
     together = backend.active().splits_variables()  # then all workers read each of them
     arrays: Arrays = {}
     for index, (variable, owner) in enumerate(zip(shared, _owners(shared, local_size), strict=True)):
@@ -90,21 +90,14 @@ def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arr
             value = state.memory_of(variable)
             arrays |= {f"shared {index}": value} if owner == local_rank else {}
     mine = {f"own {index}": state.memory_of(variable) for index, variable in enumerate(own)}
-    sums = _added_up(model)
     added_up = {f"own {index}": state.dtype_name(v) for index, v in enumerate(own) if id(v) in sums}
     return arrays, mine, {"shared": _described(shared), "own": _described(own), "added up": added_up}
 
 
 def equal_variables(model: Any) -> list[Any]:
     """All that is stored and equal on all workers between two steps: everything but gradients in the making."""
-    shared, own = variables_of(model)
-    sums = _added_up(model)
+    shared, own, sums = variables_of(model)
     return [*shared, *(v for v in own if id(v) not in sums)]
-
-
-def _added_up(model: Any) -> set[int]:
-    """Identities of the variables of which an update takes the sum over all workers: gradients in the making. All others are equal after each step."""
-    return set() if backend.computes_global_batches() else {id(v) for v in _accumulated(_optimizers_of(model))}
 
 
 def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays]:
@@ -143,7 +136,7 @@ def put_back_variables(model: Any, alike: Arrays, mine: Arrays, facts: Facts) ->
         SnapshotError: the model has other variables than the one that was stored.
     """
     backend.active().settle(model)
-    shared, own = variables_of(model)
+    shared, own, _ = variables_of(model)
     if (_described(shared), _described(own)) != (facts["shared"], facts["own"]):
         raise SnapshotError(
             "The script has built another model than before: its variables differ from those in the snapshot in number, shape or dtype. A run "

@@ -20,13 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from syrtos.checkpoint import durable
 from syrtos.errors import ConfigurationError
 from syrtos.launch import output
 from syrtos.launch.plan import Machine, agent_command, make_plan
 from syrtos.launch.spec import Host, Spec, parse_lines, read_hostfile
 
 if TYPE_CHECKING:
-    from syrtos.launch.agents import Agents
+    from syrtos.launch.agents import Agent, Agents
 
 # Where `syrtos resize` asks, in the run directory, and where each question is answered.
 _RESIZE, _TAKEN = "resize.json", ".resize.json"
@@ -106,18 +107,19 @@ class Membership:
         if self._running is not None:
             self._judge(self._running, reached > self._reached)
         hosts = self._there()
-        lost = frozenset(host.name for host in self._listed) - {host.name for host in hosts}
         if self._listed and not hosts:
             raise ConfigurationError("no host answers")
         workers = self._workers_on(hosts)
-        if self._elastic is not None and workers < self._elastic.least:
+        if self._elastic is None:
+            lost = frozenset(host.name for host in self._listed) - {host.name for host in hosts}
+            spec = dataclasses.replace(self._spec, hosts=self._listed, workers=workers)
+        elif workers < self._elastic.least:
             raise ConfigurationError(
                 f"hosts with slots for {_count(workers)} answer, and `--min-workers {self._elastic.least}` were asked for"
             )
-        if self._elastic is not None:
-            spec, lost = dataclasses.replace(self._spec, hosts=hosts, workers=workers), frozenset[str]()
         else:
-            spec = dataclasses.replace(self._spec, hosts=self._listed, workers=workers)
+            lost = frozenset[str]()
+            spec = dataclasses.replace(self._spec, hosts=hosts, workers=workers)
         self._running, self._reached, self._began = spec, reached, time.monotonic()
         return spec, lost
 
@@ -156,10 +158,14 @@ class Membership:
         assert self.agents is not None
         self.agents.start_lost()
         if self._asks_first:
-            self.agents.of({host.name: self._agent_command(host) for host in self._wanted()}, self._env)
+            self._asked()
 
-    def _agent_command(self, host: Host) -> tuple[str, ...]:
-        return agent_command(self._spec, host.name, self._machine, self._env)
+    def _asked(self) -> Mapping[str, Agent]:
+        """An agent of each host that is wanted, also of those that had none."""
+        assert self.agents is not None
+        names = [host.name for host in self._wanted()]
+        commands = {name: agent_command(self._spec, name, self._machine, self._env) for name in names}
+        return self.agents.of(commands, self._env)
 
     def _is_enough(self, hosts: Sequence[Host]) -> bool:
         return bool(hosts) if self._elastic is None else self._workers_on(hosts) >= self._elastic.least
@@ -245,7 +251,7 @@ class Membership:
             self._most = float(workers)
         except (ConfigurationError, OSError) as refused:
             error = str(refused)
-        _write(answer, {"error": error})
+        durable.replace(answer, json.dumps({"error": error}).encode())
 
     def _check(self, workers: int) -> None:
         """Raises ConfigurationError where the run can't have so many workers."""
@@ -272,9 +278,9 @@ class Membership:
         """Starts agents on hosts that have none, so that a generation begins with those that answer."""
         if self.agents is None or self._running is None or self._over.is_set():
             return
-        agents = self.agents.of({host.name: self._agent_command(host) for host in self._wanted()}, self._env)
+        asked = self._asked()
         if time.monotonic() >= self._next_try:
-            self.agents.start_lost(agents.keys() - {host.name for host in self._running.hosts})
+            self.agents.start_lost(asked.keys() - {host.name for host in self._running.hosts})
             self._next_try = time.monotonic() + _TRY_LATER
 
     def close(self) -> None:
@@ -327,7 +333,7 @@ def ask_for(run_dir: Path, workers: int, seconds: float) -> str | None:
     """
     number = str(secrets.randbelow(1 << 62))
     answer = _answer(run_dir, number)
-    _write(run_dir / _RESIZE, {"workers": workers, "number": int(number)})
+    durable.replace(run_dir / _RESIZE, json.dumps({"workers": workers, "number": int(number)}).encode())
     deadline = time.monotonic() + seconds
     while not answer.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -342,9 +348,3 @@ def ask_for(run_dir: Path, workers: int, seconds: float) -> str | None:
 
 def _answer(run_dir: Path, number: str) -> Path:
     return run_dir / f".resize-{number}.json"
-
-
-def _write(path: Path, facts: Mapping[str, object]) -> None:
-    draft = path.with_suffix(".partial")
-    draft.write_text(json.dumps(facts))
-    draft.replace(path)

@@ -191,7 +191,7 @@ def summarize(*folders: Path) -> Summary:
         input_seconds=totals["input"] / max(len(last.ranks), 1),
         training_seconds=training,
         skew=_skew(trained.ranks),
-        facts=last.first.facts,
+        facts=last.first.facts | {"left_out": sum(int(first.facts.get("left_out", 0)) for first in firsts)},
         restarts=_restarts(generations),
     )
 

@@ -56,7 +56,7 @@ class _Counting(InProcessCommunicator):
         self.sent += array.nbytes * (self.size - 1)
         return super()._allgather(array, rows)
 
-    def _reduce(self, parts: Any, op: Any, shares: Any) -> Any:
+    def _reduce(self, parts: Any, op: Any, shares: Any, lend: bool = False) -> Any:
         raise AssertionError("16-bit floats were widened before they were sent")
 
 

@@ -117,9 +117,7 @@ class State:
         if recovery.keeps_snapshots():
             recovery.commit_state(arrays)
         elif path is not None and basics.rank() == 0:
-            draft = path.with_suffix(".partial")
-            durable.write(draft, encoding.pack(arrays, {}))
-            draft.replace(path)
+            durable.replace(path, encoding.pack(arrays, {}))
 
     def resume(self) -> bool:
         """Takes over what was committed last, by the generation or the run before; False if there is nothing. All workers call it together."""

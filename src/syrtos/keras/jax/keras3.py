@@ -11,8 +11,8 @@ from keras.src.backend.jax import trainer as jax_trainer
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, batches, keras_internals, patches, patching, trainer
-from syrtos.keras.jax import distribution, joining, step
+from syrtos.keras import backend, batches, finite, keras_internals, patches, patching, trainer
+from syrtos.keras.jax import distribution, finite_steps, joining, step
 from syrtos.keras.jax.variables import Jax, gathered, is_split, whole
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import Stream
@@ -28,6 +28,8 @@ def apply_all() -> None:
     """
     backend.use(Jax())
     session = world.current()
+    if finite.is_asked():
+        patching.install(finite_steps.PATCHES)
     if session.world.size == 1:
         patching.install([*_INPUT, _FIT, *patches.PATCHES])
         return
@@ -43,11 +45,6 @@ def _check_options(session: world.Session) -> None:
     if session.options.exchange == "mpi":
         raise ConfigurationError(
             "`--exchange mpi` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out."
-        )
-    if session.options.on_nan == "stop":
-        raise ConfigurationError(
-            "`--on-nan stop` has no meaning with KERAS_BACKEND=jax: XLA applies gradients inside of its program. Leave it out, and write "
-            "`jax.config.update('jax_debug_nans', True)` into the script, which ends it at the first NaN."
         )
     if session.options.batch == "per-worker":
         raise ConfigurationError(

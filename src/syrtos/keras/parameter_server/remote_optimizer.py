@@ -20,8 +20,6 @@ from syrtos.keras.tensorflow.step import current_step
 from syrtos.keras.tensorflow.variables import tensor_of
 
 _MARK = "_syrtos_served"
-# Optimizers that treat each number by itself, so that a variable can be cut anywhere.
-_ELEMENTWISE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"})
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
@@ -55,7 +53,8 @@ class Served:
         self._number = asynchronous.number_of(str(zlib.crc32(names.encode())))
         self._index = {state.identity(v): i for i, v in enumerate(self.variables)}
         self._tables = {i for i, v in enumerate(self.variables) if state.identity(v) in tables}
-        cut = type(optimizer).__name__ in _ELEMENTWISE and type(optimizer).__module__.startswith(
+        # a variable can be cut anywhere
+        cut = type(optimizer).__name__ in gradients.ELEMENTWISE and type(optimizer).__module__.startswith(
             ("keras.", "tf_keras.")
         )
         if cut and not any(v.constraint for v in self.variables):

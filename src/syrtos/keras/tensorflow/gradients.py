@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import finite, state
+from syrtos.keras import finite, keras_internals, state
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.tensorflow.step import StepScope, current_step
 
@@ -23,6 +24,9 @@ _MARK = "_syrtos_reduction"
 _APPLIED = "_syrtos_applied"
 _EQUAL = "_syrtos_equal"
 _COMPUTED = "_syrtos_computed"
+_READY = "_syrtos_ready"
+# Optimizers that treat each number by itself.
+ELEMENTWISE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"})
 # The number of reductions of this process so far: a change shows that there was one.
 reductions = 0
 _zero_edits = False
@@ -53,6 +57,7 @@ class Reduction:
         sparse_as_dense: `tf.IndexedSlices` are made dense first.
         local: variables that each worker trains by itself, under `state.identity`.
         local_factor: what their gradients are multiplied by.
+        lend: reduced gradients may be memory that all workers of the host look at (see `ops.weighted_mean`).
     """
 
     comm: Communicator
@@ -62,6 +67,7 @@ class Reduction:
     sparse_as_dense: bool = False
     local: dict[int, Any] = dataclasses.field(default_factory=dict)
     local_factor: float = 1.0
+    lend: bool = False
 
     def apply(
         self, grads: Sequence[Any], variables: Sequence[Any] = (), weight: Any = 1.0, may_merge: bool = False
@@ -98,7 +104,7 @@ class Reduction:
         if self.op is ReduceOp.ADASUM:
             return [ops.allreduce(self.comm, tf.convert_to_tensor(g), self.op) for g in grads]
         sent, contexts = self._compressed(grads)
-        mean = ops.weighted_mean(self.comm, sent, tf.cast(weight, tf.float32), may_merge)
+        mean = ops.weighted_mean(self.comm, sent, tf.cast(weight, tf.float32), may_merge, self.lend)
         if self.op is ReduceOp.SUM:
             mean = [times(g, self.comm.size) for g in mean]
         return self._decompressed(mean, contexts)
@@ -185,22 +191,60 @@ def about_to_apply(optimizer: Any, variables: Sequence[Any]) -> None:
     object.__setattr__(optimizer, _APPLIED, list(variables))
 
 
-def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+def reduced(optimizer: Any, grads: Sequence[Any], lend: bool = True) -> list[Any]:
     """The gradients of the global batch, from those of this worker's share.
 
     In `fit` they are averaged by samples. In a custom loop with `strategy.run` they are summed, as `tf.distribute` defines; in
-    any other loop they are averaged over workers, or what the optimizer was asked to do.
+    any other loop they are averaged over workers, or what the optimizer was asked to do. With ``lend`` only the optimizer takes them.
     """
+    if getattr(optimizer, _READY, False):
+        return list(grads)
     reduction, step = reduction_of(optimizer), current_step()
-    if reduction is None:
-        return _checked(optimizer, list(grads), grads, None, step)
+    results = list(grads) if reduction is None else _reduced(optimizer, grads, reduction, step, lend)
+    if not finite.is_asked() or not grads:
+        return results
+    with tf.control_dependencies([_looked_at(optimizer, results, grads, reduction, step)]):
+        return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in results]
+
+
+def _reduced(
+    optimizer: Any, grads: Sequence[Any], reduction: Reduction, step: StepScope | None, lend: bool = True
+) -> list[Any]:
     _check_computed(optimizer, reduction)
     weighed = step is not None and _accumulates(optimizer)  # by `to_accumulate`
     weight = 1.0 if step is None or weighed else step.samples
     if weighed or (step is None and in_strategy_run()):
         reduction = dataclasses.replace(reduction, op=ReduceOp.SUM)
-    results = reduction.apply(grads, getattr(optimizer, _APPLIED, ()), weight, _adds_rows(optimizer))
-    return _checked(optimizer, results, grads, reduction, step)
+    if lend and reduction.compression is None and _takes_no_slices(optimizer):
+        reduction = dataclasses.replace(reduction, lend=True)
+    return reduction.apply(grads, getattr(optimizer, _APPLIED, ()), weight, _adds_rows(optimizer))
+
+
+def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequence[Any]], None]) -> None:
+    """Calls ``update`` with gradients that `reduced` takes as they are; if one of them is not finite, on any worker, nothing is changed.
+
+    Of gradients that are accumulated each batch's part is looked at, before it is added; their sum `reduced` looks at.
+    """
+    reduction, step = reduction_of(optimizer), current_step()
+    accumulates = _accumulates(optimizer)
+    results = list(grads) if accumulates or reduction is None else _reduced(optimizer, grads, reduction, step)
+    good = _looked_at(optimizer, results, grads, reduction, step, accumulates)
+
+    def leave_out() -> None:
+        keras_internals.updates_of(optimizer).assign_sub(1)  # which `apply` adds in any case
+
+    with contextlib.nullcontext() if accumulates else _ready(optimizer):
+        tf.cond(good, lambda: update(results), leave_out)
+
+
+@contextlib.contextmanager
+def _ready(optimizer: Any) -> Iterator[None]:
+    """Inside, `reduced` takes gradients as they are."""
+    object.__setattr__(optimizer, _READY, True)
+    try:
+        yield
+    finally:
+        object.__setattr__(optimizer, _READY, False)
 
 
 def computed(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -208,7 +252,7 @@ def computed(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> 
     forget_computed(optimizer)
     broadcast_before_first(optimizer, variables)
     about_to_apply(optimizer, variables)
-    results = reduced(optimizer, to_accumulate(optimizer, grads))
+    results = reduced(optimizer, to_accumulate(optimizer, grads), lend=False)
     object.__setattr__(optimizer, _COMPUTED, tf_internals_graphs.same_function())
     return results
 
@@ -274,30 +318,38 @@ def finite_everywhere(optimizer: Any, finite: tf.Tensor) -> tf.Tensor:
     return ops.allreduce(reduction.comm, infinite) == 0
 
 
-def _checked(
-    optimizer: Any, grads: list[Any], own: Sequence[Any], reduction: Reduction | None, step: StepScope | None
-) -> list[Any]:
-    """The gradients that are applied, ``grads``: with `--on-nan stop` they are known to be finite by then.
+def _looked_at(
+    optimizer: Any,
+    grads: Sequence[Any],
+    own: Sequence[Any],
+    reduction: Reduction | None,
+    step: StepScope | None,
+    accumulates: bool = False,
+) -> tf.Tensor:
+    """Whether gradients may be applied, a Boolean scalar; this worker's ``own`` are looked at only where they may not.
 
-    This worker's ``own`` are looked at only where they are not.
+    With ``accumulates``, ``grads`` are those of this worker's share, else of the global batch.
     """
-    if not finite.is_asked() or not grads:
-        return grads
-    comm = None if reduction is None or reduction.local else reduction.comm
+    own_each = accumulates or (reduction is not None and bool(reduction.local) and finite.leaves_out())
+    comm = None if reduction is None or (reduction.local and not own_each) else reduction.comm
     variables = list(getattr(optimizer, _APPLIED, ()))
     flags = _finite(grads)
-    mine = tf.cond(tf.reduce_all(flags), lambda: tf.ones_like(flags), lambda: _finite(own))
+    if own_each and comm is not None and comm.size > 1:
+        mine = flags
+        flags = ops.allreduce(comm, tf.cast(tf.logical_not(flags), tf.int32)) == 0
+    else:
+        mine = tf.cond(tf.reduce_all(flags), lambda: tf.ones_like(flags), lambda: _finite(own))
     if step is not None:
         mine = tf.logical_or(mine, tf.logical_not(step.active))
+    in_sum = _accumulates(optimizer) and not accumulates
 
     def look(flags: Array, mine: Array, update: Array) -> list[Array]:
-        if not flags.all():
-            finite.check(comm, variables, flags.tolist(), mine.tolist(), int(update) + 1)
-        return [np.zeros((), np.int32)]
+        if in_sum and finite.leaves_out():
+            finite.stop(comm, variables, flags.tolist(), mine.tolist())
+        return [np.asarray(finite.look(comm, variables, flags.tolist(), mine.tolist(), int(update) + 1))]
 
-    looked = ops.exchange(look, [flags, mine, tf.convert_to_tensor(optimizer.iterations)], [tf.int32])
-    with tf.control_dependencies(looked):
-        return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in grads]
+    looked = ops.exchange(look, [flags, mine, tf.convert_to_tensor(optimizer.iterations)], [tf.bool])[0]
+    return tf.ensure_shape(looked, [])
 
 
 def _finite(grads: Sequence[Any]) -> tf.Tensor:
@@ -322,6 +374,12 @@ def in_strategy_run() -> bool:
     """Whether this code runs inside `strategy.run` of several workers, where `tf.distribute` sums what replicas have computed."""
     context = tf.distribute.get_replica_context()
     return context is not None and context.strategy.num_replicas_in_sync > 1
+
+
+def _takes_no_slices(optimizer: Any) -> bool:
+    """Whether a gradient is only read on its way into the variables (see `ops.weighted_mean`): in Keras's own optimizers that treat each number by itself
+    (seen in 3.15.1)."""
+    return type(optimizer).__name__ in ELEMENTWISE and type(optimizer).__module__.startswith("keras.")
 
 
 def _adds_rows(optimizer: Any) -> bool:

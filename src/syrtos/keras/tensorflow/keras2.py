@@ -42,7 +42,8 @@ def apply_all() -> None:
     """
     if finite.is_asked():
         raise ConfigurationError(
-            "`--on-nan stop` does not work with Keras 2, whose optimizers exchange scaled gradients before they look at them. Leave it out."
+            f"`--on-nan {world.current().options.on_nan}` does not work with Keras 2, whose optimizers exchange scaled gradients before they look at them. "
+            "Leave it out."
         )
     apply_to_optimizers()
     common.patch_tensorflow()

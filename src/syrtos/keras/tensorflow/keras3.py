@@ -11,12 +11,14 @@ import functools
 from collections.abc import Generator, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
 
 from syrtos.comm import world
 from syrtos.keras import (
     asynchronous,
+    finite,
     fitting,
     interrupts,
     keras_internals,
@@ -29,7 +31,7 @@ from syrtos.keras import (
 from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
-from syrtos.keras.tensorflow import gradients, models, tf_internals
+from syrtos.keras.tensorflow import compiled_update, gradients, models, ops, tf_internals
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.input import Share, is_own_shard, share_of_arrays
 from syrtos.keras.tensorflow.step import StepScope
@@ -46,7 +48,7 @@ def apply_all() -> None:
     """Installs all patches, once per process."""
     apply_to_optimizers()
     common.patch_tensorflow()
-    patching.install([*share_patches.LOSSES_AND_SEEDS, *STRATEGY, *TRAINER, *patches.PATCHES])
+    patching.install([*share_patches.LOSSES_AND_SEEDS, *STRATEGY, *TRAINER, *compiled_update.PATCHES, *patches.PATCHES])
 
 
 # -- optimizers: reduce, then clip, then check ------------------------------------------------------
@@ -59,7 +61,11 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
             return
         gradients.broadcast_before_first(self, getattr(self, "_trainable_variables", trainable_variables))
         gradients.about_to_apply(self, trainable_variables)
-        original(self, gradients.to_accumulate(self, grads), trainable_variables)
+        grads = list(gradients.to_accumulate(self, grads))
+        if finite.leaves_out():
+            gradients.apply_if_finite(self, grads, lambda checked: original(self, checked, trainable_variables))
+        else:
+            original(self, grads, trainable_variables)
 
     return backend_apply_gradients
 
@@ -92,7 +98,9 @@ def _make_function(original: Method) -> Method:
 
         def step(data: Any) -> Any:
             with StepScope(session, data, training).entered() as scope:
-                return scope.finish(step_function(scope.data), logs_are_global=stock)
+                undo = _Undo(self) if training and finite.leaves_out() else None
+                logs = scope.finish(step_function(scope.data), logs_are_global=stock)
+                return undo.if_left_out(scope, logs) if undo else logs
 
         function = original(self, step)
 
@@ -103,6 +111,32 @@ def _make_function(original: Method) -> Method:
         return of_shares
 
     return make_function
+
+
+class _Undo:
+    """What a batch has changed, as it was before, for a training step that leaves out an update."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._variables = [variable.value for variable in finite.changed_by_batch(model)]
+        self._before = [tf.identity(variable) for variable in self._variables]
+
+    def if_left_out(self, scope: StepScope, logs: Any) -> Any:
+        """The logs of the step; without its batch, if that is left out."""
+        comm = scope.session.comm
+        (left_out,) = ops.exchange(lambda: [np.asarray(finite.step_is_left_out(comm))], [], [tf.bool])
+        with scope.paused():  # the same on all workers
+            undone, kept = functools.partial(self._undone, logs), functools.partial(_as_tensors, logs)
+            return tf.cond(tf.ensure_shape(left_out, []), undone, kept)
+
+    def _undone(self, logs: Any) -> Any:
+        for variable, value in zip(self._variables, self._before, strict=True):
+            variable.assign(value)
+        return _as_tensors(finite.results_again(self._model, logs))
+
+
+def _as_tensors(logs: Any) -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, logs)
 
 
 def _make_predict_function(original: Method) -> Method:

@@ -92,7 +92,7 @@ def alltoall(comm: Communicator, value: tf.Tensor, splits: Any = None) -> tuple[
 
 
 def weighted_mean(
-    comm: Communicator, gradients: Sequence[Gradient], weight: tf.Tensor, may_merge: bool = False
+    comm: Communicator, gradients: Sequence[Gradient], weight: tf.Tensor, may_merge: bool = False, lend: bool = False
 ) -> list[Gradient]:
     """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
 
@@ -101,11 +101,13 @@ def weighted_mean(
         gradients: tensors or `tf.IndexedSlices`, in the order of the variables; None stays None.
         weight: float32 scalar; a worker with weight 0 contributes nothing, whatever its gradients hold.
         may_merge: see `syrtos.comm.sparse.weighted_rows`.
+        lend: the averages may be memory that other workers look at too. TensorFlow does not write to it; to a slice of it (`x[:n]`, `tf.split`) the next
+            operation does, so such tensors are not for a script's own code.
     """
     results: list[Gradient] = list(gradients)
     limit = int(world.current().options.bucket_mb * 1e6)
     for bucket in _buckets(gradients, limit):
-        summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight, may_merge)
+        summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight, may_merge, lend)
         for index, tensor in zip(bucket, summed, strict=True):
             results[index] = tensor
     return results
@@ -137,13 +139,15 @@ def _nbytes(gradient: Gradient) -> int:
     return (gradient.shape.num_elements() or 0) * gradient.dtype.size
 
 
-def _exchange_bucket(comm: Communicator, bucket: list[Gradient], weight: tf.Tensor, may_merge: bool) -> list[Gradient]:
+def _exchange_bucket(
+    comm: Communicator, bucket: list[Gradient], weight: tf.Tensor, may_merge: bool, lend: bool
+) -> list[Gradient]:
     first = bucket[0]
     if isinstance(first, tf.IndexedSlices):
         return [_exchange_rows(comm, first, weight, may_merge)]
 
     def run(share: Array, *arrays: Array) -> list[Array]:
-        sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], float(share))
+        sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], float(share), lend)
         return [part.reshape(array.shape) for part, array in zip(sums, arrays, strict=True)]
 
     summed = exchange(run, [weight, *bucket], [g.dtype for g in bucket])

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
-from syrtos.comm.communicator import Array, Communicator, ReduceOp
+from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
 from syrtos.keras.shares import Assignments
 from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
@@ -117,23 +117,31 @@ class RunScope(_Watcher):
         known.update({key: variable for key, (variable, _) in self._dirty.items()})
 
     def _make_equal(self) -> None:
-        for variable, base in self._dirty.values():
-            equal = self._made_equal(variable, base)
-            if equal is not None:
-                variable.assign(tf.cast(equal, variable.dtype))
+        """One exchange of a vector of float64, which holds counters and float32 states exactly, but for what is rank 0's."""
+        for variable, _ in self._dirty.values():
+            if variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:  # of any dtype
+                variable.assign(ops.broadcast(self._comm, private_read(variable)))
+        found = [(variable, self._part(variable, base)) for variable, base in self._dirty.values()]
+        parts = [(variable, *part) for variable, part in found if part is not None]
+        if not parts:
+            return
+        vector = tf.concat([tf.reshape(mine, [-1]) for _, mine, _ in parts], axis=0)
+        summed = tf.ensure_shape(ops.allreduce(self._comm, vector), vector.shape)
+        totals = tf.split(summed, tf.stack([tf.size(mine) for _, mine, _ in parts]), num=len(parts))
+        for (variable, mine, before), total in zip(parts, totals, strict=True):
+            variable.assign(tf.cast(before + tf.reshape(total, tf.shape(mine)), variable.dtype))
 
-    def _made_equal(self, variable: tf.Variable, base: tf.Tensor) -> tf.Tensor | None:
-        """The value on all workers; None for a number that changes alike on all of them (a random seed)."""
-        mine, aggregation = private_read(variable), variable.aggregation
-        if aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
-            return ops.broadcast(self._comm, mine)
-        exact = tf.cast(mine, tf.float64)
+    def _part(self, variable: tf.Variable, base: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | float] | None:
+        """What this worker adds to a sum over the workers, and what the sum is added to; None for a number that changes alike on all of them (a
+        random seed), or is rank 0's."""
+        aggregation = variable.aggregation
         if _is_sum(variable):
             before = tf.cast(base, tf.float64)
-            return before + ops.allreduce(self._comm, exact - before)
-        if variable.dtype.is_floating or aggregation == tf.VariableAggregation.MEAN:
-            return ops.allreduce(self._comm, exact, ReduceOp.MEAN)
-        return None
+            return tf.cast(private_read(variable), tf.float64) - before, before
+        mean = variable.dtype.is_floating or aggregation == tf.VariableAggregation.MEAN
+        if not mean or aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return None
+        return tf.cast(private_read(variable), tf.float64) / self._comm.size, 0.0
 
 
 class StepScope(_Watcher):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import finite, state
+from syrtos.keras import finite, keras_internals, state
 from syrtos.keras.torch import ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step
 
-_WORKERS, _EQUAL, _APPLIED = "_syrtos_workers", "_syrtos_equal", "_syrtos_applied"
+_WORKERS, _EQUAL, _APPLIED, _READY = "_syrtos_workers", "_syrtos_equal", "_syrtos_applied", "_syrtos_ready"
 
 
 class _All:
@@ -51,12 +52,42 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
 
     In `fit` they are averaged by samples, in a loop of the script's own over the workers.
     """
+    if getattr(optimizer, _READY, False):
+        return list(grads)
     comm, step = workers_of(optimizer), current_step()
     results = _reduced(optimizer, grads, comm, step)
-    if finite.is_asked() and not all(flags := _finite(results)):
-        own = _finite(grads) if step is None or step.samples else [True]
-        finite.check(comm, getattr(optimizer, _APPLIED, ()), flags, own, int(optimizer.iterations) + 1)
+    if finite.is_asked():
+        flags, own, variables = _finite(results), _own_finite(grads, step), getattr(optimizer, _APPLIED, ())
+        if finite.leaves_out():
+            finite.stop(comm, variables, flags, own)
+        finite.look(comm, variables, flags, own, int(optimizer.iterations) + 1)
     return results
+
+
+def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequence[Any]], None]) -> None:
+    """Calls ``update`` with gradients that `reduced` takes as they are; if one of them is not finite, on any worker, nothing is changed.
+
+    Of gradients that are accumulated each batch's part is looked at, before it is added; their sum `reduced` looks at.
+    """
+    comm, step, accumulates = workers_of(optimizer), current_step(), _accumulates(optimizer)
+    results = list(grads) if accumulates else _reduced(optimizer, grads, comm, step)
+    flags = _finite(results)
+    own = flags if accumulates else _own_finite(grads, step)
+    if accumulates and comm is not None:
+        with world.current().ledger.span("exchange"):
+            flags = (comm.allreduce(np.logical_not(flags).astype(np.int32)) == 0).tolist()
+    if not finite.look(comm, getattr(optimizer, _APPLIED, ()), flags, own, int(optimizer.iterations) + 1):
+        keras_internals.updates_of(optimizer).assign_sub(1)  # which `apply` adds in any case
+        return
+    object.__setattr__(optimizer, _READY, not accumulates)
+    try:
+        update(results)
+    finally:
+        object.__setattr__(optimizer, _READY, False)
+
+
+def _own_finite(grads: Sequence[Any], step: StepScope | None) -> list[bool]:
+    return _finite(grads) if step is None or step.samples else [True]
 
 
 def _reduced(optimizer: Any, grads: Sequence[Any], comm: Communicator | None, step: StepScope | None) -> list[Any]:

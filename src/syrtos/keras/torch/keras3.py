@@ -7,12 +7,14 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from keras.src.backend.torch import trainer as torch_trainer
 
 from syrtos.comm import world
 from syrtos.keras import (
     backend,
     batches,
+    finite,
     fitting,
     keras_internals,
     patches,
@@ -55,7 +57,11 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
     def backend_apply_gradients(self: Any, grads: list[Any], trainable_variables: Any) -> None:
         gradients.broadcast_before_first(self, self._trainable_variables)
         gradients.about_to_apply(self, trainable_variables)
-        original(self, gradients.to_accumulate(self, grads), trainable_variables)
+        grads = list(gradients.to_accumulate(self, grads))
+        if finite.leaves_out():
+            gradients.apply_if_finite(self, grads, lambda checked: original(self, checked, trainable_variables))
+        else:
+            original(self, grads, trainable_variables)
 
     return backend_apply_gradients
 
@@ -111,7 +117,21 @@ def _making(name: str, make_step: Method) -> Method:
 
 
 def _training(model: Any, function: Method) -> Method:
-    return _with_logs(model, function, torch_trainer.TorchTrainer.train_step, training=True)
+    on_share = _with_logs(model, function, torch_trainer.TorchTrainer.train_step, training=True)
+    return functools.partial(_undone_if_left_out, model, on_share) if finite.leaves_out() else on_share
+
+
+def _undone_if_left_out(model: Any, step: Method, data: list[Any]) -> Any:
+    """A training step; where it has left out an update, what the batch has changed is as before, and the logs are without it."""
+    changed = [variable.value for variable in finite.changed_by_batch(model)]
+    before = [(tensor, tensor.detach().clone()) for tensor in [*changed, *model.buffers()]]
+    logs = step(data)
+    if not finite.step_is_left_out(world.sharing().comm):
+        return logs
+    with torch.no_grad():
+        for tensor, value in before:
+            tensor.copy_(value)
+    return finite.results_again(model, logs)
 
 
 def _testing(model: Any, function: Method) -> Method:

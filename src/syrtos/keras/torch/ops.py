@@ -29,7 +29,8 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of an array that is nobody else's, on the device of ``like``."""
+    """A tensor of an array that is nobody else's, or is not written to, on the device of ``like``."""
+    array.flags.writeable = True  # torch has no tensors that can't be written to, and warns
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(like.device)
     return torch.from_numpy(array).to(like.device)
@@ -100,36 +101,39 @@ def alltoall(
 # -- gradients of one step ------------------------------------------------------------------------------
 
 
-def weighted_mean(comm: Communicator, gradients: Sequence[torch.Tensor], weight: float) -> list[torch.Tensor]:
+def weighted_mean(
+    comm: Communicator, gradients: Sequence[torch.Tensor], weight: float, lend: bool = False
+) -> list[torch.Tensor]:
     """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
 
     Args:
         comm: the workers.
         gradients: dense tensors, in the order of the variables.
         weight: a worker with weight 0 contributes nothing, whatever its gradients hold.
+        lend: the averages may be memory that other workers look at too: they are not to be written to.
     """
     results = list(gradients)
     for bucket in buckets(gradients):
         with world.current().ledger.span("exchange"):
-            averages = begin_weighted_mean(comm, [gradients[i] for i in bucket], weight)()
+            averages = begin_weighted_mean(comm, [gradients[i] for i in bucket], weight, lend)()
         for index, tensor in zip(bucket, averages, strict=True):
             results[index] = tensor
     return results
 
 
 def begin_weighted_mean(
-    comm: Communicator, bucket: Sequence[torch.Tensor], weight: float
+    comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, lend: bool = False
 ) -> Callable[[], list[torch.Tensor]]:
     """Begins to average tensors of one dtype that travel together; the returned function waits for the averages."""
     if collectives.serve(comm, bucket[0]):
         return collectives.begin_weighted_mean(comm, bucket, weight)
-    averages = _by_host(comm, bucket, weight)
+    averages = _by_host(comm, bucket, weight, lend)
     return lambda: averages
 
 
-def _by_host(comm: Communicator, bucket: Sequence[torch.Tensor], weight: float) -> list[torch.Tensor]:
+def _by_host(comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, lend: bool) -> list[torch.Tensor]:
     arrays = [array_of(tensor) for tensor in bucket]
-    sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight)
+    sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight, lend)
     parts = zip(sums, arrays, bucket, strict=True)
     return [tensor_of(summed.reshape(array.shape), tensor) for summed, array, tensor in parts]
 

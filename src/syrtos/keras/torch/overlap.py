@@ -28,7 +28,7 @@ class _Sent(NamedTuple):
 
 
 class Overlap:
-    """The gradients of one `backward`."""
+    """The gradients of one `backward`, for an optimizer of Keras's own: none of them writes to its gradients (seen in 3.15.1)."""
 
     def __init__(self, comm: Communicator, variables: Sequence[torch.Tensor], weight: float) -> None:
         """
@@ -69,7 +69,7 @@ class Overlap:
 
         def exchange() -> Callable[[], list[torch.Tensor]]:
             with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-                return ops.begin_weighted_mean(self._comm, gradients, self._weight)
+                return ops.begin_weighted_mean(self._comm, gradients, self._weight, lend=True)
 
         averages = self._comm.background.submit(exchange)
         self._sent.append(_Sent(gradients, [gradient._version for gradient in gradients], averages))
@@ -81,7 +81,7 @@ class Overlap:
             OutOfStepError: these are others on another worker.
         """
         if not self._sent:
-            return ops.weighted_mean(self._comm, gradients, self._weight)
+            return ops.weighted_mean(self._comm, gradients, self._weight, lend=True)
         with world.current().ledger.span("exchange"):
             self._comm.background.settle()
             averages = {
@@ -94,6 +94,6 @@ class Overlap:
             }
             others = [i for i, gradient in enumerate(gradients) if id(gradient) not in averages]
             self._comm.agree(f"gradients that are sent after `backward`: {others}")
-        late = ops.weighted_mean(self._comm, [gradients[i] for i in others], self._weight)
+        late = ops.weighted_mean(self._comm, [gradients[i] for i in others], self._weight, lend=True)
         averages |= {id(gradients[i]): average for i, average in zip(others, late, strict=True)}
         return [averages[id(gradient)] for gradient in gradients]

@@ -1,0 +1,128 @@
+"""`--on-nan` where XLA applies gradients inside of its program: the program itself decides what becomes of them, and tells the host what it has found."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import keras
+from jax import numpy as jnp
+
+from syrtos.errors import NonFiniteError
+from syrtos.keras import finite, keras_internals
+from syrtos.keras.patching import Method, Patch
+
+
+class _Tracing:
+    """What the training step that is traced, or run, has found of its gradients; None outside of one."""
+
+    found: list[tuple[jax.Array, jax.Array]] | None = None  # finite? of each gradient, and the number of updates before
+    variables: Sequence[Any] = ()
+
+
+class _Looked(NamedTuple):
+    """What a training step gives."""
+
+    logs: Any
+    found: list[tuple[jax.Array, jax.Array]]
+
+
+def _noting(original: Method) -> Method:
+    def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        if _Tracing.found is not None:
+            pairs = [(g, v) for g, v in zip(grads, keras_internals.trained_by(self), strict=True) if g is not None]
+            _Tracing.variables = [variable for _, variable in pairs]
+            flags = jnp.stack([jnp.all(jnp.isfinite(gradient)) for gradient, _ in pairs])
+            updates = dict(zip(map(id, self.variables), optimizer_variables, strict=True))[
+                id(keras_internals.updates_of(self))
+            ]
+            _Tracing.found.append((flags, updates // (self.gradient_accumulation_steps or 1)))
+        return original(self, optimizer_variables, grads, trainable_variables)
+
+    return stateless_apply
+
+
+def _unnoted(original: Method) -> Method:
+    def stateless_apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outer, _Tracing.found = _Tracing.found, None
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _Tracing.found = outer
+
+    return stateless_apply
+
+
+def _making(original: Method) -> Method:
+    def make_train_function(self: Any, force: bool = False) -> None:
+        before = self.__dict__.get("train_step")
+        object.__setattr__(self, "train_step", functools.partial(_undone_if_left_out, self, self.train_step))
+        try:
+            original(self, force)
+        finally:
+            object.__delattr__(self, "train_step")
+            if before is not None:
+                object.__setattr__(self, "train_step", before)
+
+    return make_train_function
+
+
+def _undone_if_left_out(model: Any, step: Method, state: Any, data: Any) -> Any:
+    """A training step whose state, and logs, are as before its batch where a gradient is not finite; beside its logs it gives what was found."""
+    outer, _Tracing.found = _Tracing.found, []
+    try:
+        logs, changed = step(state, data)
+        found = _Tracing.found
+    finally:
+        _Tracing.found = outer
+    good = functools.reduce(jnp.logical_and, [jnp.all(flags) for flags, _ in found], jnp.asarray(True))
+
+    def chosen(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+
+    return _Looked(chosen(logs, _results_before(model, state, logs)), found), chosen(changed, state)
+
+
+def _results_before(model: Any, state: Any, logs: Any) -> Any:
+    """The logs without this batch."""
+    with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, state[-1], strict=True))):
+        return finite.results_again(model, logs)
+
+
+def _telling(original: Method) -> Method:
+    def make_function(self: Any, step_function: Method, *args: Any, **kwargs: Any) -> Any:
+        return original(self, functools.partial(_told, self, step_function), *args, **kwargs)
+
+    return make_function
+
+
+def _told(model: Any, step_function: Method, state: Any, data: Any) -> Any:
+    """A step whose gradients the host is told of; of evaluations there is nothing to tell.
+
+    Raises:
+        NonFiniteError: training must not go on. The model has its state again, which a step takes away from it.
+    """
+    outputs, state = step_function(state, data)
+    if not isinstance(outputs, _Looked):
+        return outputs, state
+    logs, found = outputs
+    try:
+        for flags, updates in found:
+            finite.look(None, _Tracing.variables, flags.tolist(), flags.tolist(), int(updates) + 1)
+    except NonFiniteError:
+        keras_internals.set_state(model, state)
+        raise
+    return logs, state
+
+
+_TRAINER = "keras.src.backend.jax.trainer:JAXTrainer"
+_IN_PROGRAM = "XLA applies gradients inside of its program, which must leave them out itself."
+
+PATCHES = [
+    Patch("keras.src.optimizers.base_optimizer:BaseOptimizer", "stateless_apply", _noting, "Where a step meets its gradients."),
+    Patch("keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer", "stateless_apply", _unnoted, "It leaves out updates itself."),
+    Patch(_TRAINER, "make_train_function", _making, _IN_PROGRAM),
+    Patch(_TRAINER, "_make_function", _telling, _IN_PROGRAM),
+]  # fmt: skip

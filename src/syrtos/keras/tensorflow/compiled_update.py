@@ -1,0 +1,115 @@
+"""An optimizer's update as a program of its own that XLA compiles: it reads and writes each number once, where TensorFlow's graph passes over memory for each
+operation (Adam over 79M parameters on one thread: 188 ms in the graph, 66 ms compiled). The exchange before it can't be compiled."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.keras import asynchronous
+from syrtos.keras.patching import Method, Patch
+
+Program = Callable[[list[tf.Tensor], tf.Tensor], None]
+
+# Compiled, an update takes about 1.5 ns less for each parameter; compiling takes about 30 ms for each variable. From here on it pays within a thousand steps.
+_PARAMETERS = 1_000_000
+_PER_VARIABLE = 20_000
+
+# For each optimizer its programs, by the variables that they update and by those of them whose weights decay.
+_programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]] = weakref.WeakKeyDictionary()
+# Set on an optimizer: the variables whose weights the update that follows lets decay.
+_DECAYING = "_syrtos_decaying"
+
+
+def _is_compiled(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether this optimizer's update of ``variables`` is compiled: one of Keras's own, which XLA knows all of; by itself on CPUs only, of one kind, for
+    replicas must stay equal to the last bit."""
+    session = world.current()
+    chosen = session.options.compile_update
+    if chosen == "off" or not type(optimizer).__module__.startswith("keras.") or asynchronous.servers():
+        return False
+    if chosen == "on":
+        return True
+    parameters = sum(math.prod(variable.shape) for variable in variables)
+    is_large = parameters >= max(_PARAMETERS, _PER_VARIABLE * len(variables))
+    return is_large and session.same_processors and not tf.config.list_logical_devices("GPU")
+
+
+class _Keras:
+    """Keras's own method, once it is replaced."""
+
+    apply_weight_decay: Method
+
+
+def _deferring_decay(original: Method) -> Method:
+    _Keras.apply_weight_decay = staticmethod(original)
+
+    def apply_weight_decay(self: Any, variables: Any) -> None:
+        decaying = list(variables) if self.weight_decay is not None else []
+        if decaying and _is_compiled(self, decaying):
+            object.__setattr__(self, _DECAYING, decaying)
+        else:
+            original(self, variables)
+
+    return apply_weight_decay
+
+
+def _compiling(original: Method) -> Method:
+    def backend_update_step(self: Any, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+        variables = list(trainable_variables)
+        if not _is_compiled(self, variables):
+            original(self, grads, variables, learning_rate)
+            return
+        decaying = {id(variable) for variable in getattr(self, _DECAYING, ())}
+        object.__setattr__(self, _DECAYING, ())
+        pairs = list(zip(grads, variables, strict=True))
+        # XLA compiles for one number of rows; that of `tf.IndexedSlices` is another in each step.
+        rows = [(g, v) for g, v in pairs if isinstance(g, tf.IndexedSlices)]
+        dense = [(tf.convert_to_tensor(g), v) for g, v in pairs if not isinstance(g, tf.IndexedSlices)]
+        _update(self, original, decaying, [v for _, v in rows], [g for g, _ in rows], learning_rate)
+        if dense:
+            world.current().ledger.say(update="compiled")
+            program = _program(self, original, decaying, [v for _, v in dense])
+            program([g for g, _ in dense], tf.convert_to_tensor(learning_rate))
+
+    return backend_update_step
+
+
+def _program(optimizer: Any, update: Method, decaying: set[int], variables: list[Any]) -> Program:
+    programs = _programs.setdefault(optimizer, {})
+    ids = tuple(map(id, variables))
+    # a program holds the numbers that an optimizer had when it was traced; a loop of a script's own may change them
+    numbers = tuple((name, value) for name, value in vars(optimizer).items() if isinstance(value, int | float))
+    key = ids, frozenset(decaying.intersection(ids)), numbers
+    if key not in programs:
+        mine = weakref.proxy(optimizer)  # else the entry would keep its key alive
+
+        @tf.function(jit_compile=True, autograph=False)
+        def program(grads: list[tf.Tensor], learning_rate: tf.Tensor) -> None:
+            _update(mine, update, decaying, variables, grads, learning_rate)
+
+        programs[key] = program
+    return programs[key]
+
+
+def _update(
+    optimizer: Any, update: Method, decaying: set[int], variables: list[Any], grads: list[Any], rate: Any
+) -> None:
+    """Weight decay and update, as Keras makes them one after the other."""
+    if ours := [variable for variable in variables if id(variable) in decaying]:
+        _Keras.apply_weight_decay(optimizer, ours)
+    if variables:
+        update(optimizer, grads, variables, rate)
+
+
+_OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
+
+PATCHES = [
+    Patch(_OPTIMIZER, "_apply_weight_decay", _deferring_decay, "It comes right before the update, and is compiled with it."),
+    Patch(_OPTIMIZER, "_backend_update_step", _compiling, "What changes variables, after gradients are reduced and clipped."),
+]  # fmt: skip
