@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -16,6 +17,8 @@ Exchange = Literal["auto", "mpi", "framework"]
 OnNaN = Literal["warn", "stop", "skip", "rollback"]
 OnDivergence = Literal["stop", "repair"]
 CompileUpdate = Literal["auto", "on", "off"]
+
+_CODEC = re.compile(r"none|auto|bf16|fp16|powersgd:[1-9]\d*|topk:0?\.\d*[1-9]\d*")
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 SEED_VARIABLE = "SYRTOS_SEED"
@@ -82,6 +85,11 @@ class Options:
             not finite is told once.
         on_divergence: when the replicas differ: ``"stop"``: the run ends; ``"repair"``: it goes on from the last snapshot, before each of which they are
             compared.
+        sync_every: in `fit`, steps that each worker trains alone before the workers exchange the change of their weights; 0: gradients are exchanged in
+            each step.
+        outer_lr: with ``sync_every``, the rate of the outer optimizer, for which the mean change of the weights is the gradient.
+        outer_momentum: its Nesterov momentum.
+        compress: how gradients, or changes of weights, travel between workers: see `syrtos.comm.compression`.
         compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables are many and large.
         bucket_mb: gradients are exchanged in groups of about this many megabytes.
     """
@@ -100,6 +108,10 @@ class Options:
     on_nan: OnNaN = "warn"
     on_divergence: OnDivergence = "stop"
     compile_update: CompileUpdate = "auto"
+    sync_every: int = 0
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    compress: str = "none"
 
     @property
     def asynchronous(self) -> bool:
@@ -135,9 +147,42 @@ class Options:
                 "`--batch per-worker` can't be given with `--ps`: servers assign whole batches to workers, from data that all workers read alike. Leave it "
                 "out, or add `--staleness 0`."
             )
-        for name in ("timeout", "bucket_mb"):
+        if not _CODEC.fullmatch(self.compress):
+            raise ConfigurationError(
+                "`compress` must be none, auto, bf16, fp16, powersgd:R (a rank of 1 or more) or topk:F (a fraction of the numbers below 1). "
+                f"Received: {self.compress!r}."
+            )
+        if self.servers and self.compress != "none":
+            raise ConfigurationError(
+                "`--compress` can't be given with `--ps`: servers take gradients as they are. Leave one of them out."
+            )
+        if self.exchange == "framework" and self.compress != "none":
+            raise ConfigurationError(
+                "`--compress` can't be given with `--exchange framework`: what the framework exchanges is not compressed. Leave one of them out."
+            )
+        self._check_local_steps()
+        for name in ("timeout", "bucket_mb", "outer_lr"):
             if not getattr(self, name) > 0:  # NaN too
                 raise ConfigurationError(f"`{name}` must be more than 0. Received: {getattr(self, name)}.")
+
+    def _check_local_steps(self) -> None:
+        if self.sync_every < 0:
+            raise ConfigurationError(f"`sync_every` must be 0 or more steps. Received: {self.sync_every}.")
+        if not 0 <= self.outer_momentum < 1:
+            raise ConfigurationError(f"`outer_momentum` must be in [0, 1). Received: {self.outer_momentum}.")
+        if not self.sync_every:
+            return
+        others = {
+            "--ps": self.servers > 0,
+            "--batch per-worker": self.batch == "per-worker",
+            "--sync-batchnorm": self.sync_batchnorm,
+            "--on-divergence repair": self.on_divergence == "repair",
+        }
+        if given := [name for name, is_given in others.items() if is_given]:
+            raise ConfigurationError(
+                f"`--sync-every {self.sync_every}` lets each worker train alone on its share of the batches. It can't be given with {given[0]}, which needs "
+                "all workers in each step, or equal ones. Leave one of them out."
+            )
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

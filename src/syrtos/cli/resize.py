@@ -36,7 +36,7 @@ def main(chosen: argparse.Namespace) -> int:
     run_dir = chosen.run_dir.resolve()
     spec = read_request(run_dir).spec
     options, at_most = spec.options, "at most " * (spec.elastic is not None)
-    check_may_resize(options.batch, options.scale_lr, options.servers, "`syrtos resize`")
+    check_may_resize(options, "`syrtos resize`")
     if not is_going_on(run_dir):
         raise ConfigurationError(
             f"No run is going on in {run_dir}. `syrtos resume {run_dir} -n {chosen.workers}` goes on from its snapshot."

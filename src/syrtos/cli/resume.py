@@ -51,6 +51,6 @@ def _changed(spec: Spec, chosen: argparse.Namespace) -> Spec:
     if spec.elastic:
         workers = min(workers, slots)
     if workers != spec.workers and not spec.elastic:
-        check_may_resize(spec.options.batch, spec.options.scale_lr, spec.options.servers, f"`-n {workers}`")
+        check_may_resize(spec.options, f"`-n {workers}`")
     elastic = spec.elastic and dataclasses.replace(spec.elastic, most=chosen.workers or spec.elastic.most)
     return dataclasses.replace(spec, hosts=hosts, workers=workers, elastic=elastic)

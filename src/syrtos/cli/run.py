@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import sys
 from pathlib import Path
@@ -120,6 +121,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
                        help="whether XLA compiles the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
+    group.add_argument("--sync-every", type=int, default=defaults.sync_every, metavar="H",
+                       help="for slow networks: in `fit`, workers train alone for H steps, then exchange the change of their weights (default: exchange "
+                       "gradients in each step)")  # fmt: skip
+    group.add_argument("--outer-lr", type=float, default=defaults.outer_lr, metavar="RATE",
+                       help="with --sync-every: the rate at which the mean change of the weights is applied (default: %(default)s)")  # fmt: skip
+    group.add_argument("--outer-momentum", type=float, default=defaults.outer_momentum, metavar="M",
+                       help="with --sync-every: Nesterov momentum of the mean change (default: %(default)s)")  # fmt: skip
+    group.add_argument("--compress", default=defaults.compress, metavar="CODEC",
+                       help="for slow networks: gradients travel as bf16, fp16, powersgd:R (rank R) or topk:F (a fraction F of the numbers), and what is "
+                       "lost is added to the next; auto: bf16 where a link is slow enough (default: %(default)s)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
@@ -186,18 +197,19 @@ def _elastic(chosen: argparse.Namespace) -> Elastic | None:
         )
     if chosen.discover and (chosen.hosts or chosen.hostfile):
         raise ConfigurationError("`--discover` names the hosts: leave out `--hosts` and `--hostfile`.")
-    check_may_resize(chosen.batch, chosen.scale_lr, chosen.servers, "--min-workers and --discover")
+    check_may_resize(_options(chosen, Path()), "--min-workers and --discover")
     return Elastic(
         least, chosen.workers or 0, chosen.discover or "", str(chosen.hostfile.resolve()) if chosen.hostfile else ""
     )
 
 
-def check_may_resize(batch: str, scale_lr: str, servers: int, what: str) -> None:
+def check_may_resize(options: Options, what: str) -> None:
     """Raises ConfigurationError where a run with another number of workers would compute something else; ``what`` asks for it."""
     given = {
-        "--batch per-worker": batch == "per-worker",
-        f"--scale-lr {scale_lr}": scale_lr != "none",
-        "--ps": servers > 0,
+        "--batch per-worker": options.batch == "per-worker",
+        f"--scale-lr {options.scale_lr}": options.scale_lr != "none",
+        "--ps": options.servers > 0,
+        "--sync-every": options.sync_every > 0,
     }
     if wrong := [name for name, is_given in given.items() if is_given]:
         raise ConfigurationError(
@@ -231,19 +243,5 @@ def _workers(asked: int | None, hosts: tuple[Host, ...], elastic: Elastic | None
 
 
 def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
-    return Options(
-        batch=chosen.batch,
-        sync_batchnorm=chosen.sync_batchnorm,
-        on_nan=chosen.on_nan,
-        compile_update=chosen.compile_update,
-        on_divergence=chosen.on_divergence,
-        scale_lr=chosen.scale_lr,
-        warmup_epochs=chosen.warmup_epochs,
-        check_every=chosen.check_every,
-        timeout=chosen.timeout,
-        run_dir=str(run_dir),
-        bucket_mb=chosen.bucket_mb,
-        exchange=chosen.exchange,
-        servers=chosen.servers,
-        staleness=chosen.staleness,
-    )
+    names = {field.name for field in dataclasses.fields(Options)} - {"run_dir"}
+    return Options(run_dir=str(run_dir), **{name: getattr(chosen, name) for name in names})

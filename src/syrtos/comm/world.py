@@ -132,13 +132,17 @@ def each_for_itself() -> None:
     """From now on only the script's own calls exchange. `fit` trains on all data it is given, as in one process.
 
     Raises:
-        ConfigurationError: the run has parameter servers.
+        ConfigurationError: the run has parameter servers, or workers that train alone for some steps.
     """
     global _sharing
     if current().servers:
         raise ConfigurationError(
             "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and the run has parameter servers (`--ps`). "
             "Run it without."
+        )
+    if current().options.sync_every:
+        raise ConfigurationError(
+            "This script exchanges gradients between its workers itself, by Horovod or SMDDP, in each step. Run it without `--sync-every`."
         )
     _sharing = _sharing or current().alone()
 

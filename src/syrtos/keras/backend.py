@@ -50,8 +50,12 @@ class Backend(abc.ABC):
         """Whether what is called now computes at once, and is not being traced."""
 
     @abc.abstractmethod
+    def held(self, variable: Any) -> Any:
+        """What a Keras variable holds in the framework; one of the framework itself."""
+
     def identity(self, variable: Any) -> int:
         """The same number for a Keras variable and what it holds in the framework."""
+        return id(self.held(variable))
 
     @abc.abstractmethod
     def has_value(self, variable: Any) -> bool:

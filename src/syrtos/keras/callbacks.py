@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from syrtos.checkpoint.encoding import Arrays
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.data.loader import Position
@@ -21,6 +22,7 @@ from syrtos.keras import (
     fitting,
     interrupts,
     keras_internals,
+    local_steps,
     recovery,
     replicas,
     rollback,
@@ -194,6 +196,7 @@ class AfterUsers(_Quiet):
         self._stream: Stream | None = None
         self._protection: recovery.Protection | None = None
         self._notice = finite.Notice()
+        self._rounds: local_steps.Rounds | None = None
 
     # -- training ------------------------------------------------------------------------------
 
@@ -207,6 +210,7 @@ class AfterUsers(_Quiet):
             self._begin_stream(comm)
             asynchronous.begin_equal(self.model)
         self.scaling.restored()
+        self._rounds = local_steps.begin(self.model)
         finite.begin()
         self._rollback = rollback.Rollback(self.model) if rollback.is_asked() and self.model is not None else None
         self._session.ledger.become("build")
@@ -223,17 +227,23 @@ class AfterUsers(_Quiet):
         self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._agree_to_stop()
+        if self._rounds is None or self._rounds.met:
+            self._agree_to_stop()
+        elif interrupts.asked():
+            raise KeyboardInterrupt
+        else:
+            self._rounds.wish()
         count = self._steps_since(batch)
         self._steps += count
         self._since_check += count
-        if world.current().world.size > 1 and not asynchronous.own() and self._check_is_due():
+        compares = world.current().world.size > 1 and not asynchronous.own() and not self._rounds
+        if compares and self._check_is_due():
             self._check()
         self._notice.look(self._epoch, _index(batch), logs)
         if self._rollback:
             self._rollback.batch_ended(self._steps)
         if self._protection:
-            self._protection.batch_ended(self._epoch, count, logs)
+            self._protection.batch_ended(self._epoch, count, logs, self._rounds is None or self._rounds.met)
         self._session.ledger.end_step(_index(batch), count)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -278,10 +288,14 @@ class AfterUsers(_Quiet):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Outside of `fit` nothing has made the replicas equal yet, or proven that they are."""
+        if rounds := local_steps.rounds():
+            rounds.evaluation_begins()
         if not self.trains:
             self._evaluate_equal("evaluate")
 
     def on_test_end(self, logs: Any = None) -> None:
+        if rounds := local_steps.rounds():
+            rounds.evaluating = False
         if not self.trains:
             self._check_built()
 
@@ -301,6 +315,8 @@ class AfterUsers(_Quiet):
 
     def step_is_over(self, batch: int) -> None:
         """Of `fit`; what follows are callbacks."""
+        if self._rounds:
+            self._rounds.batch_ended(self._steps_since(batch))
         self.data_step_is_over(batch)
         if self._saves_within_epochs:
             accumulation.gather(self._session.comm, self.model)
@@ -313,10 +329,16 @@ class AfterUsers(_Quiet):
         """How much has been trained."""
         return {"steps": self._steps, "epoch": self._epoch, "epoch_began_at": self._epoch_began_at}
 
-    def count_from(self, counters: dict[str, int]) -> None:
-        """Goes on from what `counters` gave."""
+    def arrays(self) -> Arrays:
+        """What else training goes on from."""
+        return self._rounds.arrays() if self._rounds else {}
+
+    def count_from(self, counters: dict[str, int], arrays: Arrays) -> None:
+        """Goes on from what `counters` and `arrays` gave."""
         self._steps, self._epoch = counters["steps"], counters["epoch"]
         self._epoch_began_at, self._checked = counters["epoch_began_at"], False
+        if self._rounds:
+            self._rounds.put_back(arrays, self._steps - self._epoch_began_at)
 
     def data_step_is_over(self, batch: int) -> None:
         """Of a planned data set."""
@@ -428,7 +450,7 @@ class AfterUsers(_Quiet):
 
     def _agree_to_stop(self) -> None:
         """If any worker wants to stop, or was interrupted, all do and are, at the same step."""
-        wish = _INTERRUPTED if interrupts.asked() else float(self._stops())
+        wish = _INTERRUPTED if interrupts.asked() else float(self._rounds.wish() if self._rounds else self._stops())
         wishes = self._session.comm.agree("stop training?", wish)
         if max(wishes) == _INTERRUPTED:
             raise KeyboardInterrupt

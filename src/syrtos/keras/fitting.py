@@ -10,7 +10,7 @@ from typing import Any
 
 from syrtos.comm import world
 from syrtos.errors import DataError
-from syrtos.keras import backend
+from syrtos.keras import backend, local_steps
 
 
 class _Fits:
@@ -30,6 +30,8 @@ def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         finally:
             _Fits.running -= 1
+            if not _Fits.running:
+                local_steps.end()
 
     return fit
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from syrtos.checkpoint import encoding
 from syrtos.checkpoint.encoding import Arrays
-from syrtos.comm import world
+from syrtos.comm import compression, world
 from syrtos.comm.world import Session
 from syrtos.errors import SnapshotError
 from syrtos.keras import asynchronous, backend, fitting, kept, keras_internals, learning_rate, snapshot, state
@@ -50,8 +50,12 @@ class Training(Protocol):
         """How much has been trained."""
         ...
 
-    def count_from(self, counters: dict[str, int]) -> None:
-        """Sets what `counters` gave."""
+    def arrays(self) -> Arrays:
+        """What else training goes on from, of this worker."""
+        ...
+
+    def count_from(self, counters: dict[str, int], arrays: Arrays) -> None:
+        """Sets what `counters` and `arrays` gave."""
         ...
 
 
@@ -153,27 +157,28 @@ class Protection:
         found, self._committed = self._committed, None
         with self._session.ledger.span("checkpoint"):
             snapshot.put_back_variables(self._model, found.alike, found.mine, found.facts)
+            compression.put_back(state.held(snapshot.trainable(self._model)), found.mine)
             snapshot.put_back_callbacks(self._callbacks(), found.facts["callbacks"], found.mine)
         backend.active().set_drawn(found.facts["drawn"])
         self._session.ledger.say(trained=found.place.trained)
         self._model.stop_training = found.facts["stop"]
         learning_rate.put_back(self._model.optimizer, found.facts["climb"])
-        self._training.count_from(found.facts["counters"])
+        self._training.count_from(found.facts["counters"], found.mine)
         if not found.place.epoch_ended and not found.place.ended:
             snapshot.show_epoch(self._callbacks(), found.place.epoch)
         self._written_at = time.perf_counter()
 
     # -- committing ----------------------------------------------------------------------------
 
-    def batch_ended(self, epoch: int, steps: int, logs: Any) -> None:
-        """After a call of the training function, of so many steps, and its callbacks."""
+    def batch_ended(self, epoch: int, steps: int, logs: Any, have_met: bool = True) -> None:
+        """After a call of the training function, of so many steps, and its callbacks; ``have_met``: all workers are there, with equal weights."""
         cut = bool(getattr(self._model, "stop_training", False))
         calls, trained = self._place.calls + 1, self._place.trained + steps
         self._place = dataclasses.replace(
             self._place, calls=calls, trained=trained, epoch=epoch, epoch_ended=False, cut=cut
         )
         self._since += 1
-        if self._since >= self._run.interval:
+        if self._since >= self._run.interval and have_met:
             self._commit(logs)
 
     def epoch_ended(self) -> None:
@@ -234,6 +239,7 @@ class Protection:
         """This worker's part of what all hold alike, and all that it has for itself."""
         place = self._session.world
         alike, mine, facts = snapshot.variables(self._model, place.local_rank, place.local_size)
+        mine |= self._training.arrays() | compression.memories(state.held(snapshot.trainable(self._model)))
         facts |= {
             "place": dataclasses.asdict(self._place),
             "callbacks": snapshot.callbacks(self._callbacks(), self._begun_with, mine),

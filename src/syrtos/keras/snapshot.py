@@ -41,12 +41,14 @@ def variables_of(model: Any) -> tuple[list[Any], list[Any], set[int]]:
     slots = [v for each in optimizers for v in state.variables_of(each)]
     metrics = [v for metric in getattr(model, "metrics", []) for v in metric.variables]
     found = state.unique([*state.variables_in(model), *backend.active().buffers_of(model), *metrics, *slots])
-    own |= {id(v) for v in found} - {id(v) for v in [*_trainable(model), *slots]}
+    alike = [*trainable(model), *(slots if not state.optimizers_differ() else [])]
+    own |= {id(v) for v in found} - {id(v) for v in alike}
     added_up = set[int]() if backend.computes_global_batches() else accumulated
     return [v for v in found if id(v) not in own], [v for v in found if id(v) in own], added_up
 
 
-def _trainable(model: Any) -> list[Any]:
+def trainable(model: Any) -> list[Any]:
+    """A model's trainable variables; none before it is built."""
     return list(model.trainable_variables) if state.variables_in(model) else []
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.objects import dtype_of
 from syrtos.errors import DivergenceError, OutOfStepError
@@ -40,13 +41,18 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
 def of_model(model: Any) -> list[Any]:
     """All variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizer's.
 
-    Gradients that are being accumulated are each worker's own, unless all compute global batches.
+    Gradients that are being accumulated are each worker's own, unless all compute global batches; so are optimizers that train alone for some steps.
     """
     found = [*variables_in(model), *backend.active().buffers_of(model)]
     optimizer: Any = getattr(model, "optimizer", None)
-    if optimizer is not None:
+    if optimizer is not None and not optimizers_differ():
         found += of_optimizer(optimizer)
     return unique(found)
+
+
+def optimizers_differ() -> bool:
+    """Whether each worker has an optimizer of its own, and trains alone for some steps: `--sync-every`."""
+    return world.joined() and world.current().options.sync_every > 0 and world.current().world.size > 1
 
 
 def of_optimizer(optimizer: Any) -> list[Any]:
@@ -145,6 +151,11 @@ def memory_of(variable: Any) -> np.ndarray[Any, Any]:
 def unique(variables: Iterable[Any]) -> list[Any]:
     """Each variable once, in order."""
     return list({id(v): v for v in variables}.values())
+
+
+def held(variables: Iterable[Any]) -> list[Any]:
+    """What Keras variables hold in the framework."""
+    return [backend.active().held(variable) for variable in variables]
 
 
 def identity(variable: Any) -> int:

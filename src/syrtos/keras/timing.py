@@ -170,19 +170,20 @@ class _Clock:
         """From now on the step waits for data."""
         self._since = time.time()
 
-    def data_was_ready(self, session: Session, asked: float, ready: float, samples: float) -> None:
+    def data_was_ready(self, session: Session, asked: float, ready: float, samples: float) -> bool:
         """The step that now ends had its data at ``ready`` (s since the epoch), and a graph had asked for it at ``asked`` (0: none had).
 
-        ``samples``: of this worker's share.
+        ``samples``: of this worker's share. Returns whether this is the first exchange of the step.
         """
-        if ready == self._last_ready:  # a second exchange of the same step
-            return
+        if ready == self._last_ready:
+            return False
         self._last_ready = ready
         if not self._traced and asked:
             session.ledger.spend("input", max(ready - max(self._since, asked), 0.0))
         self._traced = False
         session.ledger.count(samples)
         self._since = time.time()
+        return True
 
 
 clock = _Clock()

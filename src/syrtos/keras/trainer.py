@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from syrtos.comm import world
-from syrtos.keras import batches, fitting, interrupts, keras_internals, replicas, timing
+from syrtos.keras import batches, fitting, interrupts, keras_internals, local_steps, replicas, timing
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
 
@@ -45,6 +45,7 @@ def train_on_batch(original: Method, check: batches.Check) -> Method:
     trained = fitting.inside_fit(on_batch(original, check))
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        local_steps.refuse_single_steps()
         result = trained(self, *args, **kwargs)
         replicas.was_trained(self)
         return result

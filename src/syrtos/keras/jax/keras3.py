@@ -46,6 +46,11 @@ def _check_options(session: world.Session) -> None:
         raise ConfigurationError(
             "`--exchange mpi` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out."
         )
+    if session.options.compress != "none":
+        raise ConfigurationError(
+            "`--compress` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out, or set KERAS_BACKEND to tensorflow "
+            "or torch."
+        )
     if session.options.batch == "per-worker":
         raise ConfigurationError(
             "`--batch per-worker` has no meaning with KERAS_BACKEND=jax: XLA computes the global batch as one program over all workers. Leave it "

@@ -26,8 +26,8 @@ class Jax(Backend):
     def eager(self) -> bool:
         return True
 
-    def identity(self, variable: Any) -> int:
-        return id(variable)
+    def held(self, variable: Any) -> Any:
+        return variable  # its array is another after each step
 
     def has_value(self, variable: Any) -> bool:
         return True

@@ -16,7 +16,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import finite, keras_internals, state
+from syrtos.keras import finite, keras_internals, local_steps, state
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.tensorflow.step import StepScope, current_step
 
@@ -81,7 +81,8 @@ class Reduction:
         results = [self._as_tensor(g, v) for g, v in itertools.zip_longest(grads, variables[: len(grads)])]
         mine = {i for i, v in enumerate(variables) if state.identity(v) in self.local}
         shared = [i for i, g in enumerate(results) if g is not None and i not in mine]
-        reduced = self._reduced([results[i] for i in shared], weight, may_merge)
+        owners = state.held(variables[i] for i in shared) if len(variables) == len(results) else []
+        reduced = self._reduced([results[i] for i in shared], weight, may_merge, owners)
         for i, gradient in zip(shared, reduced, strict=True):
             results[i] = times(gradient, self.factor)
         for i in mine:
@@ -98,13 +99,13 @@ class Reduction:
         tensor = tf.convert_to_tensor(gradient)
         return tensor if variable is None else tf.cast(tensor, variable.dtype)
 
-    def _reduced(self, grads: list[Any], weight: Any, may_merge: bool) -> list[Any]:
+    def _reduced(self, grads: list[Any], weight: Any, may_merge: bool, variables: list[Any]) -> list[Any]:
         if self.comm.size == 1 or not grads:
             return grads
         if self.op is ReduceOp.ADASUM:
             return [ops.allreduce(self.comm, tf.convert_to_tensor(g), self.op) for g in grads]
         sent, contexts = self._compressed(grads)
-        mean = ops.weighted_mean(self.comm, sent, tf.cast(weight, tf.float32), may_merge, self.lend)
+        mean = ops.weighted_mean(self.comm, sent, tf.cast(weight, tf.float32), may_merge, self.lend, variables)
         if self.op is ReduceOp.SUM:
             mean = [times(g, self.comm.size) for g in mean]
         return self._decompressed(mean, contexts)
@@ -182,6 +183,8 @@ def reduction_of(optimizer: Any) -> Reduction | None:
     if marked is not None:
         return marked
     if not _zero_edits or world.sharing() is not world.current() or (_by_tape and current_step() is None):
+        return None
+    if local_steps.rounds():
         return None
     return Reduction(world.current().comm)
 

@@ -22,6 +22,7 @@ from syrtos.keras import (
     fitting,
     interrupts,
     keras_internals,
+    local_steps,
     patches,
     patching,
     replicas,
@@ -97,9 +98,11 @@ def _make_function(original: Method) -> Method:
         training = step_function.__name__ == "train_step"
 
         def step(data: Any) -> Any:
-            with StepScope(session, data, training).entered() as scope:
+            own = local_steps.of_step(session, training)
+            with StepScope(own, data, training).entered() as scope:
                 undo = _Undo(self) if training and finite.leaves_out() else None
-                logs = scope.finish(step_function(scope.data), logs_are_global=stock)
+                outputs = step_function(scope.data) if own is session else _unless_empty(step_function, scope)
+                logs = scope.finish(outputs, logs_are_global=stock)
                 return undo.if_left_out(scope, logs) if undo else logs
 
         function = original(self, step)
@@ -111,6 +114,20 @@ def _make_function(original: Method) -> Method:
         return of_shares
 
     return make_function
+
+
+def _unless_empty(step_function: Method, scope: StepScope) -> Any:
+    """A step of a worker that trains alone; nothing where it has no sample of a small batch, and zeros for logs."""
+    logs: list[Any] = []
+
+    def compute() -> Any:
+        logs[:] = [_as_tensors(step_function(scope.data))]
+        return logs[0]
+
+    def leave_out() -> Any:
+        return tf.nest.map_structure(tf.zeros_like, logs[0]) if logs else {}  # none was computed before: this is eager
+
+    return tf.cond(scope.active, compute, leave_out)
 
 
 class _Undo:
@@ -172,6 +189,8 @@ def _on_batch(original: Method) -> Method:
 
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = world.sharing()
+        if original.__name__ == "train_on_batch":
+            local_steps.refuse_single_steps()
         if _splits_batches(session):
             replicas.compute_equal(session.comm, self, original.__name__)
         return original(self, *args, **kwargs)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from syrtos.comm import fusion, world
+from syrtos.comm import compression, fusion, world
 from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.sparse import weighted_rows
 from syrtos.errors import ConfigurationError
@@ -92,7 +92,12 @@ def alltoall(comm: Communicator, value: tf.Tensor, splits: Any = None) -> tuple[
 
 
 def weighted_mean(
-    comm: Communicator, gradients: Sequence[Gradient], weight: tf.Tensor, may_merge: bool = False, lend: bool = False
+    comm: Communicator,
+    gradients: Sequence[Gradient],
+    weight: tf.Tensor,
+    may_merge: bool = False,
+    lend: bool = False,
+    variables: Sequence[tf.Variable] = (),
 ) -> list[Gradient]:
     """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
 
@@ -103,11 +108,13 @@ def weighted_mean(
         may_merge: see `syrtos.comm.sparse.weighted_rows`.
         lend: the averages may be memory that other workers look at too. TensorFlow does not write to it; to a slice of it (`x[:n]`, `tf.split`) the next
             operation does, so such tensors are not for a script's own code.
+        variables: whose gradients they are, which may be compressed then.
     """
     results: list[Gradient] = list(gradients)
     limit = int(world.current().options.bucket_mb * 1e6)
     for bucket in _buckets(gradients, limit):
-        summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight, may_merge, lend)
+        owners = [variables[i] for i in bucket] if variables else []
+        summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight, may_merge, lend, owners)
         for index, tensor in zip(bucket, summed, strict=True):
             results[index] = tensor
     return results
@@ -140,15 +147,19 @@ def _nbytes(gradient: Gradient) -> int:
 
 
 def _exchange_bucket(
-    comm: Communicator, bucket: list[Gradient], weight: tf.Tensor, may_merge: bool, lend: bool
+    comm: Communicator,
+    bucket: list[Gradient],
+    weight: tf.Tensor,
+    may_merge: bool,
+    lend: bool,
+    variables: list[tf.Variable],
 ) -> list[Gradient]:
     first = bucket[0]
     if isinstance(first, tf.IndexedSlices):
         return [_exchange_rows(comm, first, weight, may_merge)]
 
     def run(share: Array, *arrays: Array) -> list[Array]:
-        sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], float(share), lend)
-        return [part.reshape(array.shape) for part, array in zip(sums, arrays, strict=True)]
+        return compression.weighted_mean(comm, arrays, float(share), variables, lend)
 
     summed = exchange(run, [weight, *bucket], [g.dtype for g in bucket])
     for result, gradient in zip(summed, bucket, strict=True):

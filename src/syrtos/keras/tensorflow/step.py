@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
+from syrtos.keras import local_steps
 from syrtos.keras.shares import Assignments
 from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
@@ -289,7 +290,9 @@ class StepScope(_Watcher):
         samples = float(vector[0])
         summed = self.session.comm.allreduce(vector)
         asked, ready = when.tolist()
-        clock.data_was_ready(self.session, asked, ready, samples)
+        is_first, rounds = clock.data_was_ready(self.session, asked, ready, samples), local_steps.rounds()
+        if is_first and self.training and rounds:
+            rounds.count(samples)
         return [summed]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import finite, keras_internals, state
+from syrtos.keras import finite, keras_internals, local_steps, state
 from syrtos.keras.torch import ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step
@@ -38,7 +38,9 @@ def average(optimizer: Any, comm: Communicator) -> None:
 
 def workers_of(optimizer: Any) -> Communicator | None:
     """The workers over which this optimizer's gradients are averaged before they are clipped; None: they are not."""
-    found = getattr(optimizer, _WORKERS, None) or (world.current().comm if _All.reduce else None)
+    found = getattr(optimizer, _WORKERS, None) or (
+        world.current().comm if _All.reduce and not local_steps.rounds() else None
+    )
     return found if found is not None and found.size > 1 else None
 
 
@@ -93,12 +95,13 @@ def _own_finite(grads: Sequence[Any], step: StepScope | None) -> list[bool]:
 def _reduced(optimizer: Any, grads: Sequence[Any], comm: Communicator | None, step: StepScope | None) -> list[Any]:
     if comm is None:
         return list(grads)
+    variables = state.held(getattr(optimizer, _APPLIED, ()))
     if step is not None and _accumulates(optimizer):  # weighted by `to_accumulate`
-        summed = ops.weighted_mean(comm, list(grads), 1.0)
+        summed = ops.weighted_mean(comm, list(grads), 1.0, variables=variables)
         return [gradient * comm.size for gradient in summed]
     if step is not None and step.overlap is not None and step.overlap[0] is optimizer:
-        return step.overlap[1].finish(list(grads))
-    return ops.weighted_mean(comm, list(grads), 1.0 if step is None else step.samples)
+        return step.overlap[1].finish(list(grads), variables)
+    return ops.weighted_mean(comm, list(grads), 1.0 if step is None else step.samples, variables=variables)
 
 
 def overlapping(model: Any) -> contextlib.AbstractContextManager[None]:

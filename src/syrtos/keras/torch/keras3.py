@@ -17,6 +17,7 @@ from syrtos.keras import (
     finite,
     fitting,
     keras_internals,
+    local_steps,
     patches,
     patching,
     recovery,
@@ -126,7 +127,7 @@ def _undone_if_left_out(model: Any, step: Method, data: list[Any]) -> Any:
     changed = [variable.value for variable in finite.changed_by_batch(model)]
     before = [(tensor, tensor.detach().clone()) for tensor in [*changed, *model.buffers()]]
     logs = step(data)
-    if not finite.step_is_left_out(world.sharing().comm):
+    if not finite.step_is_left_out(local_steps.of_step(world.sharing(), training=True).comm):
         return logs
     with torch.no_grad():
         for tensor, value in before:
@@ -170,6 +171,9 @@ def _on_shares(function: Method, training: bool, finish: Callable[[step.StepScop
         session = world.sharing()
         share = rows.share_of(data[0], session)
         session.ledger.count(share.samples)
+        rounds = local_steps.rounds() if training else None
+        if rounds:
+            return _alone(function, share, rounds)
         if session.world.size == 1:
             # a `fit` that goes on draws its data again, and leaves out steps: these must draw from another generator
             with step.own_random_numbers(0) if recovery.keeps_snapshots() else contextlib.nullcontext():
@@ -178,6 +182,13 @@ def _on_shares(function: Method, training: bool, finish: Callable[[step.StepScop
             return finish(scope, function([share.data]))
 
     return on_share
+
+
+def _alone(function: Method, share: rows.Share, rounds: local_steps.Rounds) -> Any:
+    """A step of a worker that trains alone; nothing where it has no sample of a small batch."""
+    rounds.count(share.samples)
+    with step.own_random_numbers(world.current().world.rank):
+        return function([share.data]) if share.samples else {}
 
 
 # -- variables -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from syrtos.comm import fusion, world
+from syrtos.comm import compression, fusion, world
 from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.errors import ConfigurationError
 from syrtos.keras.torch import collectives
@@ -102,7 +102,11 @@ def alltoall(
 
 
 def weighted_mean(
-    comm: Communicator, gradients: Sequence[torch.Tensor], weight: float, lend: bool = False
+    comm: Communicator,
+    gradients: Sequence[torch.Tensor],
+    weight: float,
+    lend: bool = False,
+    variables: Sequence[torch.Tensor] = (),
 ) -> list[torch.Tensor]:
     """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
 
@@ -111,31 +115,37 @@ def weighted_mean(
         gradients: dense tensors, in the order of the variables.
         weight: a worker with weight 0 contributes nothing, whatever its gradients hold.
         lend: the averages may be memory that other workers look at too: they are not to be written to.
+        variables: whose gradients they are, which may be compressed then.
     """
     results = list(gradients)
     for bucket in buckets(gradients):
         with world.current().ledger.span("exchange"):
-            averages = begin_weighted_mean(comm, [gradients[i] for i in bucket], weight, lend)()
+            owners = [variables[i] for i in bucket] if variables else []
+            averages = begin_weighted_mean(comm, [gradients[i] for i in bucket], weight, lend, owners)()
         for index, tensor in zip(bucket, averages, strict=True):
             results[index] = tensor
     return results
 
 
 def begin_weighted_mean(
-    comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, lend: bool = False
+    comm: Communicator,
+    bucket: Sequence[torch.Tensor],
+    weight: float,
+    lend: bool = False,
+    variables: Sequence[torch.Tensor] = (),
 ) -> Callable[[], list[torch.Tensor]]:
     """Begins to average tensors of one dtype that travel together; the returned function waits for the averages."""
-    if collectives.serve(comm, bucket[0]):
+    if world.current().options.compress == "none" and collectives.serve(comm, bucket[0]):
         return collectives.begin_weighted_mean(comm, bucket, weight)
-    averages = _by_host(comm, bucket, weight, lend)
+    averages = _by_host(comm, bucket, weight, lend, variables)
     return lambda: averages
 
 
-def _by_host(comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, lend: bool) -> list[torch.Tensor]:
-    arrays = [array_of(tensor) for tensor in bucket]
-    sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight, lend)
-    parts = zip(sums, arrays, bucket, strict=True)
-    return [tensor_of(summed.reshape(array.shape), tensor) for summed, array, tensor in parts]
+def _by_host(
+    comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, lend: bool, variables: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    means = compression.weighted_mean(comm, [array_of(tensor) for tensor in bucket], weight, variables, lend)
+    return [tensor_of(mean, tensor) for mean, tensor in zip(means, bucket, strict=True)]
 
 
 def buckets(tensors: Sequence[torch.Tensor]) -> list[list[int]]:

@@ -63,25 +63,26 @@ class Overlap:
                 self._send(self._plan[len(self._sent)])
 
     def _send(self, bucket: Sequence[torch.Tensor]) -> None:
-        gradients = [variable.grad for variable in bucket if variable.grad is not None]
+        variables = [variable for variable in bucket if variable.grad is not None]
+        gradients = [variable.grad for variable in variables if variable.grad is not None]
         # that thread has a stream of its own, on which these gradients need not be complete
         stream = torch.cuda.current_stream(gradients[0].device) if gradients[0].is_cuda else None
 
         def exchange() -> Callable[[], list[torch.Tensor]]:
             with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-                return ops.begin_weighted_mean(self._comm, gradients, self._weight, lend=True)
+                return ops.begin_weighted_mean(self._comm, gradients, self._weight, lend=True, variables=variables)
 
         averages = self._comm.background.submit(exchange)
         self._sent.append(_Sent(gradients, [gradient._version for gradient in gradients], averages))
 
-    def finish(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The averages of all workers. Gradients that were not sent, or were changed since, are exchanged now.
+    def finish(self, gradients: list[torch.Tensor], variables: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The averages of all workers, in the order of ``variables``. Gradients that were not sent, or were changed since, are exchanged now.
 
         Raises:
             OutOfStepError: these are others on another worker.
         """
         if not self._sent:
-            return ops.weighted_mean(self._comm, gradients, self._weight, lend=True)
+            return ops.weighted_mean(self._comm, gradients, self._weight, lend=True, variables=variables)
         with world.current().ledger.span("exchange"):
             self._comm.background.settle()
             averages = {
@@ -94,6 +95,12 @@ class Overlap:
             }
             others = [i for i, gradient in enumerate(gradients) if id(gradient) not in averages]
             self._comm.agree(f"gradients that are sent after `backward`: {others}")
-        late = ops.weighted_mean(self._comm, [gradients[i] for i in others], self._weight, lend=True)
+        late = ops.weighted_mean(
+            self._comm,
+            [gradients[i] for i in others],
+            self._weight,
+            lend=True,
+            variables=[variables[i] for i in others],
+        )
         averages |= {id(gradients[i]): average for i, average in zip(others, late, strict=True)}
         return [averages[id(gradient)] for gradient in gradients]

@@ -1,0 +1,293 @@
+"""`--compress`: gradients travel in fewer bytes, and what a worker has not sent is added to what it sends next.
+
+That is error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847), without which the rarer methods do not converge. The codecs:
+
+- ``bf16``, ``fp16``: numbers of 16 bits, half the bytes; they are summed in float32.
+- ``topk:F``: the fraction F of the numbers with the largest values, and where they stand (Lin et al. 2018, arXiv:1712.01887).
+- ``powersgd:R``: matrices of rank R in the place of each gradient of two or more dimensions (Vogels et al. 2019, arXiv:1905.13727, algorithm 2).
+- ``auto``: ``bf16`` where a link between hosts is slow enough for it to pay, which is measured; else none.
+
+Only gradients of known variables are compressed, of float32: never metrics, statistics, or values of a script's own.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import math
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from syrtos.comm import fusion, world
+from syrtos.comm.communicator import Array, Communicator
+from syrtos.errors import ConfigurationError
+
+# Numbers by which `auto` measures a link, and how often.
+_PROBE = 1 << 20
+_PROBES = 3
+
+
+@dataclasses.dataclass
+class Memory:
+    """What is remembered of one variable from one exchange to the next.
+
+    Attributes:
+        residual: what was not sent yet, in the shape of the gradient.
+        basis: of PowerSGD: the right factor of the last approximation, shape (columns, rank).
+    """
+
+    residual: Array
+    basis: Array | None = None
+
+
+_memories: dict[int, Memory] = {}
+
+
+def weighted_mean(
+    comm: Communicator, arrays: Sequence[Array], weight: float, variables: Sequence[Any] = (), lend: bool = False
+) -> list[Array]:
+    """Averages gradients over all workers, by the codec that the run asked for: see `Communicator.weighted_sum`.
+
+    Args:
+        comm: the workers.
+        arrays: of one dtype; the same shapes on every worker.
+        weight: this worker's share of the step. A worker with weight 0 adds nothing, whatever its arrays hold.
+        variables: whose gradients they are, as the framework holds them; without them nothing is compressed.
+        lend: the averages may be memory that other workers look at too.
+    """
+    codec = _chosen() if variables and comm.size > 1 and arrays[0].dtype == np.float32 else None
+    if codec is None:
+        sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight, lend)
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):  # of float16; what is infinite shows in the result
+            sums = codec.mean(comm, arrays, weight, [_memory_of(v, a) for v, a in zip(variables, arrays, strict=True)])
+    return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
+
+
+def mean_in_buckets(
+    comm: Communicator, arrays: Sequence[Array], weight: float, variables: Sequence[Any]
+) -> list[Array]:
+    """The same for arrays of any dtypes and sizes, in buckets of the run's size."""
+    limit = int(world.current().options.bucket_mb * 1e6)
+    results: list[Array] = list(arrays)
+    for dtype in dict.fromkeys(array.dtype for array in arrays):
+        group = [index for index, array in enumerate(arrays) if array.dtype == dtype]
+        for bucket in fusion.plan([arrays[index].nbytes for index in group], limit):
+            chosen = [group[k] for k in bucket]
+            means = weighted_mean(comm, [arrays[i] for i in chosen], weight, [variables[i] for i in chosen])
+            results = [means[chosen.index(i)] if i in chosen else old for i, old in enumerate(results)]
+    return results
+
+
+def memories(variables: Sequence[Any]) -> dict[str, Array]:
+    """What is remembered of these variables, to be stored."""
+    found: dict[str, Array] = {}
+    for index, variable in enumerate(variables):
+        if (memory := _memories.get(id(variable))) is not None:
+            found[f"residual {index}"] = memory.residual
+            found |= {f"basis {index}": memory.basis} if memory.basis is not None else {}
+    return found
+
+
+def put_back(variables: Sequence[Any], stored: dict[str, Array]) -> None:
+    """Remembers what `memories` gave; its arrays may have come back as bytes."""
+    for index, variable in enumerate(variables):
+        residual, basis = stored.get(f"residual {index}"), stored.get(f"basis {index}")
+        if residual is None:
+            continue
+        memory = _memory_of(variable, np.zeros(tuple(variable.shape), np.float32))
+        memory.residual = residual.view(np.float32).reshape(memory.residual.shape).copy()
+        if basis is not None:
+            memory.basis = basis.view(np.float32).reshape(memory.residual.size // _rows(memory.residual), -1).copy()
+
+
+def _memory_of(variable: Any, array: Array) -> Memory:
+    key = id(variable)
+    if key not in _memories:
+        _memories[key] = Memory(np.zeros_like(array))
+        weakref.finalize(variable, _memories.pop, key, None)
+    return _memories[key]
+
+
+# -- codecs ----------------------------------------------------------------------------------------------
+
+
+class Codec(abc.ABC):
+    """A way in which float32 arrays travel."""
+
+    @abc.abstractmethod
+    def mean(
+        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[Memory]
+    ) -> list[Array]:
+        """The average by ``weight`` over the workers, the same on all of them, in any shape of as many numbers."""
+
+
+class Half(Codec):
+    """Numbers of 16 bits."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._dtype = np.dtype(dtype)
+
+    def mean(
+        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[Memory]
+    ) -> list[Array]:
+        sent = []
+        for array, memory in zip(arrays, memories, strict=True):
+            wanted = array + memory.residual
+            sent.append(wanted.astype(self._dtype))
+            if weight:
+                wanted -= sent[-1].astype(np.float32)
+                memory.residual = np.nan_to_num(wanted, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        sums, _ = comm.weighted_sum([part.reshape(-1) for part in sent], weight)
+        return [total.astype(np.float32) for total in sums]
+
+
+class TopK(Codec):
+    """The largest values of a bucket, each with its place."""
+
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
+
+    def mean(
+        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[Memory]
+    ) -> list[Array]:
+        flat = np.concatenate([(a + m.residual).reshape(-1) for a, m in zip(arrays, memories, strict=True)])
+        count = math.ceil(self._fraction * flat.size)
+        weights = comm.agree(f"compressed exchange top {count} of {flat.size}", weight)
+        total = np.zeros_like(flat)
+        if not sum(weights):
+            return self._split(total, arrays)
+        places = np.sort(np.argpartition(np.abs(flat), flat.size - count)[flat.size - count :]).astype(np.int32)
+        values = flat[places] * np.float32(weight / sum(weights)) if weight else np.zeros(count, np.float32)
+        everyone = comm.allgather(np.concatenate([places, values.view(np.int32)])).reshape(comm.size, 2, count)
+        for theirs, added in everyone:
+            total[theirs] += added.view(np.float32)
+        if weight:
+            flat[places] = 0.0
+            for memory, rest in zip(memories, self._split(flat, arrays), strict=True):
+                memory.residual = rest.reshape(memory.residual.shape)
+        return self._split(total, arrays)
+
+    def _split(self, flat: Array, like: Sequence[Array]) -> list[Array]:
+        return np.split(flat, np.cumsum([array.size for array in like])[:-1])
+
+
+class PowerSGD(Codec):
+    """Of each matrix an approximation of low rank: one step of a power iteration that goes on from exchange to exchange."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def mean(
+        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[Memory]
+    ) -> list[Array]:
+        low = [self._is_smaller(array) for array in arrays]
+        wanted = [
+            (a + m.residual).reshape(_rows(a), -1) for a, m, is_low in zip(arrays, memories, low, strict=True) if is_low
+        ]
+        kept = [memory for memory, is_low in zip(memories, low, strict=True) if is_low]
+        bases = [self._basis(memory, matrix) for memory, matrix in zip(kept, wanted, strict=True)]
+        exact = [array for array, is_low in zip(arrays, low, strict=True) if not is_low]
+        left = [matrix @ basis for matrix, basis in zip(wanted, bases, strict=True)]
+        means = _summed(comm, [*exact, *left], weight)
+        exact, left = means[: len(exact)], [np.linalg.qr(part)[0] for part in means[len(exact) :]]
+        right = _summed(comm, [matrix.T @ part for matrix, part in zip(wanted, left, strict=True)], weight)
+        found = iter(exact)
+        approximations = iter([part @ basis.T for part, basis in zip(left, right, strict=True)])
+        for memory, matrix, part, basis in zip(kept, wanted, left, right, strict=True):
+            memory.basis = basis
+            if weight:
+                memory.residual = (matrix - part @ basis.T).reshape(memory.residual.shape)
+        return [next(approximations) if is_low else next(found) for is_low in low]
+
+    def _is_smaller(self, array: Array) -> bool:
+        rows = _rows(array)
+        return array.ndim > 1 and self._rank * (rows + array.size // rows) < array.size
+
+    def _basis(self, memory: Memory, matrix: Array) -> Array:
+        """That of the last exchange; at first random numbers, the same on all workers."""
+        if memory.basis is None or memory.basis.shape != (matrix.shape[1], self._rank):
+            memory.basis = np.random.default_rng(0).normal(size=(matrix.shape[1], self._rank)).astype(np.float32)
+        return memory.basis
+
+
+def _rows(array: Array) -> int:
+    """Of the matrix that an array is taken for: the last axis is the other one, of kernels the outputs."""
+    return max(int(np.prod(array.shape[:-1])), 1)
+
+
+def _summed(comm: Communicator, arrays: Sequence[Array], weight: float) -> list[Array]:
+    if not arrays:
+        return []
+    sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight)
+    return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
+
+
+# -- the choice ------------------------------------------------------------------------------------------
+
+
+_CODECS: dict[str, Callable[[str], Codec]] = {
+    "bf16": lambda _: Half(ml_dtypes.bfloat16),
+    "fp16": lambda _: Half(np.float16),
+    "powersgd": lambda rank: PowerSGD(int(rank)),
+    "topk": lambda fraction: TopK(float(fraction)),
+}
+
+
+def codec_of(text: str) -> Codec | None:
+    """That of `--compress`; None for ``none``, and for ``auto`` before it is measured."""
+    name, _, number = text.partition(":")
+    return _CODECS[name](number) if name in _CODECS else None
+
+
+@functools.cache
+def _chosen() -> Codec | None:
+    """The codec of this run; all workers ask for it first at the same exchange."""
+    session = world.current()
+    codec = codec_of(session.options.compress)
+    if isinstance(codec, PowerSGD) and not session.same_processors:
+        raise ConfigurationError(
+            "`--compress powersgd` multiplies matrices on each worker, and the hosts have processors of different kinds, whose last bits differ: the replicas "
+            "would diverge. Use bf16 or topk."
+        )
+    if session.options.compress == "auto":
+        codec = _measured(session)
+    session.ledger.say(
+        compress=session.options.compress if session.options.compress != "auto" else "bf16" if codec else "none"
+    )
+    return codec
+
+
+def _measured(session: world.Session) -> Codec | None:
+    """``bf16`` if gradients arrive earlier so."""
+    codec = Half(ml_dtypes.bfloat16)
+    if session.world.node_count == 1:
+        reason = "all workers share the memory of one host"
+        chosen = None
+    else:
+        array, memory = np.ones(_PROBE, np.float32), Memory(np.zeros(_PROBE, np.float32))
+        plain = _seconds(session.comm, lambda: session.comm.weighted_sum([array], 1.0))
+        coded = _seconds(session.comm, lambda: codec.mean(session.comm, [array], 1.0, [memory]))
+        reason = f"4 MB take {1e3 * plain:.1f} ms, and {1e3 * coded:.1f} ms as bf16"
+        chosen = codec if coded < plain else None
+    if session.world.rank == 0:
+        print(f"syrtos: gradients travel {'as bf16' if chosen else 'as they are'}: {reason}", file=sys.stderr)
+    return chosen
+
+
+def _seconds(comm: Communicator, exchange: Any) -> float:
+    """The shortest of some exchanges, as the slowest worker has seen it."""
+    times = []
+    for _ in range(_PROBES):
+        comm.barrier()
+        began = time.perf_counter()
+        exchange()
+        times.append(time.perf_counter() - began)
+    return max(comm.agree("seconds of an exchange", min(times)))
