@@ -144,7 +144,7 @@ class Half(Codec):
             sent.append(wanted.astype(self._dtype))
             if weight:
                 wanted -= sent[-1].astype(np.float32)
-                memory.residual = np.nan_to_num(wanted, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+                memory.residual = _finite(wanted)
         sums, _ = comm.weighted_sum([part.reshape(-1) for part in sent], weight)
         return [total.astype(np.float32) for total in sums]
 
@@ -171,6 +171,7 @@ class TopK(Codec):
             total[theirs] += added.view(np.float32)
         if weight:
             flat[places] = 0.0
+            flat = _finite(flat)
             for memory, rest in zip(memories, self._split(flat, arrays), strict=True):
                 memory.residual = rest.reshape(memory.residual.shape)
         return self._split(total, arrays)
@@ -202,8 +203,9 @@ class PowerSGD(Codec):
         found = iter(exact)
         approximations = iter([part @ basis.T for part, basis in zip(left, right, strict=True)])
         for memory, matrix, part, basis in zip(kept, wanted, left, right, strict=True):
-            memory.basis = basis
-            if weight:
+            is_finite = bool(np.isfinite(basis).all())  # on all workers or on none
+            memory.basis = basis if is_finite else None
+            if weight and is_finite:
                 memory.residual = (matrix - part @ basis.T).reshape(memory.residual.shape)
         return [next(approximations) if is_low else next(found) for is_low in low]
 
@@ -216,6 +218,11 @@ class PowerSGD(Codec):
         if memory.basis is None or memory.basis.shape != (matrix.shape[1], self._rank):
             memory.basis = np.random.default_rng(0).normal(size=(matrix.shape[1], self._rank)).astype(np.float32)
         return memory.basis
+
+
+def _finite(residual: Array) -> Array:
+    """Without what is not finite: it has been seen, and would be in every later exchange."""
+    return np.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _rows(array: Array) -> int:

@@ -295,7 +295,7 @@ class AfterUsers(_Quiet):
 
     def on_test_end(self, logs: Any = None) -> None:
         if rounds := local_steps.rounds():
-            rounds.evaluating = False
+            rounds.evaluation_ends()
         if not self.trains:
             self._check_built()
 

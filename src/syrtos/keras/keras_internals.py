@@ -60,6 +60,11 @@ def accumulated_by(optimizer: Any) -> list[Any]:
     return [variable for variable in getattr(optimizer, "_accumulated_gradients", None) or [] if variable is not None]
 
 
+def averages_of(optimizer: Any) -> list[Any]:
+    """The moving averages of weights that an optimizer of Keras 3 keeps with ``use_ema``, and leaves in their place when `fit` ends."""
+    return list(getattr(optimizer, "_model_variables_moving_average", None) or [])
+
+
 def layers_of(model: Any) -> list[Any]:
     """All layers of a model, at any depth: `layers` has its own alone. Of the same name in Keras 3 and Keras 2 (2.21)."""
     return list(model._flatten_layers())

@@ -19,7 +19,7 @@ from syrtos.comm import compression, world
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, keras_internals, state
+from syrtos.keras import backend, keras_internals, snapshot, state
 
 Method = Callable[..., Any]
 
@@ -40,9 +40,14 @@ def rounds() -> Rounds | None:
     return _Process.rounds
 
 
+def workers_alone(training: bool) -> int:
+    """Of how many workers this one computes a share alone in a step: a sum over all of them is about so many times its own."""
+    return world.current().world.size if training and _Process.rounds else 1
+
+
 def of_step(session: Session, training: bool) -> Session:
     """The session over which a step computes: a training step of these rounds makes no exchange."""
-    return session.alone() if training and _Process.rounds else session
+    return session.asynchronously() if training and _Process.rounds else session
 
 
 def begin(model: Any) -> Rounds | None:
@@ -91,7 +96,7 @@ class Rounds:
         self._velocities = [np.zeros_like(state.memory_of(v)) for v in self._weights]
         self._anchors: list[Array] = []
         self._since = self._since_epoch = 0
-        self._samples = 0.0  # of this worker, in this round
+        self._samples = self._samples_of_step = 0.0  # of this worker, in this round and in its last step
         self._wishes_to_stop = self.evaluating = False
         self.met = True
         self.start_from_here()
@@ -107,6 +112,7 @@ class Rounds:
     def count(self, samples: float) -> None:
         """A training step of this worker had so many samples."""
         self._samples += samples
+        self._samples_of_step = samples
 
     def batch_ended(self, steps: int) -> None:
         """After a call of the training function, of so many steps."""
@@ -128,6 +134,12 @@ class Rounds:
         self.evaluating = True
         if self._since:
             self._meet()
+
+    def evaluation_ends(self) -> None:
+        """Its results are in the metrics of all workers; in the middle of an epoch Keras goes on counting from there, which then is rank 0's part."""
+        self.evaluating = False
+        if self._since_epoch and self._session.world.rank:
+            self._model.reset_metrics()
 
     def epoch_ends(self, logs: Any) -> Any:
         """After the last batch of an epoch: the logs, those of a script's own `train_step` averaged over the workers; metrics count all samples."""
@@ -178,9 +190,11 @@ class Rounds:
         return weight + momentum * velocity - rate * gradient
 
     def _make_equal(self) -> None:
-        """The rest of the model: moving statistics become their mean by samples; seeds and counters are rank 0's."""
+        """The rest of the model, and moving averages of weights: they become their mean by samples; seeds and counters are rank 0's."""
         metrics = {id(v) for metric in self._model.metrics for v in metric.variables}
-        held = [*self._model.non_trainable_variables, *backend.active().buffers_of(self._model)]
+        optimizers = [getattr(one, "inner_optimizer", one) for one in snapshot.optimizers_of(self._model)]
+        averages = [v for optimizer in optimizers for v in keras_internals.averages_of(optimizer)]
+        held = [*self._model.non_trainable_variables, *backend.active().buffers_of(self._model), *averages]
         rest = [v for v in state.unique(held) if id(v) not in metrics]
         floating = [v for v in rest if state.dtype_name(v).startswith(("float", "bfloat"))]
         total = sum(self._session.comm.agree("samples of a round", self._samples))
@@ -205,12 +219,15 @@ class Rounds:
         return [part.reshape(value.shape).astype(value.dtype) for part, value in zip(parts, values, strict=True)]
 
     def _averaged(self, logs: Any) -> Any:
-        if not isinstance(logs, dict):
-            return logs
-        names = [name for name, value in logs.items() if np.ndim(value) == 0]
-        own = np.array([float(logs[name]) for name in names])
-        means = self._session.comm.allreduce(own) / self._session.comm.size if names else own
-        return {**logs, **dict(zip(names, means.tolist(), strict=True))}
+        """What the last step of each worker has logged, by its samples; one without samples has logged nothing that counts."""
+        own = {name: float(value) for name, value in dict(logs or {}).items() if np.ndim(value) == 0}
+        everyone = self._session.comm.allgather_object([self._samples_of_step, own])
+        total = sum(samples for samples, _ in everyone)
+        means: dict[str, float] = {}
+        for samples, theirs in everyone:
+            for name, value in theirs.items() if samples else ():
+                means[name] = means.get(name, 0.0) + samples / total * value
+        return {**dict(logs or {}), **means}
 
 
 def meeting_at_end_of_epoch(original: Method) -> Method:

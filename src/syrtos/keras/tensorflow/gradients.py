@@ -232,12 +232,21 @@ def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequ
     accumulates = _accumulates(optimizer)
     results = list(grads) if accumulates or reduction is None else _reduced(optimizer, grads, reduction, step)
     good = _looked_at(optimizer, results, grads, reduction, step, accumulates)
-
-    def leave_out() -> None:
-        keras_internals.updates_of(optimizer).assign_sub(1)  # which `apply` adds in any case
-
     with contextlib.nullcontext() if accumulates else _ready(optimizer):
-        tf.cond(good, lambda: update(results), leave_out)
+        tf.cond(good, lambda: update(results), lambda: _leave_out(optimizer))
+
+
+def unless_empty(optimizer: Any, update: Callable[[], None]) -> None:
+    """Calls ``update``, but where a worker that trains alone has no sample of a small batch."""
+    step = current_step()
+    if local_steps.rounds() and step:
+        tf.cond(step.active, update, lambda: _leave_out(optimizer))
+    else:
+        update()
+
+
+def _leave_out(optimizer: Any) -> None:
+    keras_internals.updates_of(optimizer).assign_sub(1)  # which `apply` adds in any case
 
 
 @contextlib.contextmanager

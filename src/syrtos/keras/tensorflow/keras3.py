@@ -63,10 +63,14 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
         gradients.broadcast_before_first(self, getattr(self, "_trainable_variables", trainable_variables))
         gradients.about_to_apply(self, trainable_variables)
         grads = list(gradients.to_accumulate(self, grads))
-        if finite.leaves_out():
-            gradients.apply_if_finite(self, grads, lambda checked: original(self, checked, trainable_variables))
-        else:
-            original(self, grads, trainable_variables)
+
+        def update() -> None:
+            if finite.leaves_out():
+                gradients.apply_if_finite(self, grads, lambda checked: original(self, checked, trainable_variables))
+            else:
+                original(self, grads, trainable_variables)
+
+        gradients.unless_empty(self, update)
 
     return backend_apply_gradients
 
@@ -101,8 +105,7 @@ def _make_function(original: Method) -> Method:
             own = local_steps.of_step(session, training)
             with StepScope(own, data, training).entered() as scope:
                 undo = _Undo(self) if training and finite.leaves_out() else None
-                outputs = step_function(scope.data) if own is session else _unless_empty(step_function, scope)
-                logs = scope.finish(outputs, logs_are_global=stock)
+                logs = scope.finish(step_function(scope.data), logs_are_global=stock)
                 return undo.if_left_out(scope, logs) if undo else logs
 
         function = original(self, step)
@@ -114,20 +117,6 @@ def _make_function(original: Method) -> Method:
         return of_shares
 
     return make_function
-
-
-def _unless_empty(step_function: Method, scope: StepScope) -> Any:
-    """A step of a worker that trains alone; nothing where it has no sample of a small batch, and zeros for logs."""
-    logs: list[Any] = []
-
-    def compute() -> Any:
-        logs[:] = [_as_tensors(step_function(scope.data))]
-        return logs[0]
-
-    def leave_out() -> Any:
-        return tf.nest.map_structure(tf.zeros_like, logs[0]) if logs else {}  # none was computed before: this is eager
-
-    return tf.cond(scope.active, compute, leave_out)
 
 
 class _Undo:

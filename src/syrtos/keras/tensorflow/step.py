@@ -162,6 +162,7 @@ class StepScope(_Watcher):
         self.training = training
         self.samples, self.data = _counted(data)
         self._ready = _ready_at(self.data)
+        self._alone = float(local_steps.workers_alone(training))
         if self._graph is not None:
             clock.step_is_traced()
         self.functions: dict[int, Any] = {}
@@ -170,9 +171,9 @@ class StepScope(_Watcher):
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Self]:
-        """Makes this the current step, if it is shared with others."""
+        """Makes this the current step, if it is shared with others, or would be but for `--sync-every`."""
         outer, training = current_step(), training_now()
-        _local.step = self if self.session.comm.size > 1 else None
+        _local.step = self if self.session.comm.size > 1 or (self.training and local_steps.rounds()) else None
         _local.training = self.training
         try:
             yield self
@@ -192,7 +193,7 @@ class StepScope(_Watcher):
         )  # a tensor made in a branch of tf.cond can't be used outside of it
         if key not in self._totals:
             mine = tf.where(self.active, tf.cast(value, tf.float32), 0.0)
-            self._totals[key] = ops.allreduce(self.session.comm, tf.stop_gradient(mine))
+            self._totals[key] = ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._alone
         return self._totals[key]
 
     def fraction(self) -> tf.Tensor:
@@ -223,7 +224,7 @@ class StepScope(_Watcher):
 
     def _sum_of(self, values: Any) -> tf.Tensor:
         mine = tf.where(self.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
-        return ops.allreduce(self.session.comm, tf.stop_gradient(mine))
+        return ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._alone
 
     # -- called by the variables ---------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import asynchronous, local_steps, state, timing
+from syrtos.keras import asynchronous, state, timing
 from syrtos.keras.backend import Backend, Step
 from syrtos.keras.tensorflow import gradients, ops, step, tf_internals_graphs
 
@@ -59,8 +59,7 @@ class TensorFlow(Backend):
         found, rank = step.current_step(), world.current().world.rank
         # At their own pace workers share no step; in a graph of a script's own nothing is initialized either.
         in_graph = bool(step.training_now() or tf_internals_graphs.graph())
-        alone = (asynchronous.own() and in_graph) or (local_steps.rounds() and step.training_now())
-        training = found.training if found else bool(alone)
+        training = found.training if found else bool(asynchronous.own() and in_graph)
         return rank if training else 0
 
     def reduced(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:

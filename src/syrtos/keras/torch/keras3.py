@@ -59,7 +59,10 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
         gradients.broadcast_before_first(self, self._trainable_variables)
         gradients.about_to_apply(self, trainable_variables)
         grads = list(gradients.to_accumulate(self, grads))
-        if finite.leaves_out():
+        scope = step.current_step()
+        if local_steps.rounds() and scope and not scope.samples:
+            keras_internals.updates_of(self).assign_sub(1)  # which `apply` adds in any case
+        elif finite.leaves_out():
             gradients.apply_if_finite(self, grads, lambda checked: original(self, checked, trainable_variables))
         else:
             original(self, grads, trainable_variables)
@@ -173,8 +176,9 @@ def _on_shares(function: Method, training: bool, finish: Callable[[step.StepScop
         session.ledger.count(share.samples)
         rounds = local_steps.rounds() if training else None
         if rounds:
-            return _alone(function, share, rounds)
-        if session.world.size == 1:
+            rounds.count(share.samples)
+            session = local_steps.of_step(session, training)
+        elif session.world.size == 1:
             # a `fit` that goes on draws its data again, and leaves out steps: these must draw from another generator
             with step.own_random_numbers(0) if recovery.keeps_snapshots() else contextlib.nullcontext():
                 return function([share.data])
@@ -182,13 +186,6 @@ def _on_shares(function: Method, training: bool, finish: Callable[[step.StepScop
             return finish(scope, function([share.data]))
 
     return on_share
-
-
-def _alone(function: Method, share: rows.Share, rounds: local_steps.Rounds) -> Any:
-    """A step of a worker that trains alone; nothing where it has no sample of a small batch."""
-    rounds.count(share.samples)
-    with step.own_random_numbers(world.current().world.rank):
-        return function([share.data]) if share.samples else {}
 
 
 # -- variables -------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from syrtos.comm.world import Session
+from syrtos.keras import local_steps
 from syrtos.keras.shares import SEED_STRIDE, Assignments
 from syrtos.keras.torch.overlap import Overlap
 
@@ -46,6 +47,7 @@ class StepScope(Assignments):
         self.samples = samples
         self.training = training
         self._total: float | None = None
+        self._alone = local_steps.workers_alone(training)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Self]:
@@ -90,7 +92,7 @@ class StepScope(Assignments):
 
     def _sum(self, name: str, value: float) -> float:
         with self.session.ledger.span("exchange"):
-            return sum(self.session.comm.agree(name, float(value)))
+            return sum(self.session.comm.agree(name, float(value))) * self._alone
 
     # -- called by the variables -------------------------------------------------------------------
 
