@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ _NETWORK = "10.77.0.0/24"
 _QUEUE = "burst 128kb latency 20ms"
 
 # The kernel takes up to a second to see that both ends are up; until then MPI would find no network but loopback.
-_AWAIT_CARRIER = f'until [ "$(cat /sys/class/net/{INTERFACE}/operstate)" = up ]; do sleep 0.01; done'
+_AWAIT_CARRIER = f'until [ "$(cat /sys/class/net/{INTERFACE}/carrier)" = 1 ]; do sleep 0.01; done'
 
 _PID_FILE = "/run/sshd.pid"  # each host has a /run of its own
 
@@ -94,14 +95,22 @@ def missing() -> str | None:
 
 
 @contextmanager
-def two_hosts(rate: str | None) -> Iterator["Hosts"]:
-    """Two hosts joined by a link of this rate in each direction (as `tc` writes it: "1gbit"), or unshaped if None."""
+def two_hosts(rate: str | None, delay: int = 0) -> Iterator["Hosts"]:
+    """Two hosts joined by a link of this rate in each direction (as `tc` writes it: "1gbit"), or unshaped if None.
+
+    With a `delay`, in milliseconds there and back, a process carries the packets (see `relay`), and the rate is in bits per second.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="two-hosts-")))
         wrapper = _prepare_ssh(folder)
         first, second = (stack.enter_context(_host(name, folder)) for name in NAMES)
         hosts = Hosts(NAMES, wrapper, (first, second))
-        _join(hosts, rate)
+        if delay:
+            stack.enter_context(_relay(hosts, rate or "1e9", delay))
+        else:
+            _join(hosts, rate)
+        for host in range(len(NAMES)):
+            _check(hosts.run(["sh", "-c", _AWAIT_CARRIER], on=host, timeout=10))
         for host in range(len(NAMES)):
             _start_sshd(hosts, host, folder)
         yield hosts
@@ -247,7 +256,7 @@ def _host(name: str, folder: Path) -> Iterator[int]:
         command, env=_environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            _await_ready(process, name)
+            _await_ready(process, f"host {name}")
             yield _only_child(process)
         finally:
             process.kill()
@@ -256,7 +265,7 @@ def _host(name: str, folder: Path) -> Iterator[int]:
 def _await_ready(process: subprocess.Popen[str], name: str) -> None:
     assert process.stdout is not None
     if process.stdout.readline() != "ready\n":
-        raise RuntimeError(f"host {name} did not start; its error is on stderr")
+        raise RuntimeError(f"{name} did not start; its error is on stderr")
 
 
 def _join(hosts: Hosts, rate: str | None) -> None:
@@ -265,8 +274,25 @@ def _join(hosts: Hosts, rate: str | None) -> None:
     subprocess.run(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]], env=_environment(), check=True)
     for host, address in enumerate(ADDRESSES):
         _check(hosts.run(["sh", "-c", _shaped_end(address, rate)], on=host))
-    for host in range(len(ADDRESSES)):
-        _check(hosts.run(["sh", "-c", _AWAIT_CARRIER], on=host, timeout=10))
+
+
+@contextmanager
+def _relay(hosts: Hosts, rate: str, delay: int) -> Iterator[None]:
+    """Connect the hosts by a process; long packets keep it from taking the processors' time."""
+    script = Path(__file__).with_name("relay.py")
+    command = [sys.executable, str(script), *map(str, hosts.first_pids), INTERFACE, rate, str(delay)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            _await_ready(process, "relay")
+            for host, address in enumerate(ADDRESSES):
+                _check(
+                    hosts.run(
+                        ["sh", "-c", f"ip link set {INTERFACE} mtu 9000 && {_shaped_end(address, None)}"], on=host
+                    )
+                )
+            yield
+        finally:
+            process.kill()
 
 
 def _start_sshd(hosts: Hosts, host: int, folder: Path) -> None:
