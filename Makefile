@@ -6,7 +6,7 @@ BIN := .venv/bin
 JOBS ?= 2
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10
 
-.PHONY: demo test test-all test-slow test-long test-versions conformance sdks check parity chaos upstream bench examples clean
+.PHONY: demo test test-all test-slow test-long test-versions conformance sdks check parity chaos upstream bench bench-wire examples clean
 
 demo: .venv/ready
 	$(BIN)/syrtos run -n 2 examples/digits.py
@@ -56,6 +56,10 @@ chaos: .venv/ready
 # All examples on two workers, a line for each.
 examples: .venv/ready
 	$(BIN)/python examples/run_all.py
+
+# Each way to exchange over slow links between two hosts, half an hour (needs root, iproute2 and sshd).
+bench-wire: .venv/ready
+	$(BIN)/python benchmarks/wire.py
 
 bench: .venv/ready .venv/bench-ready
 	$(BIN)/python benchmarks/run.py

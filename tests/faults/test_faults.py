@@ -251,10 +251,18 @@ def test_a_worker_that_waits_in_python_may_do_so_until_the_timeout(tmp_path: Pat
 # -- numbers that are not finite -------------------------------------------------------------------
 
 _NOT_FINITE = {
-    "on_rank_1": ("Update 3 was stopped: the gradient of `", "dense/kernel`, and of 1 more", "in the share of rank 1,"),
+    "on_rank_1": (
+        "Update 3 (batch 3 of epoch 1) was stopped: the gradient of `",
+        "dense/kernel`, and of 1 more",
+        "in the share of rank 1,",
+    ),
     "eagerly": ("Update 1 was stopped", "in the share of rank 0,"),
     "on_both": ("Update 1 was stopped", "in the shares of ranks 0, 1,"),
-    "rows": ("Update 2 was stopped: the gradient of `", "rows/embeddings`, and of 2 more", "in the share of rank 0,"),
+    "rows": (
+        "Update 2 (batch 2 of epoch 1) was stopped: the gradient of `",
+        "rows/embeddings`, and of 2 more",
+        "in the share of rank 0,",
+    ),
     "accumulated": ("Update 1 was stopped", "in the share of rank 0,"),
     "without_gradient": ("the gradient of `", "dense/kernel`"),
     "few_rows": ("Update 2 was stopped", "in the share of rank 1,"),

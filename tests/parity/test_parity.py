@@ -70,6 +70,25 @@ def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
     table.check(compiled_rows, name)
 
 
+# Plain SGD, whose steps on shares have the mean of its step on the whole: with data, metrics, callbacks, files and averages of weights around it.
+ALONE = [
+    "custom_train_step", "run_eagerly", "last_batch_of_seven", "batches_of_one", "planned_words", "sparse_batches", "added_loss", "ema",
+    "learning_rate_schedule", "embedding_large_sent_as_rows", "early_stopping_restores_best", "checkpoint_csv_and_reload",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows_of_workers_alone() -> table.Rows:
+    return table.measure(ALONE, [2], flags=("--sync-every", "1", "--outer-lr", "1", "--outer-momentum", "0"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ALONE)
+def test_workers_that_train_alone_for_one_step(rows_of_workers_alone: table.Rows, name: str) -> None:
+    table.check(rows_of_workers_alone, name)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("keras", ["TensorFlow", pytest.param("Keras 2", marks=pytest.mark.long)])

@@ -11,6 +11,7 @@ from syrtos.launch import generations
 from syrtos.observe.report import SHARES, Summary, summarize
 
 _INPUT_BOUND = 0.1
+_NETWORK_BOUND = 0.3
 _WORTH_A_WORD = 5.0  # seconds
 _BAD_SHOWN = 10
 _ADVICE = {
@@ -39,11 +40,25 @@ def print_table(run_dir: Path) -> None:
     summary = summarize(*folders)
     if summary.steps or summary.shares["compute"] or summary.shares["evaluation"]:
         console.print(_table(summary))
+        _print_about_network(console, summary)
         _print_about_data(console, summary, folders)
 
 
 def _console() -> Console:
     return Console(stderr=True, highlight=False)
+
+
+def _print_about_network(console: Console, summary: Summary) -> None:
+    """What would help where workers of several hosts wait for their exchanges."""
+    seconds = (summary.shares["exchange"] + summary.shares["wait"]) * summary.seconds
+    share = seconds / summary.training_seconds if summary.training_seconds else 0.0
+    options = {"compress", "sync_every"} & summary.facts.keys()
+    if "hosts" in summary.facts and not options and share > _NETWORK_BOUND and seconds > _WORTH_A_WORD:
+        console.print(
+            f"[yellow]network-bound[/]: {share:.0%} of the time of training went into exchanges and waiting for them. On a slow network `--compress auto` "
+            "or `--sync-every 32` sends less: see docs/slow-networks.md.",
+            soft_wrap=True,
+        )
 
 
 def _print_about_data(console: Console, summary: Summary, folders: list[Path]) -> None:
@@ -85,6 +100,8 @@ def _table(summary: Summary) -> Table:
         table.add_row("left out", f"updates whose gradients were not finite: {summary.facts['left_out']:,}")
     if summary.facts.get("update") == "compiled":
         table.add_row("update", "compiled by XLA")
+    if sent := _sent(summary):
+        table.add_row("sent", sent)
     if "input" in summary.facts:
         table.add_row("data", _WAYS[summary.facts["input"]])
     if summary.steps:
@@ -102,6 +119,15 @@ def _table(summary: Summary) -> Table:
     if summary.skew and summary.skew[1] > 0.1:
         table.add_row("slowest", f"rank {summary.skew[0]}: the others wait {summary.skew[1]:.0%} more of their time")
     return table
+
+
+def _sent(summary: Summary) -> str:
+    """What workers exchange, where it is not each gradient as it is."""
+    codec = str(summary.facts.get("compress", "none"))
+    coded = f" as {codec}" * (codec != "none")
+    if "sync_every" in summary.facts:
+        return f"changes of weights{coded}, every {summary.facts['sync_every']} steps"
+    return f"gradients{coded}" if coded else ""
 
 
 def _restarts(summary: Summary) -> str:

@@ -86,6 +86,8 @@ class Session:
             self.ledger.open(run_dir, self.world.rank)
         if self.options.asynchronous:
             self.ledger.say(training="asynchronous")
+        if self.world.node_count > 1:
+            self.ledger.say(hosts=self.world.node_count)
         if self.world.local_rank == 0:  # of an earlier run in the same folder
             shutil.rmtree(claims_folder(run_dir), ignore_errors=True)
 

@@ -224,6 +224,7 @@ class AfterUsers(_Quiet):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps"))
+        finite.batch_begins(self._epoch, _index(batch), int(getattr(self.model, "steps_per_execution", None) or 1))
         self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -271,6 +272,7 @@ class AfterUsers(_Quiet):
     def on_train_end(self, logs: Any = None) -> None:
         """A checkpoint that is read after `fit` is complete."""
         self.trains = False
+        finite.begin()
         self._session.ledger.become("rest")
         if self.model is None:
             return

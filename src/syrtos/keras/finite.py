@@ -28,6 +28,7 @@ class _LeftOut:
     number = 0
     in_a_row: dict[int, int] = {}
     in_step = False
+    batch = ""  # of `fit`, in words
 
 
 def is_asked() -> bool:
@@ -46,8 +47,14 @@ def number_left_out() -> int:
 
 
 def begin() -> None:
-    """A `fit` begins, which has left out none."""
-    _LeftOut.in_a_row, _LeftOut.in_step = {}, False
+    """A `fit` begins, which has left out none, or ends."""
+    _LeftOut.in_a_row, _LeftOut.in_step, _LeftOut.batch = {}, False, ""
+
+
+def batch_begins(epoch: int, batch: int, steps: int) -> None:
+    """A call of the training function begins, of so many batches; epochs and batches count from 0."""
+    batches = f"batch {batch + 1}" if steps == 1 else f"batches {batch + 1} to {batch + steps}"
+    _LeftOut.batch = f" ({batches} of epoch {epoch + 1})"
 
 
 def step_is_left_out(comm: Communicator) -> bool:
@@ -92,10 +99,10 @@ def look(
     gradient = _described(comm, variables, finite, all(own))
     if not leaves_out():
         raise NonFiniteError(
-            f"Update {update} was stopped: {gradient}, and was not applied. {_ADVICE} Without `--on-nan stop` training goes on, as in plain Keras; with "
-            "`--on-nan skip` it goes on without this batch."
+            f"Update {update}{_LeftOut.batch} was stopped: {gradient}, and was not applied. {_ADVICE} Without `--on-nan stop` training goes on, as in plain Keras; "
+            "with `--on-nan skip` it goes on without this batch."
         )
-    _leave_out(which, f"update {update} was left out: {gradient}")
+    _leave_out(which, f"update {update}{_LeftOut.batch} was left out: {gradient}")
     return False
 
 
@@ -107,7 +114,7 @@ def stop(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[b
     """
     if not all(finite):
         raise NonFiniteError(
-            f"An update of accumulated gradients was stopped: {_described(comm, variables, finite, all(own))}, and was not applied. {_ADVICE}"
+            f"An update of accumulated gradients{_LeftOut.batch} was stopped: {_described(comm, variables, finite, all(own))}, and was not applied. {_ADVICE}"
         )
 
 

@@ -65,6 +65,34 @@ def test_a_run_that_only_evaluates_has_no_steps(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
+    ("facts", "is_told"),
+    [
+        ({"hosts": 2}, True),
+        ({}, False),
+        ({"hosts": 2, "compress": "bf16"}, False),
+        ({"hosts": 2, "sync_every": 32}, False),
+    ],
+)
+def test_hosts_that_wait_for_their_network_are_told_what_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, Any], is_told: bool
+) -> None:
+    train(tmp_path, 0, waited=0.2, exchange=0.3, compute=0.5)
+    with ledger_path(tmp_path, 0).open("a") as file:
+        file.write(json.dumps({"phase": "facts", **facts}) + "\n")
+    print_summary(tmp_path)
+    screen = capsys.readouterr().err
+    assert ("network-bound: 50% of the time" in screen) is is_told
+
+
+def test_what_is_sent_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, 0, waited=0.2)
+    with ledger_path(tmp_path, 0).open("a") as file:
+        file.write(json.dumps({"phase": "facts", "compress": "topk:0.01", "sync_every": 32}) + "\n")
+    print_summary(tmp_path)
+    assert "changes of weights as topk:0.01, every 32 steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("facts", "advice"),
     [
         ({}, "`dataset.prefetch`"),

@@ -1,0 +1,99 @@
+"""`--compress` and `--sync-every`: what is sent, what is learnt, and what stays as promised."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import netns
+import pytest
+
+import forking
+
+SYRTOS = Path(sys.executable).with_name("syrtos")
+SCRIPT = Path(__file__).parent / "scripts" / "slow_network.py"
+WAYS = ["--compress bf16", "--compress fp16", "--compress topk:0.05", "--compress powersgd:2", "--sync-every 8"]
+BACKENDS = ["tensorflow", "torch"]
+ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+pytestmark = pytest.mark.slow
+
+
+def train(folder: Path, way: str, *words: object, backend: str = "tensorflow", workers: int = 2) -> Any:
+    command = forking.syrtos_run(folder / "run", workers, SCRIPT, *words, flags=way.split())
+    return _result(forking.run(command, {**ENV, "KERAS_BACKEND": backend}))
+
+
+def _result(done: Any) -> Any:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(next(line for line in done.stdout.splitlines() if line[:1] in "[{0123456789"))
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]:
+    """A backend, and the validation losses of three seeds where gradients are exchanged as they are."""
+    return request.param, train(tmp_path_factory.mktemp("plain"), "", "digits", backend=request.param)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", WAYS)
+def test_as_much_is_learnt(tmp_path: Path, learnt: tuple[str, list[float]], way: str) -> None:
+    """The mean of three seeds is at most a tenth worse."""
+    backend, exact = learnt
+    assert sum(train(tmp_path, way, "digits", backend=backend)) <= 1.1 * sum(exact)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("way", ["--compress topk:0.05", "--sync-every 3 --compress powersgd:1"])
+def test_after_a_kill_the_result_is_the_same(tmp_path: Path, way: str, backend: str) -> None:
+    """What was not sent yet, and what the outer optimizer remembers, is in the snapshots."""
+    never = tmp_path / "never"
+    never.touch()
+    whole = train(tmp_path / "whole", way, "killed", never, backend=backend)
+    assert train(tmp_path / "killed", way, "killed", tmp_path / "mark", backend=backend) == whole
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_metrics_count_all_samples_once(tmp_path: Path, backend: str) -> None:
+    """A model that never changes has the metrics of one process, also where it is evaluated within an epoch, and a worker has no sample of a batch."""
+    plain = _result(forking.run([SCRIPT, "not_trained"], {**ENV, "KERAS_BACKEND": backend}))
+    apart = train(tmp_path, "--sync-every 4", "not_trained", backend=backend, workers=3)
+    for name in plain:
+        assert apart[name] == pytest.approx(plain[name], rel=1e-6), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_stop_at_the_next_meeting(tmp_path: Path, backend: str) -> None:
+    assert train(tmp_path, "--sync-every 4", "stopped", backend=backend) == 12
+
+
+@pytest.mark.parametrize(
+    ("mode", "backend", "says"),
+    [("on_batch", "tensorflow", "calls `train_on_batch`"), ("on_batch", "torch", "calls `train_on_batch`"), ("stopped", "jax", "on TensorFlow and torch")],
+)  # fmt: skip
+def test_what_can_t_train_alone_is_refused(tmp_path: Path, mode: str, backend: str, says: str) -> None:
+    command = forking.syrtos_run(tmp_path, 2, SCRIPT, mode, flags=["--sync-every", "4"])
+    done = forking.run(command, {**ENV, "KERAS_BACKEND": backend})
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+@pytest.mark.timeout(400)
+def test_fewer_bytes_are_sent() -> None:
+    """32 steps of 1M numbers between two hosts."""
+    sent = {}
+    with netns.two_hosts_or_skip(None) as hosts:
+        for way in ("", "--compress bf16", "--compress topk:0.01", "--compress powersgd:4", "--sync-every 8"):
+            before = hosts.sent_bytes(0)
+            options = [*hosts.flags(1), *way.split(), "--max-restarts", "0", "--check-every", "0"]
+            done = hosts.run([str(SYRTOS), "run", *options, str(SCRIPT), "large"], env=ENV)
+            assert done.returncode == 0, done.stderr
+            sent[way] = (hosts.sent_bytes(0) - before) / 1e6
+    exact = sent[""]
+    assert exact > 32 * 4 * 0.9
+    assert sent["--compress bf16"] < 0.55 * exact
+    assert sent["--compress topk:0.01"] < 0.1 * exact
+    assert sent["--compress powersgd:4"] < 0.1 * exact
+    assert sent["--sync-every 8"] < 0.2 * exact
