@@ -14,7 +14,14 @@ import forking
 
 SYRTOS = Path(sys.executable).with_name("syrtos")
 SCRIPT = Path(__file__).parent / "scripts" / "slow_network.py"
-WAYS = ["--compress bf16", "--compress fp16", "--compress topk:0.05", "--compress powersgd:2", "--sync-every 8"]
+# With so many times the loss, after 176 steps, of gradients that are exchanged as they are.
+WAYS = {
+    "--compress bf16": 1.02,
+    "--compress fp16": 1.02,
+    "--compress topk:0.05": 1.25,
+    "--compress powersgd:2": 1.25,
+    "--sync-every 8": 1.25,
+}
 BACKENDS = ["tensorflow", "torch"]
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 pytestmark = pytest.mark.slow
@@ -39,9 +46,9 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", WAYS)
 def test_as_much_is_learnt(tmp_path: Path, learnt: tuple[str, list[float]], way: str) -> None:
-    """The mean of three seeds is at most a tenth worse."""
+    """In the mean of three seeds."""
     backend, exact = learnt
-    assert sum(train(tmp_path, way, "digits", backend=backend)) <= 1.1 * sum(exact)
+    assert sum(train(tmp_path, way, "digits", backend=backend)) <= WAYS[way] * sum(exact)
 
 
 @pytest.mark.timeout(400)

@@ -99,8 +99,8 @@ def look(
     gradient = _described(comm, variables, finite, all(own))
     if not leaves_out():
         raise NonFiniteError(
-            f"Update {update}{_LeftOut.batch} was stopped: {gradient}, and was not applied. {_ADVICE} Without `--on-nan stop` training goes on, as in plain Keras; "
-            "with `--on-nan skip` it goes on without this batch."
+            f"Update {update}{_LeftOut.batch} was stopped: {gradient}, and was not applied. {_ADVICE} Without `--on-nan stop` training goes on, as in "
+            "plain Keras; with `--on-nan skip` it goes on without this batch."
         )
     _leave_out(which, f"update {update}{_LeftOut.batch} was left out: {gradient}")
     return False

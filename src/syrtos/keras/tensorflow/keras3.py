@@ -77,7 +77,8 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
 
 def _reduced_already(original: Method) -> Method:
     def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        return grads_and_vars if gradients.reduction_of(self) else original(self, grads_and_vars)
+        done = local_steps.rounds() or gradients.reduction_of(self)
+        return grads_and_vars if done else original(self, grads_and_vars)
 
     return all_reduce_sum_gradients
 
