@@ -49,6 +49,8 @@ def fit(hosts: netns.Hosts, way: str, model: str, steps: int, epochs: int) -> li
         "600",
         "--max-restarts",
         "0",
+        "--check-every",
+        "0",
         "--run-dir",
         "/tmp/syrtos-bench-wire",
         *WAYS[way],
@@ -85,6 +87,8 @@ def mlp(hosts: netns.Hosts, link: str, way: str) -> Line:
 
 def steps_to_target(losses: list[float]) -> float | None:
     """Between two evaluations the loss is taken to fall evenly."""
+    if losses and losses[0] <= TARGET:
+        return 100.0
     for index, (before, after) in enumerate(itertools.pairwise(losses)):
         if after <= TARGET < before:
             return 100 * (index + 1 + (before - TARGET) / (before - after))

@@ -109,8 +109,8 @@ class Options:
     on_divergence: OnDivergence = "stop"
     compile_update: CompileUpdate = "auto"
     sync_every: int = 0
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
     compress: str = "none"
 
     @property
@@ -177,11 +177,13 @@ class Options:
             "--batch per-worker": self.batch == "per-worker",
             "--sync-batchnorm": self.sync_batchnorm,
             "--on-divergence repair": self.on_divergence == "repair",
+            f"--on-nan {self.on_nan}": self.on_nan in ("skip", "rollback"),
+            f"--scale-lr {self.scale_lr}": self.scale_lr != "none",
         }
         if given := [name for name, is_given in others.items() if is_given]:
             raise ConfigurationError(
-                f"`--sync-every {self.sync_every}` lets each worker train alone on its share of the batches. It can't be given with {given[0]}, which needs "
-                "all workers in each step, or equal ones. Leave one of them out."
+                f"`--sync-every {self.sync_every}` lets each worker train alone on its share of the batches. It can't be given with {given[0]}, which is made "
+                "for workers that make each update together. Leave one of them out."
             )
 
     def to_json(self) -> str:

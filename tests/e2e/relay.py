@@ -7,6 +7,7 @@ Prints "ready" when the devices are there.
 """
 
 import collections
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -45,7 +46,8 @@ class Direction:
         """Writes those that have arrived; seconds until the next one does."""
         now = time.monotonic()
         while self._flying and self._flying[0][0] <= now:
-            os.write(self._target, self._flying.popleft()[1])
+            with contextlib.suppress(BlockingIOError):  # the host takes no more: it is lost
+                os.write(self._target, self._flying.popleft()[1])
         return self._flying[0][0] - now if self._flying else 1.0
 
 

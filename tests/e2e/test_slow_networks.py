@@ -64,11 +64,23 @@ def test_after_a_kill_the_result_is_the_same(tmp_path: Path, way: str, backend: 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_metrics_count_all_samples_once(tmp_path: Path, backend: str) -> None:
-    """A model that never changes has the metrics of one process, also where it is evaluated within an epoch, and a worker has no sample of a batch."""
+    """A model that its optimizer never changes has the metrics of one process: where a worker has no sample of a batch, and where callbacks set weights,
+    predict, evaluate or train another model within."""
     plain = _result(forking.run([SCRIPT, "not_trained"], {**ENV, "KERAS_BACKEND": backend}))
     apart = train(tmp_path, "--sync-every 4", "not_trained", backend=backend, workers=3)
     for name in plain:
         assert apart[name] == pytest.approx(plain[name], rel=1e-6), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_loop_of_the_scripts_own_exchanges_in_each_step(tmp_path: Path, backend: str) -> None:
+    """Also where it has a list of callbacks, and after a `fit`, in which the optimizers became different."""
+    command = forking.syrtos_run(tmp_path, 2, SCRIPT, "own_loop", flags=["--sync-every", "4"])
+    done = forking.run(command, {**ENV, "KERAS_BACKEND": backend})
+    first = _result(done)
+    assert first["falls"]
+    logged = (tmp_path / "logs" / "rank-1.log").read_text()
+    assert json.loads(next(line for line in logged.splitlines() if line.startswith("{"))) == first
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -210,6 +210,7 @@ def check_may_resize(options: Options, what: str) -> None:
         f"--scale-lr {options.scale_lr}": options.scale_lr != "none",
         "--ps": options.servers > 0,
         "--sync-every": options.sync_every > 0,
+        "--compress": options.compress != "none",
     }
     if wrong := [name for name, is_given in given.items() if is_given]:
         raise ConfigurationError(

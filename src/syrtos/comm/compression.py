@@ -15,12 +15,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import itertools
 import math
 import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import ml_dtypes
 import numpy as np
@@ -41,17 +42,27 @@ class Memory:
     Attributes:
         residual: what was not sent yet, in the shape of the gradient.
         basis: of PowerSGD: the right factor of the last approximation, shape (columns, rank).
+        before: the residual before the last exchange, where its update may yet be left out.
     """
 
     residual: Array
     basis: Array | None = None
+    before: Array | None = None
 
 
-_memories: dict[int, Memory] = {}
+Kind = Literal["gradient", "change"]
+
+# By what is exchanged, and by the variable.
+_memories: dict[tuple[Kind, int], Memory] = {}
 
 
 def weighted_mean(
-    comm: Communicator, arrays: Sequence[Array], weight: float, variables: Sequence[Any] = (), lend: bool = False
+    comm: Communicator,
+    arrays: Sequence[Array],
+    weight: float,
+    variables: Sequence[Any] = (),
+    lend: bool = False,
+    kind: Kind = "gradient",
 ) -> list[Array]:
     """Averages gradients over all workers, by the codec that the run asked for: see `Communicator.weighted_sum`.
 
@@ -61,55 +72,78 @@ def weighted_mean(
         weight: this worker's share of the step. A worker with weight 0 adds nothing, whatever its arrays hold.
         variables: whose gradients they are, as the framework holds them; without them nothing is compressed.
         lend: the averages may be memory that other workers look at too.
+        kind: what they are in truth: gradients, or changes of the variables.
     """
-    codec = _chosen() if variables and comm.size > 1 and arrays[0].dtype == np.float32 else None
+    codec = chosen(comm, variables) if arrays[0].dtype == np.float32 else None
     if codec is None:
         sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight, lend)
     else:
         with np.errstate(over="ignore", invalid="ignore"):  # of float16; what is infinite shows in the result
-            sums = codec.mean(comm, arrays, weight, [_memory_of(v, a) for v, a in zip(variables, arrays, strict=True)])
+            memories = [_memory_of(kind, v, a) for v, a in zip(variables, arrays, strict=True)]
+            for memory in memories if world.current().options.on_nan in ("skip", "rollback") else ():
+                memory.before = memory.residual
+            sums = codec.mean(comm, arrays, weight, memories)
     return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
 
 def mean_in_buckets(
     comm: Communicator, arrays: Sequence[Array], weight: float, variables: Sequence[Any]
 ) -> list[Array]:
-    """The same for arrays of any dtypes and sizes, in buckets of the run's size."""
+    """The same for changes of variables, of any dtypes and sizes, in buckets of the run's size."""
     limit = int(world.current().options.bucket_mb * 1e6)
     results: list[Array] = list(arrays)
     for dtype in dict.fromkeys(array.dtype for array in arrays):
         group = [index for index, array in enumerate(arrays) if array.dtype == dtype]
         for bucket in fusion.plan([arrays[index].nbytes for index in group], limit):
-            chosen = [group[k] for k in bucket]
-            means = weighted_mean(comm, [arrays[i] for i in chosen], weight, [variables[i] for i in chosen])
-            results = [means[chosen.index(i)] if i in chosen else old for i, old in enumerate(results)]
+            mine = [group[k] for k in bucket]
+            owners = [variables[i] for i in mine]
+            for index, mean in zip(
+                mine, weighted_mean(comm, [arrays[i] for i in mine], weight, owners, kind="change"), strict=True
+            ):
+                results[index] = mean
     return results
+
+
+def update_is_decided(variables: Sequence[Any], is_made: bool) -> None:
+    """Where it is left out, what was sent for it has had no effect, and what was kept of its gradients must have none."""
+    for variable in variables:
+        if (memory := _memories.get(("gradient", id(variable)))) is not None and memory.before is not None:
+            memory.residual = memory.residual if is_made else memory.before
+            memory.before = None
+
+
+def forget(variables: Sequence[Any]) -> None:
+    """Training of these variables begins anew."""
+    for variable in variables:
+        for kind in get_args(Kind):
+            _memories.pop((kind, id(variable)), None)
 
 
 def memories(variables: Sequence[Any]) -> dict[str, Array]:
     """What is remembered of these variables, to be stored."""
     found: dict[str, Array] = {}
     for index, variable in enumerate(variables):
-        if (memory := _memories.get(id(variable))) is not None:
-            found[f"residual {index}"] = memory.residual
-            found |= {f"basis {index}": memory.basis} if memory.basis is not None else {}
+        for kind in get_args(Kind):
+            if (memory := _memories.get((kind, id(variable)))) is not None:
+                found[f"residual {kind} {index}"] = memory.residual
+                found |= {f"basis {kind} {index}": memory.basis} if memory.basis is not None else {}
     return found
 
 
 def put_back(variables: Sequence[Any], stored: dict[str, Array]) -> None:
     """Remembers what `memories` gave; its arrays may have come back as bytes."""
-    for index, variable in enumerate(variables):
-        residual, basis = stored.get(f"residual {index}"), stored.get(f"basis {index}")
+    for kind, (index, variable) in itertools.product(get_args(Kind), enumerate(variables)):
+        residual, basis = stored.get(f"residual {kind} {index}"), stored.get(f"basis {kind} {index}")
         if residual is None:
             continue
-        memory = _memory_of(variable, np.zeros(tuple(variable.shape), np.float32))
+        memory = _memory_of(kind, variable, np.zeros(tuple(variable.shape), np.float32))
         memory.residual = residual.view(np.float32).reshape(memory.residual.shape).copy()
         if basis is not None:
             memory.basis = basis.view(np.float32).reshape(memory.residual.size // _rows(memory.residual), -1).copy()
 
 
-def _memory_of(variable: Any, array: Array) -> Memory:
-    key = id(variable)
+def _memory_of(kind: Kind, variable: Any, array: Array) -> Memory:
+    key = kind, id(variable)
     if key not in _memories:
         _memories[key] = Memory(np.zeros_like(array))
         weakref.finalize(variable, _memories.pop, key, None)
@@ -141,12 +175,20 @@ class Half(Codec):
         sent = []
         for array, memory in zip(arrays, memories, strict=True):
             wanted = array + memory.residual
-            sent.append(wanted.astype(self._dtype))
+            sent.append(self._rounded(wanted))
             if weight:
                 wanted -= sent[-1].astype(np.float32)
                 memory.residual = _finite(wanted)
         sums, _ = comm.weighted_sum([part.reshape(-1) for part in sent], weight)
         return [total.astype(np.float32) for total in sums]
+
+    def _rounded(self, wanted: Array) -> Array:
+        """A finite number that 16 bits don't hold becomes the largest that they hold: the rest is sent later."""
+        largest = ml_dtypes.finfo(self._dtype).max.astype(np.float32)
+        rounded = np.clip(wanted, -largest, largest).astype(self._dtype)
+        infinite = np.isinf(wanted)
+        rounded[infinite] = wanted[infinite]
+        return rounded
 
 
 class TopK(Codec):
@@ -254,9 +296,17 @@ def codec_of(text: str) -> Codec | None:
     return _CODECS[name](number) if name in _CODECS else None
 
 
+def chosen(comm: Communicator, variables: Sequence[Any]) -> Codec | None:
+    """What float32 gradients of these variables travel by; None: as they are."""
+    options = world.current().options
+    if options.compress == "none" or not variables or comm.size == 1:
+        return None
+    everyone = comm.size == world.current().world.size
+    return _of_run() if everyone or options.compress != "auto" else None  # that is measured by all workers
+
+
 @functools.cache
-def _chosen() -> Codec | None:
-    """The codec of this run; all workers ask for it first at the same exchange."""
+def _of_run() -> Codec | None:
     session = world.current()
     codec = codec_of(session.options.compress)
     if isinstance(codec, PowerSGD) and not session.same_processors:

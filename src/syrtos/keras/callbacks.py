@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from syrtos.checkpoint.encoding import Arrays
-from syrtos.comm import world
+from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
 from syrtos.data.loader import Position
 from syrtos.errors import DataError
@@ -26,6 +26,7 @@ from syrtos.keras import (
     recovery,
     replicas,
     rollback,
+    snapshot,
     state,
     temporary,
 )
@@ -210,8 +211,9 @@ class AfterUsers(_Quiet):
             self._begin_stream(comm)
             asynchronous.begin_equal(self.model)
         self.scaling.restored()
-        self._rounds = local_steps.begin(self.model)
+        self._rounds = local_steps.begin(self.model) if fitting.fit_is_running() else None
         finite.begin()
+        self._forget_what_was_not_sent()
         self._rollback = rollback.Rollback(self.model) if rollback.is_asked() and self.model is not None else None
         self._session.ledger.become("build")
         if self._protection:
@@ -224,20 +226,22 @@ class AfterUsers(_Quiet):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps"))
+        if self._rounds:
+            self._rounds.batch_begins()
         finite.batch_begins(self._epoch, _index(batch), int(getattr(self.model, "steps_per_execution", None) or 1))
         self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._rounds is None or self._rounds.met:
             self._agree_to_stop()
-        elif interrupts.asked():
-            raise KeyboardInterrupt
         else:
-            self._rounds.wish()
+            self._rounds.asks_to_stop()
         count = self._steps_since(batch)
         self._steps += count
         self._since_check += count
-        compares = world.current().world.size > 1 and not asynchronous.own() and not self._rounds
+        compares = (
+            world.current().world.size > 1 and not asynchronous.own() and (self._rounds is None or self._rounds.met)
+        )
         if compares and self._check_is_due():
             self._check()
         self._notice.look(self._epoch, _index(batch), logs)
@@ -291,13 +295,13 @@ class AfterUsers(_Quiet):
     def on_test_begin(self, logs: Any = None) -> None:
         """Outside of `fit` nothing has made the replicas equal yet, or proven that they are."""
         if rounds := local_steps.rounds():
-            rounds.evaluation_begins()
+            rounds.evaluation_begins(self.model)
         if not self.trains:
             self._evaluate_equal("evaluate")
 
     def on_test_end(self, logs: Any = None) -> None:
         if rounds := local_steps.rounds():
-            rounds.evaluation_ends()
+            rounds.evaluation_ends(self.model)
         if not self.trains:
             self._check_built()
 
@@ -361,6 +365,15 @@ class AfterUsers(_Quiet):
             replicas.begin_training(comm, self.model)
             accumulation.begin(comm, self.model)
         self.model._initial_epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
+
+    def _forget_what_was_not_sent(self) -> None:
+        """If the optimizer is new: the gradients were of another training of the same weights, as of a fold."""
+        optimizer: Any = getattr(self.model, "optimizer", None)
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        if self._session.options.compress != "none" and optimizer is not None:
+            updates = keras_internals.updates_of(optimizer)
+            if not int(state.memory_of(updates)):
+                compression.forget(state.held(snapshot.trainable(self.model)))
 
     def _check_built(self) -> None:
         """A model that its first step has built was not compared before."""
@@ -428,7 +441,11 @@ class AfterUsers(_Quiet):
     def _replicas(self) -> tuple[Communicator, list[Any]]:
         """Who must hold equal values, and which: all variables on all workers, or what an optimizer reduces that the script has asked to."""
         chosen = backend.active().exchanged_by(self.model)
-        return chosen or (self._session.comm, state.of_model(self.model))
+        variables = state.of_model(self.model)
+        if self._rounds and self.trains:  # each worker counts its own samples until the epoch ends
+            counts = {id(v) for metric in self.model.metrics for v in metric.variables}
+            variables = [v for v in variables if id(v) not in counts]
+        return chosen or (self._session.comm, variables)
 
     def _check_is_due(self) -> bool:
         chosen = self._session.options.check_every
@@ -452,7 +469,11 @@ class AfterUsers(_Quiet):
 
     def _agree_to_stop(self) -> None:
         """If any worker wants to stop, or was interrupted, all do and are, at the same step."""
-        wish = _INTERRUPTED if interrupts.asked() else float(self._rounds.wish() if self._rounds else self._stops())
+        wish = (
+            _INTERRUPTED
+            if interrupts.asked()
+            else float(self._rounds.asks_to_stop() if self._rounds else self._stops())
+        )
         wishes = self._session.comm.agree("stop training?", wish)
         if max(wishes) == _INTERRUPTED:
             raise KeyboardInterrupt

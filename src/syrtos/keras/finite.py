@@ -12,9 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from syrtos.comm import world
+from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import NonFiniteError
+from syrtos.keras import state
 
 # So many updates may be left out one after the other: more show that it is not one batch that is wrong.
 _MOST_IN_A_ROW = 10
@@ -93,6 +94,7 @@ def look(
         NonFiniteError: it is not, and training must not go on; names the first gradient, and the workers whose share made it so.
     """
     which = id(variables[0]) if variables else 0
+    compression.update_is_decided(state.held(variables), is_made=all(finite))
     if all(finite):
         _LeftOut.in_a_row[which] = 0
         return True

@@ -27,11 +27,10 @@ def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     def fit(*args: Any, **kwargs: Any) -> Any:
         _Fits.running += 1
         try:
-            return original(*args, **kwargs)
+            with local_steps.inside_fit():
+                return original(*args, **kwargs)
         finally:
             _Fits.running -= 1
-            if not _Fits.running:
-                local_steps.end()
 
     return fit
 

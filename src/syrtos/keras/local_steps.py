@@ -8,8 +8,10 @@ The workers also meet at the end of each epoch: what is evaluated, saved and dec
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,19 @@ Method = Callable[..., Any]
 
 
 class _Process:
-    """The rounds of the `fit` that this process is in."""
+    """The rounds of the innermost `fit` that this process is in."""
 
     rounds: Rounds | None = None
+
+
+@contextlib.contextmanager
+def inside_fit() -> Iterator[None]:
+    """Around each `fit`, also one within another."""
+    outer, _Process.rounds = _Process.rounds, None
+    try:
+        yield
+    finally:
+        _Process.rounds = outer
 
 
 def is_asked() -> bool:
@@ -40,8 +52,8 @@ def rounds() -> Rounds | None:
     return _Process.rounds
 
 
-def workers_alone(training: bool) -> int:
-    """Of how many workers this one computes a share alone in a step: a sum over all of them is about so many times its own."""
+def sums_count(training: bool) -> int:
+    """By what a sum over this worker's share is multiplied to stand for the sum over all shares of a batch, in a step in which workers exchange nothing."""
     return world.current().world.size if training and _Process.rounds else 1
 
 
@@ -64,11 +76,6 @@ def begin(model: Any) -> Rounds | None:
     return _Process.rounds
 
 
-def end() -> None:
-    """The `fit` has ended, in whichever way."""
-    _Process.rounds = None
-
-
 def refuse_single_steps() -> None:
     """Raises ConfigurationError in a method that trains on one batch: there is no `fit` at whose end the workers would meet."""
     if is_asked():
@@ -83,7 +90,6 @@ class Rounds:
 
     Attributes:
         met: whether the workers have met after the batch that ended last.
-        evaluating: whether the model is being evaluated within `fit`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -95,23 +101,34 @@ class Rounds:
             )
         self._velocities = [np.zeros_like(state.memory_of(v)) for v in self._weights]
         self._anchors: list[Array] = []
+        self._checksums: list[int] = []  # of what no optimizer trains, at the beginning of the round
+        self._metrics_before: list[Array] = []  # at the beginning of the epoch
         self._since = self._since_epoch = 0
-        self._samples = self._samples_of_step = 0.0  # of this worker, in this round and in its last step
-        self._wishes_to_stop = self.evaluating = False
+        # of this worker: in this round, in this epoch, and in its last step
+        self._samples = self._samples_of_epoch = self._samples_of_step = 0.0
+        self._asked_to_stop = self._evaluates = False
         self.met = True
-        self.start_from_here()
+        for optimizer in self._optimizers():
+            object.__setattr__(optimizer, state.EQUAL, False)  # a loop of the script's own makes them equal again
         self._session.ledger.say(sync_every=self._session.options.sync_every)
 
-    def start_from_here(self) -> None:
-        """All workers hold the same weights: the round begins."""
-        self._anchors = [np.array(state.memory_of(variable)) for variable in self._weights]
-        self._since, self._samples = 0, 0.0
-
     # -- called within `fit` ---------------------------------------------------------------------
+
+    def batch_begins(self) -> None:
+        """Before a call of the training function, after the script's callbacks: at the beginning of a round all workers hold the same weights."""
+        if not self._since_epoch:
+            self._metrics_before = [np.array(state.memory_of(v)) for v in self._metrics()]
+            self._samples_of_epoch = 0.0
+        if not self._since:
+            self._check_trains_the_same()
+            self._anchors = [np.array(state.memory_of(variable)) for variable in self._weights]
+            self._checksums = [state.checksum(variable) for variable in self._rest()]
+            self._samples = 0.0
 
     def count(self, samples: float) -> None:
         """A training step of this worker had so many samples."""
         self._samples += samples
+        self._samples_of_epoch += samples
         self._samples_of_step = samples
 
     def batch_ended(self, steps: int) -> None:
@@ -120,58 +137,92 @@ class Rounds:
         self._since_epoch += steps
         self.met = self._since >= self._session.options.sync_every
         if self.met:
-            self._meet()
+            self.meet()
 
-    def wish(self) -> bool:
+    def asks_to_stop(self) -> bool:
         """Whether this worker's script has asked to stop since the last meeting. Until the next, training goes on."""
-        asked = self._wishes_to_stop or bool(getattr(self._model, "stop_training", False))
-        self._wishes_to_stop = asked and not self.met
+        asked = self._asked_to_stop or bool(getattr(self._model, "stop_training", False))
+        self._asked_to_stop = asked and not self.met
         self._model.stop_training = asked and self.met
         return asked
 
-    def evaluation_begins(self) -> None:
-        """Of the model, also in the middle of an epoch."""
-        self.evaluating = True
-        if self._since:
-            self._meet()
+    def evaluation_begins(self, model: Any) -> None:
+        """Of this model or another, also in the middle of an epoch."""
+        self._evaluates = self._evaluates or model is self._model
 
-    def evaluation_ends(self) -> None:
-        """Its results are in the metrics of all workers; in the middle of an epoch Keras goes on counting from there, which then is rank 0's part."""
-        self.evaluating = False
-        if self._since_epoch and self._session.world.rank:
-            self._model.reset_metrics()
+    def evaluation_ends(self, model: Any) -> None:
+        """In the middle of an epoch Keras goes on counting from what the evaluation has left in the metrics, which is the same on all workers."""
+        if model is self._model:
+            self._evaluates = False
+            self._metrics_before = [np.array(state.memory_of(v)) for v in self._metrics()]
 
     def epoch_ends(self, logs: Any) -> Any:
         """After the last batch of an epoch: the logs, those of a script's own `train_step` averaged over the workers; metrics count all samples."""
-        if self.evaluating or not self._since_epoch:
+        if self._evaluates or not self._since_epoch:
             return logs
-        if self._since:
-            self._meet()
+        self.meet()
         self.met, self._since_epoch = True, 0
         with self._session.ledger.span("exchange"):
+            metric_of = self._metric_of(logs)
             self._add_up_metrics()
-            return self._averaged(logs)
+            return self._averaged(logs, metric_of)
 
     # -- kept in snapshots -----------------------------------------------------------------------
 
     def arrays(self) -> Arrays:
         """What the outer optimizer remembers."""
-        return {f"outer {index}": velocity for index, velocity in enumerate(self._velocities)}
+        found = {f"outer {index}": velocity for index, velocity in enumerate(self._velocities)}
+        found |= {f"metric {index}": value for index, value in enumerate(self._metrics_before)}
+        return {**found, "samples of the epoch": np.array(self._samples_of_epoch)}
 
     def put_back(self, arrays: Mapping[str, Array], since_epoch: int) -> None:
-        """What `arrays` gave, once the weights are put back; so many steps of the epoch have been made."""
+        """What `arrays` gave, once the model is put back; so many steps of the epoch have been made."""
         for index, velocity in enumerate(self._velocities):
-            velocity[...] = arrays[f"outer {index}"].view(velocity.dtype).reshape(velocity.shape)
-        self._since_epoch = since_epoch
-        self.start_from_here()
+            velocity[...] = _like(arrays[f"outer {index}"], velocity)
+        before = [(f"metric {index}", state.memory_of(v)) for index, v in enumerate(self._metrics())]
+        self._metrics_before = [_like(arrays[name], value) for name, value in before if name in arrays]
+        self._samples_of_epoch = float(_like(arrays["samples of the epoch"], np.array(0.0)))
+        self._since, self._since_epoch = 0, since_epoch
+
+    # -- what is exchanged -----------------------------------------------------------------------
+
+    def _optimizers(self) -> list[Any]:
+        return [getattr(one, "inner_optimizer", one) for one in snapshot.optimizers_of(self._model)]
+
+    def _metrics(self) -> list[Any]:
+        return state.unique(v for metric in self._model.metrics for v in metric.variables)
+
+    def _rest(self) -> list[Any]:
+        """What no gradient changes: moving statistics, frozen weights, seeds, counters; and moving averages of weights."""
+        metrics = set(map(id, self._metrics()))
+        averages = [v for optimizer in self._optimizers() for v in keras_internals.averages_of(optimizer)]
+        held = [*self._model.non_trainable_variables, *backend.active().buffers_of(self._model), *averages]
+        return [v for v in state.unique(held) if id(v) not in metrics]
+
+    def _check_trains_the_same(self) -> None:
+        """Raises ConfigurationError where a callback has frozen layers, or the opposite."""
+        if set(map(id, self._model.trainable_variables)) != set(map(id, self._weights)):
+            raise ConfigurationError(
+                "Within a `fit` with `--sync-every` a model must train the same variables from its beginning to its end: other layers have become `trainable`, "
+                "or no longer are. Call `fit` again after such a change, as `compile` asks for."
+            )
 
     # -- a meeting -------------------------------------------------------------------------------
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
+        """All workers get the same model, if they have trained since the last meeting."""
+        if not self._since:
+            return
         with self._session.ledger.span("exchange"):
+            total = sum(self._session.comm.agree("samples of a round", self._samples))
+            if not total:
+                raise ConfigurationError(
+                    "The workers have trained on no sample since they met last: a script or package calls its training function in a way that `--sync-every` "
+                    "does not know. Leave it out."
+                )
             self._exchange_weights()
-            self._make_equal()
-        self.start_from_here()
+            self._make_equal(self._samples / total)
+        self._since = 0
 
     def _exchange_weights(self) -> None:
         changes = [anchor - state.memory_of(v) for anchor, v in zip(self._anchors, self._weights, strict=True)]
@@ -185,49 +236,95 @@ class Rounds:
         """SGD with Nesterov momentum, in Keras's form: Sutskever et al. 2013, `keras.optimizers.SGD`."""
         options = self._session.options
         rate, momentum = weight.dtype.type(options.outer_lr), weight.dtype.type(options.outer_momentum)
+        if not momentum:
+            return weight - rate * gradient
         velocity *= momentum
         velocity -= rate * gradient
         return weight + momentum * velocity - rate * gradient
 
-    def _make_equal(self) -> None:
-        """The rest of the model, and moving averages of weights: they become their mean by samples; seeds and counters are rank 0's."""
-        metrics = {id(v) for metric in self._model.metrics for v in metric.variables}
-        optimizers = [getattr(one, "inner_optimizer", one) for one in snapshot.optimizers_of(self._model)]
-        averages = [v for optimizer in optimizers for v in keras_internals.averages_of(optimizer)]
-        held = [*self._model.non_trainable_variables, *backend.active().buffers_of(self._model), *averages]
-        rest = [v for v in state.unique(held) if id(v) not in metrics]
-        floating = [v for v in rest if state.dtype_name(v).startswith(("float", "bfloat"))]
-        total = sum(self._session.comm.agree("samples of a round", self._samples))
-        share = self._samples / total if total else 1 / self._session.comm.size
-        for variable, value in zip(floating, self._sums(floating, share), strict=True):
-            backend.active().write(variable, value)
-        state.broadcast(self._session.comm, [v for v in rest if id(v) not in set(map(id, floating))])
+    def _make_equal(self, share: float) -> None:
+        """Of what no gradient changes, what has changed on some worker: floating numbers become their mean by samples, others are rank 0's."""
+        rest = self._rest()
+        if len(rest) != len(self._checksums):  # the first step has made some
+            mine = [True] * len(rest)
+        else:
+            mine = [state.checksum(v) != before for v, before in zip(rest, self._checksums, strict=True)]
+        if not rest:
+            return
+        flags = self._session.comm.allreduce(np.array(mine, np.int32))
+        changed = [v for v, flag in zip(rest, flags, strict=True) if flag]
+        floating = [v for v in changed if _is_floating(v)]
+        values = [state.memory_of(v) * share for v in floating]
+        for variable, value in zip(floating, self._sums(values), strict=True):
+            backend.active().write(variable, value.astype(state.memory_of(variable).dtype))
+        state.broadcast(self._session.comm, [v for v in changed if not _is_floating(v)])
 
     def _add_up_metrics(self) -> None:
-        """Each worker has counted its own samples since the epoch began, when Keras set the states to zero."""
-        variables = state.unique(v for metric in self._model.metrics for v in metric.variables)
-        for variable, value in zip(variables, self._sums(variables, 1.0), strict=True):
-            backend.active().write(variable, value)
+        """By the rules of a step (see `syrtos.keras.tensorflow.step`): what each worker has added in this epoch is added up, other floating states become
+        their mean by samples, and whole numbers have changed alike."""
+        variables, before = self._metrics(), self._metrics_before
+        if len(before) != len(variables):  # the first step has made some
+            before = [np.zeros_like(state.memory_of(v)) for v in variables]
+        total = sum(self._session.comm.agree("samples of an epoch", self._samples_of_epoch))
+        share = self._samples_of_epoch / total if total else 0.0
+        parts, chosen = [], []
+        for variable, base in zip(variables, before, strict=True):
+            value = np.asarray(state.memory_of(variable), np.float64)
+            if variable.aggregation == "sum":
+                # the state before is counted once
+                parts.append(value - base + (base if self._session.world.rank == 0 else 0.0))
+                chosen.append(variable)
+            elif _is_floating(variable):
+                parts.append(value * share)
+                chosen.append(variable)
+        for variable, value in zip(chosen, self._sums(parts), strict=True):
+            backend.active().write(variable, value.astype(state.memory_of(variable).dtype))
 
-    def _sums(self, variables: Sequence[Any], share: float) -> list[Array]:
-        """Over the workers, each variable times ``share``: one vector of float64, which holds counters and float32 states exactly."""
-        values = [state.memory_of(v) for v in variables]
+    def _sums(self, values: Sequence[Array]) -> list[Array]:
+        """Over the workers: one vector of float64, which holds counters and float32 states exactly."""
         if not values:
             return []
-        vector = np.concatenate([np.asarray(value, np.float64).reshape(-1) * share for value in values])
-        parts = np.split(self._session.comm.allreduce(vector), np.cumsum([value.size for value in values])[:-1])
-        return [part.reshape(value.shape).astype(value.dtype) for part, value in zip(parts, values, strict=True)]
+        vector = np.concatenate([np.asarray(value, np.float64).reshape(-1) for value in values])
+        parts = np.split(self._session.comm.allreduce(vector), np.cumsum([np.size(value) for value in values])[:-1])
+        return [part.reshape(np.shape(value)) for part, value in zip(parts, values, strict=True)]
 
-    def _averaged(self, logs: Any) -> Any:
-        """What the last step of each worker has logged, by its samples; one without samples has logged nothing that counts."""
-        own = {name: float(value) for name, value in dict(logs or {}).items() if np.ndim(value) == 0}
-        everyone = self._session.comm.allgather_object([self._samples_of_step, own])
+    def _metric_of(self, logs: Any) -> dict[str, int]:
+        """The logs of a script's own `train_step` that are the result of a metric, under any name: by name the metric's number, as rank 0 sees it."""
+        results = [float(metric.result()) if _is_scalar(metric) else math.nan for metric in self._model.metrics]
+        found = {name: results.index(value) for name, value in _scalars(logs).items() if value in results}
+        return self._session.comm.broadcast_object(found)
+
+    def _averaged(self, logs: Any, metric_of: dict[str, int]) -> Any:
+        """Results of metrics, which count all samples now; else what the last step of each worker has logged, by its samples."""
+        everyone = self._session.comm.allgather_object([self._samples_of_step, _scalars(logs)])
         total = sum(samples for samples, _ in everyone)
         means: dict[str, float] = {}
         for samples, theirs in everyone:
             for name, value in theirs.items() if samples else ():
                 means[name] = means.get(name, 0.0) + samples / total * value
-        return {**dict(logs or {}), **means}
+        results = {name: float(self._model.metrics[index].result()) for name, index in metric_of.items()}
+        return {**dict(logs or {}), **means, **results}
+
+
+def _scalars(logs: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in dict(logs or {}).items() if np.ndim(value) == 0}
+
+
+def _is_scalar(metric: Any) -> bool:
+    """Not one that gives several numbers, or that has none yet."""
+    try:
+        return np.ndim(metric.result()) == 0 and not isinstance(metric.result(), dict)
+    except Exception:
+        return False
+
+
+def _is_floating(variable: Any) -> bool:
+    return state.dtype_name(variable).startswith(("float", "bfloat"))
+
+
+def _like(array: Array, value: Array) -> Array:
+    """An array that comes from a snapshot, as bytes or not, in the dtype and shape of another."""
+    return array.view(value.dtype).reshape(value.shape)
 
 
 def meeting_at_end_of_epoch(original: Method) -> Method:

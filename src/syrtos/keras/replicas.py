@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import state
+from syrtos.keras import local_steps, state
 
 _KEPT = "_syrtos_equality"
 # Comparing whole weights may take one part in so many of the time; in between so many bytes of each variable are compared.
@@ -65,6 +65,8 @@ def compute_equal(comm: Communicator, model: Any, name: str) -> None:
     Raises:
         DivergenceError: the model was trained by `fit`, and its replicas differ.
     """
+    if rounds := local_steps.rounds():
+        rounds.meet()
     known, variables = _known(model), state.of_model(model)
     if comm.size == 1 or not variables:
         return

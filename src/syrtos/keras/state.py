@@ -15,6 +15,9 @@ from syrtos.comm.objects import dtype_of
 from syrtos.errors import DivergenceError, OutOfStepError
 from syrtos.keras import backend, keras_internals
 
+# Set on an optimizer: its state and its variables were made equal on all workers.
+EQUAL = "_syrtos_equal"
+
 
 def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> None:
     """Gives every worker ``root``'s values.

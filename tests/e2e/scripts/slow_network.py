@@ -40,27 +40,115 @@ class Killed(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def small(rate: float, callbacks: list[Any], samples: int = 320, **given: Any) -> dict[str, Any]:
+def small(callbacks: list[Any]) -> dict[str, Any]:
     """Logs of a small regression, and a sum of its weights."""
     keras.utils.set_random_seed(1)
-    random = np.random.default_rng(0)
-    x = random.normal(size=(samples, 6)).astype("float32")
-    y = np.tanh(x.sum(1, keepdims=True))
+    x = np.random.default_rng(0).normal(size=(320, 6)).astype("float32")
     hidden = [keras.layers.Dense(32, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
-    model = keras.Sequential([keras.Input((6,)), *(hidden if rate else hidden[:1]), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(rate) if rate else keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
-    found = model.fit(x, y, epochs=3, callbacks=callbacks, validation_split=0.2, verbose=0, **given).history
+    model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    given = {"batch_size": 16, "validation_split": 0.2, "verbose": 0}
+    return facts(model, model.fit(x, np.tanh(x.sum(1, keepdims=True)), epochs=3, callbacks=callbacks, **given))
+
+
+def facts(model: keras.Model, history: Any) -> dict[str, Any]:
     weights = [float(np.abs(w).sum(dtype="float64")) for w in model.get_weights()]
-    return {**{name: [float(v) for v in values] for name, values in found.items()}, "weights": weights}
+    return {**{name: [float(v) for v in values] for name, values in history.history.items()}, "weights": weights}
 
 
-class Evaluates(keras.callbacks.Callback):
-    """Within an epoch."""
+# -- a model that its optimizer never changes: what it gives on workers is what it gives in one process ------------
+
+
+class Largest(keras.metrics.Metric):
+    """The largest number, which is no sum over the workers: each has all rows of the same value."""
+
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros", name="value", aggregation="mean")
+
+    def update_state(self, y: Any, predicted: Any, sample_weight: Any = None) -> None:
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(0.0 * predicted) + 3.0))
+
+    def result(self) -> Any:
+        return self.value * 1.0
+
+
+class Counts(keras.metrics.Metric):
+    """All samples, from the first epoch to the last."""
+
+    def __init__(self) -> None:
+        super().__init__(name="counts")
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, y: Any, predicted: Any, sample_weight: Any = None) -> None:
+        self.value.assign_add(keras.ops.sum(keras.ops.ones_like(predicted)))
+
+    def reset_state(self) -> None:
+        """Never."""
+
+    def result(self) -> Any:
+        return self.value * 1.0
+
+
+class Disturbs(keras.callbacks.Callback):
+    """Does within an epoch what workers must not meet about alone."""
+
+    def __init__(self, x: Any) -> None:
+        super().__init__()
+        self._x, self._found = x, []
+        self._other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        self._other.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.set_weights([weight * 1.5 for weight in self.model.get_weights()])
+        self._other.fit(self._x, self._x[:, :1], batch_size=10, verbose=0)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch == 5:
-            x = np.ones((7, 6), "float32")
-            self.model.evaluate(x, x[:, :1], batch_size=3, verbose=0)
+            self._found.append(float(self.model.predict(self._x[:7], verbose=0).sum()))
+            self._found.append(self._other.evaluate(self._x[:7], self._x[:7, :1], batch_size=3, verbose=0)[0])
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model.found = self._found
+
+
+def not_trained() -> dict[str, Any]:
+    """101 samples in batches of 10, and one of a single sample."""
+    keras.utils.set_random_seed(1)
+    x = np.random.default_rng(0).normal(size=(101, 6)).astype("float32")
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae", Largest(), Counts()])
+    history = model.fit(x, x[:, :1], batch_size=10, epochs=3, callbacks=[Disturbs(x)], verbose=0)
+    return {**facts(model, history), "within": model.found}
+
+
+def own_loop() -> dict[str, Any]:
+    """A loop of the script's own, with a list of callbacks, before and after a `fit`."""
+    keras.utils.set_random_seed(1)
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    losses = descend(model, x)
+    model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
+    losses += descend(model, x)
+    return {"falls": bool(np.all(np.diff(losses[:8]) < 0)), "weights": [w.tolist() for w in model.get_weights()]}
+
+
+def descend(model: keras.Model, x: Any) -> list[float]:
+    """Eight steps of gradients that are computed by hand."""
+    callbacks = keras.callbacks.CallbackList([], model=model)
+    callbacks.on_train_begin()
+    losses = []
+    for step in range(8):
+        callbacks.on_train_batch_begin(step)
+        kernel, bias = model.get_weights()
+        wrong = x @ kernel + bias - x[:, :1]
+        grads = [2 * x.T @ wrong / len(x), 2 * wrong.mean(0)]
+        model.optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads], model.trainable_variables)
+        losses.append(float((wrong**2).mean()))
+        callbacks.on_train_batch_end(step, {})
+    callbacks.on_train_end()
+    return losses
 
 
 class Stops(keras.callbacks.Callback):
@@ -79,11 +167,13 @@ def main() -> None:
     if mode == "digits":
         result: Any = [digits(seed) for seed in range(3)]
     elif mode == "killed":
-        result = small(0.01, [Killed(Path(more[0]))], batch_size=16)
-    elif mode == "not_trained":  # batches of 10, and one of a single sample
-        result = small(0.0, [Evaluates()], samples=101, batch_size=10)
+        result = small([Killed(Path(more[0]))])
+    elif mode == "not_trained":
+        result = not_trained()
+    elif mode == "own_loop":
+        result = own_loop()
     elif mode == "stopped":
-        small(0.01, [Stops()], batch_size=16)
+        small([Stops()])
         result = Stops.trained
     elif mode == "on_batch":
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
@@ -96,6 +186,8 @@ def main() -> None:
         result = None
     if os.environ.get("PMI_RANK", "0") == "0":
         print(json.dumps(result))
+    elif mode == "own_loop":
+        print(json.dumps(result), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from syrtos.keras.tensorflow.step import StepScope, current_step
 
 _MARK = "_syrtos_reduction"
 _APPLIED = "_syrtos_applied"
-_EQUAL = "_syrtos_equal"
 _COMPUTED = "_syrtos_computed"
 _READY = "_syrtos_ready"
 # Optimizers that treat each number by itself.
@@ -373,11 +372,11 @@ def _finite(grads: Sequence[Any]) -> tf.Tensor:
 def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
     """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
     reduction = reduction_of(optimizer)
-    if reduction is None or reduction.comm.size == 1 or getattr(optimizer, _EQUAL, False):
+    if reduction is None or reduction.comm.size == 1 or getattr(optimizer, state.EQUAL, False):
         return
     with tf.init_scope():
         if tf.executing_eagerly():
-            object.__setattr__(optimizer, _EQUAL, True)
+            object.__setattr__(optimizer, state.EQUAL, True)
             found = [*variables, *state.of_optimizer(optimizer)]
             state.broadcast(reduction.comm, [v for v in found if state.identity(v) not in reduction.local])
 

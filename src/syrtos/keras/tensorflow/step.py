@@ -162,7 +162,7 @@ class StepScope(_Watcher):
         self.training = training
         self.samples, self.data = _counted(data)
         self._ready = _ready_at(self.data)
-        self._alone = float(local_steps.workers_alone(training))
+        self._sums_count = float(local_steps.sums_count(training))
         if self._graph is not None:
             clock.step_is_traced()
         self.functions: dict[int, Any] = {}
@@ -193,7 +193,7 @@ class StepScope(_Watcher):
         )  # a tensor made in a branch of tf.cond can't be used outside of it
         if key not in self._totals:
             mine = tf.where(self.active, tf.cast(value, tf.float32), 0.0)
-            self._totals[key] = ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._alone
+            self._totals[key] = ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
         return self._totals[key]
 
     def fraction(self) -> tf.Tensor:
@@ -224,7 +224,7 @@ class StepScope(_Watcher):
 
     def _sum_of(self, values: Any) -> tf.Tensor:
         mine = tf.where(self.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
-        return ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._alone
+        return ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
 
     # -- called by the variables ---------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from syrtos.keras.torch import ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step
 
-_WORKERS, _EQUAL, _APPLIED, _READY = "_syrtos_workers", "_syrtos_equal", "_syrtos_applied", "_syrtos_ready"
+_WORKERS, _APPLIED, _READY = "_syrtos_workers", "_syrtos_applied", "_syrtos_ready"
 
 
 class _All:
@@ -163,9 +163,9 @@ def finite_everywhere(optimizer: Any, finite: Any) -> Any:
 def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
     """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
     comm = workers_of(optimizer)
-    if comm is None or getattr(optimizer, _EQUAL, False):
+    if comm is None or getattr(optimizer, state.EQUAL, False):
         return
-    object.__setattr__(optimizer, _EQUAL, True)
+    object.__setattr__(optimizer, state.EQUAL, True)
     state.broadcast(comm, [*variables, *state.of_optimizer(optimizer)])
 
 

@@ -47,7 +47,7 @@ class StepScope(Assignments):
         self.samples = samples
         self.training = training
         self._total: float | None = None
-        self._alone = local_steps.workers_alone(training)
+        self._sums_count = local_steps.sums_count(training)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Self]:
@@ -92,7 +92,7 @@ class StepScope(Assignments):
 
     def _sum(self, name: str, value: float) -> float:
         with self.session.ledger.span("exchange"):
-            return sum(self.session.comm.agree(name, float(value))) * self._alone
+            return sum(self.session.comm.agree(name, float(value))) * self._sums_count
 
     # -- called by the variables -------------------------------------------------------------------
 
