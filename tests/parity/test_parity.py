@@ -79,7 +79,7 @@ ALONE = [
 
 @pytest.fixture(scope="module")
 def rows_of_workers_alone() -> table.Rows:
-    return table.measure(ALONE, [2], flags=("--sync-every", "1", "--outer-lr", "1", "--outer-momentum", "0"))
+    return table.measure(ALONE, [2], flags=("--sync-every", "1"))
 
 
 @pytest.mark.slow

@@ -86,3 +86,23 @@ def test_replicas_are_compared_as_often_as_is_cheap_unless_told() -> None:
 def test_options_can_not_be_changed() -> None:
     with pytest.raises(AttributeError):
         Options().timeout = 1.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"servers": 1, "staleness": 0}, {"batch": "per-worker"}, {"sync_batchnorm": True}, {"on_divergence": "repair"}, {"on_nan": "skip"},
+        {"on_nan": "rollback"}, {"scale_lr": "linear"},
+    ],
+)  # fmt: skip
+def test_workers_that_train_alone_make_no_update_together(other: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="`--sync-every 8` lets each worker train alone"):
+        Options(sync_every=8, **other)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sync_every": -1}, {"outer_lr": 0.0}, {"outer_momentum": 1.0}, {"outer_momentum": -0.1}]
+)
+def test_numbers_of_an_outer_optimizer_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Options(**wrong)
