@@ -101,9 +101,7 @@ def table(lines: list[Line]) -> Table:
         title=f"characters: seconds to a validation loss of {TARGET} (and of a step); MLP of 79M parameters: of a step"
     )
     shown.add_column("exchange")
-    columns = [
-        (model, link) for model in ("characters", "mlp") for link in dict.fromkeys(line["link"] for line in lines)
-    ]
+    columns = list(dict.fromkeys((line["model"], line["link"]) for line in lines))
     for model, link in columns:
         shown.add_column(f"{model}, {link}", justify="right")
     for way in dict.fromkeys(line["way"] for line in lines):
