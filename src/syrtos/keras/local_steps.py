@@ -1,7 +1,8 @@
 """`--sync-every H`: in `fit` each worker trains alone for H steps, and then the workers exchange by how much their weights have changed (local SGD).
 
 The mean of the changes, by samples, is the gradient of an outer optimizer, SGD with Nesterov momentum: DiLoCo (Douillard et al. 2023, arXiv:2311.08105,
-algorithm 1). With an outer rate of 1 and no momentum, the default, all take the mean of the weights; with plain SGD inside and H = 1 that is synchronous training.
+algorithm 1). With an outer rate of 1 and no momentum, the default, all take the mean of the weights; with plain SGD inside and H = 1 that is synchronous
+training.
 
 The workers also meet at the end of each epoch: what is evaluated, saved and decided there is equal on all of them, and the epoch's metrics count all samples.
 """
