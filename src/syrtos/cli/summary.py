@@ -127,6 +127,8 @@ def _sent(summary: Summary) -> str:
     coded = f" as {codec}" * (codec != "none")
     if "sync_every" in summary.facts:
         return f"changes of weights{coded}, every {summary.facts['sync_every']} steps"
+    if "asked_to_sync_every" in summary.facts and summary.workers > 1:
+        return f"gradients{coded}, in each step: only `fit` of Keras trains as --sync-every asks, and the script has called none"
     return f"gradients{coded}" if coded else ""
 
 

@@ -370,10 +370,8 @@ class AfterUsers(_Quiet):
         """If the optimizer is new: the gradients were of another training of the same weights, as of a fold."""
         optimizer: Any = getattr(self.model, "optimizer", None)
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        if self._session.options.compress != "none" and optimizer is not None:
-            updates = keras_internals.updates_of(optimizer)
-            if not int(state.memory_of(updates)):
-                compression.forget(state.held(snapshot.trainable(self.model)))
+        if self._session.options.compress != "none" and optimizer is not None and not int(optimizer.iterations):
+            compression.forget(state.held(snapshot.trainable(self.model)))
 
     def _check_built(self) -> None:
         """A model that its first step has built was not compared before."""

@@ -84,12 +84,26 @@ def test_hosts_that_wait_for_their_network_are_told_what_helps(
     assert ("network-bound: 50% of the time" in screen) is is_told
 
 
-def test_what_is_sent_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (
+            {"compress": "topk:0.01", "sync_every": 32, "asked_to_sync_every": 32},
+            "changes of weights as topk:0.01, every 32 steps",
+        ),
+        ({"compress": "bf16"}, "gradients as bf16"),
+        ({"asked_to_sync_every": 32}, "the script has called none"),
+    ],
+)
+def test_what_is_sent_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, Any], says: str
+) -> None:
     train(tmp_path, 0, waited=0.2)
+    train(tmp_path, 1, waited=0.2)
     with ledger_path(tmp_path, 0).open("a") as file:
-        file.write(json.dumps({"phase": "facts", "compress": "topk:0.01", "sync_every": 32}) + "\n")
+        file.write(json.dumps({"phase": "facts", **facts}) + "\n")
     print_summary(tmp_path)
-    assert "changes of weights as topk:0.01, every 32 steps" in capsys.readouterr().err
+    assert says in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

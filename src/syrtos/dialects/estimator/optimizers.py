@@ -73,7 +73,7 @@ def _reduced(pairs: Any) -> list[tuple[Any, Any]]:
     grads = [g for g, _ in pairs]
     if tf_internals.losses_are_sums(graph):  # the mean below is weighted by samples: undone
         grads = [None if g is None else gradients.times(g, 1.0 / tf.cast(step.fraction(), g.dtype)) for g in grads]
-    mean = gradients.Reduction(step.session.comm).apply(grads, weight=step.samples)
+    mean = gradients.Reduction(step.session.comm).apply(grads, [v for _, v in pairs], step.samples)
     marks = [_values(g).op for g in mean if g is not None]
     setattr(graph, _REDUCED, {*getattr(graph, _REDUCED, ()), *marks})
     return [(gradient, variable) for gradient, (_, variable) in zip(mean, pairs, strict=True)]
