@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from syrtos.checkpoint.encoding import Arrays
+from syrtos.checkpoint.encoding import Arrays, typed
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
@@ -172,13 +172,15 @@ class Rounds:
 
     def arrays(self) -> Arrays:
         """What the outer optimizer remembers."""
-        found = {f"outer {index}": velocity for index, velocity in enumerate(self._velocities)}
+        found: Arrays = {}
+        if self._session.options.outer_momentum:
+            found |= {f"outer {index}": velocity for index, velocity in enumerate(self._velocities)}
         found |= {f"metric {index}": value for index, value in enumerate(self._metrics_before)}
         return {**found, "samples of the epoch": np.array(self._samples_of_epoch)}
 
     def put_back(self, arrays: Mapping[str, Array], since_epoch: int) -> None:
         """What `arrays` gave, once the model is put back; so many steps of the epoch have been made."""
-        for index, velocity in enumerate(self._velocities):
+        for index, velocity in enumerate(self._velocities if self._session.options.outer_momentum else ()):
             velocity[...] = _like(arrays[f"outer {index}"], velocity)
         before = [(f"metric {index}", state.memory_of(v)) for index, v in enumerate(self._metrics())]
         self._metrics_before = [_like(arrays[name], value) for name, value in before if name in arrays]
@@ -325,7 +327,7 @@ def _is_floating(variable: Any) -> bool:
 
 def _like(array: Array, value: Array) -> Array:
     """An array that comes from a snapshot, as bytes or not, in the dtype and shape of another."""
-    return array.view(value.dtype).reshape(value.shape)
+    return typed(array, value.dtype).reshape(value.shape)
 
 
 def meeting_at_end_of_epoch(original: Method) -> Method:
