@@ -53,10 +53,15 @@ def test_as_much_is_learnt(tmp_path: Path, learnt: tuple[str, list[float]], way:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("way", "backend"), [("--compress topk:0.05", "tensorflow"), ("--sync-every 3 --compress powersgd:1", "torch")]
+    ("way", "backend"),
+    [
+        ("--compress topk:0.05", "tensorflow"),
+        ("--sync-every 3 --compress powersgd:1", "torch"),
+        ("--sync-every 32", "tensorflow"),
+    ],
 )
 def test_after_a_kill_the_result_is_the_same(tmp_path: Path, way: str, backend: str) -> None:
-    """What was not sent yet, and what the outer optimizer remembers, is in the snapshots."""
+    """What was not sent yet, and what the metrics began with, is in the snapshots; with 32, more than an epoch has, these are made at epochs' ends."""
     never = tmp_path / "never"
     never.touch()
     whole = train(tmp_path / "whole", way, "killed", never, backend=backend)

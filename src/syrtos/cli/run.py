@@ -122,15 +122,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
                        help="whether XLA compiles the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
     group.add_argument("--sync-every", type=int, default=defaults.sync_every, metavar="H",
-                       help="for slow networks: in `fit`, workers train alone for H steps, then exchange the change of their weights (default: exchange "
-                       "gradients in each step)")  # fmt: skip
+                       help="for slow networks: in `fit`, workers train alone for H steps (e.g. 32), then exchange the change of their weights, instead of "
+                       "gradients in each step; see docs/slow-networks.md")  # fmt: skip
     group.add_argument("--outer-lr", type=float, default=defaults.outer_lr, metavar="RATE",
                        help="with --sync-every: the rate at which the mean change of the weights is applied (default: %(default)s)")  # fmt: skip
     group.add_argument("--outer-momentum", type=float, default=defaults.outer_momentum, metavar="M",
                        help="with --sync-every: Nesterov momentum of the mean change (default: %(default)s)")  # fmt: skip
     group.add_argument("--compress", default=defaults.compress, metavar="CODEC",
-                       help="for slow networks: gradients travel as bf16, fp16, powersgd:R (rank R) or topk:F (a fraction F of the numbers), and what is "
-                       "lost is added to the next; auto: bf16 where a link is slow enough (default: %(default)s)")  # fmt: skip
+                       help="for slow networks: gradients travel as bf16, fp16, powersgd:R (rank R) or topk:F (a fraction F of the numbers), and what was not "
+                       "sent is added to the next gradient; auto: bf16 where a link is slow enough (default: none)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 

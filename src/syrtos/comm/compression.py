@@ -42,12 +42,12 @@ class Memory:
     Attributes:
         residual: what was not sent yet, in the shape of the gradient.
         basis: of PowerSGD: the right factor of the last approximation, shape (columns, rank).
-        before: the residual before the last exchange, where its update may yet be left out.
+        before: residual and basis before the last exchange, where its update may yet be left out.
     """
 
     residual: Array
     basis: Array | None = None
-    before: Array | None = None
+    before: tuple[Array, Array | None] | None = None
 
 
 Kind = Literal["gradient", "change"]
@@ -81,7 +81,7 @@ def weighted_mean(
         with np.errstate(over="ignore", invalid="ignore"):  # of float16; what is infinite shows in the result
             memories = [_memory_of(kind, v, a) for v, a in zip(variables, arrays, strict=True)]
             for memory in memories if world.current().options.on_nan in ("skip", "rollback") else ():
-                memory.before = memory.residual
+                memory.before = memory.residual, memory.basis
             sums = codec.mean(comm, arrays, weight, memories)
     return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
@@ -108,7 +108,8 @@ def update_is_decided(variables: Sequence[Any], is_made: bool) -> None:
     """Where it is left out, what was sent for it has had no effect, and what was kept of its gradients must have none."""
     for variable in variables:
         if (memory := _memories.get(("gradient", id(variable)))) is not None and memory.before is not None:
-            memory.residual = memory.residual if is_made else memory.before
+            if not is_made:
+                memory.residual, memory.basis = memory.before
             memory.before = None
 
 

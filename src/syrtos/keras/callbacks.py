@@ -212,7 +212,8 @@ class AfterUsers(_Quiet):
             asynchronous.begin_equal(self.model)
         self.scaling.restored()
         self._rounds = local_steps.begin(self.model) if fitting.fit_is_running() else None
-        finite.begin()
+        if fitting.depth() <= 1:
+            finite.begin()
         self._forget_what_was_not_sent()
         self._rollback = rollback.Rollback(self.model) if rollback.is_asked() and self.model is not None else None
         self._session.ledger.become("build")
@@ -221,6 +222,8 @@ class AfterUsers(_Quiet):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
+        if self._rounds:
+            self._rounds.epoch_begins()
         self._epoch, self._epoch_began_at = epoch, self._steps
         self._session.ledger.become("input")
 
@@ -276,7 +279,8 @@ class AfterUsers(_Quiet):
     def on_train_end(self, logs: Any = None) -> None:
         """A checkpoint that is read after `fit` is complete."""
         self.trains = False
-        finite.begin()
+        if fitting.depth() <= 1:
+            finite.begin()
         self._session.ledger.become("rest")
         if self.model is None:
             return
@@ -370,7 +374,15 @@ class AfterUsers(_Quiet):
         """If the optimizer is new: the gradients were of another training of the same weights, as of a fold."""
         optimizer: Any = getattr(self.model, "optimizer", None)
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        if self._session.options.compress != "none" and optimizer is not None and not int(optimizer.iterations):
+        if (
+            self._session.options.compress == "none"
+            or not hasattr(optimizer, "_iterations")
+            or not backend.active().eager()
+        ):
+            return
+        updates = keras_internals.updates_of(optimizer)
+        is_new = updates is None or not int(state.memory_of(updates))
+        if any(self._session.comm.agree("a new optimizer?", float(is_new))):
             compression.forget(state.held(snapshot.trainable(self.model)))
 
     def _check_built(self) -> None:

@@ -36,7 +36,10 @@ class _Process:
 @contextlib.contextmanager
 def inside_fit() -> Iterator[None]:
     """Around each `fit`, also one within another."""
-    outer, _Process.rounds = _Process.rounds, None
+    outer = _Process.rounds
+    if outer:
+        outer.meet()  # the models may share weights
+    _Process.rounds = None
     try:
         yield
     finally:
@@ -111,9 +114,20 @@ class Rounds:
         self.met = True
         for optimizer in self._optimizers():
             object.__setattr__(optimizer, state.EQUAL, False)  # a loop of the script's own makes them equal again
+            self._give_restored(optimizer)
         self._session.ledger.say(sync_every=self._session.options.sync_every)
 
+    def _give_restored(self, optimizer: Any) -> None:
+        """Where workers have made unequal numbers of updates, a callback has restored rank 0's optimizer, which is then that of all."""
+        comm, updates = self._session.comm, float(state.memory_of(keras_internals.updates_of(optimizer)))
+        if len(set(comm.agree("updates before `fit`", updates))) > 1:
+            state.broadcast(comm, state.of_optimizer(optimizer))
+
     # -- called within `fit` ---------------------------------------------------------------------
+
+    def epoch_begins(self) -> None:
+        """Also after an epoch that another generation has trained to its end."""
+        self._since_epoch, self._evaluates = 0, False
 
     def batch_begins(self) -> None:
         """Before a call of the training function, after the script's callbacks: at the beginning of a round all workers hold the same weights."""
@@ -149,13 +163,17 @@ class Rounds:
 
     def evaluation_begins(self, model: Any) -> None:
         """Of this model or another, also in the middle of an epoch."""
-        self._evaluates = self._evaluates or model is self._model
+        self._evaluates = self._evaluates or self.trains(model)
 
     def evaluation_ends(self, model: Any) -> None:
         """In the middle of an epoch Keras goes on counting from what the evaluation has left in the metrics, which is the same on all workers."""
-        if model is self._model:
+        if self.trains(model):
             self._evaluates = False
             self._metrics_before = [np.array(state.memory_of(v)) for v in self._metrics()]
+
+    def trains(self, model: Any) -> bool:
+        """Whether this model is the one that `fit` trains."""
+        return model is self._model
 
     def epoch_ends(self, logs: Any) -> Any:
         """After the last batch of an epoch: the logs, those of a script's own `train_step` averaged over the workers; metrics count all samples."""
@@ -257,7 +275,7 @@ class Rounds:
         flags = self._session.comm.allreduce(np.array(mine, np.int32))
         changed = [v for v, flag in zip(rest, flags, strict=True) if flag]
         floating = [v for v in changed if _is_floating(v)]
-        values = [state.memory_of(v) * share for v in floating]
+        values = [np.asarray(state.memory_of(v), np.float64) * share for v in floating]
         for variable, value in zip(floating, self._sums(values), strict=True):
             backend.active().write(variable, value.astype(state.memory_of(variable).dtype))
         state.broadcast(self._session.comm, [v for v in changed if not _is_floating(v)])
@@ -293,8 +311,15 @@ class Rounds:
 
     def _metric_of(self, logs: Any) -> dict[str, int]:
         """The logs of a script's own `train_step` that are the result of a metric, under any name: by name the metric's number, as rank 0 sees it."""
-        results = [float(metric.result()) if _is_scalar(metric) else math.nan for metric in self._model.metrics]
-        found = {name: results.index(value) for name, value in _scalars(logs).items() if value in results}
+        metrics = self._model.metrics
+        results = [float(metric.result()) if _is_scalar(metric) else math.nan for metric in metrics]
+        names = [metric.name for metric in metrics]
+        found: dict[str, int] = {}
+        for name, value in _scalars(logs).items():
+            if name in names and results[names.index(name)] == value:
+                found[name] = names.index(name)
+            elif results.count(value) == 1 and value not in (0.0, 1.0):  # which many things may be
+                found[name] = results.index(value)
         return self._session.comm.broadcast_object(found)
 
     def _averaged(self, logs: Any, metric_of: dict[str, int]) -> Any:
@@ -335,6 +360,6 @@ def meeting_at_end_of_epoch(original: Method) -> Method:
 
     def get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
         found = rounds()
-        return original(self, found.epoch_ends(logs) if found else logs)
+        return original(self, found.epoch_ends(logs) if found and found.trains(self) else logs)
 
     return get_metrics_result_or_logs

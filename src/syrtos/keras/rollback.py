@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from syrtos.comm import world
+from syrtos.comm import compression, world
 from syrtos.errors import NonFiniteError
 from syrtos.keras import backend, finite, keras_internals, snapshot, state
 
@@ -78,6 +78,7 @@ class Rollback:
         for variable, value in zip(self._variables(), copy.values, strict=True):
             backend.active().write(variable, value)
         self._copies = [copy]
+        compression.forget(state.held(snapshot.trainable(self._model)))  # it is of the weights that are left
         if world.current().world.rank == 0:
             print(
                 f"syrtos: after step {step} of this fit, weights and optimizer went back to step {copy.step}; training goes on with the next batch",
