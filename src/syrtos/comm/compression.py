@@ -76,13 +76,12 @@ def weighted_mean(
     """
     codec = chosen(comm, variables) if arrays[0].dtype == np.float32 else None
     if codec is None:
-        sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight, lend)
-    else:
-        with np.errstate(over="ignore", invalid="ignore"):  # of float16; what is infinite shows in the result
-            memories = [_memory_of(kind, v, a) for v, a in zip(variables, arrays, strict=True)]
-            for memory in memories if world.current().options.on_nan in ("skip", "rollback") else ():
-                memory.before = memory.residual, memory.basis
-            sums = codec.mean(comm, arrays, weight, memories)
+        return _summed(comm, arrays, weight, lend)
+    memories = [_memory_of(kind, v, a) for v, a in zip(variables, arrays, strict=True)]
+    for memory in memories if world.current().options.on_nan in ("skip", "rollback") else ():
+        memory.before = memory.residual, memory.basis
+    with np.errstate(over="ignore", invalid="ignore"):  # of float16; what is infinite shows in the result
+        sums = codec.mean(comm, arrays, weight, memories)
     return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
 
@@ -273,10 +272,10 @@ def _rows(array: Array) -> int:
     return max(int(np.prod(array.shape[:-1])), 1)
 
 
-def _summed(comm: Communicator, arrays: Sequence[Array], weight: float) -> list[Array]:
+def _summed(comm: Communicator, arrays: Sequence[Array], weight: float, lend: bool = False) -> list[Array]:
     if not arrays:
         return []
-    sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight)
+    sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight, lend)
     return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
 

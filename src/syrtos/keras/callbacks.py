@@ -453,7 +453,7 @@ class AfterUsers(_Quiet):
         chosen = backend.active().exchanged_by(self.model)
         variables = state.of_model(self.model)
         if self._rounds and self.trains:  # each worker counts its own samples until the epoch ends
-            counts = {id(v) for metric in self.model.metrics for v in metric.variables}
+            counts = set(map(id, state.of_metrics(self.model)))
             variables = [v for v in variables if id(v) not in counts]
         return chosen or (self._session.comm, variables)
 

@@ -66,7 +66,7 @@ def step_is_left_out(comm: Communicator) -> bool:
 
 def changed_by_batch(model: Any) -> list[Any]:
     """The variables that a batch changes by passing through a model, apart from an update of its weights: moving statistics, seeds, metrics."""
-    return [*model.non_trainable_variables, *(v for metric in model.metrics for v in metric.variables)]
+    return [*model.non_trainable_variables, *state.of_metrics(model)]
 
 
 def results_again(model: Any, logs: Any) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,7 @@ from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals, snapshot, state
-
-Method = Callable[..., Any]
+from syrtos.keras.patching import Method
 
 
 class _Process:
@@ -132,11 +131,11 @@ class Rounds:
     def batch_begins(self) -> None:
         """Before a call of the training function, after the script's callbacks: at the beginning of a round all workers hold the same weights."""
         if not self._since_epoch:
-            self._metrics_before = [np.array(state.memory_of(v)) for v in self._metrics()]
+            self._metrics_before = _copied(state.of_metrics(self._model))
             self._samples_of_epoch = 0.0
         if not self._since:
             self._check_trains_the_same()
-            self._anchors = [np.array(state.memory_of(variable)) for variable in self._weights]
+            self._anchors = _copied(self._weights)
             self._checksums = [state.checksum(variable) for variable in self._rest()]
             self._samples = 0.0
 
@@ -169,7 +168,7 @@ class Rounds:
         """In the middle of an epoch Keras goes on counting from what the evaluation has left in the metrics, which is the same on all workers."""
         if self.trains(model):
             self._evaluates = False
-            self._metrics_before = [np.array(state.memory_of(v)) for v in self._metrics()]
+            self._metrics_before = _copied(state.of_metrics(self._model))
 
     def trains(self, model: Any) -> bool:
         """Whether this model is the one that `fit` trains."""
@@ -200,7 +199,7 @@ class Rounds:
         """What `arrays` gave, once the model is put back; so many steps of the epoch have been made."""
         for index, velocity in enumerate(self._velocities if self._session.options.outer_momentum else ()):
             velocity[...] = _like(arrays[f"outer {index}"], velocity)
-        before = [(f"metric {index}", state.memory_of(v)) for index, v in enumerate(self._metrics())]
+        before = [(f"metric {index}", state.memory_of(v)) for index, v in enumerate(state.of_metrics(self._model))]
         self._metrics_before = [_like(arrays[name], value) for name, value in before if name in arrays]
         self._samples_of_epoch = float(_like(arrays["samples of the epoch"], np.array(0.0)))
         self._since, self._since_epoch = 0, since_epoch
@@ -210,12 +209,9 @@ class Rounds:
     def _optimizers(self) -> list[Any]:
         return [getattr(one, "inner_optimizer", one) for one in snapshot.optimizers_of(self._model)]
 
-    def _metrics(self) -> list[Any]:
-        return state.unique(v for metric in self._model.metrics for v in metric.variables)
-
     def _rest(self) -> list[Any]:
         """What no gradient changes: moving statistics, frozen weights, seeds, counters; and moving averages of weights."""
-        metrics = set(map(id, self._metrics()))
+        metrics = set(map(id, state.of_metrics(self._model)))
         averages = [v for optimizer in self._optimizers() for v in keras_internals.averages_of(optimizer)]
         held = [*self._model.non_trainable_variables, *backend.active().buffers_of(self._model), *averages]
         return [v for v in state.unique(held) if id(v) not in metrics]
@@ -283,7 +279,7 @@ class Rounds:
     def _add_up_metrics(self) -> None:
         """By the rules of a step (see `syrtos.keras.tensorflow.step`): what each worker has added in this epoch is added up, other floating states become
         their mean by samples, and whole numbers have changed alike."""
-        variables, before = self._metrics(), self._metrics_before
+        variables, before = state.of_metrics(self._model), self._metrics_before
         if len(before) != len(variables):  # the first step has made some
             before = [np.zeros_like(state.memory_of(v)) for v in variables]
         total = sum(self._session.comm.agree("samples of an epoch", self._samples_of_epoch))
@@ -332,6 +328,10 @@ class Rounds:
                 means[name] = means.get(name, 0.0) + samples / total * value
         results = {name: float(self._model.metrics[index].result()) for name, index in metric_of.items()}
         return {**dict(logs or {}), **means, **results}
+
+
+def _copied(variables: Sequence[Any]) -> list[Array]:
+    return [np.array(state.memory_of(variable)) for variable in variables]
 
 
 def _scalars(logs: Any) -> dict[str, float]:

@@ -61,7 +61,7 @@ class Rollback:
         optimizers = snapshot.optimizers_of(self._model)
         slots = [v for optimizer in optimizers for v in state.variables_of(optimizer)]
         found = [*self._model.variables, *slots, *backend.active().buffers_of(self._model)]
-        left_out = {id(v) for metric in self._model.metrics for v in metric.variables}
+        left_out = set(map(id, state.of_metrics(self._model)))
         left_out |= {id(keras_internals.rate_of(getattr(one, "inner_optimizer", one))) for one in optimizers}
         return state.unique([v for v in found if id(v) not in left_out])
 

@@ -39,8 +39,9 @@ def variables_of(model: Any) -> tuple[list[Any], list[Any], set[int]]:
     accumulated = {id(v) for each in inner for v in keras_internals.accumulated_by(each)}
     own = set(accumulated)
     slots = [v for each in optimizers for v in state.variables_of(each)]
-    metrics = [v for metric in getattr(model, "metrics", []) for v in metric.variables]
-    found = state.unique([*state.variables_in(model), *backend.active().buffers_of(model), *metrics, *slots])
+    found = state.unique(
+        [*state.variables_in(model), *backend.active().buffers_of(model), *state.of_metrics(model), *slots]
+    )
     alike = [*trainable(model), *(slots if not state.optimizers_differ() else [])]
     own |= {id(v) for v in found} - {id(v) for v in alike}
     added_up = set[int]() if backend.computes_global_batches() else accumulated

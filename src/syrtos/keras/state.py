@@ -156,6 +156,11 @@ def unique(variables: Iterable[Any]) -> list[Any]:
     return list({id(v): v for v in variables}.values())
 
 
+def of_metrics(model: Any) -> list[Any]:
+    """The variables in which a model's metrics count."""
+    return unique(v for metric in getattr(model, "metrics", []) for v in metric.variables)
+
+
 def held(variables: Iterable[Any]) -> list[Any]:
     """What Keras variables hold in the framework."""
     return [backend.active().held(variable) for variable in variables]
