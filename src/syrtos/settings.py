@@ -91,6 +91,7 @@ class Options:
         outer_momentum: its Nesterov momentum.
         compress: how gradients, or changes of weights, travel between workers: see `syrtos.comm.compression`.
         compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables are many and large.
+        shard_update: each worker updates its part of each variable, and keeps the optimizer's state of that part alone: see `syrtos.keras.sharding`.
         bucket_mb: gradients are exchanged in groups of about this many megabytes.
     """
 
@@ -112,6 +113,7 @@ class Options:
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
     compress: str = "none"
+    shard_update: bool = False
 
     @property
     def asynchronous(self) -> bool:
@@ -141,6 +143,11 @@ class Options:
         if self.servers and self.on_nan != "warn":
             raise ConfigurationError(
                 f"`--on-nan {self.on_nan}` can't be given with `--ps`: servers apply each gradient that comes. Leave one of them out."
+            )
+        if self.shard_update and (self.servers or self.sync_every):
+            raise ConfigurationError(
+                f"`--shard-update` can't be given with {'--ps' if self.servers else '--sync-every'}: its workers do not make each update together. Leave one "
+                "of them out."
             )
         if self.asynchronous and self.batch == "per-worker":
             raise ConfigurationError(

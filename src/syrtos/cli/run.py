@@ -121,6 +121,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
                        help="whether XLA compiles the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
+    group.add_argument("--shard-update", action="store_true",
+                       help="a worker updates its part of each variable, and keeps the optimizer's state of that part alone (ZeRO stage 1)")  # fmt: skip
     group.add_argument("--sync-every", type=int, default=defaults.sync_every, metavar="H",
                        help="for slow networks: in `fit`, workers train alone for H steps (e.g. 32), then exchange the change of their weights, instead of "
                        "gradients in each step; see docs/slow-networks.md")  # fmt: skip

@@ -98,8 +98,8 @@ def _table(summary: Summary) -> Table:
         table.add_row("goodput", f"{summary.goodput:.1%} of the time was not lost to restarts")
     if summary.facts.get("left_out"):
         table.add_row("left out", f"updates whose gradients were not finite: {summary.facts['left_out']:,}")
-    if summary.facts.get("update") == "compiled":
-        table.add_row("update", "compiled by XLA")
+    if update := _update(summary):
+        table.add_row("update", update)
     if sent := _sent(summary):
         table.add_row("sent", sent)
     if "input" in summary.facts:
@@ -119,6 +119,15 @@ def _table(summary: Summary) -> Table:
     if summary.skew and summary.skew[1] > 0.1:
         table.add_row("slowest", f"rank {summary.skew[0]}: the others wait {summary.skew[1]:.0%} more of their time")
     return table
+
+
+def _update(summary: Summary) -> str:
+    """How optimizers update the weights, where it is not each of them on every worker in the framework's own way."""
+    compiled = "compiled by XLA" * (summary.facts.get("update") == "compiled")
+    if "state_whole" not in summary.facts:
+        return compiled
+    kept, whole = (summary.facts[name] / 1e6 for name in ("state_kept", "state_whole"))
+    return f"{compiled + ', ' * bool(compiled)}sharded: a worker keeps {kept:,.0f} of {whole:,.0f} MB of the optimizer's state"
 
 
 def _sent(summary: Summary) -> str:

@@ -143,6 +143,20 @@ class Communicator(abc.ABC):
         start, stop = share_of(reduced.shape[0], self.rank, self.size)
         return reduced[start:stop].copy()
 
+    def gather_parts(self, wholes: Sequence[Array], bounds: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Each worker has a part of each array, and gets the parts of the others into the same arrays.
+
+        Args:
+            wholes: flat arrays of one dtype; the same sizes on every worker. They are written to.
+            bounds: for each array and worker, the first element of its part and the one after its last; the same on every worker.
+
+        Raises:
+            OutOfStepError: dtypes or sizes differ between workers.
+        """
+        self.agree(f"gather parts {wholes[0].dtype} {','.join(str(whole.size) for whole in wholes)}")
+        if self.size > 1:
+            self._gather_parts(wholes, bounds)
+
     def alltoall(self, array: npt.ArrayLike, splits: Sequence[int] | None = None) -> tuple[Array, list[int]]:
         """Sends the ``i``-th group of rows to worker ``i``.
 
@@ -292,6 +306,19 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
         """Concatenates arrays with the given first dimensions."""
+
+    def _gather_parts(self, wholes: Sequence[Array], bounds: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """See `gather_parts`."""
+        pairs = list(zip(wholes, bounds, strict=True))
+        mine = np.concatenate([whole[slice(*ranges[self.rank])] for whole, ranges in pairs])
+        counts = [sum(stop - start for start, stop in ranks) for ranks in zip(*bounds, strict=True)]
+        everyone, at = self._allgather(mine, counts), 0
+        for rank in range(self.size):
+            for whole, ranges in pairs:
+                start, stop = ranges[rank]
+                if rank != self.rank:
+                    whole[start:stop] = everyone[at : at + stop - start]
+                at += stop - start
 
     @abc.abstractmethod
     def _broadcast(self, array: Array, root: int) -> Array:

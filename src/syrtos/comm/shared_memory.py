@@ -53,6 +53,18 @@ class SharedMemoryCommunicator(MPICommunicator):
     def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         return self.in_float32(self._reduce, parts, op, shares)
 
+    def _gather_parts(self, wholes: Sequence[Array], bounds: Sequence[Sequence[tuple[int, int]]]) -> None:
+        layout = _Layout(wholes)
+        total = self._copied(layout)
+        places = list(zip(wholes, layout.offsets, bounds, strict=True))
+        for whole, offset, ranges in places:
+            start, stop = ranges[self.rank]
+            total[offset + start : offset + stop] = whole[start:stop]
+        self._pause()
+        for whole, offset, ranges in places:
+            for start, stop in (*ranges[: self.rank], *ranges[self.rank + 1 :]):
+                whole[start:stop] = total[offset + start : offset + stop]
+
     def reduce_through_window(
         self,
         parts: Sequence[Array],
@@ -105,9 +117,14 @@ class SharedMemoryCommunicator(MPICommunicator):
             window = self._windows.take(nbytes)
             if window is not None:
                 return window.view(layout.dtype), True
+        return self._copied(layout), False
+
+    def _copied(self, layout: _Layout) -> Array:
+        """Memory in which what is copied from there is made."""
+        nbytes = layout.total * layout.dtype.itemsize
         if len(self._scratch) < nbytes:
             self._scratch = np.frombuffer(segments.create(self.comm, _rounded(nbytes)), np.uint8)
-        return self._scratch[:nbytes].view(layout.dtype), False
+        return self._scratch[:nbytes].view(layout.dtype)
 
     def _contribute(self, layout: _Layout, total: Array, slices: Sequence[tuple[int, ...]], share: float) -> None:
         """Copies this worker's part of the slices that others reduce: one worker's into the result, the others' beside it."""

@@ -148,6 +148,11 @@ def each_for_itself() -> None:
         raise ConfigurationError(
             "This script exchanges gradients between its workers itself, by Horovod or SMDDP, in each step. Run it without `--sync-every`."
         )
+    if current().options.shard_update:
+        raise ConfigurationError(
+            "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and its rank 0 saves the optimizer alone, whose state "
+            "`--shard-update` divides among the workers. Run it without."
+        )
     _sharing = _sharing or current().alone()
 
 

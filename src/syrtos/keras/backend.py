@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy.typing as npt
 
-from syrtos.comm.communicator import Communicator
+from syrtos.comm.communicator import Array, Communicator
 from syrtos.errors import ConfigurationError
 
 
@@ -100,6 +100,14 @@ class Backend(abc.ABC):
             for _ in range(steps - 1):
                 next(batches)
 
+    def on_host(self, function: Callable[[Array], Array], value: Any, shape: tuple[int, ...]) -> Any:
+        """What ``function`` makes of a tensor's value, an array of the given shape, as a tensor; eagerly, or in the function that is being traced.
+
+        Raises:
+            ConfigurationError: the framework has no such operation.
+        """
+        raise ConfigurationError(f"Nothing is computed on the host in the middle of a program of {self.name}.")
+
     def buffers_of(self, model: Any) -> list[Any]:
         """State of a model that Keras has no variables of, in the form of variables."""
         return []
@@ -107,6 +115,10 @@ class Backend(abc.ABC):
     def splits_variables(self) -> bool:
         """Whether a worker holds parts of variables: then all workers read a variable together, and save a model together."""
         return False
+
+    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Inside, one worker alone can read all variables of a model, to save it. All workers must enter."""
+        return contextlib.nullcontext()
 
     # -- where each worker computes its share ------------------------------------------------------------
 

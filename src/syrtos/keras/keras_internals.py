@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 # Set on an optimizer of Keras 2: the variables it was built for.
 BUILT_FOR = "_syrtos_built_for"
+# Optimizers that treat each number of a variable by itself.
+ELEMENTWISE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"})
 
 
 def stream_of(iterator: Any) -> Stream | None:

@@ -86,7 +86,7 @@ def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arr
     """
     backend.active().settle(model)
     shared, own, sums = variables_of(model)
-    together = backend.active().splits_variables()  # then all workers read each of them
+    together = backend.active().splits_variables()  # then all workers read what they hold parts of
     arrays: Arrays = {}
     for index, (variable, owner) in enumerate(zip(shared, _owners(shared, local_size), strict=True)):
         if owner == local_rank or together:
@@ -152,7 +152,7 @@ def put_back_variables(model: Any, alike: Arrays, mine: Arrays, facts: Facts) ->
 
 
 def _assign(variable: Any, value: Any) -> None:
-    dtype = state.memory_of(variable).dtype
+    dtype = dtype_of(state.dtype_name(variable))
     backend.active().write(variable, typed(value, dtype).reshape(tuple(variable.shape)))
 
 

@@ -59,10 +59,10 @@ def optimizers_differ() -> bool:
 
 
 def of_optimizer(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer that must be equal on all workers."""
+    """The variables of an optimizer that must be equal on all workers; not those of which each keeps a part."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     own = set() if backend.computes_global_batches() else set(map(id, keras_internals.accumulated_by(inner)))
-    return [v for v in variables_of(optimizer) if id(v) not in own]
+    return [v for v in variables_of(optimizer) if id(v) not in own and not is_cut(v)]
 
 
 def variables_in(model: Any) -> list[Any]:
@@ -146,9 +146,14 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
+def is_cut(variable: Any) -> bool:
+    """Whether each worker keeps a part of the variable alone, as `syrtos.keras.sharding` does: reading it gathers it."""
+    return hasattr(variable, "gathered")
+
+
 def memory_of(variable: Any) -> np.ndarray[Any, Any]:
     """The value without a copy where the framework can lend it."""
-    return backend.active().memory_of(variable)
+    return variable.gathered() if is_cut(variable) else backend.active().memory_of(variable)
 
 
 def unique(variables: Iterable[Any]) -> list[Any]:

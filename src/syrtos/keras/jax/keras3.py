@@ -11,9 +11,9 @@ from keras.src.backend.jax import trainer as jax_trainer
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, batches, finite, keras_internals, patches, patching, trainer
+from syrtos.keras import backend, batches, finite, keras_internals, patches, patching, saving, trainer
 from syrtos.keras.jax import distribution, finite_steps, joining, step
-from syrtos.keras.jax.variables import Jax, gathered, is_split, whole
+from syrtos.keras.jax.variables import Jax, is_split, whole
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import Stream
 from syrtos.topology import check_servers
@@ -35,7 +35,7 @@ def apply_all() -> None:
         return
     _check_options(session)
     joining.join()
-    patching.install([*PATCHES, *patches.PATCHES, *SAVING])
+    patching.install([*PATCHES, *patches.PATCHES, *saving.PATCHES])
     keras.distribution.set_distribution(None)
     session.ledger.say(exchange="compiled")
 
@@ -139,14 +139,6 @@ def _whole_array(original: Method) -> Method:
     return convert_to_numpy
 
 
-def _gathered(original: Method) -> Method:
-    def save(model: Any, *args: Any, **kwargs: Any) -> Any:
-        with gathered(model):
-            return original(model, *args, **kwargs)
-
-    return save
-
-
 _TRAINER = "keras.src.backend.jax.trainer"
 _MEETING = "Workers that don't call the same are told so at once."
 _EQUAL = "Replicas compute with equal weights."
@@ -187,12 +179,4 @@ PATCHES = [
     ),
     Patch("keras.src.backend.jax.core:JaxVariable", "__array__", _whole, _SAVED),
     Patch("keras.src.backend.jax.core", "convert_to_numpy", _whole_array, _SAVED, everywhere=True),
-]  # fmt: skip
-
-# Around those of `patches`, which let one worker write.
-SAVING = [
-    Patch("keras.src.models.model:Model", "export", _gathered, _SAVED),
-    Patch("keras.src.saving.saving_lib", "save_model", _gathered, _SAVED),
-    Patch("keras.src.saving.saving_lib", "save_weights_only", _gathered, _SAVED),
-    Patch("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _gathered, _SAVED),
 ]  # fmt: skip

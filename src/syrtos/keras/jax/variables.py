@@ -38,6 +38,9 @@ class Jax(Backend):
     def splits_variables(self) -> bool:
         return not isinstance(distribution_lib.distribution(), distribution_lib.DataParallel | None)
 
+    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        return gathered(model)
+
     def settle(self, model: Any) -> None:
         model.jax_state_sync()
 

@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Array, share_of
+from syrtos.comm.communicator import Array
 from syrtos.errors import ConfigurationError, ExchangeError, StalledError
-from syrtos.keras import asynchronous, keras_internals, state
+from syrtos.keras import asynchronous, keras_internals, partition, state
 from syrtos.keras.parameter_server.server import packed
+from syrtos.keras.partition import Part
 from syrtos.keras.tensorflow import gradients, ops
 from syrtos.keras.tensorflow.step import current_step
 from syrtos.keras.tensorflow.variables import tensor_of
@@ -54,13 +55,13 @@ class Served:
         self._index = {state.identity(v): i for i, v in enumerate(self.variables)}
         self._tables = {i for i, v in enumerate(self.variables) if state.identity(v) in tables}
         # a variable can be cut anywhere
-        cut = type(optimizer).__name__ in gradients.ELEMENTWISE and type(optimizer).__module__.startswith(
+        cut = type(optimizer).__name__ in keras_internals.ELEMENTWISE and type(optimizer).__module__.startswith(
             ("keras.", "tf_keras.")
         )
         if cut and not any(v.constraint for v in self.variables):
-            self._parts = _slices(self.variables, self._tables, asked.count)
+            self._parts = partition.evenly(self.variables, self._tables, asked.count)
         else:
-            self._parts = _whole(self.variables, asked.count)
+            self._parts = partition.by_variable(self.variables, asked.count)
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class Served:
         iterations = max(answer["iterations"] for answer, _ in answers)
         return [np.asarray(iterations, np.int64), *self._assembled([arrays[0] for _, arrays in answers])]
 
-    def _by_rows(self, part: _Part) -> bool:
+    def _by_rows(self, part: Part) -> bool:
         return part.variable in self._tables
 
     def _assembled(self, data: Sequence[Array]) -> list[Array]:
@@ -157,7 +158,7 @@ class Served:
         for variable, value in zip(self.variables, self._assembled([a[0] for _, a in answers]), strict=True):
             variable.assign(value)
 
-    def _described(self, parts: Sequence[_Part]) -> tuple[dict[str, Any], list[Array]]:
+    def _described(self, parts: Sequence[Part]) -> tuple[dict[str, Any], list[Array]]:
         optimizer = self.optimizer
         described: Any = self._keras.saving.serialize_keras_object(optimizer)
         config = described["config"]
@@ -177,7 +178,7 @@ class Served:
         }
         return fields, [packed(pieces), *remembered.values()]
 
-    def _facts(self, part: _Part) -> dict[str, Any]:
+    def _facts(self, part: Part) -> dict[str, Any]:
         variable = self.variables[part.variable]
         return {
             "place": part.variable,
@@ -187,7 +188,7 @@ class Served:
             "constraint": self._keras.constraints.serialize(variable.constraint) if variable.constraint else None,
         }
 
-    def _slots(self, parts: Sequence[_Part]) -> list[tuple[str, Any, _Part | None]]:
+    def _slots(self, parts: Sequence[Part]) -> list[tuple[str, Any, Part | None]]:
         """What the optimizer remembers here: the name of each variable at a server, the variable, and of which part it is."""
         found, seen = [], collections.Counter[str]()
         here = {part.variable: (i, part) for i, part in enumerate(parts)}
@@ -205,7 +206,7 @@ class Served:
                 found.append((f"v{i}_{kind}", slot, part))
         return found
 
-    def _remembered(self, parts: Sequence[_Part]) -> dict[str, Array]:
+    def _remembered(self, parts: Sequence[Part]) -> dict[str, Array]:
         """This server's part of what the optimizer remembers."""
         if not int(keras_internals.updates_of(self.optimizer)):
             return {}
@@ -230,53 +231,6 @@ class Served:
             slot.assign(value)
         for variable, value in zip(self.variables, self._assembled([arrays[0] for _, arrays in answers]), strict=True):
             variable.assign(value)
-
-
-class _Part:
-    """What one server holds of a variable: elements ``start`` to ``stop``, counted flat, in the given shape."""
-
-    def __init__(self, variable: int, start: int, stop: int, shape: tuple[int, ...], whole: bool) -> None:
-        self.variable = variable
-        self.start = start
-        self.stop = stop
-        self.shape = shape
-        self.whole = whole
-
-    def rows_of(self, values: Array, indices: Array) -> tuple[Array, Array]:
-        """Those of some rows that lie here, counted from the first row here."""
-        width = int(np.prod(self.shape[1:]))
-        first = self.start // width
-        here = (indices >= first) & (indices < first + self.shape[0])
-        return values[here], indices[here] - first
-
-
-def _slices(variables: Sequence[Any], tables: set[int], count: int) -> list[list[_Part]]:
-    """An equal part of every variable for each server: rows of tables, and else elements."""
-    return [
-        [_slice(i, tuple(v.shape), i in tables, server, count) for i, v in enumerate(variables)]
-        for server in range(count)
-    ]
-
-
-def _slice(variable: int, shape: tuple[int, ...], by_rows: bool, server: int, count: int) -> _Part:
-    if by_rows:
-        width = int(np.prod(shape[1:]))
-        first, last = share_of(shape[0], server, count)
-        return _Part(variable, first * width, last * width, (last - first, *shape[1:]), False)
-    start, stop = share_of(int(np.prod(shape)), server, count)
-    return _Part(variable, start, stop, (stop - start,), False)
-
-
-def _whole(variables: Sequence[Any], count: int) -> list[list[_Part]]:
-    """Each variable on one server: the largest first, each to the server that holds least."""
-    sizes = [int(np.prod(v.shape)) for v in variables]
-    parts: list[list[_Part]] = [[] for _ in range(count)]
-    held = [0] * count
-    for i in sorted(range(len(variables)), key=lambda i: -sizes[i]):
-        server = held.index(min(held))
-        parts[server].append(_Part(i, 0, sizes[i], tuple(variables[i].shape), True))
-        held[server] += sizes[i] * tf.as_dtype(variables[i].dtype).size
-    return parts
 
 
 def _is_rows(gradient: Any) -> bool:

@@ -24,8 +24,6 @@ _MARK = "_syrtos_reduction"
 _APPLIED = "_syrtos_applied"
 _COMPUTED = "_syrtos_computed"
 _READY = "_syrtos_ready"
-# Optimizers that treat each number by itself.
-ELEMENTWISE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"})
 # The number of reductions of this process so far: a change shows that there was one.
 reductions = 0
 _zero_edits = False
@@ -390,7 +388,7 @@ def in_strategy_run() -> bool:
 def _takes_no_slices(optimizer: Any) -> bool:
     """Whether a gradient is only read on its way into the variables (see `ops.weighted_mean`): in Keras's own optimizers that treat each number by itself
     (seen in 3.15.1)."""
-    return type(optimizer).__name__ in ELEMENTWISE and type(optimizer).__module__.startswith("keras.")
+    return type(optimizer).__name__ in keras_internals.ELEMENTWISE and type(optimizer).__module__.startswith("keras.")
 
 
 def _adds_rows(optimizer: Any) -> bool:

@@ -26,13 +26,14 @@ from syrtos.keras import (
     patches,
     patching,
     replicas,
+    sharding,
     share_patches,
     timing,
 )
 from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
-from syrtos.keras.tensorflow import compiled_update, gradients, models, ops, tf_internals
+from syrtos.keras.tensorflow import compiled_update, gradients, models, ops, sharded_update, tf_internals
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.input import Share, is_own_shard, share_of_arrays
 from syrtos.keras.tensorflow.step import StepScope
@@ -50,6 +51,8 @@ def apply_all() -> None:
     apply_to_optimizers()
     common.patch_tensorflow()
     patching.install([*share_patches.LOSSES_AND_SEEDS, *STRATEGY, *TRAINER, *compiled_update.PATCHES, *patches.PATCHES])
+    if sharding.is_asked():
+        patching.install(sharded_update.PATCHES)
 
 
 # -- optimizers: reduce, then clip, then check ------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Communicator
-from syrtos.keras import asynchronous, state, timing
+from syrtos.comm.communicator import Array, Communicator
+from syrtos.keras import asynchronous, sharding, state, timing
 from syrtos.keras.backend import Backend, Step
 from syrtos.keras.tensorflow import gradients, ops, step, tf_internals_graphs
 
@@ -37,6 +37,16 @@ class TensorFlow(Backend):
             return np.from_dlpack(tensor)
         except (TypeError, RuntimeError, BufferError, AttributeError):
             return tensor.numpy()
+
+    def on_host(self, function: Callable[[Array], Array], value: Any, shape: tuple[int, ...]) -> Any:
+        (result,) = ops.exchange(lambda array: [function(array)], [tf.convert_to_tensor(value)], [value.dtype])
+        return tf.ensure_shape(result, shape)
+
+    def splits_variables(self) -> bool:
+        return sharding.is_asked()
+
+    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        return sharding.gathered(model)
 
     def broadcast_in_graph(self, comm: Communicator, variables: Sequence[Any], root: int) -> None:
         """As ops of a `tf.function`, which run each time it is called."""

@@ -21,12 +21,13 @@ from syrtos.keras import (
     patches,
     patching,
     recovery,
+    sharding,
     share_patches,
     shares,
     trainer,
 )
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.torch import batchnorm, gradients, rows, step
+from syrtos.keras.torch import batchnorm, gradients, rows, sharded_update, step
 from syrtos.keras.torch.variables import Torch
 from syrtos.topology import check_servers
 
@@ -48,6 +49,8 @@ def apply_all() -> None:
     check_servers({"KERAS_BACKEND": "torch"}, world.current().options.servers)  # it may come from keras.json
     apply_to_optimizers()
     patching.install([*share_patches.LOSSES_AND_SEEDS, *TRAINER, *patches.PATCHES, *VARIABLES])
+    if sharding.is_asked():
+        patching.install(sharded_update.PATCHES)
     gradients.reduce_all_optimizers()
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy.typing as npt
 import torch
 
-from syrtos.comm.communicator import Communicator
-from syrtos.keras import timing
+from syrtos.comm.communicator import Array, Communicator
+from syrtos.keras import sharding, timing
 from syrtos.keras.backend import Backend, Step
 from syrtos.keras.torch import gradients, ops, step
 
@@ -41,6 +41,15 @@ class Torch(Backend):
 
     def memory_of(self, variable: Any) -> npt.NDArray[Any]:
         return ops.array_of(_holder(variable))
+
+    def on_host(self, function: Callable[[Array], Array], value: Any, shape: tuple[int, ...]) -> Any:
+        return ops.tensor_of(function(ops.array_of(value)), value)
+
+    def splits_variables(self) -> bool:
+        return sharding.is_asked()
+
+    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        return sharding.gathered(model)
 
     def drawn(self) -> int:
         return step.Drawn.steps

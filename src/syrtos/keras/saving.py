@@ -1,0 +1,27 @@
+"""Models are saved by one worker: before, all of them gather the variables of which each holds a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from syrtos.keras import backend
+from syrtos.keras.patching import Method, Patch
+
+
+def _gathered(original: Method) -> Method:
+    def save(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with backend.active().gathered(model):
+            return original(model, *args, **kwargs)
+
+    return save
+
+
+_SAVED = "Variables that are split over processes are gathered where they are read, as for files."
+
+# Around those of `patches`, which let one worker write.
+PATCHES = [
+    Patch("keras.src.models.model:Model", "export", _gathered, _SAVED),
+    Patch("keras.src.saving.saving_lib", "save_model", _gathered, _SAVED),
+    Patch("keras.src.saving.saving_lib", "save_weights_only", _gathered, _SAVED),
+    Patch("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _gathered, _SAVED),
+]

@@ -1,0 +1,241 @@
+"""`--shard-update`: of each variable a worker updates its own part alone, and it keeps the optimizer's state of that part alone.
+
+This is the first stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1): gradients are summed as without it, each worker updates its
+part of the weights, and the parts are gathered. Keras's optimizers that treat each number by itself are cut evenly, `Lamb` and `Muon` by whole variables;
+others make their update on every worker.
+
+To a script the optimizer's variables are whole: reading one gathers it, so all workers must do it together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from syrtos.comm import world
+from syrtos.comm.communicator import Array, Communicator
+from syrtos.comm.objects import dtype_of
+from syrtos.errors import ConfigurationError
+from syrtos.keras import backend, keras_internals, partition, state
+from syrtos.keras.partition import Part
+from syrtos.keras.patching import Method, Patch
+
+_SHARDING = "_syrtos_sharding"
+# Set on what stands for a part of a variable in an update.
+OWNER = "_syrtos_owner"
+# Of these optimizers an update looks at a variable as a whole, but at no other.
+_BY_VARIABLE = frozenset({"Lamb", "Muon"})
+# Variables of more than two dimensions (kernels of convolutions) are cut by rows if each worker gets so many; else anywhere. Others are cut by rows, as
+# the gradients of embeddings come.
+_ROWS = 16
+
+
+class _Within:
+    """Whether an update is being made, for which the variables of an optimizer are this worker's parts."""
+
+    update = False
+
+
+def is_asked() -> bool:
+    """Whether optimizers are sharded in this run."""
+    return world.joined() and world.current().options.shard_update and world.sharing().world.size > 1
+
+
+class Sharding:
+    """How one optimizer's variables are divided among the workers.
+
+    Attributes:
+        comm: the workers.
+    """
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any], comm: Communicator) -> None:
+        self.comm = comm
+        if type(optimizer).__name__ in _BY_VARIABLE:
+            parts = partition.by_variable(variables, comm.size)
+        else:
+            tables = {
+                i for i, v in enumerate(variables) if len(v.shape) == 2 or (v.shape and v.shape[0] >= _ROWS * comm.size)
+            }
+            parts = partition.evenly(variables, tables, comm.size)
+        nothing = [Part(i, 0, 0, (0,)) for i in range(len(variables))]
+        by_worker = [{**dict(enumerate(nothing)), **{part.variable: part for part in mine}} for mine in parts]
+        self._parts = {state.identity(v): [of_worker[i] for of_worker in by_worker] for i, v in enumerate(variables)}
+        self.kept = self.total = 0
+
+    def part_of(self, variable: Any) -> Part:
+        """This worker's part of a variable of the model."""
+        return self._parts[state.identity(variable)][self.comm.rank]
+
+    def bounds_of(self, variable: Any) -> list[tuple[int, int]]:
+        """The first element of each worker's part, and the one after its last."""
+        return [(part.start, part.stop) for part in self._parts[state.identity(variable)]]
+
+    def knows(self, variable: Any) -> bool:
+        """Whether the optimizer was built for this variable."""
+        return state.identity(variable) in self._parts
+
+    def gather(self, wholes: Sequence[Array], variables: Sequence[Any]) -> None:
+        """Fills in the other workers' parts of flat arrays of one dtype, which hold values of ``variables``."""
+        self.comm.gather_parts(wholes, [self.bounds_of(v) for v in variables])
+
+    def note(self, slot: _Cut) -> None:
+        """Counts the bytes of the optimizer's state, here and in all."""
+        each = dtype_of(state.dtype_name(slot)).itemsize
+        self.kept += each * int(np.prod(slot.part.shape))
+        self.total += each * int(np.prod(slot.whole_shape))
+        world.current().ledger.say(state_kept=self.kept, state_whole=self.total)
+
+
+def of(optimizer: Any) -> Sharding | None:
+    """How this optimizer is sharded; None where every worker makes its whole update."""
+    found: Sharding | None = getattr(optimizer, _SHARDING, None)
+    return found if found is not None and found.total else None  # without state there is nothing to be saved
+
+
+@contextlib.contextmanager
+def updating() -> Iterator[None]:
+    """Inside, an optimizer's variables are this worker's parts."""
+    before, _Within.update = _Within.update, True
+    try:
+        yield
+    finally:
+        _Within.update = before
+
+
+# -- an optimizer's variables ------------------------------------------------------------------------------
+
+
+class _Cut:
+    """A variable of an optimizer of which this worker keeps a part: whole to a script, the part within an update. Mixed into Keras's class."""
+
+    sharding: Sharding
+    owner: Any  # the variable of the model
+    whole_shape: tuple[int, ...]
+    part: Part
+
+    @property
+    def shape(self) -> Any:
+        return super().shape if _Within.update else self.whole_shape  # type: ignore[misc]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def value(self) -> Any:
+        if _Within.update:
+            return super().value  # type: ignore[misc]
+        return backend.active().on_host(self._gathered, state.held([self])[0], self.whole_shape)
+
+    def assign(self, value: Any) -> Any:
+        """Of a whole value this worker keeps its part."""
+        if _Within.update:
+            return super().assign(value)  # type: ignore[misc]
+        whole = np.asarray(value)
+        if whole.shape != self.whole_shape:
+            raise ValueError(
+                f"A variable of shape {self.whole_shape} can't be assigned a value of shape {whole.shape}."
+            )
+        with updating():
+            return super().assign(whole.reshape(-1)[self.part.start : self.part.stop].reshape(self.part.shape))  # type: ignore[misc]
+
+    def gathered(self) -> Array:
+        """The whole value; all workers call it together."""
+        return self._gathered(backend.active().memory_of(self))
+
+    def _gathered(self, mine: Array) -> Array:
+        if id(self) in _gathered:
+            return _gathered[id(self)]
+        result = np.empty(int(np.prod(self.whole_shape)), mine.dtype)
+        result[self.part.start : self.part.stop] = mine.reshape(-1)
+        self.sharding.gather([result], [self.owner])
+        return result.reshape(self.whole_shape)
+
+    def _serialize_to_tensors(self) -> Any:
+        raise ConfigurationError(
+            "`tf.train.Checkpoint` can't store an optimizer whose state is divided among the workers. Store the model with `model.save`, or leave out "
+            "--shard-update."
+        )
+
+
+# What `gathered` has gathered, by the identity of the variable.
+_gathered: dict[int, Array] = {}
+
+
+@contextlib.contextmanager
+def gathered(model: Any) -> Iterator[None]:
+    """Inside, one worker alone can read all variables of a model's optimizer. All workers must enter."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    cut = [v for v in state.variables_of(optimizer) if state.is_cut(v)] if optimizer is not None else []
+    _gathered.update({id(v): v.gathered() for v in cut})
+    try:
+        yield
+    finally:
+        _gathered.clear()
+
+
+_classes: dict[type, type] = {}
+
+
+def _make_cut(slot: Any, sharding: Sharding, owner: Any) -> Any:
+    kind = type(slot)
+    if kind not in _classes:
+        _classes[kind] = type(kind.__name__, (_Cut, kind), {})
+    slot.__class__ = _classes[kind]
+    slot.sharding, slot.owner, slot.part = sharding, owner, sharding.part_of(owner)
+    slot.whole_shape = tuple(owner.shape)
+    sharding.note(slot)
+    return slot
+
+
+class _Reference:
+    """Stands for a variable of the model, in the shape of this worker's part, where an optimizer makes a variable of its own for it."""
+
+    def __init__(self, owner: Any, part: Part) -> None:
+        self.path, self.name = keras_internals.path_of(owner), owner.name
+        self.shape, self.dtype = part.shape, owner.dtype
+
+
+def _building(original: Method) -> Method:
+    def build(self: Any, variables: Any) -> None:
+        known = type(self).__name__ in keras_internals.ELEMENTWISE | _BY_VARIABLE
+        asked = is_asked() and known and type(self).__module__.startswith("keras.")
+        original(self, variables)  # moving averages of weights and sums of gradients, which others than the update use
+        if asked:
+            object.__setattr__(self, _SHARDING, Sharding(self, list(variables), world.current().comm))
+
+    return build
+
+
+def _adding(original: Method) -> Method:
+    def add_variable_from_reference(
+        self: Any, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
+    ) -> Any:
+        sharding: Sharding | None = getattr(self, _SHARDING, None)
+        if sharding is None or not sharding.knows(reference_variable):
+            return original(self, reference_variable, name, initializer)
+        reference = _Reference(reference_variable, sharding.part_of(reference_variable))
+        return _make_cut(original(self, reference, name, initializer), sharding, reference_variable)
+
+    return add_variable_from_reference
+
+
+def of_owner(original: Method) -> Method:
+    """Around an optimizer's `_var_key`: what stands for a part is known by its variable."""
+
+    def key(self: Any, variable: Any) -> Any:
+        return original(self, getattr(variable, OWNER, variable))
+
+    return key
+
+
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+
+PATCHES = [
+    Patch(_OPTIMIZER, "build", _building, "From here on an optimizer makes what its update alone uses."),
+    Patch(_OPTIMIZER, "add_variable_from_reference", _adding, "Made in the shape of this worker's part."),
+    Patch(_OPTIMIZER, "_var_key", of_owner, "By it an optimizer finds what it keeps for a variable."),
+]

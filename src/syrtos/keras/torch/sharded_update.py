@@ -1,0 +1,85 @@
+"""`--shard-update` on torch: an optimizer changes this worker's part of each variable in its memory, and the other parts are gathered into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from keras.src.backend.torch.core import Variable
+
+from syrtos.comm import fusion, world
+from syrtos.keras import saving, sharding
+from syrtos.keras.patching import Method, Patch
+from syrtos.keras.sharding import Sharding
+from syrtos.keras.torch import ops
+
+
+class _Slice(Variable):
+    """Stands for a variable in an optimizer's update: a view of this worker's part of its memory."""
+
+    def __init__(self, found: Sharding, owner: Any) -> None:
+        part = found.part_of(owner)
+        setattr(self, sharding.OWNER, owner)
+        self._name, self._path, self._dtype = owner.name, owner.path, owner._dtype
+        self._trainable, self._autocast, self._shape = False, False, part.shape
+        self._value = owner.value.detach().view(-1)[part.start : part.stop].view(part.shape)
+
+
+def _sharding(original: Method) -> Method:
+    def backend_update_step(self: Any, grads: Sequence[Any], trainable_variables: Any, learning_rate: Any) -> None:
+        found, variables = sharding.of(self), list(trainable_variables)
+        if found is None or isinstance(variables[0], _Slice):
+            original(self, grads, variables, learning_rate)
+            return
+        mine = [(_cut(found, g, v), _Slice(found, v)) for g, v in zip(grads, variables, strict=True)]
+        mine = [(gradient, part) for gradient, part in mine if gradient.numel()]
+        with sharding.updating(), torch.no_grad():
+            if mine:
+                original(self, [gradient for gradient, _ in mine], [part for _, part in mine], learning_rate)
+        _gather(found, variables)
+
+    return backend_update_step
+
+
+def _decaying(original: Method) -> Method:
+    def apply_weight_decay(self: Any, variables: Any) -> None:
+        found = sharding.of(self)
+        original(self, variables if found is None else [_Slice(found, variable) for variable in variables])
+
+    return apply_weight_decay
+
+
+def _cut(found: Sharding, gradient: torch.Tensor, variable: Any) -> torch.Tensor:
+    part = found.part_of(variable)
+    whole = gradient.to_dense() if gradient.is_sparse else gradient
+    return whole.reshape(-1)[part.start : part.stop].view(part.shape)
+
+
+def _gather(found: Sharding, variables: Sequence[Any]) -> None:
+    """Writes the other workers' parts into the variables."""
+    tensors = [variable.value.detach() for variable in variables]
+    limit = int(world.current().options.bucket_mb * 1e6)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        mine = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        for bucket in fusion.plan([tensors[i].nbytes for i in mine], limit):
+            chosen = [mine[k] for k in bucket]
+            arrays = [ops.array_of(tensors[i]).reshape(-1) for i in chosen]  # on a CPU: the variables' own memory
+            with world.current().ledger.span("exchange"):
+                found.gather(arrays, [variables[i] for i in chosen])
+            for i, array in zip(chosen, arrays, strict=True):
+                if not tensors[i].is_cpu:
+                    tensors[i].copy_(ops.tensor_of(array, tensors[i]).view(tensors[i].shape))
+
+
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_PARALLEL = "keras.src.backend.torch.optimizers.torch_parallel_optimizer:TorchParallelOptimizer"
+_UPDATE = "What changes variables, after gradients are reduced and clipped."
+
+PATCHES = [
+    *sharding.PATCHES,
+    *saving.PATCHES,
+    Patch(_OPTIMIZER, "_backend_update_step", _sharding, _UPDATE),
+    Patch(_PARALLEL, "_backend_update_step", _sharding, _UPDATE),
+    Patch("keras.src.backend.torch.optimizers.torch_optimizer:TorchOptimizer", "_apply_weight_decay", _decaying, "Each worker's part decays."),
+]  # fmt: skip
