@@ -203,6 +203,21 @@ def scatters(comm: Communicator) -> None:
     np.testing.assert_array_equal(got, np.arange(start, stop) * comm.size)
 
 
+def gathers_parts(comm: Communicator) -> None:
+    """Even parts, parts of some workers only, and more than fits into one piece of shared memory."""
+    for dtype in DTYPES:
+        sizes = [7, 3, 150_000, 0]
+        bounds = [[share_of(size, rank, comm.size) for rank in range(comm.size)] for size in sizes]
+        bounds[1] = [(0, 3 if rank == comm.size - 1 else 0) for rank in range(comm.size)]
+        wholes = [np.full(size, 99).astype(dtype) for size in sizes]
+        for whole, ranges in zip(wholes, bounds, strict=True):
+            whole[slice(*ranges[comm.rank])] = comm.rank + 1
+        comm.gather_parts(wholes, bounds)
+        for whole, ranges in zip(wholes, bounds, strict=True):
+            for rank, (start, stop) in enumerate(ranges):
+                assert (whole[start:stop] == dtype(rank + 1)).all()
+
+
 def sends_to_all(comm: Communicator) -> None:
     got, received = comm.alltoall(np.repeat(np.arange(comm.size), 2))
     np.testing.assert_array_equal(got, np.full(2 * comm.size, comm.rank))
@@ -288,7 +303,7 @@ def refuses_what_has_no_sum(comm: Communicator) -> None:
 
 CHECKS = [
     reduces, reduces_means, adds_adaptively, goes_on_with_those_who_have_data, keeps_shapes, reduces_alike_twice, weighs, lends,
-    goes_on_with_lent_results, ignores_workers_without_weight, sums_rows, gathers, broadcasts, scatters, sends_to_all, moves_objects, splits,
+    goes_on_with_lent_results, ignores_workers_without_weight, sums_rows, gathers, broadcasts, scatters, gathers_parts, sends_to_all, moves_objects, splits,
     explains_mistakes, refuses_what_has_no_sum, passes_by, leaves_early,
     passes_by_those_who_have_joined,
 ]  # fmt: skip

@@ -70,6 +70,30 @@ def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
     table.check(compiled_rows, name)
 
 
+# Optimizers whose state is divided among the workers, and what reads or stores them.
+SHARDED = [
+    "custom_train_step_two_optimizers", "run_eagerly", "every_optimizer", "loss_scale_overflow", "embedding_large_sent_as_rows",
+    "own_loop_clipped_and_accumulated", "ema", "checkpoint_csv_and_reload",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["TensorFlow", "torch"])
+def sharded_rows(request: pytest.FixtureRequest) -> tuple[registry.Framework, table.Rows]:
+    framework = registry.FRAMEWORKS[request.param]
+    names = [name for name in SHARDED if name in framework.cases]
+    return framework, table.measure(names, [2], framework.env, ("--shard-update",))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", SHARDED)
+def test_sharded_updates(sharded_rows: tuple[registry.Framework, table.Rows], name: str) -> None:
+    framework, rows = sharded_rows
+    if name not in framework.cases:
+        pytest.skip("it is written for TensorFlow")
+    table.check(rows, name, framework)
+
+
 # Plain SGD, whose steps on shares have the mean of its step on the whole: with data, metrics, callbacks, files and averages of weights around it.
 ALONE = [
     "custom_train_step", "run_eagerly", "last_batch_of_seven", "batches_of_one", "planned_words", "sparse_batches", "added_loss", "ema",

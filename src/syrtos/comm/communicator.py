@@ -19,6 +19,8 @@ from syrtos.comm.tags import Tags, of_call, of_passing
 from syrtos.errors import ExchangeError, OutOfStepError
 
 Array = npt.NDArray[Any]
+# For each of some arrays and each worker: the first element of its part, and the one after its last.
+Bounds = Sequence[Sequence[tuple[int, int]]]
 Reduce = Callable[[Sequence[Array], "ReduceOp", Sequence[float]], list[Array]]
 
 
@@ -143,7 +145,7 @@ class Communicator(abc.ABC):
         start, stop = share_of(reduced.shape[0], self.rank, self.size)
         return reduced[start:stop].copy()
 
-    def gather_parts(self, wholes: Sequence[Array], bounds: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
         """Each worker has a part of each array, and gets the parts of the others into the same arrays.
 
         Args:
@@ -307,7 +309,7 @@ class Communicator(abc.ABC):
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
         """Concatenates arrays with the given first dimensions."""
 
-    def _gather_parts(self, wholes: Sequence[Array], bounds: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
         """See `gather_parts`."""
         pairs = list(zip(wholes, bounds, strict=True))
         mine = np.concatenate([whole[slice(*ranges[self.rank])] for whole, ranges in pairs])

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import pool, segments
-from syrtos.comm.communicator import UFUNC, Array, ReduceOp, scaled_copy, share_of
+from syrtos.comm.communicator import UFUNC, Array, Bounds, ReduceOp, scaled_copy, share_of
 from syrtos.comm.mpi import IN_FLIGHT, PIECE, MPICommunicator
 from syrtos.comm.watchdog import Watchdog
 from syrtos.comm.windows import Windows
@@ -53,17 +54,23 @@ class SharedMemoryCommunicator(MPICommunicator):
     def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         return self.in_float32(self._reduce, parts, op, shares)
 
-    def _gather_parts(self, wholes: Sequence[Array], bounds: Sequence[Sequence[tuple[int, int]]]) -> None:
-        layout = _Layout(wholes)
-        total = self._copied(layout)
-        places = list(zip(wholes, layout.offsets, bounds, strict=True))
-        for whole, offset, ranges in places:
-            start, stop = ranges[self.rank]
-            total[offset + start : offset + stop] = whole[start:stop]
-        self._pause()
-        for whole, offset, ranges in places:
-            for start, stop in (*ranges[: self.rank], *ranges[self.rank + 1 :]):
-                whole[start:stop] = total[offset + start : offset + stop]
+    def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
+        """In pieces, which stay in the caches."""
+        longest = max(stop - start for ranges in bounds for start, stop in ranges)
+        board = self._copied(2 * self.size * _PIECE, wholes[0].dtype).reshape(2, self.size, _PIECE)
+        turn = 0
+        for whole, ranges in zip(wholes, bounds, strict=True):
+            for begin in range(0, longest, _PIECE):
+                pieces = [(min(start + begin, stop), min(start + begin + _PIECE, stop)) for start, stop in ranges]
+                if all(start == stop for start, stop in pieces):
+                    break
+                start, stop = pieces[self.rank]
+                turn = 1 - turn  # the others have read the other half before they come to the next meeting
+                board[turn, self.rank, : stop - start] = whole[start:stop]
+                self._pause()
+                for rank, (start, stop) in enumerate(pieces):
+                    if rank != self.rank:
+                        whole[start:stop] = board[turn, rank, : stop - start]
 
     def reduce_through_window(
         self,
@@ -117,14 +124,14 @@ class SharedMemoryCommunicator(MPICommunicator):
             window = self._windows.take(nbytes)
             if window is not None:
                 return window.view(layout.dtype), True
-        return self._copied(layout), False
+        return self._copied(layout.total, layout.dtype), False
 
-    def _copied(self, layout: _Layout) -> Array:
+    def _copied(self, elements: int, dtype: np.dtype[Any]) -> Array:
         """Memory in which what is copied from there is made."""
-        nbytes = layout.total * layout.dtype.itemsize
+        nbytes = elements * dtype.itemsize
         if len(self._scratch) < nbytes:
             self._scratch = np.frombuffer(segments.create(self.comm, _rounded(nbytes)), np.uint8)
-        return self._scratch[:nbytes].view(layout.dtype)
+        return self._scratch[:nbytes].view(dtype)
 
     def _contribute(self, layout: _Layout, total: Array, slices: Sequence[tuple[int, ...]], share: float) -> None:
         """Copies this worker's part of the slices that others reduce: one worker's into the result, the others' beside it."""

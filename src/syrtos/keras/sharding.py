@@ -49,6 +49,8 @@ class Sharding:
 
     Attributes:
         comm: the workers.
+        kept: bytes of the optimizer's state that this worker keeps.
+        total: of its whole state.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any], comm: Communicator) -> None:

@@ -51,6 +51,10 @@ def _check_options(session: world.Session) -> None:
             "`--compress` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out, or set KERAS_BACKEND to tensorflow "
             "or torch."
         )
+    if session.options.shard_update:
+        raise ConfigurationError(
+            "`--shard-update` is not there for KERAS_BACKEND=jax. Leave it out, or set KERAS_BACKEND to tensorflow or torch."
+        )
     if session.options.batch == "per-worker":
         raise ConfigurationError(
             "`--batch per-worker` has no meaning with KERAS_BACKEND=jax: XLA computes the global batch as one program over all workers. Leave it "

@@ -45,6 +45,8 @@ def apply_all() -> None:
             f"`--on-nan {world.current().options.on_nan}` does not work with Keras 2, whose optimizers exchange scaled gradients before they look at them. "
             "Leave it out."
         )
+    if world.current().options.shard_update:
+        raise ConfigurationError("`--shard-update` does not work with Keras 2. Leave it out.")
     apply_to_optimizers()
     common.patch_tensorflow()
     install([*LOSSES, *MODEL, *FILES])

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from syrtos.comm import fusion, pool, world
+from syrtos.comm import fusion, world
 from syrtos.comm.communicator import Array
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals, saving, sharding, state
@@ -62,36 +61,55 @@ def _sharding(original: Method) -> Method:
             original(self, grads, variables, learning_rate)
             return
         decaying = compiled_update.take_decaying(self)
-        pairs = [(_as_cut(found, g, v), v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        rows = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
-        dense = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
-        changed = [v for _, v in (*rows, *dense)]
-        # XLA compiles for one number of rows; that of `tf.IndexedSlices` is another in each step.
-        new = _updated(self, [g for g, _ in rows], learning_rate, [v for _, v in rows], decaying)
-        new += _updated_dense(self, [g for g, _ in dense], learning_rate, [v for _, v in dense], decaying)
-        for variable, value in zip(changed, _gathered(found, changed, new), strict=True):
-            variable.assign(value)
+        pairs = [(_as_cut(found, g, v), v) for g, v in zip(grads, variables, strict=True)]
+        is_compiled = compiled_update.is_compiled(self, variables)
+        last: list[Any] = []
+        for bucket in _buckets(pairs):
+            with tf.control_dependencies(last):  # so that the new values of one bucket are there at a time
+                last = _update(found, self, bucket, learning_rate, decaying, is_compiled)
 
     return backend_update_step
 
 
-def _updated_dense(
-    optimizer: Any, grads: list[tf.Tensor], rate: Any, variables: list[Any], decaying: set[int]
+def _buckets(pairs: Sequence[tuple[Any, Any]]) -> list[list[tuple[Any, Any]]]:
+    """Gradients and variables that are updated and gathered together: of one dtype, and rows apart from what XLA can compile, for it does so for one number
+    of rows, and that of `tf.IndexedSlices` is another in each step."""
+    limit = int(world.current().options.bucket_mb * 1e6)
+    kinds: dict[Any, list[tuple[Any, Any]]] = {}
+    for gradient, variable in pairs:
+        kinds.setdefault((variable.dtype, isinstance(gradient, tf.IndexedSlices)), []).append((gradient, variable))
+    found = []
+    for alike in kinds.values():
+        sizes = [v.shape.num_elements() * tf.as_dtype(v.dtype).size for _, v in alike]
+        found += [[alike[i] for i in bucket] for bucket in fusion.plan(sizes, limit)]
+    return found
+
+
+def _update(
+    found: Sharding, optimizer: Any, bucket: list[tuple[Any, Any]], rate: Any, decaying: set[int], is_compiled: bool
 ) -> list[tf.Tensor]:
-    if not variables or not compiled_update.is_compiled(optimizer, variables):
-        return _updated(optimizer, grads, rate, variables, decaying)
-    world.current().ledger.say(update="compiled")
+    """Updates the variables of a bucket; what it gives is there when the new values are."""
+    grads, variables = [g for g, _ in bucket], [v for _, v in bucket]
+    if is_compiled and not isinstance(grads[0], tf.IndexedSlices):
+        world.current().ledger.say(update="compiled")
 
-    def update(optimizer: Any, grads: list[tf.Tensor], rate: tf.Tensor) -> list[tf.Tensor]:
-        return _updated(optimizer, grads, rate, variables, decaying)
+        def update(optimizer: Any, grads: list[tf.Tensor], rate: tf.Tensor) -> list[tf.Tensor]:
+            return _updated(optimizer, grads, rate, variables, decaying)
 
-    return list(compiled_update.compiled(optimizer, variables, decaying, update)(grads, tf.convert_to_tensor(rate)))
+        program = compiled_update.compiled(optimizer, variables, decaying, update)
+        wholes = list(program(grads, tf.convert_to_tensor(rate)))
+    else:
+        wholes = _updated(optimizer, grads, rate, variables, decaying)
+    values = _gathered(found, variables, wholes)
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.reshape(value, variable.shape))
+    return values
 
 
 def _updated(
     optimizer: Any, grads: Sequence[Any], rate: Any, variables: Sequence[Any], decaying: set[int]
 ) -> list[tf.Tensor]:
-    """The new values of this worker's parts, flat; weights decay before the update, as in Keras."""
+    """The new values of variables, flat, with this worker's parts in them; weights decay before the update, as in Keras."""
     found = sharding.of(optimizer)
     assert found is not None
     new = []
@@ -104,8 +122,14 @@ def _updated(
                         part.value * tf.cast(optimizer.weight_decay, part.dtype) * tf.cast(rate, part.dtype)
                     )
                 optimizer.update_step(_cut(found, gradient, variable), part, rate)
-            new.append(tf.reshape(part.value, [-1]))
+            new.append(_whole(found, part.value, variable))
     return new
+
+
+def _whole(found: Sharding, value: tf.Tensor, variable: Any) -> tf.Tensor:
+    """A flat value of all of a variable, in memory of its own, with this worker's part in it."""
+    part, size = found.part_of(variable), variable.shape.num_elements()
+    return tf.pad(tf.reshape(value, [-1]), [[part.start, size - part.stop]])
 
 
 def _as_cut(found: Sharding, gradient: Any, variable: Any) -> Any:
@@ -136,35 +160,16 @@ def _cut(found: Sharding, value: Any, variable: Any) -> Any:
     return tf.IndexedSlices(tf.boolean_mask(value.values, here), indices, tf.constant(part.shape))
 
 
-def _gathered(found: Sharding, variables: Sequence[Any], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The new values of whole variables."""
-    results: list[Any] = [None] * len(variables)
-    limit = int(world.current().options.bucket_mb * 1e6)
-    for dtype in dict.fromkeys(part.dtype for part in parts):
-        mine = [i for i, part in enumerate(parts) if part.dtype == dtype]
-        sizes = [variables[i].shape.num_elements() * dtype.size for i in mine]
-        for bucket in fusion.plan(sizes, limit):
-            chosen = [mine[k] for k in bucket]
-            values = _exchanged(found, [variables[i] for i in chosen], [parts[i] for i in chosen])
-            for i, value in zip(chosen, values, strict=True):
-                results[i] = tf.reshape(value, variables[i].shape)
-    return results
-
-
-def _exchanged(found: Sharding, variables: list[Any], parts: list[tf.Tensor]) -> list[tf.Tensor]:
-    ranges = [found.part_of(variable) for variable in variables]
-    sizes = [variable.shape.num_elements() for variable in variables]
+def _gathered(found: Sharding, variables: list[Any], wholes: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Flat values of variables, of which each worker gives its part. The other parts are written into the memory of ``wholes``, which are used up."""
+    bounds = [found.bounds_of(variable) for variable in variables]
 
     def run(*arrays: Array) -> list[Array]:
-        wholes = [
-            pool.empty_like(np.broadcast_to(np.zeros((), a.dtype), size)) for a, size in zip(arrays, sizes, strict=True)
-        ]
-        for whole, part, array in zip(wholes, ranges, arrays, strict=True):
-            whole[part.start : part.stop] = array
-        found.gather(wholes, variables)
-        return wholes
+        given = [array if array.flags.writeable else array.copy() for array in arrays]
+        found.comm.gather_parts(given, bounds)
+        return given
 
-    return ops.exchange(run, parts, [part.dtype for part in parts])
+    return ops.exchange(run, wholes, [whole.dtype for whole in wholes])
 
 
 _OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"

@@ -1,0 +1,81 @@
+"""`--shard-update`: the optimizer's state is divided among the workers, and a script does not see it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forking
+
+SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
+ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+BACKENDS = ["tensorflow", "torch"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def train(folder: Path, how: str, *flags: str, backend: str, workers: int = 2) -> Any:
+    (folder / "files").mkdir(parents=True)
+    env = {**ENV, "KERAS_BACKEND": backend}
+    command = [SCRIPT, folder / "files", how]
+    if workers > 1:
+        command = forking.syrtos_run(
+            folder / "run", workers, *command, flags=("--timeout", "60", "--oversubscribe", *flags)
+        )
+    done = forking.run(command, env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+
+
+def check_close(found: Any, expected: Any) -> None:
+    for name in ("losses", "weights"):
+        assert found[name] == pytest.approx(expected[name], rel=2e-5)
+    assert [v[:2] for v in found["optimizer"]] == [v[:2] for v in expected["optimizer"]]
+    assert [v[2] for v in found["optimizer"]] == pytest.approx([v[2] for v in expected["optimizer"]], rel=1e-4)
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    """A backend, and what one process gives."""
+    return request.param, train(tmp_path_factory.mktemp("alone"), "plain", backend=request.param, workers=1)
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_it_trains_saves_and_loads_as_one_process_does(tmp_path: Path, alone: tuple[str, Any], workers: int) -> None:
+    backend, expected = alone
+    check_close(train(tmp_path, "plain", "--shard-update", backend=backend, workers=workers), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_after_a_kill_the_result_is_the_same(tmp_path: Path, backend: str) -> None:
+    whole = train(tmp_path / "whole", "plain", "--shard-update", backend=backend)
+    assert train(tmp_path / "killed", "killed", "--shard-update", backend=backend) == whole
+    assert (tmp_path / "killed" / "files" / "killed").exists()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_that_a_script_changes_in_place_are_changed_once(tmp_path: Path, backend: str) -> None:
+    """On TensorFlow they lie in memory that the workers share."""
+    expected = train(tmp_path / "alone", "changed", backend=backend, workers=1)
+    check_close(train(tmp_path / "shared", "changed", "--shard-update", backend=backend), expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "says"),
+    [
+        ("--sync-every 4", {}, "--shard-update"),
+        ("--ps 1", {}, "--shard-update"),
+        ("", {"KERAS_BACKEND": "jax"}, "--shard-update"),
+        ("", {"TF_USE_LEGACY_KERAS": "1"}, "--shard-update"),
+    ],
+)
+def test_where_it_has_no_meaning_it_is_refused(tmp_path: Path, flags: str, env: dict[str, str], says: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, keras\nif os.environ.get('TF_USE_LEGACY_KERAS'):\n    import tf_keras\n")
+    done = forking.run(
+        forking.syrtos_run(tmp_path / "run", 2, script, flags=("--shard-update", *flags.split())), {**ENV, **env}
+    )
+    assert done.returncode != 0
+    assert says in done.stdout + done.stderr
