@@ -12,7 +12,7 @@ import forking
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
-BACKENDS = ["tensorflow", "torch"]
+BACKENDS = ["tensorflow", "torch", "jax"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -55,7 +55,7 @@ def test_after_a_kill_the_result_is_the_same(tmp_path: Path, backend: str) -> No
     assert (tmp_path / "killed" / "files" / "killed").exists()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_weights_that_a_script_changes_in_place_are_changed_once(tmp_path: Path, backend: str) -> None:
     """On TensorFlow they lie in memory that the workers share."""
     expected = train(tmp_path / "alone", "changed", backend=backend, workers=1)
@@ -67,7 +67,6 @@ def test_weights_that_a_script_changes_in_place_are_changed_once(tmp_path: Path,
     [
         ("--sync-every 4", {}, "--shard-update"),
         ("--ps 1", {}, "--shard-update"),
-        ("", {"KERAS_BACKEND": "jax"}, "--shard-update"),
         ("", {"TF_USE_LEGACY_KERAS": "1"}, "--shard-update"),
     ],
 )

@@ -193,12 +193,12 @@ def _make_cut(slot: Any, sharding: Sharding, owner: Any) -> Any:
     return slot
 
 
-class _Reference:
-    """Stands for a variable of the model, in the shape of this worker's part, where an optimizer makes a variable of its own for it."""
+class Reference:
+    """Stands for a variable of the model, in another shape or layout, where an optimizer makes a variable of its own for it."""
 
-    def __init__(self, owner: Any, part: Part) -> None:
+    def __init__(self, owner: Any, shape: tuple[int, ...], layout: Any = None) -> None:
         self.path, self.name = keras_internals.path_of(owner), owner.name
-        self.shape, self.dtype = part.shape, owner.dtype
+        self.shape, self.dtype, self._layout = shape, owner.dtype, layout
 
 
 def _building(original: Method) -> Method:
@@ -219,7 +219,7 @@ def _adding(original: Method) -> Method:
         sharding: Sharding | None = getattr(self, _SHARDING, None)
         if sharding is None or not sharding.knows(reference_variable):
             return original(self, reference_variable, name, initializer)
-        reference = _Reference(reference_variable, sharding.part_of(reference_variable))
+        reference = Reference(reference_variable, sharding.part_of(reference_variable).shape)
         return _make_cut(original(self, reference, name, initializer), sharding, reference_variable)
 
     return add_variable_from_reference

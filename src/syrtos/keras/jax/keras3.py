@@ -11,8 +11,8 @@ from keras.src.backend.jax import trainer as jax_trainer
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, batches, finite, keras_internals, patches, patching, saving, trainer
-from syrtos.keras.jax import distribution, finite_steps, joining, step
+from syrtos.keras import backend, batches, finite, keras_internals, patches, patching, saving, sharding, trainer
+from syrtos.keras.jax import distribution, finite_steps, joining, sharded_update, step
 from syrtos.keras.jax.variables import Jax, is_split, whole
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import Stream
@@ -36,6 +36,8 @@ def apply_all() -> None:
     _check_options(session)
     joining.join()
     patching.install([*PATCHES, *patches.PATCHES, *saving.PATCHES])
+    if sharding.is_asked():
+        patching.install(sharded_update.PATCHES)
     keras.distribution.set_distribution(None)
     session.ledger.say(exchange="compiled")
 
@@ -50,10 +52,6 @@ def _check_options(session: world.Session) -> None:
         raise ConfigurationError(
             "`--compress` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out, or set KERAS_BACKEND to tensorflow "
             "or torch."
-        )
-    if session.options.shard_update:
-        raise ConfigurationError(
-            "`--shard-update` is not there for KERAS_BACKEND=jax. Leave it out, or set KERAS_BACKEND to tensorflow or torch."
         )
     if session.options.batch == "per-worker":
         raise ConfigurationError(

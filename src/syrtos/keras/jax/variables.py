@@ -12,7 +12,7 @@ import numpy.typing as npt
 from keras.src.distribution import distribution_lib
 
 from syrtos.comm import world
-from syrtos.keras import state
+from syrtos.keras import sharding, state
 from syrtos.keras.backend import Backend
 from syrtos.keras.jax.distribution import replicated
 
@@ -36,7 +36,8 @@ class Jax(Backend):
         return whole(variable.value)
 
     def splits_variables(self) -> bool:
-        return not isinstance(distribution_lib.distribution(), distribution_lib.DataParallel | None)
+        split = not isinstance(distribution_lib.distribution(), distribution_lib.DataParallel | None)
+        return split or sharding.is_asked()
 
     def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
         return gathered(model)
