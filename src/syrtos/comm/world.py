@@ -90,6 +90,8 @@ class Session:
             self.ledger.say(hosts=self.world.node_count)
         if self.options.sync_every:
             self.ledger.say(asked_to_sync_every=self.options.sync_every)
+        if self.options.shard_update:
+            self.ledger.say(asked_to_shard_update=True)
         if self.world.local_rank == 0:  # of an earlier run in the same folder
             shutil.rmtree(claims_folder(run_dir), ignore_errors=True)
 

@@ -10,6 +10,8 @@ To a script the optimizer's variables are whole: reading one gathers it, so all 
 from __future__ import annotations
 
 import contextlib
+import math
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -49,8 +51,7 @@ class Sharding:
 
     Attributes:
         comm: the workers.
-        kept: bytes of the optimizer's state that this worker keeps.
-        total: of its whole state.
+        has_state: the optimizer keeps variables for those of the model.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any], comm: Communicator) -> None:
@@ -65,7 +66,7 @@ class Sharding:
         nothing = [Part(i, 0, 0, (0,)) for i in range(len(variables))]
         by_worker = [{**dict(enumerate(nothing)), **{part.variable: part for part in mine}} for mine in parts]
         self._parts = {state.identity(v): [of_worker[i] for of_worker in by_worker] for i, v in enumerate(variables)}
-        self.kept = self.total = 0
+        self.has_state = False
 
     def part_of(self, variable: Any) -> Part:
         """This worker's part of a variable of the model."""
@@ -83,18 +84,32 @@ class Sharding:
         """Fills in the other workers' parts of flat arrays of one dtype, which hold values of ``variables``."""
         self.comm.gather_parts(wholes, [self.bounds_of(v) for v in variables])
 
-    def note(self, slot: _Cut) -> None:
-        """Counts the bytes of the optimizer's state, here and in all."""
-        each = dtype_of(state.dtype_name(slot)).itemsize
-        self.kept += each * int(np.prod(slot.part.shape))
-        self.total += each * int(np.prod(slot.whole_shape))
-        world.current().ledger.say(state_kept=self.kept, state_whole=self.total)
-
 
 def of(optimizer: Any) -> Sharding | None:
     """How this optimizer is sharded; None where every worker makes its whole update."""
     found: Sharding | None = getattr(optimizer, _SHARDING, None)
-    return found if found is not None and found.total else None  # without state there is nothing to be saved
+    return found if found is not None and found.has_state else None  # without state there is nothing to be saved
+
+
+class _Bytes:
+    """Of the state of one optimizer: what this worker keeps, and all."""
+
+    def __init__(self) -> None:
+        self.kept = self.total = 0
+
+
+_counted: weakref.WeakKeyDictionary[Any, _Bytes] = weakref.WeakKeyDictionary()
+
+
+def count(optimizer: Any, variable: Any, kept: int) -> None:
+    """Counts a variable of an optimizer, in the shape of ``variable``, of which this worker keeps so many elements: for the summary, of the optimizers
+    that there are."""
+    found = _counted.setdefault(optimizer, _Bytes())
+    each = dtype_of(state.dtype_name(variable)).itemsize
+    found.kept += each * kept
+    found.total += each * math.prod(variable.shape)
+    kept, total = (sum(getattr(one, name) for one in _counted.values()) for name in ("kept", "total"))
+    world.current().ledger.say(state_kept=kept, state_whole=total)
 
 
 @contextlib.contextmanager
@@ -189,7 +204,6 @@ def _make_cut(slot: Any, sharding: Sharding, owner: Any) -> Any:
     slot.__class__ = _classes[kind]
     slot.sharding, slot.owner, slot.part = sharding, owner, sharding.part_of(owner)
     slot.whole_shape = tuple(owner.shape)
-    sharding.note(slot)
     return slot
 
 
@@ -219,7 +233,10 @@ def _adding(original: Method) -> Method:
         sharding: Sharding | None = getattr(self, _SHARDING, None)
         if sharding is None or not sharding.knows(reference_variable):
             return original(self, reference_variable, name, initializer)
-        reference = Reference(reference_variable, sharding.part_of(reference_variable).shape)
+        part = sharding.part_of(reference_variable)
+        sharding.has_state = True
+        count(self, reference_variable, part.stop - part.start)
+        reference = Reference(reference_variable, part.shape)
         return _make_cut(original(self, reference, name, initializer), sharding, reference_variable)
 
     return add_variable_from_reference

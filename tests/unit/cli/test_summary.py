@@ -93,9 +93,14 @@ def test_hosts_that_wait_for_their_network_are_told_what_helps(
         ),
         ({"compress": "bf16"}, "gradients as bf16"),
         ({"asked_to_sync_every": 32}, "the script has called none"),
+        (
+            {"asked_to_shard_update": True, "update": "compiled", "state_kept": 3e8, "state_whole": 6e8},
+            "compiled by XLA, sharded: a worker keeps 300 of 600 MB",
+        ),
+        ({"asked_to_shard_update": True}, "on every worker: no optimizer of the script"),
     ],
 )
-def test_what_is_sent_is_said(
+def test_what_is_sent_and_updated_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, Any], says: str
 ) -> None:
     train(tmp_path, 0, waited=0.2)

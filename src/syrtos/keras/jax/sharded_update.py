@@ -8,15 +8,8 @@ from typing import Any
 from keras.src.distribution import distribution_lib
 
 from syrtos.comm import world
-from syrtos.comm.objects import dtype_of
-from syrtos.keras import sharding, state
+from syrtos.keras import sharding
 from syrtos.keras.patching import Method, Patch
-
-
-class _Bytes:
-    """Of the state of this process's optimizers."""
-
-    kept = total = 0
 
 
 def _adding(original: Method) -> Method:
@@ -24,10 +17,8 @@ def _adding(original: Method) -> Method:
         self: Any, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
     ) -> Any:
         layout = _split(reference_variable)
-        size = math.prod(reference_variable.shape) * dtype_of(state.dtype_name(reference_variable)).itemsize
-        _Bytes.total += size
-        _Bytes.kept += size if layout is None else size // world.current().world.size
-        world.current().ledger.say(state_kept=_Bytes.kept, state_whole=_Bytes.total)
+        size = math.prod(reference_variable.shape)
+        sharding.count(self, reference_variable, size if layout is None else size // world.current().world.size)
         reference = sharding.Reference(reference_variable, tuple(reference_variable.shape), layout)
         return original(self, reference, name, initializer)
 
