@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from typing import Any
 
 import keras
 import numpy as np
@@ -45,7 +46,7 @@ def main() -> None:
     before = proportional()
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(5000, "relu") for _ in range(4)]
-    model = keras.Sequential([keras.Input((784,)), *layers, keras.layers.Dense(10)])
+    model: Any = keras.Sequential([keras.Input((784,)), *layers, keras.layers.Dense(10)])
     model.compile(keras.optimizers.Adam(1e-4), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     batch = EACH * int(os.environ["WORKERS"])
     random = np.random.default_rng(0)
