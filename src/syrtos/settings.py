@@ -149,6 +149,11 @@ class Options:
                 f"`--shard-update` can't be given with {'--ps' if self.servers else '--sync-every'}: its workers do not make each update together. Leave one "
                 "of them out."
             )
+        if self.shard_update and self.on_divergence == "repair" and self.check_every != 1:
+            raise ConfigurationError(
+                "`--on-divergence repair` needs `--check-every 1` with --shard-update: an update gathers the parts of all workers, after which replicas "
+                "that had diverged are equal again."
+            )
         if self.asynchronous and self.batch == "per-worker":
             raise ConfigurationError(
                 "`--batch per-worker` can't be given with `--ps`: servers assign whole batches to workers, from data that all workers read alike. Leave it "

@@ -65,9 +65,10 @@ def test_weights_that_a_script_changes_in_place_are_changed_once(tmp_path: Path,
 @pytest.mark.parametrize(
     ("flags", "env", "says"),
     [
-        ("--sync-every 4", {}, "--shard-update"),
-        ("--ps 1", {}, "--shard-update"),
-        ("", {"TF_USE_LEGACY_KERAS": "1"}, "--shard-update"),
+        ("--sync-every 4", {}, "`--shard-update` can't be given with --sync-every"),
+        ("--ps 1", {}, "`--shard-update` can't be given with --ps"),
+        ("--on-divergence repair", {}, "needs `--check-every 1` with --shard-update"),
+        ("", {"TF_USE_LEGACY_KERAS": "1"}, "`--shard-update` does not work with Keras 2"),
     ],
 )
 def test_where_it_has_no_meaning_it_is_refused(tmp_path: Path, flags: str, env: dict[str, str], says: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.comm import world
-from syrtos.keras import asynchronous, atomic, claims
+from syrtos.keras import asynchronous, atomic, backend, claims, temporary
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -127,13 +127,17 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class CompleteFiles:
-    """Keras's `file_utils`, with files that appear complete when they are written as a whole."""
+    """Keras's `file_utils`, with files that appear complete when they are written as a whole.
+
+    Callbacks that save run on all workers where each holds parts of variables, which they gather together: rank 0 alone changes files and folders then.
+    """
 
     def __init__(self, original: Any) -> None:
         self._original = original
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
+        function = getattr(self._original, name)
+        return _by_the_writer(function) if name in _CHANGING else function
 
     @contextlib.contextmanager
     def File(self, path: Any, mode: str = "r") -> Iterator[Any]:
@@ -145,7 +149,27 @@ class CompleteFiles:
             return
         text = io.StringIO()
         yield text
+        if _only_gathers(place):
+            return
         atomic.write(place, lambda beside: Path(beside).write_text(text.getvalue(), encoding="utf-8"))
+
+
+# The functions of `file_utils` that change files and folders.
+_CHANGING = {"makedirs", "copy", "remove", "rmtree"}
+
+
+def _only_gathers(path: Any) -> bool:
+    """Whether this worker runs a callback that saves only so that all can gather what it saves."""
+    joins = world.joined() and world.sharing().world.rank > 0 and backend.is_chosen()
+    return joins and backend.active().splits_variables() and not temporary.is_own(path)
+
+
+def _by_the_writer(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def change(*paths: Any, **kwargs: Any) -> Any:
+        return None if _only_gathers(paths[-1]) else function(*paths, **kwargs)
+
+    return change
 
 
 def as_saved_model(export: Callable[..., Any]) -> Wrapper:

@@ -51,6 +51,7 @@ PATCHES: list[Patch] = [
         files.CompleteFiles,
         "Writes the number of the epoch in place; `File` serves loggers too, which append.",
     ),
+    Patch("keras.src.callbacks.model_checkpoint", "file_utils", files.CompleteFiles, "One worker makes its folder."),
     Patch(_FILES, "urlretrieve", files.writing("filename"), "A download appears complete or not at all."),
     Patch(_FILES, "get_file", files.fetching, "One worker of a host fetches a file, and the others wait.", everywhere=True),
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.objects import dtype_of
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, keras_internals, partition, state
+from syrtos.keras import backend, keras_internals, partition, snapshot, state
 from syrtos.keras.partition import Part
 from syrtos.keras.patching import Method, Patch
 
@@ -51,17 +51,18 @@ class Sharding:
 
     Attributes:
         comm: the workers.
+        by_variable: each variable is one worker's.
         has_state: the optimizer keeps variables for those of the model.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any], comm: Communicator) -> None:
         self.comm = comm
-        if type(optimizer).__name__ in _BY_VARIABLE:
+        self.by_variable = type(optimizer).__name__ in _BY_VARIABLE
+        if self.by_variable:
             parts = partition.by_variable(variables, comm.size)
         else:
-            tables = {
-                i for i, v in enumerate(variables) if len(v.shape) == 2 or (v.shape and v.shape[0] >= _ROWS * comm.size)
-            }
+            shapes = [tuple(variable.shape) for variable in variables]
+            tables = {i for i, s in enumerate(shapes) if len(s) == 2 or (s and s[0] >= _ROWS * comm.size)}
             parts = partition.evenly(variables, tables, comm.size)
         nothing = [Part(i, 0, 0, (0,)) for i in range(len(variables))]
         by_worker = [{**dict(enumerate(nothing)), **{part.variable: part for part in mine}} for mine in parts]
@@ -168,12 +169,21 @@ class _Cut:
             return _gathered[id(self)]
         result = np.empty(int(np.prod(self.whole_shape)), mine.dtype)
         result[self.part.start : self.part.stop] = mine.reshape(-1)
+        self.sharding.comm.agree(
+            f"read or save `{state.name_of(self)}`, which --shard-update divides among the workers: all of them must do it together"
+        )
         self.sharding.gather([result], [self.owner])
         return result.reshape(self.whole_shape)
 
     def _serialize_to_tensors(self) -> Any:
         raise ConfigurationError(
             "`tf.train.Checkpoint` can't store an optimizer whose state is divided among the workers. Store the model with `model.save`, or leave out "
+            "--shard-update."
+        )
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        raise ConfigurationError(
+            "`tf.saved_model.save` can't store an optimizer whose state is divided among the workers. Use `model.export`, which leaves it out, or leave out "
             "--shard-update."
         )
 
@@ -185,13 +195,14 @@ _gathered: dict[int, Array] = {}
 @contextlib.contextmanager
 def gathered(model: Any) -> Iterator[None]:
     """Inside, one worker alone can read all variables of a model's optimizer. All workers must enter."""
-    optimizer: Any = getattr(model, "optimizer", None)
-    cut = [v for v in state.variables_of(optimizer) if state.is_cut(v)] if optimizer is not None else []
-    _gathered.update({id(v): v.gathered() for v in cut})
+    slots = [v for optimizer in snapshot.optimizers_of(model) for v in state.variables_of(optimizer)]
+    found = {id(v): v.gathered() for v in slots if state.is_cut(v) and id(v) not in _gathered}
+    _gathered.update(found)
     try:
         yield
     finally:
-        _gathered.clear()
+        for each in found:
+            del _gathered[each]
 
 
 _classes: dict[type, type] = {}

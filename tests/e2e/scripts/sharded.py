@@ -20,6 +20,17 @@ IMAGES, WORDS = random.normal(size=(96, 8, 8, 3)).astype("float32"), random.inte
 CLASSES = random.integers(0, 5, 96)
 
 
+@keras.saving.register_keras_serializable()
+class Scaled(keras.layers.Layer):
+    """Has a weight without dimensions."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * self.scale
+
+
 class Moving(keras.Model):
     """Tells how far some weights move in a step: it holds a slice of what they were, in whose memory TensorFlow may compute."""
 
@@ -35,6 +46,7 @@ def build() -> keras.Model:
     images, words = keras.Input((8, 8, 3)), keras.Input((4,), dtype="int32")
     shapes = keras.layers.Flatten()(keras.layers.Conv2D(8, 3, activation="relu")(images))
     texts = keras.layers.Flatten()(keras.layers.Embedding(90, 6)(words))
+    shapes = Scaled()(shapes)
     wide = keras.layers.Dense(256, "relu")(keras.layers.Concatenate()([shapes, texts]))
     kind = Moving if HOW == "changed" else keras.Model
     return kind([images, words], keras.layers.Dense(5)(keras.layers.Dense(256, "relu")(wide)))
@@ -75,8 +87,13 @@ model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=
 saved = FOLDER / "each.keras"
 history = model.fit(
     [IMAGES, WORDS], CLASSES, batch_size=16, epochs=3, verbose=0,
-    callbacks=[Killed(), Changed(), keras.callbacks.ModelCheckpoint(str(saved))],
+    callbacks=[
+        Killed(), Changed(), keras.callbacks.ModelCheckpoint(str(saved)), keras.callbacks.BackupAndRestore(str(FOLDER / "backup")),
+    ],
 )  # fmt: skip
+assert os.environ.get("PMI_RANK", "0") != "0" or not (FOLDER / "backup").exists()
+model.other = keras.optimizers.Adam()  # as a GAN has: saved too
+model.other.build(model.trainable_variables)
 model.save(FOLDER / "end.keras")
 again = keras.models.load_model(FOLDER / "end.keras", {"Moving": Moving})
 assert [tuple(v.shape) for v in again.optimizer.variables] == [tuple(v.shape) for v in model.optimizer.variables]

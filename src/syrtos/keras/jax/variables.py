@@ -12,7 +12,7 @@ import numpy.typing as npt
 from keras.src.distribution import distribution_lib
 
 from syrtos.comm import world
-from syrtos.keras import sharding, state
+from syrtos.keras import sharding, snapshot, state
 from syrtos.keras.backend import Backend
 from syrtos.keras.jax.distribution import replicated
 
@@ -53,7 +53,8 @@ _gathered: dict[int, npt.NDArray[Any]] = {}
 @contextlib.contextmanager
 def gathered(model: Any) -> Iterator[None]:
     """Inside, one worker alone can read all variables of a model, to save it. All workers must enter."""
-    split = [v.value for v in state.of_model(model) if is_split(v.value)]
+    slots = [v for optimizer in snapshot.optimizers_of(model) for v in state.variables_of(optimizer)]
+    split = [v.value for v in state.unique([*state.of_model(model), *slots]) if is_split(v.value)]
     _gathered.update({id(value): whole(value) for value in split})
     try:
         yield

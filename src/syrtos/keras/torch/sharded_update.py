@@ -33,7 +33,8 @@ def _sharding(original: Method) -> Method:
             original(self, grads, variables, learning_rate)
             return
         mine = [(_cut(found, g, v), _Slice(found, v)) for g, v in zip(grads, variables, strict=True)]
-        mine = [(gradient, part) for gradient, part in mine if gradient.numel()]
+        if found.by_variable:  # else an empty part is updated too, with what the optimizer keeps for all variables
+            mine = [(gradient, part) for gradient, part in mine if gradient.numel()]
         with sharding.updating(), torch.no_grad():
             if mine:
                 original(self, [gradient for gradient, _ in mine], [part for _, part in mine], learning_rate)
