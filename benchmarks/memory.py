@@ -36,20 +36,10 @@ Line = dict[str, Any]
 def measure(backend: str, workers: int, is_sharded: bool) -> Line:
     """The medians of all workers of one run."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            str(SYRTOS),
-            "run",
-            "-n",
-            str(workers),
-            "--oversubscribe",
-            "--max-restarts",
-            "0",
-            "--run-dir",
-            folder,
-        ]
-        command += ["--shard-update"] * is_sharded
+        flags = f"-n {workers} --oversubscribe --max-restarts 0 {'--shard-update' * is_sharded}".split()
+        command = [str(SYRTOS), "run", *flags, "--run-dir", folder, str(HERE / "memory_fit.py")]
         env = {**os.environ, **ONE_THREAD, "KERAS_BACKEND": backend, "WORKERS": str(workers)}
-        subprocess.run([*command, str(HERE / "memory_fit.py")], env=env, check=True, capture_output=True)
+        subprocess.run(command, env=env, check=True, capture_output=True)
         logs = [path.read_text() for path in Path(folder, "logs").glob("rank-*.log")]
     found = [json.loads(line) for log in logs for line in log.splitlines() if line.startswith('{"peak')]
     assert len(found) == workers, found

@@ -144,16 +144,7 @@ class Options:
             raise ConfigurationError(
                 f"`--on-nan {self.on_nan}` can't be given with `--ps`: servers apply each gradient that comes. Leave one of them out."
             )
-        if self.shard_update and (self.servers or self.sync_every):
-            raise ConfigurationError(
-                f"`--shard-update` can't be given with {'--ps' if self.servers else '--sync-every'}: its workers do not make each update together. Leave one "
-                "of them out."
-            )
-        if self.shard_update and self.on_divergence == "repair" and self.check_every != 1:
-            raise ConfigurationError(
-                "`--on-divergence repair` needs `--check-every 1` with --shard-update: an update gathers the parts of all workers, after which replicas "
-                "that had diverged are equal again."
-            )
+        self._check_sharding()
         if self.asynchronous and self.batch == "per-worker":
             raise ConfigurationError(
                 "`--batch per-worker` can't be given with `--ps`: servers assign whole batches to workers, from data that all workers read alike. Leave it "
@@ -176,6 +167,18 @@ class Options:
         for name in ("timeout", "bucket_mb", "outer_lr"):
             if not getattr(self, name) > 0:  # NaN too
                 raise ConfigurationError(f"`{name}` must be more than 0. Received: {getattr(self, name)}.")
+
+    def _check_sharding(self) -> None:
+        if self.shard_update and (self.servers or self.sync_every):
+            raise ConfigurationError(
+                f"`--shard-update` can't be given with {'--ps' if self.servers else '--sync-every'}: its workers do not make each update together. Leave one "
+                "of them out."
+            )
+        if self.shard_update and self.on_divergence == "repair" and self.check_every != 1:
+            raise ConfigurationError(
+                "`--on-divergence repair` needs `--check-every 1` with --shard-update: an update gathers the parts of all workers, after which replicas "
+                "that had diverged are equal again."
+            )
 
     def _check_local_steps(self) -> None:
         if self.sync_every < 0:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -778,7 +777,7 @@ def reduce_lr_on_plateau() -> tuple[Any, Logs]:
 @case
 def checkpoint_csv_and_reload() -> tuple[Any, Logs]:
     """Files written once, readable by every worker afterwards."""
-    folder = Path(tempfile.gettempdir()) / f"parity-{os.environ.get('SYRTOS_PARITY_ID', os.getpid())}"
+    folder = Path(os.environ["SYRTOS_PARITY_FILES"])
     folder.mkdir(exist_ok=True)
     best = str(folder / "best.weights.h5")
     saved = keras.callbacks.ModelCheckpoint(best, monitor="val_loss", save_best_only=True, save_weights_only=True)

@@ -45,7 +45,7 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     runner = [HERE / "runner.py", out, *names]
     command = forking.syrtos_run(out / "run", workers, *runner, flags=flags) if workers else runner
-    environment = {**ONE_THREAD, "SYRTOS_PARITY_ID": out.name, **(env or {})}
+    environment = {**ONE_THREAD, "SYRTOS_PARITY_FILES": str(out / "files"), **(env or {})}
     done = forking.run(command, environment, timeout=3000)
     if done.returncode:
         raise RuntimeError(f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}")

@@ -124,15 +124,13 @@ def _table(summary: Summary) -> Table:
 def _update(summary: Summary) -> str:
     """How optimizers update the weights, where it is not each of them on every worker in the framework's own way."""
     compiled = "compiled by XLA" * (summary.facts.get("update") == "compiled")
-    if "state_whole" not in summary.facts:
-        is_asked = "asked_to_shard_update" in summary.facts and summary.workers > 1
-        return (
-            "on every worker: no optimizer of the script keeps a state that --shard-update can divide"
-            if is_asked
-            else compiled
-        )
-    kept, whole = (summary.facts[name] / 1e6 for name in ("state_kept", "state_whole"))
-    return f"{compiled + ', ' * bool(compiled)}sharded: a worker keeps {kept:,.0f} of {whole:,.0f} MB of the optimizer's state"
+    if "state_whole" in summary.facts:
+        kept, whole = (summary.facts[name] / 1e6 for name in ("state_kept", "state_whole"))
+        sharded = f"sharded: a worker keeps {kept:,.0f} of {whole:,.0f} MB of the optimizer's state"
+        return f"{compiled}, {sharded}" if compiled else sharded
+    if "asked_to_shard_update" in summary.facts and summary.workers > 1:
+        return "on every worker: no optimizer of the script keeps a state that --shard-update can divide"
+    return compiled
 
 
 def _sent(summary: Summary) -> str:

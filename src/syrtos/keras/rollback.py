@@ -59,8 +59,7 @@ class Rollback:
         """What an update changes: weights and the optimizer's state, without its learning rate; and statistics that were made with these weights."""
         backend.active().settle(self._model)
         optimizers = snapshot.optimizers_of(self._model)
-        slots = [v for optimizer in optimizers for v in state.variables_of(optimizer)]
-        found = [*self._model.variables, *slots, *backend.active().buffers_of(self._model)]
+        found = [*self._model.variables, *snapshot.slots_of(self._model), *backend.active().buffers_of(self._model)]
         left_out = set(map(id, state.of_metrics(self._model)))
         left_out |= {id(keras_internals.rate_of(getattr(one, "inner_optimizer", one))) for one in optimizers}
         return state.unique([v for v in found if id(v) not in left_out])

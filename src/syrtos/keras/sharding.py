@@ -64,9 +64,10 @@ class Sharding:
             shapes = [tuple(variable.shape) for variable in variables]
             tables = {i for i, s in enumerate(shapes) if len(s) == 2 or (s and s[0] >= _ROWS * comm.size)}
             parts = partition.evenly(variables, tables, comm.size)
-        nothing = [Part(i, 0, 0, (0,)) for i in range(len(variables))]
-        by_worker = [{**dict(enumerate(nothing)), **{part.variable: part for part in mine}} for mine in parts]
-        self._parts = {state.identity(v): [of_worker[i] for of_worker in by_worker] for i, v in enumerate(variables)}
+        by_worker = [{part.variable: part for part in mine} for mine in parts]
+        self._parts = {
+            state.identity(v): [mine.get(i, Part(i, 0, 0, (0,))) for mine in by_worker] for i, v in enumerate(variables)
+        }
         self.has_state = False
 
     def part_of(self, variable: Any) -> Part:
@@ -195,8 +196,8 @@ _gathered: dict[int, Array] = {}
 @contextlib.contextmanager
 def gathered(model: Any) -> Iterator[None]:
     """Inside, one worker alone can read all variables of a model's optimizer. All workers must enter."""
-    slots = [v for optimizer in snapshot.optimizers_of(model) for v in state.variables_of(optimizer)]
-    found = {id(v): v.gathered() for v in slots if state.is_cut(v) and id(v) not in _gathered}
+    slots = [v for v in snapshot.slots_of(model) if state.is_cut(v)]
+    found = {id(v): v.gathered() for v in slots if id(v) not in _gathered}
     _gathered.update(found)
     try:
         yield
@@ -267,5 +268,4 @@ _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 PATCHES = [
     Patch(_OPTIMIZER, "build", _building, "From here on an optimizer makes what its update alone uses."),
     Patch(_OPTIMIZER, "add_variable_from_reference", _adding, "Made in the shape of this worker's part."),
-    Patch(_OPTIMIZER, "_var_key", of_owner, "By it an optimizer finds what it keeps for a variable."),
 ]

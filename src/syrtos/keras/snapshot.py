@@ -38,7 +38,7 @@ def variables_of(model: Any) -> tuple[list[Any], list[Any], set[int]]:
     inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
     accumulated = {id(v) for each in inner for v in keras_internals.accumulated_by(each)}
     own = set(accumulated)
-    slots = [v for each in optimizers for v in state.variables_of(each)]
+    slots = slots_of(model)
     found = state.unique(
         [*state.variables_in(model), *backend.active().buffers_of(model), *state.of_metrics(model), *slots]
     )
@@ -62,6 +62,11 @@ def optimizers_of(model: Any) -> list[Any]:
                 value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
             )
     return state.unique(v for v in values if hasattr(v, "apply_gradients") and hasattr(v, "variables"))
+
+
+def slots_of(model: Any) -> list[Any]:
+    """The variables of all of a model's optimizers."""
+    return [v for optimizer in optimizers_of(model) for v in state.variables_of(optimizer)]
 
 
 def _described(variables: Sequence[Any]) -> list[str]:

@@ -53,8 +53,8 @@ _gathered: dict[int, npt.NDArray[Any]] = {}
 @contextlib.contextmanager
 def gathered(model: Any) -> Iterator[None]:
     """Inside, one worker alone can read all variables of a model, to save it. All workers must enter."""
-    slots = [v for optimizer in snapshot.optimizers_of(model) for v in state.variables_of(optimizer)]
-    split = [v.value for v in state.unique([*state.of_model(model), *slots]) if is_split(v.value)]
+    found = state.unique([*state.of_model(model), *snapshot.slots_of(model)])
+    split = [v.value for v in found if is_split(v.value)]
     _gathered.update({id(value): whole(value) for value in split})
     try:
         yield

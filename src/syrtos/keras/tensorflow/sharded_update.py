@@ -177,6 +177,6 @@ _OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 PATCHES = [
     *sharding.PATCHES,
     *saving.PATCHES,
-    Patch(_OPTIMIZER, "_var_key", sharding.of_owner, "As in the class that it is derived from."),
+    Patch(_OPTIMIZER, "_var_key", sharding.of_owner, "By it an optimizer finds what it keeps for a variable."),
     Patch(_OPTIMIZER, "_backend_update_step", _sharding, "What changes variables, after gradients are reduced and clipped."),
 ]  # fmt: skip

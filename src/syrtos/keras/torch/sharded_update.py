@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from keras.src.backend.torch.core import Variable
 
-from syrtos.comm import fusion, world
+from syrtos.comm import world
 from syrtos.keras import saving, sharding
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.sharding import Sharding
@@ -29,7 +29,7 @@ class _Slice(Variable):
 def _sharding(original: Method) -> Method:
     def backend_update_step(self: Any, grads: Sequence[Any], trainable_variables: Any, learning_rate: Any) -> None:
         found, variables = sharding.of(self), list(trainable_variables)
-        if found is None or isinstance(variables[0], _Slice):
+        if found is None:
             original(self, grads, variables, learning_rate)
             return
         mine = [(_cut(found, g, v), _Slice(found, v)) for g, v in zip(grads, variables, strict=True)]
@@ -60,17 +60,13 @@ def _cut(found: Sharding, gradient: torch.Tensor, variable: Any) -> torch.Tensor
 def _gather(found: Sharding, variables: Sequence[Any]) -> None:
     """Writes the other workers' parts into the variables."""
     tensors = [variable.value.detach() for variable in variables]
-    limit = int(world.current().options.bucket_mb * 1e6)
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        mine = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        for bucket in fusion.plan([tensors[i].nbytes for i in mine], limit):
-            chosen = [mine[k] for k in bucket]
-            arrays = [ops.array_of(tensors[i]).reshape(-1) for i in chosen]  # on a CPU: the variables' own memory
-            with world.current().ledger.span("exchange"):
-                found.gather(arrays, [variables[i] for i in chosen])
-            for i, array in zip(chosen, arrays, strict=True):
-                if not tensors[i].is_cpu:
-                    tensors[i].copy_(ops.tensor_of(array, tensors[i]).view(tensors[i].shape))
+    for bucket in ops.buckets(tensors):
+        arrays = [ops.array_of(tensors[i]).reshape(-1) for i in bucket]  # on a CPU: the variables' own memory
+        with world.current().ledger.span("exchange"):
+            found.gather(arrays, [variables[i] for i in bucket])
+        for i, array in zip(bucket, arrays, strict=True):
+            if not tensors[i].is_cpu:
+                tensors[i].copy_(ops.tensor_of(array, tensors[i]).view(tensors[i].shape))
 
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
@@ -80,6 +76,7 @@ _UPDATE = "What changes variables, after gradients are reduced and clipped."
 PATCHES = [
     *sharding.PATCHES,
     *saving.PATCHES,
+    Patch(_OPTIMIZER, "_var_key", sharding.of_owner, "By it an optimizer finds what it keeps for a variable."),
     Patch(_OPTIMIZER, "_backend_update_step", _sharding, _UPDATE),
     Patch(_PARALLEL, "_backend_update_step", _sharding, _UPDATE),
     Patch("keras.src.backend.torch.optimizers.torch_optimizer:TorchOptimizer", "_apply_weight_decay", _decaying, "Each worker's part decays."),
