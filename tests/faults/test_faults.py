@@ -266,6 +266,10 @@ _NOT_FINITE = {
     "accumulated": ("Update 1 (batch 2 of epoch 1) was stopped", "in the share of rank 0,"),
     "without_gradient": ("the gradient of `", "dense/kernel`"),
     "few_rows": ("Update 2 (batch 2 of epoch 1) was stopped", "in the share of rank 1,"),
+    "planned": (
+        "Update 3 (batch 3 of epoch 1) was stopped",
+        "in the share of rank 1 (of 8 records: 40 (array, at 40), 41 (array, at 41), 42 (array, at 42), ...,",
+    ),
     "scaled": ("trained",),
     "finite": ("trained",),
 }
@@ -285,6 +289,10 @@ def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path, backend: s
         texts = {case: _NOT_FINITE[case][: 1 if backend == "jax" else None] for case in cases}  # there no rank is named
         wrong = {case: found[case] for case in cases if not all(text in found[case] for text in texts[case])}
         assert not wrong
+    listed = json.loads(next(tmp_path.rglob("not-finite-rank-1.jsonl")).read_text())
+    rows = range(32, 48) if backend == "jax" else range(40, 48)  # there all workers compute the whole batch
+    assert listed["batch"] == "batch 3 of epoch 1"
+    assert [record["index"] for record in listed["records"]] == list(rows)
 
 
 _LEFT_OUT = ("plain", "rank_0", "own_step", "eagerly", "accumulated", "decay", "several_steps")

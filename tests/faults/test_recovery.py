@@ -71,12 +71,14 @@ OTHERS_END = ("SIGABRT:0:47",)
         *(pytest.param("tensorflow", data, marks=pytest.mark.long) for data in ("filtered", "generator")),
         ("jax", "arrays"),
         ("torch", "arrays"),
+        ("keras 2", "arrays"),
+        pytest.param("keras 2", "pipeline", marks=pytest.mark.long),
     ],
 )
 def test_the_result_is_as_if_nothing_had_happened(
     whole: Callable[[str, str], Path], tmp_path: Path, backend: str, data: str
 ) -> None:
-    ends = ENDS.get(data, OTHERS_END) if backend == "tensorflow" else OTHERS_END
+    ends = ENDS.get(data, OTHERS_END) if backend in ("tensorflow", "keras 2") else OTHERS_END
     interrupted = trained(tmp_path / "interrupted", backend, data, *ends)
     assert interrupted.code == 0, interrupted.stderr + interrupted.logs
     assert interrupted.stderr.count("goes on from") == len(ends), interrupted.stderr
@@ -127,13 +129,6 @@ def test_a_flipped_bit_is_repaired(whole: Callable[[str, str], Path], tmp_path: 
     assert ended.code == 0, ended.stderr
     assert "DivergenceError: The replicas have diverged" in ended.stderr
     check_equal(whole("tensorflow", "arrays"), tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_keras_2_begins_anew(tmp_path: Path) -> None:
-    ended = trained(tmp_path / "run", "keras 2", "arrays", "SIGKILL:1:20")
-    assert ended.code == 0, ended.stderr
-    assert "Generation 2 begins anew." in ended.stderr
 
 
 @pytest.mark.slow

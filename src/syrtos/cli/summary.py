@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from syrtos.launch import generations
 from syrtos.observe.report import SHARES, Summary, summarize
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _INPUT_BOUND = 0.1
 _NETWORK_BOUND = 0.3
@@ -31,21 +34,22 @@ _ALWAYS = ("compute", "exchange", "wait", "input", "rest")
 def print_summary(run_dir: Path) -> None:
     """Prints the summary of a run's ledgers; only the run directory if nothing was computed."""
     print_table(run_dir)
-    _console().print(f"run directory: {run_dir}", soft_wrap=True)
+    print(f"run directory: {run_dir}", file=sys.stderr)
 
 
 def print_table(run_dir: Path) -> None:
     """Prints the table of all generations of a run, if anything was computed."""
-    console, folders = _console(), generations.all_folders(run_dir)
+    folders = generations.all_folders(run_dir)
     summary = summarize(*folders)
     if summary.steps or summary.shares["compute"] or summary.shares["evaluation"]:
+        from rich.console import (
+            Console,
+        )  # only here: rich takes 45 ms to import, and a run that computes nothing should start and end at once
+
+        console = Console(stderr=True, highlight=False)
         console.print(_table(summary))
         _print_about_network(console, summary)
         _print_about_data(console, summary, folders)
-
-
-def _console() -> Console:
-    return Console(stderr=True, highlight=False)
 
 
 def _print_about_network(console: Console, summary: Summary) -> None:
@@ -87,6 +91,8 @@ def _advice(summary: Summary) -> str:
 
 
 def _table(summary: Summary) -> Table:
+    from rich.table import Table
+
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("workers", str(summary.workers))
     span = "of all generations" if summary.restarts.number else "from the start of the run to its end"

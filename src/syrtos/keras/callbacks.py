@@ -231,7 +231,7 @@ class AfterUsers(_Quiet):
         self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps"))
         if self._rounds:
             self._rounds.batch_begins()
-        finite.batch_begins(self._epoch, _index(batch), int(getattr(self.model, "steps_per_execution", None) or 1))
+        self._tell_batch(_index(batch), int(getattr(self.model, "steps_per_execution", None) or 1))
         self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -361,6 +361,11 @@ class AfterUsers(_Quiet):
             self._stream.end_epoch(self._session, self._stops())
 
     # -- helpers -------------------------------------------------------------------------------
+
+    def _tell_batch(self, batch: int, steps: int) -> None:
+        """For messages about its gradients."""
+        stream = self._stream
+        finite.batch_begins(self._epoch, batch, steps, (lambda: stream.records(steps)) if stream else list)
 
     def _begin_equal(self, comm: Communicator) -> None:
         if comm.size == 1:

@@ -6,10 +6,12 @@ updates stay as they were, and in `fit` so do metrics and moving statistics, int
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from syrtos.comm import compression, world
@@ -21,6 +23,11 @@ from syrtos.keras import state
 _MOST_IN_A_ROW = 10
 # So many are told, each in a line.
 _TOLD = 10
+# So many records of a batch are named in it; all of them are in a file.
+_NAMED = 3
+
+# A record of a planned data set: its index, the file in which it lies, and where in it.
+Record = tuple[int, str, int]
 
 
 class _LeftOut:
@@ -30,6 +37,7 @@ class _LeftOut:
     in_a_row: dict[int, int] = {}
     in_step = False
     batch = ""  # of `fit`, in words
+    records: Callable[[], Sequence[Record]] = list  # of this worker's share of it
 
 
 def is_asked() -> bool:
@@ -49,13 +57,14 @@ def number_left_out() -> int:
 
 def begin() -> None:
     """A `fit` begins, which has left out none, or ends."""
-    _LeftOut.in_a_row, _LeftOut.in_step, _LeftOut.batch = {}, False, ""
+    _LeftOut.in_a_row, _LeftOut.in_step, _LeftOut.batch, _LeftOut.records = {}, False, "", list
 
 
-def batch_begins(epoch: int, batch: int, steps: int) -> None:
-    """A call of the training function begins, of so many batches; epochs and batches count from 0."""
+def batch_begins(epoch: int, batch: int, steps: int, records: Callable[[], Sequence[Record]] = list) -> None:
+    """A call of the training function begins, of so many batches; epochs and batches count from 0. ``records`` gives those of this worker's shares of
+    them, where they are known, once they have been drawn."""
     batches = f"batch {batch + 1}" if steps == 1 else f"batches {batch + 1} to {batch + steps}"
-    _LeftOut.batch = f" ({batches} of epoch {epoch + 1})"
+    _LeftOut.batch, _LeftOut.records = f" ({batches} of epoch {epoch + 1})", records
 
 
 def step_is_left_out(comm: Communicator) -> bool:
@@ -149,14 +158,48 @@ def _name(variable: Any) -> str:
 
 
 def _cause(comm: Communicator | None, is_finite: bool) -> str:
-    """The workers whose shares are not finite."""
+    """The workers whose shares are not finite, and the records of these where they are known."""
+    rank = world.current().world.rank
+    records = [] if is_finite else list(_LeftOut.records())
+    if records:
+        _write(records)
     if comm is None or comm.size == 1:
-        return ""
-    everyone = comm.allgather_object((world.current().world.rank, is_finite))
-    ranks = [str(rank) for rank, share_is_finite in everyone if not share_is_finite]
-    if not ranks:
+        return _from(records, rank)
+    everyone = comm.allgather_object((rank, is_finite, len(records), records[:_NAMED]))
+    wrong = [each for each in everyone if not each[1]]
+    if not wrong:
         return ", in the sum over the workers, whose shares are finite"
-    return f", in the share of rank {ranks[0]}" if len(ranks) == 1 else f", in the shares of ranks {', '.join(ranks)}"
+    ranks = ", ".join(str(each[0]) for each in wrong)
+    which = f"share of rank {ranks}" if len(wrong) == 1 else f"shares of ranks {ranks}"
+    first = next((each for each in wrong if each[2]), None)
+    return f", in the {which}" + (_from(first[3], first[0], first[2]) if first else "")
+
+
+def _from(records: Sequence[Record], rank: int, count: int | None = None) -> str:
+    """Some of ``count`` records that a share of this rank was made of, in words; empty without any."""
+    if not records:
+        return ""
+    named = ", ".join(f"{index} ({file}, at {place})" for index, file, place in records[:_NAMED])
+    count = len(records) if count is None else count
+    path = _list_of(rank)
+    listed = f", all listed in {path}" if count > _NAMED and path else ""
+    return f" (of {count} record{'s' * (count > 1)}: {named}{', ...' * (count > _NAMED)}{listed})"
+
+
+def _write(records: Sequence[Record]) -> None:
+    """Lists the records of this worker's share of the batch, in a line of JSON."""
+    path = _list_of(world.current().world.rank)
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = [{"index": index, "file": file, "offset": place} for index, file, place in records]
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"batch": _LeftOut.batch.strip(" ()"), "records": found}) + "\n")
+
+
+def _list_of(rank: int) -> Path | None:
+    folder = world.current().options.run_dir
+    return Path(folder) / "data" / f"not-finite-rank-{rank}.jsonl" if folder else None
 
 
 class Notice:

@@ -57,6 +57,12 @@ def updates_of(optimizer: Any) -> Any:
     return optimizer._iterations
 
 
+def loss_scale_of(optimizer: Any) -> list[Any]:
+    """The variables of a `LossScaleOptimizer` of Keras 2 for its scale, which its `variables` leave out."""
+    scale = getattr(optimizer, "_loss_scale", None)
+    return [scale._current_loss_scale, scale._counter] if hasattr(scale, "_current_loss_scale") else []
+
+
 def accumulated_by(optimizer: Any) -> list[Any]:
     """The variables in which an optimizer of Keras 3 adds up the gradients of several steps."""
     return [variable for variable in getattr(optimizer, "_accumulated_gradients", None) or [] if variable is not None]

@@ -277,6 +277,15 @@ class Stream:
         if self._samples:
             self._samples.reached(self.position)
 
+    def records(self, steps: int) -> list[tuple[int, str, int]]:
+        """Those of this worker's shares of the next batches to be `trained`, as far as they are drawn, of the whole batches where each worker computes with
+        them: index, file, and place in it."""
+        drawn = enumerate(self._drawn.copy(), self._first)  # a thread adds to it
+        shares = [share for number, share in drawn if number not in self._left_out][:steps]
+        whole = backend.computes_global_batches()
+        indices = [each for share in shares for each in (share.plan.share(share.step) if whole else share.indices)]
+        return [(int(each), *self.dataset.loader.source.place(int(each))) for each in indices]
+
     def leave_out(self, number: int) -> None:
         """No worker has a row of this batch, counted from the first that was drawn: no step trains on it."""
         self._left_out.add(number)

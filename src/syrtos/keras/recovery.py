@@ -93,8 +93,6 @@ def protect(everyone: Any, model: Any, training: Training) -> Protection | None:
     together = world.sharing() is world.current() and asynchronous.own() is None
     if run is None or model is None or not together or fitting.depth() != 1 or run.fits >= kept.KEPT_FITS:
         return None
-    if keras_internals.keras_of(model) is not sys.modules.get("keras"):
-        return None  # a `fit` of Keras 2 that went on did not end bitwise equal
     if getattr(model, "steps_per_execution", 1) > 1 and keras_internals.length_of(fitting.iterator_in_use()) is None:
         return None  # nor did one whose last call in an epoch has fewer steps than the others, by a number that is not known before
     run.fits += 1

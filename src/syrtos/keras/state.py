@@ -78,7 +78,7 @@ def variables_of(optimizer: Any) -> list[Any]:
     variables: Any = optimizer.variables
     if callable(variables):
         variables = variables()
-    return [*variables]
+    return [*variables, *keras_internals.loss_scale_of(optimizer)]
 
 
 def check_structure(comm: Communicator, variables: Sequence[Any]) -> None:

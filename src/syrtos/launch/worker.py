@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -118,7 +117,7 @@ class _Worker:
         if self._supervised and session.world.size > 1:
             heartbeat.start(lambda position: self._tell("alive", position=position))
         leftovers.unlink_early(session)
-        _check_interpreters(session.comm)
+        _check_interpreters(session.comm, several_hosts=session.world.node_count > 1)
         run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
         session.record_in(run_dir)
         check_servers(settings.environment(), session.options.servers)
@@ -344,9 +343,10 @@ def _cause(error: BaseException) -> BaseException:
     return world.original_of(error) if type(error).__module__.startswith("tensorflow") else error
 
 
-def _check_interpreters(comm: Communicator) -> None:
-    """Refuses unequal versions, and says where hashes differ."""
-    mine = {"python": platform.python_version(), **{name: version(name) for name in _COMPARED}}
+def _check_interpreters(comm: Communicator, several_hosts: bool) -> None:
+    """Refuses unequal versions, which only several hosts can have, and says where hashes differ."""
+    installed = {name: version(name) for name in _COMPARED} if several_hosts else {}
+    mine = {"python": platform.python_version(), **installed}
     everyone = comm.allgather_object([socket.gethostname(), mine, hash("syrtos")])
     for host, theirs, _ in everyone:
         different = {
@@ -367,6 +367,8 @@ def _check_interpreters(comm: Communicator) -> None:
 
 def version(name: str) -> str:
     """Of an installed package, found without importing it."""
+    import importlib.metadata  # only here: it takes 25 ms to import
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

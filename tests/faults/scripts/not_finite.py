@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
+import syrtos.data
+
 X = np.random.default_rng(0).random((64, 4), np.float32)
 Y = X.sum(axis=1, keepdims=True)
 QUIET: Any = 0
@@ -90,6 +92,13 @@ class Unused(keras.layers.Layer):
 def few_rows() -> None:
     """The second batch has one row: one worker has none, and computes with a copy."""
     fit(spoilt(16)[:17], dense(), y=Y[:17])
+
+
+def planned() -> None:
+    """Records are known, each by its row."""
+    model = keras.Sequential([keras.Input((4,)), dense()])
+    model.compile("sgd", "mse")
+    model.fit(syrtos.data.from_arrays(spoilt(44), Y, batch_size=16), verbose=QUIET)
 
 
 def scaled() -> None:

@@ -21,7 +21,8 @@ import numpy as np
 import syrtos
 from syrtos.keras import state
 
-keras: Any = importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") else "keras")
+KERAS_2 = bool(os.environ.get("TF_USE_LEGACY_KERAS"))
+keras: Any = importlib.import_module("tf_keras" if KERAS_2 else "keras")
 OUT, DATA, *ENDS = sys.argv[1:]
 Path(OUT).mkdir(exist_ok=True)
 SAMPLES, BATCH = 211, 16
@@ -145,18 +146,23 @@ model = (Evaluated if DATA == "planned" else keras.Sequential)(
     [
         keras.layers.Dense(12, "relu"),
         keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.2),
+        *(
+            [] if KERAS_2 else [keras.layers.Dropout(0.2)]
+        ),  # there it draws from what TensorFlow counts inside of an operation
         keras.layers.Dense(1),
     ]
 )
-options = {"gradient_accumulation_steps": 2} if DATA == "generator" else {}
+options = {"gradient_accumulation_steps": 2} if DATA == "generator" and not KERAS_2 else {}
 several = {"steps_per_execution": 3} if DATA == "pipeline" else {}
-model.compile(keras.optimizers.Adam(0.01, **options), "mse", metrics=["mae"], **several)
+optimizer = keras.optimizers.Adam(0.01, **options)
+if KERAS_2:
+    optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, dynamic_growth_steps=9)
+model.compile(optimizer, "mse", metrics=["mae"], **several)
 end = End()
 stop = keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True)
 plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5)
 first = fit(model, 3, [end, Dies(), stop, plateau, keras.callbacks.CSVLogger(f"{OUT}/log.csv")])
-between = model.evaluate(*arrays(), verbose=0)
+between = [*model.evaluate(*arrays(), verbose=0), float(optimizer.loss_scale) if KERAS_2 else 1.0]
 model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mae")
 second = fit(model, 2, [end])
 if syrtos.rank() == 0:
