@@ -218,6 +218,25 @@ def gathers_parts(comm: Communicator) -> None:
                 assert (whole[start:stop] == dtype(rank + 1)).all()
 
 
+def sums_parts(comm: Communicator) -> None:
+    """Of workers that count unequally, one of them not at all; parts as of `gathers_parts`."""
+    for dtype in (np.float32, np.float64, np.float16):
+        sizes = [7, 3, 1_500_000 if dtype is np.float32 else 9000, 0]
+        bounds = [[share_of(size, rank, comm.size) for rank in range(comm.size)] for size in sizes]
+        bounds[1] = [(0, 3 if rank == comm.size - 1 else 0) for rank in range(comm.size)]
+        weight = float(comm.rank) if comm.size > 1 else 1.0
+        wholes = [np.arange(size).astype(dtype) % 5 * (comm.rank + 1) for size in sizes]
+        if comm.size > 1 and comm.rank == 0:
+            wholes = [np.full_like(whole, np.nan) for whole in wholes]
+        expected, total = comm.weighted_sum([whole.copy() for whole in wholes], weight)
+        assert total > 0
+        found = comm.weighted_part_sum(wholes, bounds, weight)
+        for part, whole, ranges in zip(found, expected, bounds, strict=True):
+            np.testing.assert_allclose(
+                part, whole[slice(*ranges[comm.rank])], rtol=2e-3 if dtype is np.float16 else 1e-6
+            )
+
+
 def sends_to_all(comm: Communicator) -> None:
     got, received = comm.alltoall(np.repeat(np.arange(comm.size), 2))
     np.testing.assert_array_equal(got, np.full(2 * comm.size, comm.rank))
@@ -303,8 +322,8 @@ def refuses_what_has_no_sum(comm: Communicator) -> None:
 
 CHECKS = [
     reduces, reduces_means, adds_adaptively, goes_on_with_those_who_have_data, keeps_shapes, reduces_alike_twice, weighs, lends,
-    goes_on_with_lent_results, ignores_workers_without_weight, sums_rows, gathers, broadcasts, scatters, gathers_parts, sends_to_all, moves_objects, splits,
-    explains_mistakes, refuses_what_has_no_sum, passes_by, leaves_early,
+    goes_on_with_lent_results, ignores_workers_without_weight, sums_rows, gathers, broadcasts, scatters, gathers_parts, sums_parts, sends_to_all,
+    moves_objects, splits, explains_mistakes, refuses_what_has_no_sum, passes_by, leaves_early,
     passes_by_those_who_have_joined,
 ]  # fmt: skip
 

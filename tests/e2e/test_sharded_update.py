@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import netns
 import pytest
 
 import forking
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
+LARGE = Path(__file__).parent / "scripts" / "large.py"
+SYRTOS = Path(sys.executable).with_name("syrtos")
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 BACKENDS = ["tensorflow", "torch", "jax"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -46,6 +50,45 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_it_trains_saves_and_loads_as_one_process_does(tmp_path: Path, alone: tuple[str, Any], workers: int) -> None:
     backend, expected = alone
     check_close(train(tmp_path, "plain", "--shard-update", backend=backend, workers=workers), expected)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("how", ["plain", "each"])
+def test_between_hosts_each_worker_sums_its_parts(tmp_path: Path, backend: str, how: str) -> None:
+    """As two workers of one host that update all. The gradient of the table in "plain" is rows: then all is summed, for the norm."""
+    expected = train(tmp_path / "whole", how, backend=backend)
+    folder = tmp_path / "hosts"
+    (folder / "files").mkdir(parents=True)
+    with netns.two_hosts_or_skip(None) as hosts:
+        options = [
+            *hosts.flags(1),
+            "--shard-update",
+            "--timeout",
+            "60",
+            "--env",
+            "KERAS_BACKEND",
+            "--run-dir",
+            str(folder / "run"),
+        ]
+        command = [str(SYRTOS), "run", *options, str(SCRIPT), str(folder / "files"), how]
+        done = hosts.run(command, env={**ENV, "KERAS_BACKEND": backend})
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_close(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))), expected)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_between_hosts_no_more_bytes_are_sent(backend: str) -> None:
+    """8 steps of 5M numbers."""
+    sent = {}
+    with netns.two_hosts_or_skip(None) as hosts:
+        for flags in ((), ("--shard-update",)):
+            before = hosts.sent_bytes(0)
+            options = [*hosts.flags(1), *flags, "--max-restarts", "0", "--check-every", "0", "--env", "KERAS_BACKEND"]
+            done = hosts.run([str(SYRTOS), "run", *options, str(LARGE)], env={**ENV, "KERAS_BACKEND": backend})
+            assert done.returncode == 0, done.stderr
+            sent[flags] = (hosts.sent_bytes(0) - before) / 1e6
+    assert sent[()] > 8 * 20 * 0.9
+    assert sent["--shard-update",] < 1.1 * sent[()]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

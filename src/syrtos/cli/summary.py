@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos.launch import generations
+from syrtos.observe.forecast import GATHER
 from syrtos.observe.report import SHARES, Summary, summarize
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _INPUT_BOUND = 0.1
 _NETWORK_BOUND = 0.3
+_UPDATE_BOUND, _WORTH_SHARDING = 0.15, 0.05
 _WORTH_A_WORD = 5.0  # seconds
 _BAD_SHOWN = 10
 _ADVICE = {
@@ -49,6 +51,7 @@ def print_table(run_dir: Path) -> None:
         console = Console(stderr=True, highlight=False)
         console.print(_table(summary))
         _print_about_network(console, summary)
+        _print_about_update(console, summary)
         _print_about_data(console, summary, folders)
 
 
@@ -61,6 +64,23 @@ def _print_about_network(console: Console, summary: Summary) -> None:
         console.print(
             f"[yellow]network-bound[/]: {share:.0%} of the time of training went into exchanges and waiting for them. On a slow network `--compress auto` "
             "or `--sync-every 32` sends less: see docs/slow-networks.md.",
+            soft_wrap=True,
+        )
+
+
+def _print_about_update(console: Console, summary: Summary) -> None:
+    """Whether dividing the optimizer's update would have paid. Gathering its parts, and passing over the new values, took as long as gathering four times, in
+    runs of an MLP on TensorFlow and torch (docs/performance.md). Between hosts it does not pay."""
+    facts, training = summary.facts, summary.training_seconds
+    update = summary.shares["update"] * summary.seconds
+    saved = update * (1 - 1 / max(summary.workers, 1)) - 4 * summary.steps * GATHER * facts.get("gradient_bytes", 0)
+    divisible = facts.get("optimizer_state", 0) / 1e6
+    pays = saved > _WORTH_SHARDING * training and update > max(_UPDATE_BOUND * training, _WORTH_A_WORD)
+    if divisible and pays and "hosts" not in facts:
+        console.print(
+            f"[yellow]update-bound[/]: {update / training:.0%} of the time of training went into the optimizer's update. `--shard-update` divides it among the "
+            f"workers (about {saved / training:.0%} less time), and each keeps {divisible / summary.workers:,.0f} of {divisible:,.0f} MB of the optimizer's "
+            "state.",
             soft_wrap=True,
         )
 

@@ -66,6 +66,7 @@ class Communicator(abc.ABC):
         rank: this worker's number in the group.
         size: the number of workers in the group.
         meetings: operations so far; equal on all workers between two operations.
+        sums: of gradients, by `weighted_sum`, so far; and ``summed`` the bytes of their parts.
         background: makes exchanges while this worker computes; any other operation begins when they are over.
     """
 
@@ -73,6 +74,7 @@ class Communicator(abc.ABC):
         self.rank = rank
         self.size = size
         self.meetings = 0
+        self.sums = self.summed = 0
         self.background = Background()
 
     # -- public exchanges -----------------------------------------------------------------------
@@ -110,6 +112,7 @@ class Communicator(abc.ABC):
         """
         dtype, sizes = parts[0].dtype, ",".join(str(part.size) for part in parts)
         weights = self.agree(f"exchange {dtype} {sizes}{' lent' * lend}", weight)
+        self.sums, self.summed = self.sums + 1, self.summed + sum(part.nbytes for part in parts)
         total = float(sum(weights))
         shares = [w / total if total else 0.0 for w in weights]
         return self.reduced(parts, ReduceOp.SUM, shares, lend), total
@@ -158,6 +161,23 @@ class Communicator(abc.ABC):
         self.agree(f"gather parts {wholes[0].dtype} {','.join(str(whole.size) for whole in wholes)}")
         if self.size > 1:
             self._gather_parts(wholes, bounds)
+
+    def weighted_part_sum(self, wholes: Sequence[Array], bounds: Bounds, weight: float) -> list[Array]:
+        """`weighted_sum` of which each worker gets its own part of each array: between hosts that takes half the bytes.
+
+        Args:
+            wholes: flat arrays of one floating dtype; the same sizes on every worker.
+            bounds: as of `gather_parts`.
+            weight: as of `weighted_sum`.
+
+        Returns:
+            New arrays, each of as many elements as this worker's part has.
+        """
+        sizes = ",".join(str(whole.size) for whole in wholes)
+        weights = self.agree(f"sum parts {wholes[0].dtype} {sizes}", weight)
+        self.sums, self.summed = self.sums + 1, self.summed + sum(whole.nbytes for whole in wholes)
+        total = float(sum(weights))
+        return self._reduce_to_parts(wholes, bounds, [w / total if total else 0.0 for w in weights])
 
     def alltoall(self, array: npt.ArrayLike, splits: Sequence[int] | None = None) -> tuple[Array, list[int]]:
         """Sends the ``i``-th group of rows to worker ``i``.
@@ -304,6 +324,11 @@ class Communicator(abc.ABC):
         """The same for 16-bit floats."""
         result = self.sum_of_halves(np.concatenate(parts), op, shares)
         return np.split(result, np.cumsum([part.size for part in parts])[:-1])
+
+    def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
+        """See `weighted_part_sum`; worker ``r``'s arrays are scaled by ``shares[r]``."""
+        sums = self.reduced(wholes, ReduceOp.SUM, shares, lend=True)
+        return [total[slice(*ranges[self.rank])].copy() for total, ranges in zip(sums, bounds, strict=True)]
 
     @abc.abstractmethod
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
-from syrtos.comm.communicator import Array, ReduceOp
+from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp, is_half
 from syrtos.comm.mpi import MPICommunicator
 from syrtos.comm.shared_memory import SharedMemoryCommunicator
 from syrtos.comm.watchdog import Watchdog
@@ -29,6 +29,11 @@ class HierarchicalCommunicator(MPICommunicator):
         carries = self.host.rank < self.lanes
         lane = comm.Split(self.host.rank if carries else MPI.UNDEFINED, comm.Get_rank())
         self.lane = MPICommunicator(lane, self.watchdog) if carries else None
+        # For each host its workers, by their ranks here; none where hosts hold different numbers of workers.
+        self._hosts: list[list[int]] = []
+        if comm.allreduce(self.host.size, MPI.MAX) == self.lanes and self.lane:
+            lanes = host.allgather(self.lane.comm.allgather(self.rank))
+            self._hosts = [list(ranks) for ranks in zip(*lanes, strict=True)]
 
     def split(self, color: int) -> MPICommunicator:
         return communicator_over(self.comm.Split(color, self.rank), self.watchdog)
@@ -60,6 +65,26 @@ class HierarchicalCommunicator(MPICommunicator):
             return self.host.reduce_through_window(wide, op, shares[self.rank], self.lanes, carry)
 
         return self.in_float32(reduce, parts, op, shares)
+
+    def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
+        """Inside the host all of the sum; of that each worker sends its peers of the same local rank their parts."""
+        if not self._hosts or self.lane is None or is_half(wholes[0].dtype):
+            return Communicator._reduce_to_parts(self, wholes, bounds, shares)
+        sums = self.host.reduce_through_window(wholes, ReduceOp.SUM, shares[self.rank], self.host.size, lend=True)
+        return self.lane.sum_parts(sums, self._of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
+
+    def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
+        """From peers of the same local rank on the other hosts, and then inside the host."""
+        if not self._hosts or self.lane is None:
+            super()._gather_parts(wholes, bounds)
+            return
+        self.lane._gather_parts(wholes, self._of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
+        for ranks in self._hosts:
+            self.host._gather_parts(wholes, self._of(bounds, ranks))
+
+    def _of(self, bounds: Bounds, ranks: Sequence[int]) -> Bounds:
+        """The bounds of some workers' parts."""
+        return [[ranges[rank] for rank in ranks] for ranges in bounds]
 
 
 def communicator_over(comm: MPI.Comm, watchdog: Watchdog | None = None) -> MPICommunicator:

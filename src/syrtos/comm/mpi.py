@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import pool
-from syrtos.comm.communicator import UFUNC, Array, Communicator, ReduceOp, scaled_copy
+from syrtos.comm.communicator import UFUNC, Array, Bounds, Communicator, ReduceOp, is_half, scaled_copy
 from syrtos.comm.watchdog import Watchdog
 
 _OPS = {
@@ -53,13 +54,8 @@ class MPICommunicator(Communicator):
     def sum_in_place(self, array: Array, op: ReduceOp = ReduceOp.SUM) -> None:
         """Reduces a contiguous array over the group, in place."""
         flat, step = array.reshape(-1), max(PIECE // array.itemsize, 1)
-        flying: list[Callable[[], None]] = []
-        for start in range(0, flat.size, step):
-            if len(flying) == IN_FLIGHT:
-                flying.pop(0)()
-            flying.append(self.start_sum(flat[start : start + step], op))
-        for finish in flying:
-            finish()
+        pieces = [flat[start : start + step] for start in range(0, flat.size, step)]
+        _in_flight([functools.partial(self.start_sum, piece, op) for piece in pieces])
 
     def start_sum(self, array: Array, op: ReduceOp) -> Callable[[], None]:
         """Begins to reduce a flat array in place; it is done when the returned function returns."""
@@ -108,26 +104,112 @@ class MPICommunicator(Communicator):
         return results
 
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
+        return self._start_allgather(array, rows)()
+
+    def _start_allgather(self, array: Array, rows: Sequence[int]) -> Callable[[], Array]:
+        """Begins to gather; the returned function waits for the result."""
         result = np.empty((sum(rows), *array.shape[1:]), array.dtype)
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         counts = [n * row_bytes for n in rows]
         request = self.comm.Iallgatherv(as_bytes(array), [as_bytes(result), counts, _starts(counts), MPI.BYTE])
-        self.wait(request, f"allgather of {result.nbytes} bytes")
-        return result
+        return self._finishing(request, result, f"allgather of {result.nbytes} bytes")
+
+    def _finishing(self, request: MPI.Request, result: Array, call: str) -> Callable[[], Array]:
+        """What waits for a request, which keeps the arrays that MPI reads and writes, and gives its result."""
+
+        def finish() -> Array:
+            self.wait(request, call)
+            return result
+
+        return finish
+
+    def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
+        if is_half(wholes[0].dtype):
+            return super()._reduce_to_parts(wholes, bounds, shares)
+        scaled = []
+        for whole in wholes:
+            scaled.append(pool.empty_like(whole))
+            scaled_copy(whole, shares[self.rank], scaled[-1])
+        return self.sum_parts(scaled, bounds)
+
+    def sum_parts(self, wholes: Sequence[Array], bounds: Bounds) -> list[Array]:
+        """The sum over the group of this worker's part of each array, in the order of ranks."""
+        sent = [_part(wholes, bounds, rank) for rank in range(self.size)]
+        result, step = np.empty_like(sent[self.rank]), max(PIECE // wholes[0].itemsize // self.size, 1)
+
+        def start(begin: int) -> Callable[[], None]:
+            pieces = [part[begin : begin + step] for part in sent]
+            target = result[begin : begin + step]
+            lengths = [len(piece) for piece in pieces]
+            finish = self._start_alltoall(np.concatenate(pieces), lengths, [len(target)] * self.size)
+
+            def land() -> None:
+                np.add.reduce(finish().reshape(self.size, -1), axis=0, out=target)
+
+            return land
+
+        _in_flight([functools.partial(start, begin) for begin in range(0, max(map(len, sent)), step)])
+        return np.split(
+            result, np.cumsum([stop - start for start, stop in (ranges[self.rank] for ranges in bounds)])[:-1]
+        )
+
+    def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
+        """In pieces: see `IN_FLIGHT`."""
+        mine = _part(wholes, bounds, self.rank)
+        counts = [sum(stop - start for start, stop in ranges) for ranges in zip(*bounds, strict=True)]
+        parts = [mine if rank == self.rank else np.empty(count, mine.dtype) for rank, count in enumerate(counts)]
+        step = max(PIECE // mine.itemsize // self.size, 1)
+
+        def start(begin: int) -> Callable[[], None]:
+            lengths = [len(part[begin : begin + step]) for part in parts]
+            finish = self._start_allgather(mine[begin : begin + step], lengths)
+
+            def land() -> None:
+                for part, piece in zip(parts, np.split(finish(), np.cumsum(lengths)[:-1]), strict=True):
+                    part[begin : begin + step] = piece
+
+            return land
+
+        _in_flight([functools.partial(start, begin) for begin in range(0, max(counts), step)])
+        for rank, part in enumerate(parts):
+            at = 0
+            for whole, ranges in zip(wholes, bounds, strict=True) if rank != self.rank else ():
+                first, last = ranges[rank]
+                whole[first:last] = part[at : at + last - first]
+                at += last - first
 
     def _broadcast(self, array: Array, root: int) -> Array:
         self.wait(self.comm.Ibcast(as_bytes(array), root), f"broadcast of {array.nbytes} bytes")
         return array
 
     def _alltoall(self, array: Array, sent: Sequence[int], received: Sequence[int]) -> Array:
+        return self._start_alltoall(array, sent, received)()
+
+    def _start_alltoall(self, array: Array, sent: Sequence[int], received: Sequence[int]) -> Callable[[], Array]:
+        """Begins to exchange groups of rows; the returned function waits for the result."""
         result = np.empty((sum(received), *array.shape[1:]), array.dtype)
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         out, into = [n * row_bytes for n in sent], [n * row_bytes for n in received]
         request = self.comm.Ialltoallv(
             [as_bytes(array), out, _starts(out), MPI.BYTE], [as_bytes(result), into, _starts(into), MPI.BYTE]
         )
-        self.wait(request, f"alltoall of {array.nbytes} bytes")
-        return result
+        return self._finishing(request, result, f"alltoall of {result.nbytes} bytes")
+
+
+def _part(wholes: Sequence[Array], bounds: Bounds, rank: int) -> Array:
+    """A worker's parts of all arrays, one after the other."""
+    return np.concatenate([whole[slice(*ranges[rank])] for whole, ranges in zip(wholes, bounds, strict=True)])
+
+
+def _in_flight(starts: Sequence[Callable[[], Callable[[], None]]]) -> None:
+    """Begins some exchanges one after the other, of which so many are under way at once, and ends all of them."""
+    flying: list[Callable[[], None]] = []
+    for start in starts:
+        if len(flying) == IN_FLIGHT:
+            flying.pop(0)()
+        flying.append(start())
+    for finish in flying:
+        finish()
 
 
 def as_bytes(array: Array) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import pool, segments
-from syrtos.comm.communicator import UFUNC, Array, Bounds, ReduceOp, scaled_copy, share_of
+from syrtos.comm.communicator import UFUNC, Array, Bounds, Communicator, ReduceOp, scaled_copy, share_of
 from syrtos.comm.mpi import IN_FLIGHT, PIECE, MPICommunicator
 from syrtos.comm.watchdog import Watchdog
 from syrtos.comm.windows import Windows
@@ -53,6 +53,9 @@ class SharedMemoryCommunicator(MPICommunicator):
 
     def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         return self.in_float32(self._reduce, parts, op, shares)
+
+    def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
+        return Communicator._reduce_to_parts(self, wholes, bounds, shares)
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
         """In pieces, which stay in the caches."""

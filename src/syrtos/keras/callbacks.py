@@ -26,6 +26,7 @@ from syrtos.keras import (
     recovery,
     replicas,
     rollback,
+    sharding,
     snapshot,
     state,
     temporary,
@@ -160,6 +161,7 @@ class BeforeUsers(_Quiet):
         self._ledger.begin_step("predict", "callbacks")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._ledger.updated_since_sum()
         self._ledger.become("callbacks")
         self._last.step_is_over(batch)
 
@@ -198,6 +200,7 @@ class AfterUsers(_Quiet):
         self._protection: recovery.Protection | None = None
         self._notice = finite.Notice()
         self._rounds: local_steps.Rounds | None = None
+        self._before = (0, 0, 0)  # of this `fit`: meetings, sums and their bytes
 
     # -- training ------------------------------------------------------------------------------
 
@@ -217,6 +220,7 @@ class AfterUsers(_Quiet):
         self._forget_what_was_not_sent()
         self._rollback = rollback.Rollback(self.model) if rollback.is_asked() and self.model is not None else None
         self._session.ledger.become("build")
+        self._before = self._exchanged(comm)
         if self._protection:
             self._protection.begin()
 
@@ -288,6 +292,7 @@ class AfterUsers(_Quiet):
         if comm.size > 1:
             with self._session.ledger.span("exchange"):
                 state.check_equal(comm, variables, self._steps)
+            self._say_what_was_exchanged(comm)
         if self._stream:
             self._stream.close()
         if self._protection:
@@ -389,6 +394,23 @@ class AfterUsers(_Quiet):
         is_new = updates is None or not int(state.memory_of(updates))
         if any(self._session.comm.agree("a new optimizer?", float(is_new))):
             compression.forget(state.held(snapshot.trainable(self.model)))
+
+    def _exchanged(self, comm: Communicator) -> tuple[int, int, int]:
+        return comm.meetings, comm.sums, comm.summed
+
+    def _say_what_was_exchanged(self, comm: Communicator) -> None:
+        """In a step, in the mean, for a forecast; and what `--shard-update` would divide."""
+        if not self._steps or asynchronous.own():
+            return
+        each = [(now - before) / self._steps for now, before in zip(self._exchanged(comm), self._before, strict=True)]
+        optimizer = getattr(self.model, "optimizer", None)
+        state_bytes = 0 if sharding.is_asked() or self._rounds else sharding.divisible(optimizer)
+        self._session.ledger.say(
+            meetings=round(each[0], 2),
+            gradient_sums=round(each[1], 2),
+            gradient_bytes=round(each[2]),
+            optimizer_state=state_bytes,
+        )
 
     def _check_built(self) -> None:
         """A model that its first step has built was not compared before."""

@@ -33,11 +33,19 @@ Record = tuple[int, str, int]
 class _LeftOut:
     """The updates that this process has left out."""
 
-    number = 0
-    in_a_row: dict[int, int] = {}
-    in_step = False
-    batch = ""  # of `fit`, in words
-    records: Callable[[], Sequence[Record]] = list  # of this worker's share of it
+    def __init__(self) -> None:
+        self.number = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Of a `fit`: none yet."""
+        self.in_a_row: dict[int, int] = {}
+        self.in_step = False
+        self.batch = ""  # of `fit`, in words
+        self.records: Callable[[], Sequence[Record]] = list  # of this worker's share of it
+
+
+_left_out = _LeftOut()
 
 
 def is_asked() -> bool:
@@ -52,24 +60,24 @@ def leaves_out() -> bool:
 
 def number_left_out() -> int:
     """How many updates this process has left out so far."""
-    return _LeftOut.number
+    return _left_out.number
 
 
 def begin() -> None:
     """A `fit` begins, which has left out none, or ends."""
-    _LeftOut.in_a_row, _LeftOut.in_step, _LeftOut.batch, _LeftOut.records = {}, False, "", list
+    _left_out.begin()
 
 
 def batch_begins(epoch: int, batch: int, steps: int, records: Callable[[], Sequence[Record]] = list) -> None:
     """A call of the training function begins, of so many batches; epochs and batches count from 0. ``records`` gives those of this worker's shares of
     them, where they are known, once they have been drawn."""
     batches = f"batch {batch + 1}" if steps == 1 else f"batches {batch + 1} to {batch + steps}"
-    _LeftOut.batch, _LeftOut.records = f" ({batches} of epoch {epoch + 1})", records
+    _left_out.batch, _left_out.records = f" ({batches} of epoch {epoch + 1})", records
 
 
 def step_is_left_out(comm: Communicator) -> bool:
     """At the end of a step, by all workers: whether one of them has left out an update in it."""
-    mine, _LeftOut.in_step = _LeftOut.in_step, False
+    mine, _left_out.in_step = _left_out.in_step, False
     return any(comm.agree("an update was left out?", float(mine)))
 
 
@@ -105,15 +113,15 @@ def look(
     which = id(variables[0]) if variables else 0
     compression.update_is_decided(state.held(variables), is_made=all(finite))
     if all(finite):
-        _LeftOut.in_a_row[which] = 0
+        _left_out.in_a_row[which] = 0
         return True
     gradient = _described(comm, variables, finite, all(own))
     if not leaves_out():
         raise NonFiniteError(
-            f"Update {update}{_LeftOut.batch} was stopped: {gradient}, and was not applied. {_ADVICE} Without `--on-nan stop` training goes on, as in "
+            f"Update {update}{_left_out.batch} was stopped: {gradient}, and was not applied. {_ADVICE} Without `--on-nan stop` training goes on, as in "
             "plain Keras; with `--on-nan skip` it goes on without this batch."
         )
-    _leave_out(which, f"update {update}{_LeftOut.batch} was left out: {gradient}")
+    _leave_out(which, f"update {update}{_left_out.batch} was left out: {gradient}")
     return False
 
 
@@ -125,7 +133,7 @@ def stop(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[b
     """
     if not all(finite):
         raise NonFiniteError(
-            f"An update of accumulated gradients{_LeftOut.batch} was stopped: {_described(comm, variables, finite, all(own))}, and was not applied. {_ADVICE}"
+            f"An update of accumulated gradients{_left_out.batch} was stopped: {_described(comm, variables, finite, all(own))}, and was not applied. {_ADVICE}"
         )
 
 
@@ -133,12 +141,12 @@ _ADVICE = "Look at the batch, lower the learning rate, or keep what the loss div
 
 
 def _leave_out(which: int, what: str) -> None:
-    in_a_row = _LeftOut.in_a_row[which] = _LeftOut.in_a_row.get(which, 0) + 1
-    _LeftOut.number, _LeftOut.in_step = _LeftOut.number + 1, True
+    in_a_row = _left_out.in_a_row[which] = _left_out.in_a_row.get(which, 0) + 1
+    _left_out.number, _left_out.in_step = _left_out.number + 1, True
     session = world.current()
-    session.ledger.say(left_out=_LeftOut.number)
-    if session.world.rank == 0 and _LeftOut.number <= _TOLD:
-        more = " Further ones are counted, and have no line." if _LeftOut.number == _TOLD else ""
+    session.ledger.say(left_out=_left_out.number)
+    if session.world.rank == 0 and _left_out.number <= _TOLD:
+        more = " Further ones are counted, and have no line." if _left_out.number == _TOLD else ""
         print(f"syrtos: {what}.{more}", file=sys.stderr)
     if in_a_row > _MOST_IN_A_ROW:
         raise NonFiniteError(
@@ -160,7 +168,7 @@ def _name(variable: Any) -> str:
 def _cause(comm: Communicator | None, is_finite: bool) -> str:
     """The workers whose shares are not finite, and the records of these where they are known."""
     rank = world.current().world.rank
-    records = [] if is_finite else list(_LeftOut.records())
+    records = [] if is_finite else list(_left_out.records())
     if records:
         _write(records)
     if comm is None or comm.size == 1:
@@ -194,7 +202,7 @@ def _write(records: Sequence[Record]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     found = [{"index": index, "file": file, "offset": place} for index, file, place in records]
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"batch": _LeftOut.batch.strip(" ()"), "records": found}) + "\n")
+        file.write(json.dumps({"batch": _left_out.batch.strip(" ()"), "records": found}) + "\n")
 
 
 def _list_of(rank: int) -> Path | None:

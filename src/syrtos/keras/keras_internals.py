@@ -60,7 +60,7 @@ def updates_of(optimizer: Any) -> Any:
 def loss_scale_of(optimizer: Any) -> list[Any]:
     """The variables of a `LossScaleOptimizer` of Keras 2 for its scale, which its `variables` leave out."""
     scale = getattr(optimizer, "_loss_scale", None)
-    return [scale._current_loss_scale, scale._counter] if hasattr(scale, "_current_loss_scale") else []
+    return [getattr(scale, name) for name in ("_current_loss_scale", "_counter") if hasattr(scale, name)]
 
 
 def accumulated_by(optimizer: Any) -> list[Any]:

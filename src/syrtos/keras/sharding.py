@@ -25,7 +25,7 @@ from syrtos.keras import backend, keras_internals, partition, snapshot, state
 from syrtos.keras.partition import Part
 from syrtos.keras.patching import Method, Patch
 
-_SHARDING = "_syrtos_sharding"
+_SHARDING, _IN_PARTS = "_syrtos_sharding", "_syrtos_in_parts"
 # Set on what stands for a part of a variable in an update.
 OWNER = "_syrtos_owner"
 # Of these optimizers an update looks at a variable as a whole, but at no other.
@@ -44,6 +44,15 @@ class _Within:
 def is_asked() -> bool:
     """Whether optimizers are sharded in this run."""
     return world.joined() and world.current().options.shard_update and world.sharing().world.size > 1
+
+
+def divisible(optimizer: Any) -> int:
+    """Bytes of an optimizer's state that `--shard-update` would divide among the workers."""
+    known = type(optimizer).__name__ in keras_internals.ELEMENTWISE | _BY_VARIABLE
+    if not known or not type(optimizer).__module__.startswith("keras."):
+        return 0
+    slots = [v for v in state.variables_of(optimizer) if len(v.shape)]  # others count updates, or are the learning rate
+    return sum(math.prod(v.shape) * dtype_of(state.dtype_name(v)).itemsize for v in slots)
 
 
 class Sharding:
@@ -85,6 +94,39 @@ class Sharding:
     def gather(self, wholes: Sequence[Array], variables: Sequence[Any]) -> None:
         """Fills in the other workers' parts of flat arrays of one dtype, which hold values of ``variables``."""
         self.comm.gather_parts(wholes, [self.bounds_of(v) for v in variables])
+
+
+def bounds_between_hosts(
+    optimizer: Any, variables: Sequence[Any], has_rows: bool = False
+) -> Sequence[Sequence[tuple[int, int]]]:
+    """For each of some variables the bounds of its parts, where the sum of a worker's part of a gradient is all that it needs: that sends half the bytes
+    between hosts. Empty where all is needed, or nothing saved. What is found is remembered, for `clipped_in_parts`.
+
+    Args:
+        optimizer: that takes the gradients.
+        variables: of the gradients.
+        has_rows: whether some gradients list rows, which are summed whole.
+    """
+    found, options = of(optimizer), world.current().options
+    by_parts = found is not None and not found.by_variable and all(map(found.knows, variables))
+    is_plain = options.on_nan == "warn" and options.compress == "none" and not (has_rows and _has_norms(optimizer))
+    bounds = [found.bounds_of(v) for v in variables] if found and by_parts and is_plain and _several_hosts() else []
+    object.__setattr__(optimizer, _IN_PARTS, bool(bounds))
+    return bounds
+
+
+def _several_hosts() -> bool:
+    return world.current().world.node_count > 1
+
+
+def _has_norms(optimizer: Any) -> bool:
+    return bool(optimizer.clipnorm or optimizer.global_clipnorm)
+
+
+def clipped_in_parts(optimizer: Any) -> Communicator | None:
+    """The workers of which each has its part of the gradients that are to be clipped by norms; None where each has all, or norms don't matter."""
+    found = of(optimizer)
+    return found.comm if found and getattr(optimizer, _IN_PARTS, False) and _has_norms(optimizer) else None
 
 
 def of(optimizer: Any) -> Sharding | None:

@@ -13,7 +13,8 @@ import keras
 from keras import ops
 
 from syrtos.comm import world
-from syrtos.keras import backend, shares
+from syrtos.comm.communicator import Communicator
+from syrtos.keras import backend, sharding, shares
 from syrtos.keras.patching import Method, Patch
 
 # -- optimizers: reduce, then clip, then check ---------------------------------------------------------
@@ -21,9 +22,23 @@ from syrtos.keras.patching import Method, Patch
 
 def _reduce_then_clip(original: Method) -> Method:
     def clip_gradients(self: Any, grads: list[Any]) -> list[Any]:
-        return original(self, backend.active().reduced(self, grads))
+        reduced = list(backend.active().reduced(self, grads))
+        workers = sharding.clipped_in_parts(self)
+        return original(self, reduced) if workers is None else _clipped_in_parts(self, reduced, workers)
 
     return clip_gradients
+
+
+def _clipped_in_parts(optimizer: Any, grads: list[Any], comm: Communicator) -> list[Any]:
+    """Parts of gradients, clipped by the norms of the whole with the formulas of Keras (3.15.1)."""
+    squares = ops.stack([ops.sum(ops.square(gradient)) for gradient in grads])
+    squares = backend.active().on_host(comm.allreduce, squares, (len(grads),))
+    if optimizer.clipnorm:
+        factors = optimizer.clipnorm / ops.maximum(ops.sqrt(squares), optimizer.clipnorm)
+        return [gradient * factors[index] for index, gradient in enumerate(grads)]
+    norm: Any = ops.sqrt(ops.sum(squares))
+    factor = optimizer.global_clipnorm * ops.minimum(1.0 / norm, 1.0 / optimizer.global_clipnorm) + (norm - norm)
+    return [gradient * factor for gradient in grads]
 
 
 def _check_finite_everywhere(original: Method) -> Method:

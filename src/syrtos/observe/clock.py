@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["start", "build", "trace", "input", "compute", "exchange", "wait", "callbacks", "checkpoint", "rest"]
+Kind = Literal[
+    "start", "build", "trace", "input", "compute", "update", "exchange", "wait", "callbacks", "checkpoint", "rest"
+]
 KINDS: tuple[Kind, ...] = (
-    "start", "build", "trace", "input", "compute", "exchange", "wait", "callbacks", "checkpoint", "rest",
+    "start", "build", "trace", "input", "compute", "update", "exchange", "wait", "callbacks", "checkpoint", "rest",
 )  # fmt: skip
 Phase = Literal["script", "loop", "fit", "train", "test", "predict"]
 
@@ -66,6 +68,7 @@ class Clock:
         self._now = now
         self._since = now() - age
         self._moved = 0.0  # seconds since then that `spend` has counted
+        self._marked: float | None = None
         self._lock = threading.RLock()  # a signal handler of the script may save a model in the middle of a tick
         self._home = self._thread = threading.get_ident()
         self.parts = [Part("script", "start")]
@@ -85,7 +88,7 @@ class Clock:
         with self._lock:
             now, part = self._now(), self.parts[-1]
             part.add(part.kind, now - self._since - self._moved)
-            self._since, self._moved = now, 0.0
+            self._since, self._moved, self._marked = now, 0.0, None
 
     def become(self, kind: Kind) -> None:
         """From now on the time of the uppermost part is of this kind."""
@@ -97,10 +100,26 @@ class Clock:
         """Attributes seconds of the time since the last change to ``kind``; time that was attributed before is not counted again."""
         with self._lock:
             part = self.parts[-1]
-            seconds = min(seconds, self._now() - self._since - self._moved)
+            seconds = min(seconds, self._open())
             if seconds > 0 and part.kind != "start":
                 part.add(kind, seconds)
                 self._moved += seconds
+
+    def mark(self) -> None:
+        """Remembers this moment of the step that goes on, for `spend_since_mark`; from any thread."""
+        with self._lock:
+            self._marked = self._open()
+
+    def spend_since_mark(self, kind: Kind) -> None:
+        """Attributes what was not attributed of the time since the mark, if the step that goes on has one, to ``kind``."""
+        with self._lock:
+            marked, self._marked = self._marked, None
+            if marked is not None:
+                self.spend(kind, self._open() - marked)
+
+    def _open(self) -> float:
+        """Seconds since the last change that `spend` has not counted."""
+        return self._now() - self._since - self._moved
 
     def begin(self, phase: Phase, kind: Kind, is_step: bool = False) -> Part | None:
         """Opens a part on top of the others, which stand still until it is closed; None where the clock follows another thread."""

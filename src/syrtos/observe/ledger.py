@@ -142,13 +142,21 @@ class Ledger:
         """Says, from any thread, that so many of the seconds that have just passed went into ``kind``."""
         self.clock.spend(kind, seconds)
 
+    def summed(self) -> None:
+        """Says, from any thread, that a step in a graph has summed gradients: what comes after its last sum, but for other exchanges, is its update."""
+        self.clock.mark()
+
+    def updated_since_sum(self) -> None:
+        """The time since the last sum of the step that goes on went into the optimizer's update. Without one nothing is known."""
+        self.clock.spend_since_mark("update")
+
     def count(self, samples: float) -> None:
         """The step that goes on has so many samples of this worker."""
         self.clock.top.samples += samples
 
     # -- lines ---------------------------------------------------------------------------------
 
-    def say(self, **facts: str | int) -> None:
+    def say(self, **facts: str | float) -> None:
         """Writes down how something is done in this run, e.g. ``input="planned"``, or where it goes on: ``trained``, the steps before."""
         self._write({"phase": "facts", **facts})
 

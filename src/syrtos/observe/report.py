@@ -19,6 +19,7 @@ SHARES = {
     "trace": "tracing",
     "input": "input",
     "compute": "compute",
+    "update": "update",
     "exchange": "exchange",
     "wait": "waiting",
     "callbacks": "callbacks",

@@ -1,6 +1,7 @@
 """Training with an optimizer whose state is divided: prints what a script can see of it as a line of JSON.
 
-Arguments: a folder, and whether worker 1 is killed in it once ("killed"), or the script changes weights in place ("changed").
+Arguments: a folder, and whether worker 1 is killed in it once ("killed"), the script changes weights in place ("changed"), or gradients are clipped each by
+its own norm ("each") and there is no table, whose gradient would be rows.
 """
 
 import json
@@ -45,7 +46,8 @@ def build() -> keras.Model:
     """Kernels that are cut by rows (256 KB: memory of results is lent), a kernel of a convolution that is cut within them, a table whose gradient is rows."""
     images, words = keras.Input((8, 8, 3)), keras.Input((4,), dtype="int32")
     shapes = keras.layers.Flatten()(keras.layers.Conv2D(8, 3, activation="relu")(images))
-    texts = keras.layers.Flatten()(keras.layers.Embedding(90, 6)(words))
+    table = keras.layers.Embedding(90, 6) if HOW != "each" else keras.layers.CategoryEncoding(90, "one_hot")
+    texts = keras.layers.Flatten()(table(words))
     shapes = Scaled()(shapes)
     wide = keras.layers.Dense(256, "relu")(keras.layers.Concatenate()([shapes, texts]))
     kind = Moving if HOW == "changed" else keras.Model
@@ -81,7 +83,8 @@ class Changed(keras.callbacks.Callback):
 
 
 model = build()
-optimizer = keras.optimizers.AdamW(2e-3, weight_decay=0.01, global_clipnorm=1.0, use_ema=True, ema_momentum=0.9)
+clip: Any = {"clipnorm": 0.1} if HOW == "each" else {"global_clipnorm": 1.0}
+optimizer = keras.optimizers.AdamW(2e-3, weight_decay=0.01, use_ema=True, ema_momentum=0.9, **clip)
 optimizer.exclude_from_weight_decay(var_names=["bias"])
 model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 saved = FOLDER / "each.keras"

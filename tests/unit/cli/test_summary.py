@@ -85,6 +85,30 @@ def test_hosts_that_wait_for_their_network_are_told_what_helps(
 
 
 @pytest.mark.parametrize(
+    ("update", "facts", "is_told"),
+    [
+        (0.2, {"optimizer_state": 6e8}, True),
+        (0.1, {"optimizer_state": 6e8}, False),
+        (0.2, {"optimizer_state": 0}, False),
+        (0.2, {"optimizer_state": 6e8, "hosts": 2}, False),
+        (0.2, {"optimizer_state": 6e8, "gradient_bytes": 3e8}, False),  # gathering would cost what is saved
+    ],
+)
+def test_a_run_that_spends_its_time_in_updates_is_told_what_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], update: float, facts: dict[str, Any], is_told: bool
+) -> None:
+    for rank in range(2):
+        train(tmp_path, rank, waited=0.0, update=update, compute=1 - update)
+    with ledger_path(tmp_path, 0).open("a") as file:
+        file.write(json.dumps({"phase": "facts", **facts}) + "\n")
+    print_summary(tmp_path)
+    screen = capsys.readouterr().err
+    advice = "update-bound: 20% of the time of training went into the optimizer's update. `--shard-update` divides it among the workers (about 10% less time)"
+    assert (advice in screen) is is_told
+    assert ("each keeps 300 of 600 MB" in screen) is is_told
+
+
+@pytest.mark.parametrize(
     ("facts", "says"),
     [
         (

@@ -83,6 +83,32 @@ def test_no_more_is_spent_than_there_was(hands: Hands) -> None:
     assert clock.top.seconds == {"start": 0.0, "compute": 0.0, "exchange": 1.5, "input": 0.5}
 
 
+def test_what_is_left_since_a_mark(hands: Hands) -> None:
+    clock = Clock(now=hands)
+    clock.begin("train", "compute", is_step=True)
+    hands.now += 2.0
+    clock.mark()
+    hands.now += 3.0
+    clock.spend("exchange", 1.0)
+    clock.spend_since_mark("update")
+    clock.spend_since_mark("update")  # once
+    clock.tick()
+    assert clock.top.seconds == {"exchange": 1.0, "update": 2.0, "compute": 2.0}
+
+
+def test_a_mark_is_of_its_step(hands: Hands) -> None:
+    clock = Clock(now=hands)
+    clock.begin("train", "compute", is_step=True)
+    clock.mark()
+    hands.now += 1.0
+    part = clock.begin("test", "compute", is_step=True)
+    hands.now += 1.0
+    clock.spend_since_mark("update")
+    assert part is not None
+    clock.end(part)
+    assert part.seconds == {"compute": 1.0}
+
+
 def test_the_start_is_not_divided(hands: Hands) -> None:
     clock = Clock(1.0, hands)
     clock.spend("wait", 1.0)

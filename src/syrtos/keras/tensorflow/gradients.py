@@ -16,7 +16,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import finite, keras_internals, local_steps, state
+from syrtos.keras import finite, keras_internals, local_steps, sharding, state
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.tensorflow.step import StepScope, current_step
 
@@ -55,6 +55,7 @@ class Reduction:
         local: variables that each worker trains by itself, under `state.identity`.
         local_factor: what their gradients are multiplied by.
         lend: reduced gradients may be memory that all workers of the host look at (see `ops.weighted_mean`).
+        bounds: for each gradient those of the workers' parts, if each worker gets its own part alone.
     """
 
     comm: Communicator
@@ -65,6 +66,7 @@ class Reduction:
     local: dict[int, Any] = dataclasses.field(default_factory=dict)
     local_factor: float = 1.0
     lend: bool = False
+    bounds: Sequence[Sequence[tuple[int, int]]] = ()
 
     def apply(
         self, grads: Sequence[Any], variables: Sequence[Any] = (), weight: Any = 1.0, may_merge: bool = False
@@ -79,7 +81,8 @@ class Reduction:
         mine = {i for i, v in enumerate(variables) if state.identity(v) in self.local}
         shared = [i for i, g in enumerate(results) if g is not None and i not in mine]
         owners = state.held(variables[i] for i in shared) if len(variables) == len(results) else []
-        reduced = self._reduced([results[i] for i in shared], weight, may_merge, owners)
+        bounds = [self.bounds[i] for i in shared] if self.bounds else ()
+        reduced = self._reduced([results[i] for i in shared], weight, may_merge, owners, bounds)
         for i, gradient in zip(shared, reduced, strict=True):
             results[i] = times(gradient, self.factor)
         for i in mine:
@@ -96,13 +99,15 @@ class Reduction:
         tensor = tf.convert_to_tensor(gradient)
         return tensor if variable is None else tf.cast(tensor, variable.dtype)
 
-    def _reduced(self, grads: list[Any], weight: Any, may_merge: bool, variables: list[Any]) -> list[Any]:
+    def _reduced(
+        self, grads: list[Any], weight: Any, may_merge: bool, variables: list[Any], bounds: Sequence[Any]
+    ) -> list[Any]:
         if self.comm.size == 1 or not grads:
             return grads
         if self.op is ReduceOp.ADASUM:
             return [ops.allreduce(self.comm, tf.convert_to_tensor(g), self.op) for g in grads]
         sent, contexts = self._compressed(grads)
-        mean = ops.weighted_mean(self.comm, sent, tf.cast(weight, tf.float32), may_merge, self.lend, variables)
+        mean = ops.weighted_mean(self.comm, sent, tf.cast(weight, tf.float32), may_merge, self.lend, variables, bounds)
         if self.op is ReduceOp.SUM:
             mean = [times(g, self.comm.size) for g in mean]
         return self._decompressed(mean, contexts)
@@ -215,9 +220,12 @@ def _reduced(
     weight = 1.0 if step is None or weighed else step.samples
     if weighed or (step is None and in_strategy_run()):
         reduction = dataclasses.replace(reduction, op=ReduceOp.SUM)
+    variables = getattr(optimizer, _APPLIED, ())
     if lend and reduction.compression is None and _takes_no_slices(optimizer):
-        reduction = dataclasses.replace(reduction, lend=True)
-    return reduction.apply(grads, getattr(optimizer, _APPLIED, ()), weight, _adds_rows(optimizer))
+        rows = any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
+        bounds = sharding.bounds_between_hosts(optimizer, variables, rows)
+        reduction = dataclasses.replace(reduction, lend=True, bounds=bounds)
+    return reduction.apply(grads, variables, weight, _adds_rows(optimizer))
 
 
 def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequence[Any]], None]) -> None:

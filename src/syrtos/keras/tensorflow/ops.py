@@ -98,6 +98,7 @@ def weighted_mean(
     may_merge: bool = False,
     lend: bool = False,
     variables: Sequence[tf.Variable] = (),
+    bounds: Sequence[Sequence[tuple[int, int]]] = (),
 ) -> list[Gradient]:
     """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
 
@@ -109,12 +110,16 @@ def weighted_mean(
         lend: the averages may be memory that other workers look at too. TensorFlow does not write to it; to a slice of it (`x[:n]`, `tf.split`) the next
             operation does, so such tensors are not for a script's own code.
         variables: whose gradients they are, which may be compressed then.
+        bounds: of a dense gradient each worker gets its part of the average alone, flat: see `Communicator.weighted_part_sum`.
     """
     results: list[Gradient] = list(gradients)
     limit = int(world.current().options.bucket_mb * 1e6)
     for bucket in _buckets(gradients, limit):
         owners = [variables[i] for i in bucket] if variables else []
-        summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight, may_merge, lend, owners)
+        if bounds and not isinstance(gradients[bucket[0]], tf.IndexedSlices):
+            summed = _exchange_parts(comm, [gradients[i] for i in bucket], weight, [bounds[i] for i in bucket])
+        else:
+            summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight, may_merge, lend, owners)
         for index, tensor in zip(bucket, summed, strict=True):
             results[index] = tensor
     return results
@@ -161,10 +166,28 @@ def _exchange_bucket(
     def run(share: Array, *arrays: Array) -> list[Array]:
         return compression.weighted_mean(comm, arrays, float(share), variables, lend)
 
-    summed = exchange(run, [weight, *bucket], [g.dtype for g in bucket])
+    summed = exchange(run, [weight, *bucket], [g.dtype for g in bucket], telling_of_sum())
     for result, gradient in zip(summed, bucket, strict=True):
         result.set_shape(gradient.shape)
     return summed
+
+
+def telling_of_sum() -> Callable[[], None] | None:
+    """What tells the ledger that gradients, or the parts of an update, were exchanged; only in a graph, for eagerly more than the update follows."""
+    return None if tf.executing_eagerly() else world.current().ledger.summed
+
+
+def _exchange_parts(
+    comm: Communicator, bucket: list[tf.Tensor], weight: tf.Tensor, bounds: list[Sequence[tuple[int, int]]]
+) -> list[tf.Tensor]:
+    def run(share: Array, *arrays: Array) -> list[Array]:
+        return comm.weighted_part_sum([array.reshape(-1) for array in arrays], bounds, float(share))
+
+    parts = exchange(run, [weight, *bucket], [g.dtype for g in bucket], telling_of_sum())
+    for part, ranges in zip(parts, bounds, strict=True):
+        start, stop = ranges[comm.rank]
+        part.set_shape([stop - start])
+    return parts
 
 
 def _exchange_rows(
@@ -176,7 +199,7 @@ def _exchange_rows(
     assert gradient.dense_shape is not None
     rows = tf.cast(gradient.dense_shape[0], tf.int64)
     inputs = [weight, gradient.values, gradient.indices, rows]
-    values, indices = exchange(run, inputs, [gradient.values.dtype, gradient.indices.dtype])
+    values, indices = exchange(run, inputs, [gradient.values.dtype, gradient.indices.dtype], telling_of_sum())
     values.set_shape([None, *gradient.values.shape[1:]])
     indices.set_shape([None])
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
@@ -186,9 +209,12 @@ def _exchange_rows(
 
 
 def exchange(
-    function: Callable[..., Sequence[Array]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+    function: Callable[..., Sequence[Array]],
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    then: Callable[[], None] | None = None,
 ) -> list[tf.Tensor]:
-    """Runs ``function(*arrays)`` on the host, after the exchange before it and before the next one.
+    """Runs ``function(*arrays)`` on the host, after the exchange before it and before the next one, and ``then`` when its time has been counted.
 
     The time it takes goes into the ledger as ``exchange``; what was waited for other workers in it the watchdog has told as ``wait``.
 
@@ -208,6 +234,8 @@ def exchange(
             results = function(*(np.asarray(array) for array in arrays))
         waited = session.watchdog.waited - waited
         session.ledger.spend("exchange", time.perf_counter() - started - waited)
+        if then:
+            then()
         return [np.zeros((), np.int32), *results]
 
     with tf_internals_graphs.after_pending_control_flow(), op_errors.raising():

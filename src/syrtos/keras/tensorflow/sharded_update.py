@@ -150,9 +150,11 @@ def _as_cut(found: Sharding, gradient: Any, variable: Any) -> Any:
 
 
 def _cut(found: Sharding, value: Any, variable: Any) -> Any:
-    """This worker's part of a variable's value, or of its gradient."""
+    """This worker's part of a variable's value, or of its gradient, which may be that part already."""
     part = found.part_of(variable)
     if not isinstance(value, tf.IndexedSlices):
+        if value.shape.num_elements() == part.stop - part.start:
+            return tf.reshape(value, part.shape)
         return tf.reshape(tf.reshape(value, [-1])[part.start : part.stop], part.shape)
     first = tf.constant(part.first_row(), value.indices.dtype)
     here = tf.logical_and(value.indices >= first, value.indices < first + part.shape[0])
@@ -165,11 +167,12 @@ def _gathered(found: Sharding, variables: list[Any], wholes: list[tf.Tensor]) ->
     bounds = [found.bounds_of(variable) for variable in variables]
 
     def run(*arrays: Array) -> list[Array]:
+        world.current().ledger.updated_since_sum()
         given = [array if array.flags.writeable else array.copy() for array in arrays]
         found.comm.gather_parts(given, bounds)
         return given
 
-    return ops.exchange(run, wholes, [whole.dtype for whole in wholes])
+    return ops.exchange(run, wholes, [whole.dtype for whole in wholes], ops.telling_of_sum())
 
 
 _OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"

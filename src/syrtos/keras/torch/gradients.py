@@ -11,7 +11,7 @@ import torch
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import finite, keras_internals, local_steps, state
+from syrtos.keras import finite, keras_internals, local_steps, sharding, state
 from syrtos.keras.torch import ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step
@@ -95,13 +95,15 @@ def _own_finite(grads: Sequence[Any], step: StepScope | None) -> list[bool]:
 def _reduced(optimizer: Any, grads: Sequence[Any], comm: Communicator | None, step: StepScope | None) -> list[Any]:
     if comm is None:
         return list(grads)
-    variables = state.held(getattr(optimizer, _APPLIED, ()))
+    applied = getattr(optimizer, _APPLIED, ())
+    variables, bounds = state.held(applied), sharding.bounds_between_hosts(optimizer, applied)
     if step is not None and _accumulates(optimizer):  # weighted by `to_accumulate`
-        summed = ops.weighted_mean(comm, list(grads), 1.0, variables=variables)
+        summed = ops.weighted_mean(comm, list(grads), 1.0, variables=variables, bounds=bounds)
         return [gradient * comm.size for gradient in summed]
     if step is not None and step.overlap is not None and step.overlap[0] is optimizer:
         return step.overlap[1].finish(list(grads), variables)
-    return ops.weighted_mean(comm, list(grads), 1.0 if step is None else step.samples, variables=variables)
+    weight = 1.0 if step is None else step.samples
+    return ops.weighted_mean(comm, list(grads), weight, variables=variables, bounds=bounds)
 
 
 def overlapping(model: Any) -> contextlib.AbstractContextManager[None]:
@@ -117,6 +119,7 @@ def overlapping(model: Any) -> contextlib.AbstractContextManager[None]:
         or workers_of(optimizer) is not everyone
         or _accumulates(optimizer)
         or optimizer.loss_scale_factor
+        or sharding.bounds_between_hosts(optimizer, model.trainable_variables)
     ):
         return contextlib.nullcontext()
     variables = [variable.value for variable in model.trainable_variables]

@@ -48,7 +48,7 @@ def apply_all() -> None:
     """
     check_servers({"KERAS_BACKEND": "torch"}, world.current().options.servers)  # it may come from keras.json
     apply_to_optimizers()
-    patching.install([*share_patches.LOSSES_AND_SEEDS, *TRAINER, *patches.PATCHES, *VARIABLES])
+    patching.install([*share_patches.LOSSES_AND_SEEDS, *OPTIMIZERS, *TRAINER, *patches.PATCHES, *VARIABLES])
     if sharding.is_asked():
         patching.install(sharded_update.PATCHES)
     gradients.reduce_all_optimizers()
@@ -71,6 +71,14 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
             original(self, grads, trainable_variables)
 
     return backend_apply_gradients
+
+
+def _timed(original: Method) -> Method:
+    def backend_update_step(self: Any, *args: Any) -> None:
+        with world.current().ledger.span("update"):
+            original(self, *args)
+
+    return backend_update_step
 
 
 # -- trainer ---------------------------------------------------------------------------------------------
@@ -217,6 +225,7 @@ def _noting_read(original: Any) -> Any:
     return property(value)
 
 
+_UPDATE = "_backend_update_step"
 _TRAINER = "keras.src.backend.torch.trainer:TorchTrainer"
 _ITERATOR = "keras.src.backend.torch.trainer:TorchEpochIterator"
 _VARIABLE = "keras.src.backend.torch.core:Variable"
@@ -224,8 +233,15 @@ _BATCHNORM = "keras.src.layers.normalization.batch_normalization:BatchNormalizat
 _MEETING = "Workers that don't call the same are told so at once."
 _EQUAL = "Replicas compute with equal weights."
 _SHARE = "Where a step of Keras's own or of the script's meets its batch, which becomes a share."
+_TIMED = "Its time is counted apart."
 _STATE = "What a step assigns is made equal on all workers, before it is read again."
 
+OPTIMIZERS = [
+    Patch("keras.src.optimizers.base_optimizer:BaseOptimizer", _UPDATE, _timed, _TIMED),
+    Patch(
+        "keras.src.backend.torch.optimizers.torch_parallel_optimizer:TorchParallelOptimizer", _UPDATE, _timed, _TIMED
+    ),
+]
 TRAINER = [
     Patch(_TRAINER, "make_train_function", _making("train_function", _training), _SHARE),
     Patch(_TRAINER, "make_test_function", _making("test_function", _testing), _SHARE),

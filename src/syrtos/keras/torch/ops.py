@@ -107,6 +107,7 @@ def weighted_mean(
     weight: float,
     lend: bool = False,
     variables: Sequence[torch.Tensor] = (),
+    bounds: Sequence[Sequence[tuple[int, int]]] = (),
 ) -> list[torch.Tensor]:
     """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
 
@@ -116,15 +117,27 @@ def weighted_mean(
         weight: a worker with weight 0 contributes nothing, whatever its gradients hold.
         lend: the averages may be memory that other workers look at too: they are not to be written to.
         variables: whose gradients they are, which may be compressed then.
+        bounds: each worker needs its part of an average alone, and may get that, flat: see `Communicator.weighted_part_sum`.
     """
     results = list(gradients)
     for bucket in buckets(gradients):
         with world.current().ledger.span("exchange"):
+            mine = [gradients[i] for i in bucket]
             owners = [variables[i] for i in bucket] if variables else []
-            averages = begin_weighted_mean(comm, [gradients[i] for i in bucket], weight, lend, owners)()
+            if bounds and not collectives.serve(comm, mine[0]):
+                averages = _parts(comm, mine, weight, [bounds[i] for i in bucket])
+            else:
+                averages = begin_weighted_mean(comm, mine, weight, lend, owners)()
         for index, tensor in zip(bucket, averages, strict=True):
             results[index] = tensor
     return results
+
+
+def _parts(
+    comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, bounds: Sequence[Sequence[tuple[int, int]]]
+) -> list[torch.Tensor]:
+    parts = comm.weighted_part_sum([array_of(tensor).reshape(-1) for tensor in bucket], bounds, weight)
+    return [tensor_of(part, tensor) for part, tensor in zip(parts, bucket, strict=True)]
 
 
 def begin_weighted_mean(

@@ -52,8 +52,11 @@ def _decaying(original: Method) -> Method:
 
 
 def _cut(found: Sharding, gradient: torch.Tensor, variable: Any) -> torch.Tensor:
+    """This worker's part of a gradient, which may be that part already."""
     part = found.part_of(variable)
     whole = gradient.to_dense() if gradient.is_sparse else gradient
+    if whole.numel() == part.stop - part.start:
+        return whole.reshape(part.shape)
     return whole.reshape(-1)[part.start : part.stop].view(part.shape)
 
 

@@ -1,0 +1,113 @@
+"""`syrtos forecast`: what a step of a finished run would take with more workers, on other hosts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from syrtos.errors import ConfigurationError
+from syrtos.observe import forecast
+from syrtos.observe.forecast import WAYS, Link, Place, Step
+
+_OURS = next(iter(WAYS))
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommand."""
+    parser = commands.add_parser(
+        "forecast",
+        help="what a step of a finished run would take with more workers",
+        description="Forecast the time of a step, from a finished run of two workers or more on one host. Each worker keeps its number of samples: N workers "
+        "train N times the samples of one in a step.",
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="its run directory")
+    parser.add_argument(
+        "-n",
+        type=int,
+        nargs="+",
+        dest="workers",
+        metavar="N",
+        default=[8, 64, 512],
+        help="numbers of workers (default: 8 64 512)",
+    )
+    parser.add_argument("--per-host", type=int, metavar="M", help="workers on each host (default: as in the run)")
+    parser.add_argument(
+        "--gbit",
+        type=float,
+        nargs="+",
+        metavar="G",
+        default=[1.0, 10.0, 100.0],
+        help="Gbit/s of a host's link (default: 1 10 100)",
+    )
+    parser.add_argument(
+        "--latency",
+        type=float,
+        metavar="US",
+        default=50.0,
+        help="microseconds from one host to another (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print lines of JSON")
+    parser.set_defaults(main=main)
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Prints a row for each link and number of workers.
+
+    Raises:
+        ConfigurationError: nothing can be forecast from this run, or a number is not positive.
+    """
+    if min(*chosen.workers, *chosen.gbit, chosen.latency, 1 if chosen.per_host is None else chosen.per_host) <= 0:
+        raise ConfigurationError("Numbers of workers, Gbit/s and microseconds must be more than 0.")
+    step = forecast.measured(chosen.run_dir.resolve())
+    per_host = chosen.per_host or step.workers
+    rows = [
+        _row(step, workers, per_host, Link(chosen.latency * 1e-6, gbit * 1e9 / 8), gbit)
+        for gbit in chosen.gbit
+        for workers in chosen.workers
+    ]
+    if chosen.json:
+        for row in rows:
+            print(json.dumps({"step": dataclasses.asdict(step), **row}))
+    else:
+        _print(step, rows)
+    return 0
+
+
+def _row(step: Step, workers: int, per_host: int, link: Link, gbit: float) -> dict[str, Any]:
+    place = Place(workers, -(-workers // per_host), link)
+    seconds = {name: way(step, place) for name, way in WAYS.items()}
+    return {
+        "gbit": gbit,
+        "workers": workers,
+        "hosts": place.hosts,
+        "seconds": seconds,
+        "samples_per_second": {name: workers * step.samples / each for name, each in seconds.items()},
+        "efficiency": {name: step.own / each for name, each in seconds.items()},
+    }
+
+
+def _print(step: Step, rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(
+        f"Measured with {step.workers} workers on one host: {1e3 * (step.own + step.inside):,.0f} ms a step, of which {1e3 * step.inside:,.0f} in exchanging "
+        f"{step.gradients / 1e6:,.0f} MB of gradients."
+    )
+    for gbit in dict.fromkeys(row["gbit"] for row in rows):
+        table = Table(title=f"{gbit:g} Gbit/s: milliseconds of a step", title_justify="left", box=None, pad_edge=False)
+        for name in ("workers", "hosts", "samples/s", "efficiency", *WAYS):
+            table.add_column(name, justify="right")
+        for row in (row for row in rows if row["gbit"] == gbit):
+            samples, efficiency = row["samples_per_second"][_OURS], row["efficiency"][_OURS]
+            times = [f"{1e3 * seconds:,.0f}" for seconds in row["seconds"].values()]
+            table.add_row(f"{row['workers']:,}", f"{row['hosts']:,}", f"{samples:,.0f}", f"{efficiency:.0%}", *times)
+        console.print(table)
+    console.print(
+        f"samples/s, and efficiency (the part of a step in which a worker computes), are those of `{_OURS}`; `sharded` is --shard-update, and `every 32` "
+        "--sync-every 32. Times are upper bounds: exchanges are taken to hide behind nothing."
+    )

@@ -1,0 +1,167 @@
+"""What a step would take with more workers: from the ledgers of a finished run, and a link's latency and bandwidth.
+
+Each worker keeps its number of samples, so twice the workers train twice the samples in a step. Costs of collectives are those of Thakur, Rabenseifner
+and Gropp 2005 (doi:10.1177/1094342005051521): a sum of S bytes over H hosts sends 2 (H - 1) / H · S over each host's link, in 2 · ⌈log₂ H⌉ rounds of
+latency, or in 2 (H - 1) around a ring. Exchanges are taken to hide behind nothing, as on processors all of whose cores compute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from syrtos.errors import ConfigurationError
+from syrtos.observe.ledger import ledger_path
+
+# Steps that are measured: those before it trace, compile and touch memory for the first time.
+_FIRST = 2
+# Seconds for each byte of parts that are gathered inside a host: 6 ms for 100 MB (docs/performance.md).
+GATHER = 6e-11
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What joins the hosts.
+
+    Attributes:
+        latency: s from one host to another, of a message without content.
+        bandwidth: bytes/s of a host in one direction.
+    """
+
+    latency: float
+    bandwidth: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The median training step of a run on one host.
+
+    Attributes:
+        workers: of the run.
+        samples: of one worker.
+        own: s that a worker spends by itself, or waiting for slower ones.
+        update: s of these in the optimizer's update.
+        inside: s in exchanges, which went through memory.
+        gradients: bytes that each worker gives to be summed.
+        sums: exchanges of gradients.
+        meetings: all exchanges, those of gradients and small ones.
+    """
+
+    workers: int
+    samples: float
+    own: float
+    update: float
+    inside: float
+    gradients: float
+    sums: float
+    meetings: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the step is made: on ``hosts`` hosts with ``workers`` workers in all."""
+
+    workers: int
+    hosts: int
+    link: Link
+
+    @property
+    def rounds(self) -> int:
+        """In which each host can hear of all others."""
+        return math.ceil(math.log2(self.hosts))
+
+    def wire(self, size: float) -> float:
+        """Seconds in which a host sends its part of a sum of ``size`` bytes."""
+        return 2 * (self.hosts - 1) / self.hosts * size / self.link.bandwidth
+
+
+def hierarchical(step: Step, place: Place) -> float:
+    """Seconds of a step as syrtos makes it: through memory inside a host, and between hosts by all local ranks at once."""
+    rounds = (step.meetings + 2 * step.sums) * place.rounds
+    return _beside_wire(step, place) + place.wire(step.gradients) + rounds * place.link.latency
+
+
+def ring(step: Step, place: Place) -> float:
+    """Seconds of a step whose sums go around one ring of all workers."""
+    rounds = step.meetings * place.rounds + (2 * (place.workers - 1) * step.sums if place.hosts > 1 else 0)
+    return _beside_wire(step, place) + place.wire(step.gradients) + rounds * place.link.latency
+
+
+def _beside_wire(step: Step, place: Place) -> float:
+    return step.own + (step.inside if place.workers > 1 else 0.0)
+
+
+def sharded(step: Step, place: Place) -> float:
+    """Seconds of a step with `--shard-update`: each worker updates its part, and the parts are gathered."""
+    gathered = step.gradients * (GATHER + (place.hosts - 1) / place.hosts / place.link.bandwidth)
+    return hierarchical(step, place) - step.update * (1 - 1 / place.workers) + gathered
+
+
+def local(step: Step, place: Place, every: int = 32) -> float:
+    """Seconds of a step, in the mean, with `--sync-every`."""
+    return step.own + (hierarchical(step, place) - step.own) / every
+
+
+WAYS: Mapping[str, Callable[[Step, Place], float]] = {
+    "each step": hierarchical,
+    "ring": ring,
+    "sharded": sharded,
+    "every 32": local,
+}
+
+
+def measured(run_dir: Path) -> Step:
+    """The step of a finished run.
+
+    Raises:
+        ConfigurationError: it is no run, it ran on several hosts or one worker, or it has too few steps of `fit`.
+    """
+    ranks = []
+    while (path := ledger_path(run_dir, len(ranks))).exists():
+        ranks.append(list(_lines(path)))
+    facts = (
+        {key: value for line in ranks[0] if line["phase"] == "facts" for key, value in line.items()} if ranks else {}
+    )
+    steps = [[line for line in lines if line["phase"] == "train"][_FIRST:] for lines in ranks]
+    if problem := _problem(run_dir, steps, facts):
+        raise ConfigurationError(problem)
+    exchange, update = (statistics.fmean(_median(lines, kind) for lines in steps) for kind in ("exchange", "update"))
+    return Step(
+        workers=len(ranks),
+        samples=statistics.fmean(_median(lines, "samples") for lines in steps),
+        own=statistics.fmean(_median(lines, "wall") for lines in steps) - exchange,
+        update=update,
+        inside=exchange,
+        gradients=facts["gradient_bytes"],
+        sums=facts["gradient_sums"],
+        meetings=facts["meetings"],
+    )
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_bytes().split(b"\n")[:-1]:  # a killed worker has not finished the last
+        yield json.loads(line)
+
+
+def _problem(run_dir: Path, steps: list[list[dict[str, Any]]], facts: Mapping[str, Any]) -> str:
+    """Why the run can't be forecast from; empty if it can."""
+    if not steps:
+        return f"{run_dir} is not the run directory of a run. Name the folder that `syrtos run` printed."
+    if len(steps) == 1 or "hosts" in facts:
+        return (
+            "A forecast needs a run of two workers or more on one host: what they exchange through memory is measured in it, and what they would send is "
+            f"added. The run in {run_dir} had {'one worker' if len(steps) == 1 else 'several hosts'}."
+        )
+    if not all(steps) or "gradient_bytes" not in facts:
+        return f"The run in {run_dir} has not come to the end of a `fit` with more than {_FIRST} steps in which gradients were exchanged."
+    return ""
+
+
+def _median(lines: list[dict[str, Any]], name: str) -> float:
+    """Of one step; several that were executed as one share their line."""
+    return statistics.median(line.get(name, 0.0) / line["steps"] for line in lines)
