@@ -6,7 +6,7 @@ BIN := .venv/bin
 JOBS ?= 2
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10
 
-.PHONY: demo test test-all test-slow test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory examples clean
+.PHONY: demo test test-all test-slow test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples clean
 
 demo: .venv/ready
 	$(BIN)/syrtos run -n 2 examples/digits.py
@@ -60,6 +60,10 @@ examples: .venv/ready
 # Each way to exchange over slow links between two hosts, half an hour (needs root, iproute2 and sshd).
 bench-wire: .venv/ready
 	$(BIN)/python benchmarks/wire.py
+
+# Forecasts for two hosts against what they take, and for up to 1024 workers, ten minutes (needs root, iproute2 and sshd).
+bench-simulate: .venv/ready
+	$(BIN)/python benchmarks/simulate.py
 
 # The memory of a worker with and without --shard-update, five minutes.
 bench-memory: .venv/ready

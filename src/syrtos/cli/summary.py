@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos.launch import generations
-from syrtos.observe.forecast import GATHER
+from syrtos.observe.forecast import SHARDING
 from syrtos.observe.report import SHARES, Summary, summarize
 
 if TYPE_CHECKING:
@@ -69,11 +69,10 @@ def _print_about_network(console: Console, summary: Summary) -> None:
 
 
 def _print_about_update(console: Console, summary: Summary) -> None:
-    """Whether dividing the optimizer's update would have paid. Gathering its parts, and passing over the new values, took as long as gathering four times, in
-    runs of an MLP on TensorFlow and torch (docs/performance.md). Between hosts it does not pay."""
+    """Whether dividing the optimizer's update would have paid, on one host."""
     facts, training = summary.facts, summary.training_seconds
     update = summary.shares["update"] * summary.seconds
-    saved = update * (1 - 1 / max(summary.workers, 1)) - 4 * summary.steps * GATHER * facts.get("gradient_bytes", 0)
+    saved = update * (1 - 1 / max(summary.workers, 1)) - summary.steps * SHARDING * facts.get("gradient_bytes", 0)
     divisible = facts.get("optimizer_state", 0) / 1e6
     pays = saved > _WORTH_SHARDING * training and update > max(_UPDATE_BOUND * training, _WORTH_A_WORD)
     if divisible and pays and "hosts" not in facts:

@@ -20,8 +20,8 @@ from syrtos.observe.ledger import ledger_path
 
 # Steps that are measured: those before it trace, compile and touch memory for the first time.
 _FIRST = 2
-# Seconds for each byte of parts that are gathered inside a host: 6 ms for 100 MB (docs/performance.md).
-GATHER = 6e-11
+# What `--shard-update` takes longer, inside a host, for each byte of the weights: their parts are gathered, and passed over once more (docs/performance.md).
+SHARDING = 2.4e-10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +97,8 @@ def _beside_wire(step: Step, place: Place) -> float:
 
 
 def sharded(step: Step, place: Place) -> float:
-    """Seconds of a step with `--shard-update`: each worker updates its part, and the parts are gathered."""
-    gathered = step.gradients * (GATHER + (place.hosts - 1) / place.hosts / place.link.bandwidth)
-    return hierarchical(step, place) - step.update * (1 - 1 / place.workers) + gathered
+    """Seconds of a step with `--shard-update`: each worker updates its part, and the parts are gathered. Between hosts as many bytes travel."""
+    return hierarchical(step, place) - step.update * (1 - 1 / place.workers) + SHARDING * step.gradients
 
 
 def local(step: Step, place: Place, every: int = 32) -> float:

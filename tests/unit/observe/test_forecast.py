@@ -1,0 +1,106 @@
+"""What a step would take with more workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syrtos.cli import main
+from syrtos.observe import forecast
+from syrtos.observe.forecast import Link, Place, Step
+from syrtos.observe.ledger import ledger_path
+
+STEP = Step(workers=2, samples=32.0, own=0.1, update=0.02, inside=0.01, gradients=1e8, sums=5.0, meetings=8.0)
+LINK = Link(latency=1e-4, bandwidth=1e9)
+
+
+def write(run_dir: Path, ranks: int = 2, steps: int = 6, **facts: Any) -> None:
+    for rank in range(ranks):
+        path = ledger_path(run_dir, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines: list[dict[str, Any]] = [{"phase": "facts", "began": 1.0}]
+        for step in range(steps):
+            slow = 10.0 if step < 2 else 1.0  # the first are traced
+            lines.append(
+                {"phase": "train", "steps": 2, "samples": 64.0, "wall": 0.22 * slow, "exchange": 0.02, "update": 0.04}
+            )
+        lines.append({"phase": "facts", "gradient_bytes": 100_000_000, "gradient_sums": 5.0, "meetings": 8.0, **facts})
+        path.write_text(
+            "".join(json.dumps(line) + "\n" for line in lines) + '{"phase": "tr'
+        )  # a killed worker's last line
+
+
+def test_a_run_is_measured_by_its_median_step(tmp_path: Path) -> None:
+    write(tmp_path)
+    found = forecast.measured(tmp_path)
+    assert found.own == pytest.approx(0.1)
+    assert (found.workers, found.samples, found.update, found.inside) == (2, 32.0, 0.02, 0.01)
+    assert (found.gradients, found.sums, found.meetings) == (1e8, 5.0, 8.0)
+
+
+def test_on_one_host_a_step_is_what_it_was() -> None:
+    assert forecast.hierarchical(STEP, Place(2, 1, LINK)) == pytest.approx(0.11)
+    assert forecast.ring(STEP, Place(2, 1, LINK)) == pytest.approx(0.11)
+
+
+def test_one_worker_exchanges_nothing() -> None:
+    assert forecast.hierarchical(STEP, Place(1, 1, LINK)) == pytest.approx(0.1)
+
+
+def test_between_two_hosts_all_bytes_travel_once() -> None:
+    rounds = 8 + 2 * 5
+    assert forecast.hierarchical(STEP, Place(4, 2, LINK)) == pytest.approx(0.11 + 0.1 + rounds * 1e-4)
+
+
+def test_a_ring_of_many_waits_for_its_rounds() -> None:
+    place = Place(64, 16, LINK)
+    more = forecast.ring(STEP, place) - forecast.hierarchical(STEP, place)
+    assert more == pytest.approx((2 * 63 - 2 * 4) * 5 * 1e-4)
+
+
+def test_workers_that_meet_rarely_pay_their_part() -> None:
+    place = Place(4, 2, LINK)
+    assert forecast.local(STEP, place) == pytest.approx(0.1 + (forecast.hierarchical(STEP, place) - 0.1) / 32)
+
+
+def test_a_sharded_update_is_divided() -> None:
+    place = Place(4, 2, LINK)
+    assert forecast.sharded(STEP, place) == pytest.approx(forecast.hierarchical(STEP, place) - 0.015 + 0.024)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "facts", "says"),
+    [
+        (0, 0, {}, "is not the run directory of a run"),
+        (1, 6, {}, "had one worker"),
+        (2, 6, {"hosts": 2}, "had several hosts"),
+        (2, 2, {}, "has not come to the end of a `fit`"),
+    ],
+)
+def test_what_can_t_be_forecast_from_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: int, steps: int, facts: dict[str, Any], says: str
+) -> None:
+    write(tmp_path, ranks, steps, **facts)
+    assert main(["forecast", str(tmp_path)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_numbers_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path)
+    for wrong in (["-n", "0"], ["--gbit", "-1"], ["--latency", "0"], ["--per-host", "0"]):
+        assert main(["forecast", str(tmp_path), *wrong]) == 2
+        assert "must be more than 0" in capsys.readouterr().err
+
+
+def test_a_table_and_lines_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path)
+    assert main(["forecast", str(tmp_path), "-n", "2", "4", "--gbit", "8"]) == 0
+    assert "Measured with 2 workers on one host: 110 ms a step, of which 10" in capsys.readouterr().out
+    assert main(["forecast", str(tmp_path), "-n", "2", "4", "--gbit", "8", "--latency", "100", "--json"]) == 0
+    one, two = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (one["workers"], one["hosts"], two["hosts"]) == (2, 1, 2)
+    assert two["seconds"]["each step"] == pytest.approx(0.11 + 0.1 + 18e-4)
+    assert two["samples_per_second"]["each step"] == pytest.approx(4 * 32 / two["seconds"]["each step"])
