@@ -32,6 +32,7 @@ WAYS: dict[str, list[str]] = {
     "top 1 %": ["--compress", "topk:0.01"],
     "PowerSGD, rank 4": ["--compress", "powersgd:4"],
     "every 32 steps": ["--sync-every", "32"],
+    "every 32 steps, 4 parts": ["--sync-every", "32", "--outer-fragments", "4"],
     "every 100 steps": ["--sync-every", "100"],
     "every 100 steps, bf16": ["--sync-every", "100", "--compress", "bf16"],
 }
@@ -77,8 +78,8 @@ def characters(hosts: netns.Hosts, link: str, way: str, steps: int) -> Line:
 
 
 def mlp(hosts: netns.Hosts, link: str, way: str) -> Line:
-    """Milliseconds of a step of the 79M parameters: a whole number of rounds."""
-    steps = 100 if "100 steps" in way else 32 if "32" in way else 4
+    """Milliseconds of a step of the 79M parameters: a whole number of rounds; of parts, as many as come before a meeting of all."""
+    steps = 256 if "parts" in way else 100 if "100 steps" in way else 32 if "32" in way else 4
     last = fit(hosts, way, "mlp", steps, 1)[-1]
     if "error" in last:
         return {"link": link, "way": way, "model": "mlp", **last}

@@ -89,6 +89,7 @@ class Options:
             each step.
         outer_lr: with ``sync_every``, the rate of the outer optimizer, for which the mean change of the weights is the gradient.
         outer_momentum: its Nesterov momentum.
+        outer_fragments: with ``sync_every``, parts of the weights that travel one after the other while workers train on; 0: all at once, and they wait.
         compress: how gradients, or changes of weights, travel between workers: see `syrtos.comm.compression`.
         compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables are many and large.
         shard_update: each worker updates its part of each variable, and keeps the optimizer's state of that part alone: see `syrtos.keras.sharding`.
@@ -112,6 +113,7 @@ class Options:
     sync_every: int = 0
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
+    outer_fragments: int = 0
     compress: str = "none"
     shard_update: bool = False
 
@@ -185,6 +187,14 @@ class Options:
             raise ConfigurationError(f"`sync_every` must be 0 or more steps. Received: {self.sync_every}.")
         if not 0 <= self.outer_momentum < 1:
             raise ConfigurationError(f"`outer_momentum` must be in [0, 1). Received: {self.outer_momentum}.")
+        if (
+            self.outer_fragments < 0
+            or self.sync_every % max(self.outer_fragments, 1)
+            or self.outer_fragments > self.sync_every
+        ):
+            raise ConfigurationError(
+                f"`--outer-fragments` must divide the steps of `--sync-every`. Received: {self.outer_fragments} fragments, {self.sync_every} steps."
+            )
         if not self.sync_every:
             return
         others = {

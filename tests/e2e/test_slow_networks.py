@@ -21,6 +21,7 @@ WAYS = {
     "--compress topk:0.05": 1.25,
     "--compress powersgd:2": 1.25,
     "--sync-every 8": 1.25,
+    "--sync-every 8 --outer-fragments 2": 1.25,
 }
 BACKENDS = ["tensorflow", "torch"]
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -58,6 +59,7 @@ def test_as_much_is_learnt(tmp_path: Path, learnt: tuple[str, list[float]], way:
         ("--compress topk:0.05", "tensorflow"),
         ("--sync-every 3 --compress powersgd:1", "torch"),
         ("--sync-every 32", "tensorflow"),
+        ("--sync-every 4 --outer-fragments 2", "torch"),
     ],
 )
 def test_after_a_kill_the_result_is_the_same(tmp_path: Path, way: str, backend: str) -> None:

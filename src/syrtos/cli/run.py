@@ -130,6 +130,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="with --sync-every: the rate at which the mean change of the weights is applied (default: %(default)s)")  # fmt: skip
     group.add_argument("--outer-momentum", type=float, default=defaults.outer_momentum, metavar="M",
                        help="with --sync-every: Nesterov momentum of the mean change (default: %(default)s)")  # fmt: skip
+    group.add_argument("--outer-fragments", type=int, default=defaults.outer_fragments, metavar="F",
+                       help="with --sync-every: exchange weights in F parts, one each H / F steps, while training goes on (default: all at once)")  # fmt: skip
     group.add_argument("--compress", default=defaults.compress, metavar="CODEC",
                        help="for slow networks: gradients travel as bf16, fp16, powersgd:R (rank R) or topk:F (a fraction F of the numbers), and what was not "
                        "sent is added to the next gradient; auto: bf16 where a link is slow enough (default: none)")  # fmt: skip

@@ -16,6 +16,7 @@ from syrtos.comm import adasum
 from syrtos.comm.background import Background
 from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.comm.tags import Tags, of_call, of_passing
+from syrtos.comm.watchdog import Watchdog
 from syrtos.errors import ExchangeError, OutOfStepError
 
 Array = npt.NDArray[Any]
@@ -302,6 +303,10 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def split(self, color: int) -> Communicator:
         """The group of the workers that gave the same ``color``, ranked as here."""
+
+    def duplicate(self, watchdog: Watchdog) -> Communicator:
+        """The same group again, for exchanges in an order of their own, whose waits ``watchdog`` bounds."""
+        return self.split(0)
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -44,6 +44,7 @@ class Session:
         servers: asks the parameter servers, if the run has some.
         questions: on a parameter server, where workers ask; it is no worker, and runs no script.
         same_processors: whether all workers compute on processors of one kind, for which compilers make the same instructions.
+        others: communicators between all workers beside ``comm``, by name: see `beside`.
         rank_aware: whether the script has asked for its rank. Such a script decides itself which rank writes a file.
     """
 
@@ -57,6 +58,7 @@ class Session:
     questions: MPI.Comm | None = None
     same_processors: bool = True
     rank_aware: bool = False
+    others: dict[str, Communicator] = dataclasses.field(default_factory=dict)
     errors: collections.deque[BaseException] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
@@ -116,6 +118,15 @@ def init(options: Options | None = None) -> Session:
             "syrtos.init() was called a second time with other options. Give them at the first call only."
         )
     return _session
+
+
+def beside(name: str) -> Communicator:
+    """A communicator between all workers for exchanges that a thread makes while they make others. All of them call this together; later calls with the same
+    ``name`` return the same."""
+    session = current()
+    if name not in session.others:
+        session.others[name] = session.comm.duplicate(session.watchdog.another(name))
+    return session.others[name]
 
 
 def current() -> Session:

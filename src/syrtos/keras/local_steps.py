@@ -22,7 +22,8 @@ from syrtos.comm import compression, world
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, keras_internals, snapshot, state
+from syrtos.keras import backend, interrupts, keras_internals, snapshot, state
+from syrtos.keras.fragments import Fragments
 from syrtos.keras.patching import Method
 
 
@@ -111,10 +112,12 @@ class Rounds:
         self._samples = self._samples_of_epoch = self._samples_of_step = 0.0
         self._asked_to_stop = self._evaluates = False
         self.met = True
+        fragments = self._session.options.outer_fragments
+        self._fragments = Fragments(self._weights, self._stepped) if fragments else None
         for optimizer in self._optimizers():
             object.__setattr__(optimizer, state.EQUAL, False)  # a loop of the script's own makes them equal again
             self._give_restored(optimizer)
-        self._session.ledger.say(sync_every=self._session.options.sync_every)
+        self._session.ledger.say(sync_every=self._session.options.sync_every, fragments=fragments)
 
     def _give_restored(self, optimizer: Any) -> None:
         """Where workers have made unequal numbers of updates, a callback has restored rank 0's optimizer, which is then that of all."""
@@ -138,6 +141,8 @@ class Rounds:
             self._anchors = _copied(self._weights)
             self._checksums = [state.checksum(variable) for variable in self._rest()]
             self._samples = 0.0
+            if self._fragments:
+                self._fragments.begin(self._anchors)
 
     def count(self, samples: float) -> None:
         """A training step of this worker had so many samples."""
@@ -149,7 +154,11 @@ class Rounds:
         """After a call of the training function, of so many steps."""
         self._since += steps
         self._since_epoch += steps
-        self.met = self._since >= self._session.options.sync_every
+        if self._fragments:
+            asks = self._asked_to_stop or bool(getattr(self._model, "stop_training", False)) or interrupts.asked()
+            self.met = self._fragments.batch_ended(self._since, self._samples_of_step, asks)
+        else:
+            self.met = self._since >= self._session.options.sync_every
         if self.met:
             self.meet()
 
@@ -230,6 +239,8 @@ class Rounds:
         """All workers get the same model, if they have trained since the last meeting."""
         if not self._since:
             return
+        if self._fragments:
+            self._fragments.land()
         with self._session.ledger.span("exchange"):
             total = sum(self._session.comm.agree("samples of a round", self._samples))
             if not total:
@@ -244,14 +255,12 @@ class Rounds:
     def _exchange_weights(self) -> None:
         changes = [anchor - state.memory_of(v) for anchor, v in zip(self._anchors, self._weights, strict=True)]
         means = compression.mean_in_buckets(self._session.comm, changes, self._samples, state.held(self._weights))
-        for variable, anchor, velocity, change in zip(
-            self._weights, self._anchors, self._velocities, means, strict=True
-        ):
-            backend.active().write(variable, self._stepped(anchor, velocity, change))
+        for index, (variable, anchor, change) in enumerate(zip(self._weights, self._anchors, means, strict=True)):
+            backend.active().write(variable, self._stepped(index, anchor, change))
 
-    def _stepped(self, weight: Array, velocity: Array, gradient: Array) -> Array:
-        """SGD with Nesterov momentum, in Keras's form: Sutskever et al. 2013, `keras.optimizers.SGD`."""
-        options = self._session.options
+    def _stepped(self, index: int, weight: Array, gradient: Array) -> Array:
+        """SGD with Nesterov momentum, in Keras's form: Sutskever et al. 2013, `keras.optimizers.SGD`. ``index``: of the variable."""
+        options, velocity = self._session.options, self._velocities[index]
         rate, momentum = weight.dtype.type(options.outer_lr), weight.dtype.type(options.outer_momentum)
         if not momentum:
             return weight - rate * gradient
