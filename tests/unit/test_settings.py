@@ -106,3 +106,11 @@ def test_workers_that_train_alone_make_no_update_together(other: dict[str, Any])
 def test_numbers_of_an_outer_optimizer_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         Options(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"outer_fragments": 2}, {"sync_every": 8, "outer_fragments": 3}, {"sync_every": 8, "outer_fragments": -1}]
+)
+def test_fragments_divide_the_steps_of_a_round(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="must divide the steps of `--sync-every`"):
+        Options(**wrong)

@@ -156,8 +156,13 @@ def _problem(run_dir: Path, steps: list[list[dict[str, Any]]], facts: Mapping[st
             "A forecast needs a run of two workers or more on one host: what they exchange through memory is measured in it, and what they would send is "
             f"added. The run in {run_dir} had {'one worker' if len(steps) == 1 else 'several hosts'}."
         )
-    if not all(steps) or "gradient_bytes" not in facts:
-        return f"The run in {run_dir} has not come to the end of a `fit` with more than {_FIRST} steps in which gradients were exchanged."
+    if not all(steps) or "gradient_sums" not in facts:
+        return f"The run in {run_dir} has not come to the end of a `fit` of more than {_FIRST} steps."
+    if not facts["gradient_sums"]:
+        return (
+            f"The run in {run_dir} does not know what it has exchanged: with JAX or `--exchange framework` the framework exchanges gradients, and with "
+            "`--sync-every` there are none. A forecast needs a run that exchanges gradients by MPI in each step."
+        )
     return ""
 
 

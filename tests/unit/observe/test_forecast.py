@@ -78,6 +78,7 @@ def test_a_sharded_update_is_divided() -> None:
         (1, 6, {}, "had one worker"),
         (2, 6, {"hosts": 2}, "had several hosts"),
         (2, 2, {}, "has not come to the end of a `fit`"),
+        (2, 6, {"gradient_sums": 0.0}, "does not know what it has exchanged"),
     ],
 )
 def test_what_can_t_be_forecast_from_is_said(
