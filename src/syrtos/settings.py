@@ -193,9 +193,13 @@ class Options:
             or self.outer_fragments > self.sync_every
         ):
             raise ConfigurationError(
-                f"`--outer-fragments` must divide the steps of `--sync-every`. Received: {self.outer_fragments} fragments, {self.sync_every} steps."
+                f"`--outer-fragments F` needs `--sync-every H`, of which it must divide the steps (0: no fragments). Received: F = {self.outer_fragments}, "
+                f"H = {self.sync_every}."
             )
         if not self.sync_every:
+            outer = {"--outer-lr": self.outer_lr != 1, "--outer-momentum": self.outer_momentum > 0}
+            if given := [name for name, is_given in outer.items() if is_given]:
+                raise ConfigurationError(f"`{given[0]}` was given without `--sync-every H`, whose meetings it is for.")
             return
         others = {
             "--ps": self.servers > 0,

@@ -52,9 +52,16 @@ def test_it_trains_saves_and_loads_as_one_process_does(tmp_path: Path, alone: tu
     check_close(train(tmp_path, "plain", "--shard-update", backend=backend, workers=workers), expected)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
-@pytest.mark.parametrize("how", ["plain", "each"])
-def test_between_hosts_each_worker_sums_its_parts(tmp_path: Path, backend: str, how: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "how", "flags"),
+    [
+        *((backend, how, ()) for backend in ("tensorflow", "torch") for how in ("plain", "each")),
+        ("torch", "each", ("--exchange", "framework")),  # which sums all
+    ],
+)
+def test_between_hosts_each_worker_sums_its_parts(
+    tmp_path: Path, backend: str, how: str, flags: tuple[str, ...]
+) -> None:
     """As two workers of one host that update all. The gradient of the table in "plain" is rows: then all is summed, for the norm."""
     expected = train(tmp_path / "whole", how, backend=backend)
     folder = tmp_path / "hosts"
@@ -62,6 +69,7 @@ def test_between_hosts_each_worker_sums_its_parts(tmp_path: Path, backend: str, 
     with netns.two_hosts_or_skip(None) as hosts:
         options = [
             *hosts.flags(1),
+            *flags,
             "--shard-update",
             "--timeout",
             "60",
@@ -103,6 +111,29 @@ def test_weights_that_a_script_changes_in_place_are_changed_once(tmp_path: Path,
     """On TensorFlow they lie in memory that the workers share."""
     expected = train(tmp_path / "alone", "changed", backend=backend, workers=1)
     check_close(train(tmp_path / "shared", "changed", "--shard-update", backend=backend), expected)
+
+
+def test_what_a_script_has_split_on_jax_stays_so(tmp_path: Path) -> None:
+    """By its layout, which divides the kernel along the axis of a mesh that has no batches."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import keras, numpy as np\n"
+        "devices = keras.distribution.list_devices()\n"
+        "mesh = keras.distribution.DeviceMesh((1, len(devices)), ('batch', 'model'), devices)\n"
+        "layouts = keras.distribution.LayoutMap(mesh)\n"
+        "layouts['.*wide.*kernel'] = (None, 'model')\n"
+        "keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name='batch'))\n"
+        "model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(64, name='wide'), keras.layers.Dense(1)])\n"
+        "model.compile(keras.optimizers.Adam(0.01), 'mse')\n"
+        "model.fit(np.ones((16, 12)), np.ones((16, 1)), batch_size=8, verbose=0)\n"
+        "slots = [v for v in model.optimizer.variables if tuple(v.shape) == (12, 64)]\n"
+        "print('parts', [part.data.shape for v in slots for part in v.value.addressable_shards])\n"
+    )
+    done = forking.run(
+        forking.syrtos_run(tmp_path / "run", 2, script, flags=("--shard-update",)), {**ENV, "KERAS_BACKEND": "jax"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "parts [(12, 32), (12, 32)]" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,16 @@ def test_what_can_t_train_alone_is_refused(tmp_path: Path, mode: str, backend: s
     assert says in done.stderr
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fragment_of_all_that_is_waited_for_is_a_meeting(tmp_path: Path, backend: str) -> None:
+    """It is sent with the last step of an epoch, whose end takes it in: samples and momentum count as without fragments."""
+    way = "--sync-every 4 --outer-momentum 0.9"
+    whole = train(tmp_path / "whole", way, "uneven", backend=backend)
+    found = train(tmp_path / "fragment", f"{way} --outer-fragments 1", "uneven", backend=backend)
+    for name, values in whole.items():
+        assert found[name] == pytest.approx(values, rel=1e-5)
+
+
 @pytest.mark.timeout(400)
 def test_fewer_bytes_are_sent() -> None:
     """32 steps of 1M numbers between two hosts."""

@@ -268,7 +268,8 @@ _NOT_FINITE = {
     "few_rows": ("Update 2 (batch 2 of epoch 1) was stopped", "in the share of rank 1,"),
     "planned": (
         "Update 3 (batch 3 of epoch 1) was stopped",
-        "in the share of rank 1 (of 8 records: 40 (array, at 40), 41 (array, at 41), 42 (array, at 42), ...,",
+        "in the share of rank 1 (made of 8 records, in one or more of which the cause may be: 40 (array, at 40), 41",
+        "42 (array, at 42), ...; all are listed in ",
     ),
     "scaled": ("trained",),
     "finite": ("trained",),

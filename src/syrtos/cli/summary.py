@@ -44,9 +44,8 @@ def print_table(run_dir: Path) -> None:
     folders = generations.all_folders(run_dir)
     summary = summarize(*folders)
     if summary.steps or summary.shares["compute"] or summary.shares["evaluation"]:
-        from rich.console import (
-            Console,
-        )  # only here: rich takes 45 ms to import, and a run that computes nothing should start and end at once
+        # only here: rich takes 45 ms to import, and a run that computes nothing should start and end at once
+        from rich.console import Console
 
         console = Console(stderr=True, highlight=False)
         console.print(_table(summary))
@@ -124,7 +123,7 @@ def _table(summary: Summary) -> Table:
     if summary.facts.get("left_out"):
         table.add_row("left out", f"updates whose gradients were not finite: {summary.facts['left_out']:,}")
     if update := _update(summary):
-        table.add_row("update", update)
+        table.add_row("optimizer", update)
     if sent := _sent(summary):
         table.add_row("sent", sent)
     if "input" in summary.facts:
@@ -151,7 +150,8 @@ def _update(summary: Summary) -> str:
     compiled = "compiled by XLA" * (summary.facts.get("update") == "compiled")
     if "state_whole" in summary.facts:
         kept, whole = (summary.facts[name] / 1e6 for name in ("state_kept", "state_whole"))
-        sharded = f"sharded: a worker keeps {kept:,.0f} of {whole:,.0f} MB of the optimizer's state"
+        digits = 0 if whole >= 10 else 2
+        sharded = f"sharded: a worker keeps {kept:,.{digits}f} of {whole:,.{digits}f} MB of the optimizer's state"
         return f"{compiled}, {sharded}" if compiled else sharded
     if "asked_to_shard_update" in summary.facts and summary.workers > 1:
         return "on every worker: no optimizer of the script keeps a state that --shard-update can divide"

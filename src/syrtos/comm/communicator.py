@@ -305,7 +305,7 @@ class Communicator(abc.ABC):
         """The group of the workers that gave the same ``color``, ranked as here."""
 
     def duplicate(self, watchdog: Watchdog) -> Communicator:
-        """The same group again, for exchanges in an order of their own, whose waits ``watchdog`` bounds."""
+        """The same group again, for exchanges in an order of their own, whose waits ``watchdog`` bounds where an engine has one."""
         return self.split(0)
 
     @abc.abstractmethod

@@ -189,9 +189,11 @@ def _from(records: Sequence[Record], rank: int, count: int | None = None) -> str
         return ""
     named = ", ".join(f"{index} ({file}, at {place})" for index, file, place in records[:_NAMED])
     count = len(records) if count is None else count
+    if count == 1:
+        return f" (made of record {named})"
     path = _list_of(rank)
-    listed = f", all listed in {path}" if count > _NAMED and path else ""
-    return f" (of {count} record{'s' * (count > 1)}: {named}{', ...' * (count > _NAMED)}{listed})"
+    listed = f"; all are listed in {path}" if count > _NAMED and path else ""
+    return f" (made of {count} records, in one or more of which the cause may be: {named}{', ...' * (count > _NAMED)}{listed})"
 
 
 def _write(records: Sequence[Record]) -> None:

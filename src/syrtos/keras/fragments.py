@@ -25,11 +25,17 @@ ROUNDS = 8
 
 @dataclasses.dataclass
 class _Sent:
-    """A fragment on its way: its variables by number, their values when it was sent, and what comes back."""
+    """A fragment on its way.
+
+    Attributes:
+        indices: the numbers of its variables.
+        values: of these when it was sent.
+        means: their mean changes, once they are there, and whether a worker has asked to meet.
+    """
 
     indices: range
     values: list[Array]
-    answer: Future[tuple[list[Array], bool]]
+    means: Future[tuple[list[Array], bool]]
 
 
 class Fragments:
@@ -45,26 +51,26 @@ class Fragments:
         self._weights, self._step = weights, step
         self._count, self._every = options.outer_fragments, options.sync_every // options.outer_fragments
         self._comm = world.beside("outer")
+        self._comm.background.settle()  # of an earlier `fit` that has failed
+        compression.chosen(self._comm, state.held(weights))  # which may measure the link, by all workers together
         self._anchors: list[Array] = []
         self._sent: _Sent | None = None
-        self._calls = self._next = 0
-        self._samples: list[float] = []  # of this worker, since each fragment was sent
+        self._turns = 0
+        self._samples_when_sent: dict[int, float] = {}  # by fragment, since the meeting
 
     def begin(self, anchors: list[Array]) -> None:
         """All workers hold ``anchors``, which are changed from now on."""
-        self._anchors, self._calls, self._next = anchors, 0, 0
-        self._samples = [0.0] * self._count
+        self._anchors, self._turns, self._samples_when_sent = anchors, 0, {}
 
     def batch_ended(self, steps: int, samples: float, asks: bool) -> bool:
-        """After so many steps since the last meeting; ``samples`` of this worker in the last. Returns whether all are to meet now: it is time, or a worker
-        has asked for it (``asks``) before it sent a fragment."""
-        self._samples = [before + samples for before in self._samples]
-        if steps // self._every == self._calls:
+        """After a call of the training function; ``steps`` and this worker's ``samples`` since the meeting. Returns whether all are to meet now: it is time, or
+        a worker has asked for it (``asks``) before it sent a fragment."""
+        if steps // self._every == self._turns:
             return False
-        self._calls = steps // self._every
+        self._turns = steps // self._every
         asked = self.land()
-        if not asked and self._calls < ROUNDS * self._count:
-            self._send(asks)
+        if not asked and self._turns < ROUNDS * self._count:
+            self._send((self._turns - 1) % self._count, samples, asks)
             return False
         return True
 
@@ -74,23 +80,32 @@ class Fragments:
             return False
         sent, self._sent = self._sent, None
         with world.current().ledger.span("wait"):
-            means, asked = sent.answer.result()
+            means, asked = sent.means.result()
         for index, value, mean in zip(sent.indices, sent.values, means, strict=True):
             variable, new = self._weights[index], self._step(index, self._anchors[index], mean)
             backend.active().write(variable, state.memory_of(variable) + (new - value))
             self._anchors[index] = new
         return asked
 
-    def _send(self, asks: bool) -> None:
-        indices = range(self._next, len(self._weights), self._count)
+    def since_sent(self, samples: float) -> list[tuple[range, float, bool]]:
+        """For each fragment the numbers of its variables, this worker's samples since it was sent, and whether it was since the meeting; ``samples``: since
+        then."""
+        sent = self._samples_when_sent
+        return [(self._indices(f), samples - sent.get(f, 0.0), f in sent) for f in range(self._count)]
+
+    def _indices(self, fragment: int) -> range:
+        return range(fragment, len(self._weights), self._count)
+
+    def _send(self, fragment: int, samples: float, asks: bool) -> None:
+        indices = self._indices(fragment)
         values = [np.array(state.memory_of(self._weights[i])) for i in indices]
         changes = [self._anchors[i] - value for i, value in zip(indices, values, strict=True)]
-        samples, self._samples[self._next] = self._samples[self._next], 0.0
+        weight = samples - self._samples_when_sent.get(fragment, 0.0)
+        self._samples_when_sent[fragment] = samples
         held = state.held([self._weights[i] for i in indices])
 
         def exchange() -> tuple[list[Array], bool]:
             asked = any(self._comm.agree("a fragment; meet?", float(asks)))
-            return compression.mean_in_buckets(self._comm, changes, samples, held), asked
+            return compression.mean_in_buckets(self._comm, changes, weight, held), asked
 
         self._sent = _Sent(indices, values, self._comm.background.submit(exchange))
-        self._next = (self._next + 1) % self._count

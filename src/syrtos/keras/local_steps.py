@@ -156,7 +156,7 @@ class Rounds:
         self._since_epoch += steps
         if self._fragments:
             asks = self._asked_to_stop or bool(getattr(self._model, "stop_training", False)) or interrupts.asked()
-            self.met = self._fragments.batch_ended(self._since, self._samples_of_step, asks)
+            self.met = self._fragments.batch_ended(self._since, self._samples, asks)
         else:
             self.met = self._since >= self._session.options.sync_every
         if self.met:
@@ -253,10 +253,15 @@ class Rounds:
         self._since = 0
 
     def _exchange_weights(self) -> None:
-        changes = [anchor - state.memory_of(v) for anchor, v in zip(self._anchors, self._weights, strict=True)]
-        means = compression.mean_in_buckets(self._session.comm, changes, self._samples, state.held(self._weights))
-        for index, (variable, anchor, change) in enumerate(zip(self._weights, self._anchors, means, strict=True)):
-            backend.active().write(variable, self._stepped(index, anchor, change))
+        """A fragment that was sent since the last meeting has made its outer step: what was learnt since is averaged."""
+        every = [(range(len(self._weights)), self._samples, False)]
+        for indices, samples, was_sent in self._fragments.since_sent(self._samples) if self._fragments else every:
+            weights, anchors = ([found[i] for i in indices] for found in (self._weights, self._anchors))
+            changes = [anchor - state.memory_of(v) for anchor, v in zip(anchors, weights, strict=True)]
+            means = compression.mean_in_buckets(self._session.comm, changes, samples, state.held(weights))
+            for index, variable, anchor, mean in zip(indices, weights, anchors, means, strict=True):
+                new = anchor - mean if was_sent else self._stepped(index, anchor, mean)
+                backend.active().write(variable, new)
 
     def _stepped(self, index: int, weight: Array, gradient: Array) -> Array:
         """SGD with Nesterov momentum, in Keras's form: Sutskever et al. 2013, `keras.optimizers.SGD`. ``index``: of the variable."""

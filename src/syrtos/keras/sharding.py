@@ -100,7 +100,7 @@ def bounds_between_hosts(
     optimizer: Any, variables: Sequence[Any], has_rows: bool = False
 ) -> Sequence[Sequence[tuple[int, int]]]:
     """For each of some variables the bounds of its parts, where the sum of a worker's part of a gradient is all that it needs: that sends half the bytes
-    between hosts. Empty where all is needed, or nothing saved. What is found is remembered, for `clipped_in_parts`.
+    between hosts. Empty where all is needed, or nothing saved.
 
     Args:
         optimizer: that takes the gradients.
@@ -110,20 +110,20 @@ def bounds_between_hosts(
     found, options = of(optimizer), world.current().options
     by_parts = found is not None and not found.by_variable and all(map(found.knows, variables))
     is_plain = options.on_nan == "warn" and options.compress == "none" and not (has_rows and _has_norms(optimizer))
-    bounds = [found.bounds_of(v) for v in variables] if found and by_parts and is_plain and _several_hosts() else []
-    object.__setattr__(optimizer, _IN_PARTS, bool(bounds))
-    return bounds
-
-
-def _several_hosts() -> bool:
-    return world.current().world.node_count > 1
+    several_hosts = world.current().world.node_count > 1
+    return [found.bounds_of(v) for v in variables] if found and by_parts and is_plain and several_hosts else []
 
 
 def _has_norms(optimizer: Any) -> bool:
     return bool(optimizer.clipnorm or optimizer.global_clipnorm)
 
 
-def clipped_in_parts(optimizer: Any) -> Communicator | None:
+def gives_parts(optimizer: Any, are_parts: bool) -> None:
+    """Says whether the gradients that an optimizer is given next are this worker's parts of them."""
+    object.__setattr__(optimizer, _IN_PARTS, are_parts)
+
+
+def clips_parts(optimizer: Any) -> Communicator | None:
     """The workers of which each has its part of the gradients that are to be clipped by norms; None where each has all, or norms don't matter."""
     found = of(optimizer)
     return found.comm if found and getattr(optimizer, _IN_PARTS, False) and _has_norms(optimizer) else None

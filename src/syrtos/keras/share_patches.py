@@ -23,7 +23,7 @@ from syrtos.keras.patching import Method, Patch
 def _reduce_then_clip(original: Method) -> Method:
     def clip_gradients(self: Any, grads: list[Any]) -> list[Any]:
         reduced = list(backend.active().reduced(self, grads))
-        workers = sharding.clipped_in_parts(self)
+        workers = sharding.clips_parts(self)
         return original(self, reduced) if workers is None else _clipped_in_parts(self, reduced, workers)
 
     return clip_gradients
@@ -31,14 +31,15 @@ def _reduce_then_clip(original: Method) -> Method:
 
 def _clipped_in_parts(optimizer: Any, grads: list[Any], comm: Communicator) -> list[Any]:
     """Parts of gradients, clipped by the norms of the whole with the formulas of Keras (3.15.1)."""
-    squares = ops.stack([ops.sum(ops.square(gradient)) for gradient in grads])
+    squares = ops.stack([ops.cast(ops.sum(ops.square(gradient)), "float32") for gradient in grads])
     squares = backend.active().on_host(comm.allreduce, squares, (len(grads),))
     if optimizer.clipnorm:
         factors = optimizer.clipnorm / ops.maximum(ops.sqrt(squares), optimizer.clipnorm)
-        return [gradient * factors[index] for index, gradient in enumerate(grads)]
+        return [gradient * ops.cast(factors[index], gradient.dtype) for index, gradient in enumerate(grads)]
     norm: Any = ops.sqrt(ops.sum(squares))
-    factor = optimizer.global_clipnorm * ops.minimum(1.0 / norm, 1.0 / optimizer.global_clipnorm) + (norm - norm)
-    return [gradient * factor for gradient in grads]
+    factor = optimizer.global_clipnorm * ops.minimum(1.0 / norm, 1.0 / optimizer.global_clipnorm)
+    factor += norm - norm  # NaN where the norm is NaN or infinite, as in Keras
+    return [gradient * ops.cast(factor, gradient.dtype) for gradient in grads]
 
 
 def _check_finite_everywhere(original: Method) -> Method:

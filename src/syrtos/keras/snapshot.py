@@ -224,7 +224,7 @@ def put_back_callbacks(chosen: Sequence[Any], facts: Sequence[Facts], arrays: Ar
 
 def _is_own(callback: Any) -> bool:
     """Whether a script has made the class."""
-    return not type(callback).__module__.startswith("keras.")
+    return not type(callback).__module__.startswith(("keras.", "tf_keras."))
 
 
 def _set(callback: Any, name: str, value: Any) -> None:

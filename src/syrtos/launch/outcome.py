@@ -91,6 +91,10 @@ class Outcome:
     lost: dict[int, Ended] = dataclasses.field(default_factory=dict)
     hung: dict[int, str] = dataclasses.field(default_factory=dict)
 
+    def has_reported(self, error: str) -> bool:
+        """Whether a worker has failed by an error of this name."""
+        return any(error in failure.get("text", "") for failure in self.failures)
+
     def __str__(self) -> str:
         """One sentence about the end, where no worker could report it."""
         if self.end is End.STOPPED:

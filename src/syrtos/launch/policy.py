@@ -71,10 +71,10 @@ def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
     attempts = [attempt for attempt in attempts if attempt.outcome.end is not End.REPLACED]
     if last.end is End.NOT_STARTED and last.rank is None and policy.restarts:
         return Decision(False, last.why)  # hosts have been waited for
-    diverged = policy.repair and _has_reported(last, "DivergenceError")
+    diverged = policy.repair and last.has_reported("DivergenceError")
     if not policy.restarts or not (diverged or _may_go_well(policy, attempts[-1])):
         return Decision(False)
-    if final := next((reason for name, reason in _FINAL.items() if not diverged and _has_reported(last, name)), ""):
+    if final := next((reason for name, reason in _FINAL.items() if not diverged and last.has_reported(name)), ""):
         return Decision(False, final)
     if len(attempts) > policy.restarts:
         return Decision(False, f"{policy.restarts} restarts were allowed, and have been made")
@@ -94,10 +94,6 @@ def _may_go_well(policy: Policy, attempt: Attempt) -> bool:
         by_script = end is End.LOST and (attempt.outcome.status or 0) > 0  # `os._exit(3)`
         return end in _LOST and goes_on and not by_script
     return end in (*_LOST, End.FAILED)
-
-
-def _has_reported(outcome: Outcome, error: str) -> bool:
-    return any(error in failure.get("text", "") for failure in outcome.failures)
 
 
 def _without_progress(attempts: Sequence[Attempt]) -> int:

@@ -115,23 +115,17 @@ WAYS: Mapping[str, Callable[[Step, Place], float]] = {
 
 
 def measured(run_dir: Path) -> Step:
-    """The step of a finished run.
+    """The step of a finished run, or of one generation of its workers.
 
     Raises:
         ConfigurationError: it is no run, it ran on several hosts or one worker, or it has too few steps of `fit`.
     """
-    ranks = []
-    while (path := ledger_path(run_dir, len(ranks))).exists():
-        ranks.append(list(_lines(path)))
-    facts = (
-        {key: value for line in ranks[0] if line["phase"] == "facts" for key, value in line.items()} if ranks else {}
-    )
-    steps = [[line for line in lines if line["phase"] == "train"][_FIRST:] for lines in ranks]
+    steps, facts = _read(run_dir)
     if problem := _problem(run_dir, steps, facts):
         raise ConfigurationError(problem)
     exchange, update = (statistics.fmean(_median(lines, kind) for lines in steps) for kind in ("exchange", "update"))
     return Step(
-        workers=len(ranks),
+        workers=len(steps),
         samples=statistics.fmean(_median(lines, "samples") for lines in steps),
         own=statistics.fmean(_median(lines, "wall") for lines in steps) - exchange,
         update=update,
@@ -140,6 +134,21 @@ def measured(run_dir: Path) -> Step:
         sums=facts["gradient_sums"],
         meetings=facts["meetings"],
     )
+
+
+def is_measured(run_dir: Path) -> bool:
+    """Whether `measured` can say something about it."""
+    return not _problem(run_dir, *_read(run_dir))
+
+
+def _read(run_dir: Path) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
+    """The steps of each worker, without the first ones, and the facts that rank 0 has told."""
+    ranks = []
+    while (path := ledger_path(run_dir, len(ranks))).exists():
+        ranks.append(list(_lines(path)))
+    told = [line for line in ranks[0] if line["phase"] == "facts"] if ranks else []
+    facts = {key: value for line in told for key, value in line.items()}
+    return [[line for line in lines if line["phase"] == "train"][_FIRST:] for lines in ranks], facts
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -157,13 +166,27 @@ def _problem(run_dir: Path, steps: list[list[dict[str, Any]]], facts: Mapping[st
             f"added. The run in {run_dir} had {'one worker' if len(steps) == 1 else 'several hosts'}."
         )
     if not all(steps) or "gradient_sums" not in facts:
-        return f"The run in {run_dir} has not come to the end of a `fit` of more than {_FIRST} steps."
-    if not facts["gradient_sums"]:
         return (
-            f"The run in {run_dir} does not know what it has exchanged: with JAX or `--exchange framework` the framework exchanges gradients, and with "
-            "`--sync-every` there are none. A forecast needs a run that exchanges gradients by MPI in each step."
+            f"The run in {run_dir} has not come to the end of a `fit` of more than {_FIRST} steps, which a forecast is made from. Let a `fit` of some ten "
+            "steps end."
         )
+    asked = [flag for name, flag in _OTHERWISE.items() if facts.get(name, "none") != "none"]
+    if asked or not facts["gradient_sums"]:
+        why = (
+            f"was made with {asked[0]}"
+            if asked
+            else "has exchanged no gradients by MPI, as with JAX or --exchange framework"
+        )
+        return f"The run in {run_dir} {why}. A forecast needs a run that exchanges gradients as they are, by MPI, in each step."
     return ""
+
+
+# Facts of runs that exchange something else than each gradient in each step.
+_OTHERWISE = {
+    "asked_to_sync_every": "--sync-every",
+    "asked_to_shard_update": "--shard-update",
+    "compress": "--compress",
+}
 
 
 def _median(lines: list[dict[str, Any]], name: str) -> float:

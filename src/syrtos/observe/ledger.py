@@ -229,8 +229,9 @@ def launching(run_dir: Path, began: float) -> Iterator[None]:
 
 def forget(run_dir: Path) -> None:
     """Removes the files of an earlier run in the same folder: it may have had more workers, or failed."""
-    for path in [*run_dir.glob("ledger/*.jsonl"), *run_dir.glob("ledger/launcher.*"), *run_dir.glob("logs/rank-*.*")]:
-        path.unlink()
+    for pattern in ("ledger/*.jsonl", "ledger/launcher.*", "logs/rank-*.*", "data/not-finite-rank-*.jsonl"):
+        for path in run_dir.glob(pattern):
+            path.unlink()
 
 
 def epochs_path(run_dir: Path) -> Path:

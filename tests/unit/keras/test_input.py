@@ -106,6 +106,14 @@ def test_the_structure_of_elements_is_kept() -> None:
     assert labels.numpy().tolist() == [2.0, 3.0]
 
 
+def test_an_input_that_is_left_out_stays_so() -> None:
+    """As Keras has optional ones."""
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(4.0)).batch(4).map(lambda x: ({"a": x, "b": None}, x))
+    ((features, _),) = shares(dataset, 2)[1]
+    assert features["a"].numpy().tolist() == [2, 3]
+    assert features["b"] is None
+
+
 def test_strings_and_booleans_are_shared_too() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((["a", "b", "c"], [True, False, True])).batch(3)
     ((texts, flags),) = shares(dataset, 2)[1]

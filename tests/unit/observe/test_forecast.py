@@ -78,7 +78,9 @@ def test_a_sharded_update_is_divided() -> None:
         (1, 6, {}, "had one worker"),
         (2, 6, {"hosts": 2}, "had several hosts"),
         (2, 2, {}, "has not come to the end of a `fit`"),
-        (2, 6, {"gradient_sums": 0.0}, "does not know what it has exchanged"),
+        (2, 6, {"gradient_sums": 0.0}, "has exchanged no gradients by MPI"),
+        (2, 6, {"asked_to_sync_every": 8}, "was made with --sync-every"),
+        (2, 6, {"compress": "bf16"}, "was made with --compress"),
     ],
 )
 def test_what_can_t_be_forecast_from_is_said(
@@ -89,11 +91,23 @@ def test_what_can_t_be_forecast_from_is_said(
     assert says in capsys.readouterr().err
 
 
-def test_numbers_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [["-n", "0"], ["--gbit", "-1"], ["--gbit", "nan"], ["--latency", "0"], ["--per-host", "0"]]
+)
+def test_numbers_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]) -> None:
     write(tmp_path)
-    for wrong in (["-n", "0"], ["--gbit", "-1"], ["--latency", "0"], ["--per-host", "0"]):
-        assert main(["forecast", str(tmp_path), *wrong]) == 2
-        assert "must be more than 0" in capsys.readouterr().err
+    assert main(["forecast", str(tmp_path), *wrong]) == 2
+    assert f"`{wrong[0]}` must be more than 0" in capsys.readouterr().err
+
+
+def test_a_run_that_was_started_again_is_measured_by_its_last_generation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, steps=1)
+    write(tmp_path / "generation-2")
+    write(tmp_path / "generation-3", steps=1)
+    assert main(["forecast", str(tmp_path)]) == 0
+    assert "Measured with 2 workers" in capsys.readouterr().out
 
 
 def test_a_table_and_lines_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from keras.src.distribution import distribution_lib
@@ -16,25 +17,39 @@ def _adding(original: Method) -> Method:
     def add_variable_from_reference(
         self: Any, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
     ) -> Any:
-        layout = _split(reference_variable)
         size = math.prod(reference_variable.shape)
-        sharding.count(self, reference_variable, size if layout is None else size // world.current().world.size)
+        distribution: Any = distribution_lib.distribution()
+        own = distribution.get_variable_layout(reference_variable)
+        if own is not None and any(
+            own.axes
+        ):  # the script's, by which the optimizer's variable is split as that of the model
+            sharding.count(self, reference_variable, size // _devices(distribution.device_mesh, own.axes))
+            return original(self, reference_variable, name, initializer)
+        layout = _split(reference_variable, distribution)
+        parts = (
+            1 if layout is None else min(_devices(distribution.device_mesh, layout.axes), world.current().world.size)
+        )
+        sharding.count(self, reference_variable, size // parts)
         reference = sharding.Reference(reference_variable, tuple(reference_variable.shape), layout)
         return original(self, reference, name, initializer)
 
     return add_variable_from_reference
 
 
-def _split(variable: Any) -> Any:
-    """How an optimizer's variable for one of the model is split: by the first of its dimensions that can be split evenly; None where none can."""
-    distribution: Any = distribution_lib.distribution()
-    mesh = distribution.device_mesh
-    count = math.prod(mesh.shape)
+def _split(variable: Any, distribution: Any) -> Any:
+    """How an optimizer's variable for one of the model is split, over the devices that have batches of their own: by the first of its dimensions that can be
+    split evenly; None where none can."""
+    count = _devices(distribution.device_mesh, [distribution.batch_dim_name])
     axis = next((i for i, length in enumerate(variable.shape) if length and length % count == 0), None)
-    if axis is None:
+    if axis is None or count == 1:
         return None
     axes = [distribution.batch_dim_name if i == axis else None for i in range(len(variable.shape))]
-    return distribution_lib.TensorLayout(axes, mesh)
+    return distribution_lib.TensorLayout(axes, distribution.device_mesh)
+
+
+def _devices(mesh: Any, axes: Sequence[Any]) -> int:
+    """Along some axes of a mesh, by name; None is none."""
+    return math.prod(mesh.shape[mesh.axis_names.index(axis)] for axis in axes if axis is not None)
 
 
 PATCHES = [

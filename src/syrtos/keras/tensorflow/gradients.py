@@ -204,6 +204,7 @@ def reduced(optimizer: Any, grads: Sequence[Any], lend: bool = True) -> list[Any
     """
     if getattr(optimizer, _READY, False):
         return list(grads)
+    sharding.gives_parts(optimizer, False)
     reduction, step = reduction_of(optimizer), current_step()
     results = list(grads) if reduction is None else _reduced(optimizer, grads, reduction, step, lend)
     if not finite.is_asked() or not grads:
@@ -224,6 +225,7 @@ def _reduced(
     if lend and reduction.compression is None and _takes_no_slices(optimizer):
         rows = any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
         bounds = sharding.bounds_between_hosts(optimizer, variables, rows)
+        sharding.gives_parts(optimizer, bool(bounds))
         reduction = dataclasses.replace(reduction, lend=True, bounds=bounds)
     return reduction.apply(grads, variables, weight, _adds_rows(optimizer))
 

@@ -244,7 +244,7 @@ def _given(comm: Communicator, leaves: tuple[Array, ...], root: int) -> tuple[Ar
 
 
 def _same(leaf: Any) -> Any:
-    return tf.identity(leaf)
+    return None if leaf is None else tf.identity(leaf)  # an optional input that is left out
 
 
 def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:

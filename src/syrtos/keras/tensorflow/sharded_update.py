@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from syrtos.comm import fusion, world
 from syrtos.comm.communicator import Array
-from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals, saving, sharding, state
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.sharding import Sharding
@@ -61,7 +61,8 @@ def _sharding(original: Method) -> Method:
             original(self, grads, variables, learning_rate)
             return
         decaying = compiled_update.take_decaying(self)
-        pairs = [(_as_cut(found, g, v), v) for g, v in zip(grads, variables, strict=True)]
+        dense = [g if isinstance(g, tf.IndexedSlices) else tf.convert_to_tensor(g) for g in grads]
+        pairs = list(zip(dense, variables, strict=True))
         is_compiled = compiled_update.is_compiled(self, variables)
         last: list[Any] = []
         for bucket in _buckets(pairs):
@@ -132,23 +133,6 @@ def _whole(found: Sharding, value: tf.Tensor, variable: Any) -> tf.Tensor:
     return tf.pad(tf.reshape(value, [-1]), [[part.start, size - part.stop]])
 
 
-def _as_cut(found: Sharding, gradient: Any, variable: Any) -> Any:
-    """Rows only where the variable is cut by rows, or not at all.
-
-    Raises:
-        ConfigurationError: an update of rows of another variable, of which some may be listed twice, is not that of the sum of them.
-    """
-    if not isinstance(gradient, tf.IndexedSlices):
-        return tf.convert_to_tensor(gradient)
-    part = found.part_of(variable)
-    if part.stop > part.start and part.shape[1:] != tuple(variable.shape[1:]):
-        raise ConfigurationError(
-            f"`--shard-update` cuts `{state.name_of(variable)}` of shape {tuple(variable.shape)} within its rows, and its gradient is some of its rows "
-            "(`tf.gather`). Leave out --shard-update."
-        )
-    return gradient
-
-
 def _cut(found: Sharding, value: Any, variable: Any) -> Any:
     """This worker's part of a variable's value, or of its gradient, which may be that part already."""
     part = found.part_of(variable)
@@ -156,10 +140,19 @@ def _cut(found: Sharding, value: Any, variable: Any) -> Any:
         if value.shape.num_elements() == part.stop - part.start:
             return tf.reshape(value, part.shape)
         return tf.reshape(tf.reshape(value, [-1])[part.start : part.stop], part.shape)
-    first = tf.constant(part.first_row(), value.indices.dtype)
-    here = tf.logical_and(value.indices >= first, value.indices < first + part.shape[0])
-    indices = tf.boolean_mask(value.indices, here) - first
-    return tf.IndexedSlices(tf.boolean_mask(value.values, here), indices, tf.constant(part.shape))
+    if part.stop > part.start and part.shape[1:] == tuple(variable.shape[1:]):
+        return _between(value.indices, value.values, part.first_row(), part.shape)
+    # the variable is cut within its rows: each number of a row is a row of the part
+    width = int(np.prod(variable.shape[1:]))
+    numbers = tf.cast(value.indices, tf.int64)[:, None] * width + tf.range(width, dtype=tf.int64)
+    return _between(tf.reshape(numbers, [-1]), tf.reshape(value.values, [-1]), part.start, part.shape)
+
+
+def _between(indices: tf.Tensor, values: tf.Tensor, start: int, shape: tuple[int, ...]) -> tf.IndexedSlices:
+    """The rows from ``start`` on that a part of this shape has, counted from there."""
+    first = tf.constant(start, indices.dtype)
+    here = tf.logical_and(indices >= first, indices < first + shape[0])
+    return tf.IndexedSlices(tf.boolean_mask(values, here), tf.boolean_mask(indices, here) - first, tf.constant(shape))
 
 
 def _gathered(found: Sharding, variables: list[Any], wholes: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -12,7 +12,7 @@ import torch
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.keras import finite, keras_internals, local_steps, sharding, state
-from syrtos.keras.torch import ops
+from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step
 
@@ -56,6 +56,7 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     """
     if getattr(optimizer, _READY, False):
         return list(grads)
+    sharding.gives_parts(optimizer, False)
     comm, step = workers_of(optimizer), current_step()
     results = _reduced(optimizer, grads, comm, step)
     if finite.is_asked():
@@ -96,7 +97,8 @@ def _reduced(optimizer: Any, grads: Sequence[Any], comm: Communicator | None, st
     if comm is None:
         return list(grads)
     applied = getattr(optimizer, _APPLIED, ())
-    variables, bounds = state.held(applied), sharding.bounds_between_hosts(optimizer, applied)
+    variables, bounds = state.held(applied), _bounds(optimizer, applied, grads)
+    sharding.gives_parts(optimizer, bool(bounds))
     if step is not None and _accumulates(optimizer):  # weighted by `to_accumulate`
         summed = ops.weighted_mean(comm, list(grads), 1.0, variables=variables, bounds=bounds)
         return [gradient * comm.size for gradient in summed]
@@ -104,6 +106,12 @@ def _reduced(optimizer: Any, grads: Sequence[Any], comm: Communicator | None, st
         return step.overlap[1].finish(list(grads), variables)
     weight = 1.0 if step is None else step.samples
     return ops.weighted_mean(comm, list(grads), weight, variables=variables, bounds=bounds)
+
+
+def _bounds(optimizer: Any, variables: Sequence[Any], tensors: Sequence[Any]) -> Sequence[Any]:
+    """Of parts of gradients like ``tensors``; none where torch's collectives sum them, whole."""
+    bounds = sharding.bounds_between_hosts(optimizer, variables)
+    return bounds if bounds and not any(collectives.serve(world.current().comm, tensor) for tensor in tensors) else ()
 
 
 def overlapping(model: Any) -> contextlib.AbstractContextManager[None]:
@@ -119,7 +127,7 @@ def overlapping(model: Any) -> contextlib.AbstractContextManager[None]:
         or workers_of(optimizer) is not everyone
         or _accumulates(optimizer)
         or optimizer.loss_scale_factor
-        or sharding.bounds_between_hosts(optimizer, model.trainable_variables)
+        or _bounds(optimizer, model.trainable_variables, [variable.value for variable in model.trainable_variables])
     ):
         return contextlib.nullcontext()
     variables = [variable.value for variable in model.trainable_variables]

@@ -117,17 +117,17 @@ def weighted_mean(
         weight: a worker with weight 0 contributes nothing, whatever its gradients hold.
         lend: the averages may be memory that other workers look at too: they are not to be written to.
         variables: whose gradients they are, which may be compressed then.
-        bounds: each worker needs its part of an average alone, and may get that, flat: see `Communicator.weighted_part_sum`.
+        bounds: each worker gets its part of an average alone, flat, by MPI: see `Communicator.weighted_part_sum`.
     """
     results = list(gradients)
     for bucket in buckets(gradients):
         with world.current().ledger.span("exchange"):
             mine = [gradients[i] for i in bucket]
             owners = [variables[i] for i in bucket] if variables else []
-            if bounds and not collectives.serve(comm, mine[0]):
-                averages = _parts(comm, mine, weight, [bounds[i] for i in bucket])
-            else:
-                averages = begin_weighted_mean(comm, mine, weight, lend, owners)()
+            parts = [bounds[i] for i in bucket] if bounds else []
+            averages = (
+                _parts(comm, mine, weight, parts) if parts else begin_weighted_mean(comm, mine, weight, lend, owners)()
+            )
         for index, tensor in zip(bucket, averages, strict=True):
             results[index] = tensor
     return results
