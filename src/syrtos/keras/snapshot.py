@@ -251,15 +251,20 @@ def keep_written(chosen: Sequence[Any], facts: Sequence[Facts]) -> None:
 def _cut(path: str, length: int) -> None:
     try:
         with open(path, "r+b") as file:
-            file.truncate(length)
+            file.truncate(min(length, os.path.getsize(path)))  # never longer, by zeros
     except FileNotFoundError:
         return  # it begins anew
 
 
 def _written(callback: Any) -> int | None:
-    """The length of a CSV log in bytes; None where it has none, or not on this machine."""
-    if callback.csv_file is None or not os.path.isfile(callback.filename):
+    """The length of a CSV log in bytes; None where it is not open."""
+    if callback.csv_file is None:
         return None
+    begins = (
+        callback.writer is None and not callback.append
+    )  # Keras 2 makes the file with its first line, and leaves an older one until then
+    if begins or not os.path.isfile(callback.filename):
+        return 0
     with contextlib.suppress(ValueError):  # it is closed
         callback.csv_file.flush()
     return os.path.getsize(callback.filename)
