@@ -317,9 +317,8 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
         )
     if ended.reason:
         print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)
-    if ended.resumable and not ended.outcome.has_reported(
-        "NonFiniteError"
-    ):  # the same batch would give the same numbers again
+    again_the_same = ended.outcome.has_reported("NonFiniteError")  # the same batch gives the same numbers
+    if ended.resumable and not again_the_same:
         mended = ", once the cause is mended" if ended.reason else ""
         resumable = generations.has_snapshot(run_dir) and end == _BY_SCHEDULER  # which a full disk may have prevented
         same = ", and so does the same command with this --run-dir" * resumable

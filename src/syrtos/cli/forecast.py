@@ -63,21 +63,14 @@ def main(chosen: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: nothing can be forecast from this run, or a number is not positive.
     """
-    given = {
-        "-n": chosen.workers,
-        "--per-host": [chosen.per_host or 1],
-        "--gbit": chosen.gbit,
-        "--latency": [chosen.latency],
-    }
-    if chosen.per_host is not None:
-        given["--per-host"] = [chosen.per_host]
+    per_host = [] if chosen.per_host is None else [chosen.per_host]
+    given = {"-n": chosen.workers, "--per-host": per_host, "--gbit": chosen.gbit, "--latency": [chosen.latency]}
     for name, values in given.items():
         if wrong := [value for value in values if not 0 < value < math.inf]:  # NaN too
             raise ConfigurationError(f"`{name}` must be more than 0, and finite. Received: {wrong[0]}.")
     step = forecast.measured(_trained(chosen.run_dir.resolve()))
-    per_host = chosen.per_host or step.workers
     rows = [
-        _row(step, workers, per_host, Link(chosen.latency * 1e-6, gbit * 1e9 / 8), gbit)
+        _row(step, workers, chosen.per_host or step.workers, Link(chosen.latency * 1e-6, gbit * 1e9 / 8), gbit)
         for gbit in dict.fromkeys(chosen.gbit)
         for workers in dict.fromkeys(chosen.workers)
     ]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Array, Communicator
+from syrtos.comm.communicator import Array, Bounds, Communicator
 from syrtos.comm.objects import dtype_of
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals, partition, snapshot, state
@@ -96,9 +96,7 @@ class Sharding:
         self.comm.gather_parts(wholes, [self.bounds_of(v) for v in variables])
 
 
-def bounds_between_hosts(
-    optimizer: Any, variables: Sequence[Any], has_rows: bool = False
-) -> Sequence[Sequence[tuple[int, int]]]:
+def bounds_between_hosts(optimizer: Any, variables: Sequence[Any], has_rows: bool = False) -> Bounds:
     """For each of some variables the bounds of its parts, where the sum of a worker's part of a gradient is all that it needs: that sends half the bytes
     between hosts. Empty where all is needed, or nothing saved.
 

@@ -12,8 +12,10 @@ import tf_keras
 from syrtos.keras import snapshot
 
 
-def began(kind: Any, path: Path) -> Any:
+def began(kind: Any, path: Path, facts: list[Any] | None = None) -> Any:
+    """A log whose `fit` has begun, or goes on from what a snapshot says of it."""
     log = kind.callbacks.CSVLogger(str(path))
+    snapshot.keep_written([log], facts or [])
     log.set_model(kind.Sequential())
     log.on_train_begin()
     return log
@@ -30,10 +32,7 @@ def test_lines_of_steps_that_are_trained_again_are_cut_off(tmp_path: Path, kind:
     facts: list[Any] = [{"written": snapshot._written(log)}]
     log.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
     log.csv_file.flush()
-    again = kind.callbacks.CSVLogger(str(path))
-    snapshot.keep_written([again], facts)
-    again.set_model(kind.Sequential())
-    again.on_train_begin()
+    again = began(kind, path, facts)
     again.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
     again.on_train_end()
     assert path.read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,2.0"]
@@ -47,10 +46,7 @@ def test_lines_that_were_there_stay(tmp_path: Path, kind: Any) -> None:
     facts: list[Any] = [{"written": snapshot._written(log)}]
     log.on_epoch_end(1, {"loss": 0.5, "val_loss": 1.0})
     log.csv_file.flush()
-    again = kind.callbacks.CSVLogger(str(path))
-    snapshot.keep_written([again], facts)
-    again.set_model(kind.Sequential())
-    again.on_train_begin()
+    again = began(kind, path, facts)
     again.on_epoch_end(1, {"loss": 0.5, "val_loss": 1.0})
     again.on_train_end()
     assert path.read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,2.0", "1,0.5,1.0"]

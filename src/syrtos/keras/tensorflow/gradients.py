@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from syrtos.api import unconverted
 from syrtos.comm import world
-from syrtos.comm.communicator import Array, Communicator, ReduceOp
+from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
 from syrtos.keras import finite, keras_internals, local_steps, sharding, state
@@ -66,7 +66,7 @@ class Reduction:
     local: dict[int, Any] = dataclasses.field(default_factory=dict)
     local_factor: float = 1.0
     lend: bool = False
-    bounds: Sequence[Sequence[tuple[int, int]]] = ()
+    bounds: Bounds = ()
 
     def apply(
         self, grads: Sequence[Any], variables: Sequence[Any] = (), weight: Any = 1.0, may_merge: bool = False

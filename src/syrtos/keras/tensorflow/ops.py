@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from syrtos.comm import compression, fusion, world
-from syrtos.comm.communicator import Array, Communicator, ReduceOp
+from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
 from syrtos.comm.sparse import weighted_rows
 from syrtos.errors import ConfigurationError
 from syrtos.keras.tensorflow import op_errors, tf_internals, tf_internals_graphs
@@ -98,7 +98,7 @@ def weighted_mean(
     may_merge: bool = False,
     lend: bool = False,
     variables: Sequence[tf.Variable] = (),
-    bounds: Sequence[Sequence[tuple[int, int]]] = (),
+    bounds: Bounds = (),
 ) -> list[Gradient]:
     """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
 
@@ -177,9 +177,7 @@ def telling_of_sum() -> Callable[[], None] | None:
     return None if tf.executing_eagerly() else world.current().ledger.summed
 
 
-def _exchange_parts(
-    comm: Communicator, bucket: list[tf.Tensor], weight: tf.Tensor, bounds: list[Sequence[tuple[int, int]]]
-) -> list[tf.Tensor]:
+def _exchange_parts(comm: Communicator, bucket: list[tf.Tensor], weight: tf.Tensor, bounds: Bounds) -> list[tf.Tensor]:
     def run(share: Array, *arrays: Array) -> list[Array]:
         return comm.weighted_part_sum([array.reshape(-1) for array in arrays], bounds, float(share))
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Communicator
+from syrtos.comm.communicator import Bounds, Communicator
 from syrtos.keras import finite, keras_internals, local_steps, sharding, state
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
@@ -97,18 +97,18 @@ def _reduced(optimizer: Any, grads: Sequence[Any], comm: Communicator | None, st
     if comm is None:
         return list(grads)
     applied = getattr(optimizer, _APPLIED, ())
-    variables, bounds = state.held(applied), _bounds(optimizer, applied, grads)
-    sharding.gives_parts(optimizer, bool(bounds))
-    if step is not None and _accumulates(optimizer):  # weighted by `to_accumulate`
-        summed = ops.weighted_mean(comm, list(grads), 1.0, variables=variables, bounds=bounds)
-        return [gradient * comm.size for gradient in summed]
-    if step is not None and step.overlap is not None and step.overlap[0] is optimizer:
+    variables = state.held(applied)
+    accumulated = step is not None and _accumulates(optimizer)  # weighted by `to_accumulate`
+    if step is not None and not accumulated and step.overlap is not None and step.overlap[0] is optimizer:
         return step.overlap[1].finish(list(grads), variables)
-    weight = 1.0 if step is None else step.samples
-    return ops.weighted_mean(comm, list(grads), weight, variables=variables, bounds=bounds)
+    bounds = _bounds(optimizer, applied, grads)
+    sharding.gives_parts(optimizer, bool(bounds))
+    weight = 1.0 if step is None or accumulated else step.samples
+    averaged = ops.weighted_mean(comm, list(grads), weight, variables=variables, bounds=bounds)
+    return [gradient * comm.size for gradient in averaged] if accumulated else averaged
 
 
-def _bounds(optimizer: Any, variables: Sequence[Any], tensors: Sequence[Any]) -> Sequence[Any]:
+def _bounds(optimizer: Any, variables: Sequence[Any], tensors: Sequence[Any]) -> Bounds:
     """Of parts of gradients like ``tensors``; none where torch's collectives sum them, whole."""
     bounds = sharding.bounds_between_hosts(optimizer, variables)
     return bounds if bounds and not any(collectives.serve(world.current().comm, tensor) for tensor in tensors) else ()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from syrtos.comm import compression, fusion, world
-from syrtos.comm.communicator import Array, Communicator, ReduceOp
+from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
 from syrtos.errors import ConfigurationError
 from syrtos.keras.torch import collectives
 
@@ -107,7 +107,7 @@ def weighted_mean(
     weight: float,
     lend: bool = False,
     variables: Sequence[torch.Tensor] = (),
-    bounds: Sequence[Sequence[tuple[int, int]]] = (),
+    bounds: Bounds = (),
 ) -> list[torch.Tensor]:
     """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
 
@@ -133,9 +133,7 @@ def weighted_mean(
     return results
 
 
-def _parts(
-    comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, bounds: Sequence[Sequence[tuple[int, int]]]
-) -> list[torch.Tensor]:
+def _parts(comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, bounds: Bounds) -> list[torch.Tensor]:
     parts = comm.weighted_part_sum([array_of(tensor).reshape(-1) for tensor in bucket], bounds, weight)
     return [tensor_of(part, tensor) for part, tensor in zip(parts, bucket, strict=True)]
 
