@@ -138,6 +138,7 @@ class Protection:
 
     def begin(self) -> None:
         """After all `on_train_begin`."""
+        snapshot.begin_logs(self._callbacks())
         for callback, given in zip(self._callbacks(), self._begun_with, strict=True):
             now = snapshot.plain_attributes(callback)
             for name in [name for name, value in given.items() if now.get(name, ...) != value]:

@@ -256,15 +256,17 @@ def _cut(path: str, length: int) -> None:
         return  # it begins anew
 
 
+def begin_logs(chosen: Sequence[Any]) -> None:
+    """After `on_train_begin`: makes the file of each CSV log, which Keras 2 does with the first line, leaving that of an earlier run until then."""
+    for callback in chosen:
+        if _is(callback, "CSVLogger") and callback.csv_file is not None:
+            callback.csv_file.write("")
+
+
 def _written(callback: Any) -> int | None:
-    """The length of a CSV log in bytes; None where it is not open."""
-    if callback.csv_file is None:
+    """The length of a CSV log in bytes; None where it has none, or not on this machine."""
+    if callback.csv_file is None or not os.path.isfile(callback.filename):
         return None
-    begins = (
-        callback.writer is None and not callback.append
-    )  # Keras 2 makes the file with its first line, and leaves an older one until then
-    if begins or not os.path.isfile(callback.filename):
-        return 0
     with contextlib.suppress(ValueError):  # it is closed
         callback.csv_file.flush()
     return os.path.getsize(callback.filename)

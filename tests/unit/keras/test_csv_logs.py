@@ -18,6 +18,7 @@ def began(kind: Any, path: Path, facts: list[Any] | None = None) -> Any:
     snapshot.keep_written([log], facts or [])
     log.set_model(kind.Sequential())
     log.on_train_begin()
+    snapshot.begin_logs([log])
     return log
 
 
@@ -50,3 +51,16 @@ def test_lines_that_were_there_stay(tmp_path: Path, kind: Any) -> None:
     again.on_epoch_end(1, {"loss": 0.5, "val_loss": 1.0})
     again.on_train_end()
     assert path.read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,2.0", "1,0.5,1.0"]
+
+
+@pytest.mark.parametrize("kind", [keras, tf_keras])
+def test_a_log_of_a_fit_that_has_ended_stays_whole(tmp_path: Path, kind: Any) -> None:
+    """Snapshots are made after `on_train_end` too, where the log is closed."""
+    path = tmp_path / "log.csv"
+    log = began(kind, path)
+    log.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
+    log.on_train_end()
+    facts: list[Any] = [{"written": snapshot._written(log)}]
+    again = began(kind, path, facts)
+    again.on_train_end()
+    assert path.read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,2.0"]
