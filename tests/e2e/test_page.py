@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shutil
@@ -137,7 +138,8 @@ def test_training(server: Server, page: Page, submit: Submit, tmp_path: Path) ->
     metrics = [{"Name": "validation:mae", "Regex": "val_mae: ([0-9.]+)"}]
     go_on = tmp_path / "go_on"
     settings = {"rate": 0.1, "go_on": str(go_on)}
-    name = submit("training", TRAINING, instance_count=2, metric_definitions=metrics, hyperparameters=settings)
+    facts = {"instance_count": 2, "instance_type": "ml.c5.xlarge", "metric_definitions": metrics}
+    name = submit("training", TRAINING, hyperparameters=settings, **facts)
     page.locator("#jobs a", has_text=name).click()
     expect(page.locator("#curves-none")).to_be_visible()
     expect(page.locator("#log")).to_contain_text("host algo-1 begins", timeout=90_000)
@@ -154,6 +156,7 @@ def test_training(server: Server, page: Page, submit: Submit, tmp_path: Path) ->
     expect(page.locator("#job-facts .status")).to_have_text("✓Completed", timeout=90_000)
     assert epochs_shown(page) == 5
     expect(page.locator("#progress")).to_have_text("epoch 5 of 5")
+    check_run(page, name)
     page.locator("[data-metric=loss] svg").hover()
     expect(page.locator("[data-metric=loss] .tip")).to_contain_text("epoch 3")
     expect(page.locator("#ranks .stack")).to_have_count(2)
@@ -171,6 +174,19 @@ def test_training(server: Server, page: Page, submit: Submit, tmp_path: Path) ->
     with tarfile.open(tmp_path / "model.tar.gz") as archive:
         assert "model.keras" in [Path(name).name for name in archive.getnames()]
     check_schemes(page, tmp_path)
+    page.get_by_role("link", name="All jobs").click()
+    row = page.locator(f"#jobs a[data-name={name}]")
+    expect(row).to_contain_text(re.compile(rf"{name}\.py · 2\s×\sml.c5.xlarge"))
+    expect(row.locator(".metric")).to_have_text(re.compile(r"^loss[0-9.]+$"))
+
+
+def check_run(page: Page, name: str) -> None:
+    """How a job of two instances says it was run."""
+    run = page.locator("#run")
+    expect(run.locator("dl")).to_contain_text(re.compile(r"2\s×\sml.c5.xlarge"))
+    expect(run.locator("pre")).to_have_text(re.compile(rf"^python {name}\.py --go_on \S+ --rate 0.1$"))
+    for package in ("Python", "syrtos", "keras", "numpy"):
+        expect(run.locator("tr", has=page.get_by_text(package, exact=True))).to_contain_text(re.compile("[0-9]"))
 
 
 def check_schemes(page: Page, folder: Path) -> None:
@@ -185,14 +201,21 @@ def check_schemes(page: Page, folder: Path) -> None:
     assert min(map(len, pictures)) > 30_000  # a blank one has 5,000 bytes
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    tops = [page.locator(f"#{part}-section").evaluate("part => part.offsetTop") for part in ("artifacts", "logs")]
+    assert tops[0] < tops[1]
 
 
 def test_what_jobs_say_is_text(server: Server, page: Page, submit: Submit) -> None:
     name = submit("nasty", f"print('{NASTY}')\nraise ValueError('{NASTY}')\n", hyperparameters={"note": NASTY})
     wait_for(server, name, "Failed")
     go(page, server, name)
-    for place in ("#log", "#failure", "#settings"):
+    for place in ("#log", "#failure", "#settings", "#run pre"):
         expect(page.locator(place)).to_contain_text(NASTY)
+    page.locator("#clone-open").click()
+    expect(page.locator("#clone-settings")).to_have_value(re.compile(re.escape(NASTY)))
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="All jobs").click()
+    expect(page.locator(f"#jobs a[data-name={name}] .reason")).to_contain_text(NASTY)
     assert page.locator("img").count() == 0
 
 
@@ -229,6 +252,108 @@ def test_keys(server: Server, page: Page, submit: Submit) -> None:
     expect(page.locator("#list")).to_be_visible()
 
 
+def test_search(server: Server, page: Page, submit: Submit) -> None:
+    tags = [{"Key": "team", "Value": "vision"}]
+    failing = submit(
+        "pear", "raise ValueError('no pears')\n", tags=tags, hyperparameters={"depth": 18, "api_key": "hid"}
+    )
+    other = submit("apple", "print('nothing')\n")
+    wait_for(server, failing, "Failed")
+    wait_for(server, other, "Completed")
+    names = page.locator("#jobs a").evaluate_all  # those that are shown
+    page.locator(f"#jobs a[data-name={other}]").wait_for()
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    for words in (failing, f"{failing}.PY", "team=vision pear", "depth=18 failed pear"):
+        page.locator("#search").fill(words)
+        expect(page.locator("#found")).to_have_text("1 job found")
+        expect(page.locator("#jobs a")).to_have_attribute("data-name", failing)
+    expect(page.locator("#jobs .reason")).to_have_text("ValueError: no pears")
+    assert page.locator("#jobs .reason").evaluate("one => getComputedStyle(one).color") == "rgb(177, 40, 30)"
+    page.locator("#search").fill("hid")  # a secret is not even found
+    expect(page.locator("#found")).to_have_text("No jobs found")
+    page.get_by_role("button", name="Show all jobs").click()
+    expect(page.locator(f"#jobs a[data-name={other}]")).to_be_visible()
+    page.get_by_role("button", name="Failed").click()
+    expect(page.locator(f"#jobs a[data-name={other}]")).to_have_count(0)
+    assert failing in names("all => all.map(one => one.dataset.name)")
+    expect(page.get_by_role("button", name="Failed")).to_have_attribute("aria-pressed", "true")
+    page.locator("#search").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#jobs a").first).to_be_focused()
+
+
+def test_waiting_and_progress(server: Server, page: Page, submit: Submit) -> None:
+    """What a running job tells of its progress, and how many workers are in use."""
+    running = submit("running", WAITING, instance_count=2)
+    wait_for(server, running, "Training")
+    queued = submit("queued", WAITING)
+    wait_for(server, queued, "Pending")
+    expect(page.locator("#capacity")).to_have_text("2 of 2 workers in use1 job waiting")
+    path = epochs_path(server.service.home.job(running) / "attempt-1")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    facts = [{"time": time.time() - 60 * (2 - k), "epoch": k + 1, "epochs": 5, "logs": {"loss": 1.0}} for k in range(3)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in facts))
+    row = page.locator(f"#jobs a[data-name={running}]")
+    expect(row.locator(".bar")).to_have_text("epoch 3 of 5 · about 2 min left")
+    expect(row.locator(".metric")).to_have_text("loss1")
+    page.get_by_role("button", name="Waiting").click()
+    expect(page.locator("#jobs a")).to_have_count(1)
+    page.locator(f"#jobs a[data-name={queued}]").click()
+    expect(page.locator("#run")).to_contain_text(f"python {queued}.py")  # as it will be run
+    go(page, server, running)
+    expect(page.locator("#progress")).to_contain_text("about 2 min left")
+    for name in (queued, running):
+        server.service.stop_training_job({"TrainingJobName": name})
+        wait_for(server, name, "Stopped")
+
+
+def test_clone(server: Server, context: BrowserContext, submit: Submit) -> None:
+    page = context.pages[0]  # a refusal of the service is told in the browser's console too
+    settings = {"epochs": 3, "label": "a b", "auth_token": "of-the-first"}
+    variables = {"DB_PASSWORD": "secret-1", "PLAIN": "plain"}
+    first = submit("first", "print('hello')\n", hyperparameters=settings, environment=variables)
+    wait_for(server, first, "Completed")
+    go(page, server, first)
+    page.get_by_role("button", name="Clone job").click()
+    expect(page.locator("#clone-name")).to_be_focused()
+    for secret in ("of-the-first", "secret-1"):
+        assert secret not in page.content()
+        assert secret not in page.locator("#clone-settings").input_value()
+    page.locator("#clone-name").fill(first)
+    page.keyboard.press("Enter")
+    expect(page.locator("#clone-trouble")).to_contain_text("Choose another name")
+    page.locator("#clone-name").fill(f"{first}-again")
+    page.locator("#clone-settings").fill("{epochs}")
+    page.get_by_role("button", name="Create job").click()
+    expect(page.locator("#clone-trouble")).to_contain_text("no JSON")
+    page.locator("#clone-settings").fill('{"epochs": 4, "label": "a b", "new": [1, 2]}')
+    page.get_by_label("DB_PASSWORD").fill("secret-2")
+    page.get_by_role("button", name="Create job").click()
+    expect(page.locator("#job-title")).to_have_text(f"{first}-again")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    record = server.service.store.get(f"{first}-again")
+    assert record is not None
+    own = {k: v for k, v in record.request["HyperParameters"].items() if not k.startswith("sagemaker_")}
+    assert own == {"epochs": "4", "label": '"a b"', "new": "[1, 2]"}
+    assert record.request["Environment"] == {"DB_PASSWORD": "secret-2", "PLAIN": "plain"}
+    wait_for(server, record.name, "Completed")
+
+
+def test_download_of_a_log(server: Server, page: Page, submit: Submit, tmp_path: Path) -> None:
+    name = submit("printing", "print('one <b>'); print('två')\n")
+    wait_for(server, name, "Completed")
+    go(page, server, name)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert download.value.suggested_filename == f"{name}-algo-1.log"
+    download.value.save_as(tmp_path / "log")
+    assert (tmp_path / "log").read_text() == "one <b>\ntvå\n"
+    answer = page.context.request.get(f"{server.url}/ui/jobs/{name}/logs/0/download")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert page.context.request.get(f"{server.url}/ui/jobs/{name}/logs/7/download").status == 404
+
+
 def test_strangers(server: Server, context: BrowserContext, submit: Submit) -> None:
     for path in ("/", "/ui/jobs", "/ui/page.js"):
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -237,6 +362,9 @@ def test_strangers(server: Server, context: BrowserContext, submit: Submit) -> N
     name = submit("untouched", WAITING)
     wait_for(server, name, "Training")
     assert context.request.post(f"{server.url}/ui/jobs/{name}/stop").status == 404
+    wanted = {"name": f"{name}-2", "hyperparameters": "{}", "secrets": {}}
+    assert context.request.post(f"{server.url}/ui/jobs/{name}/clone", data=wanted).status == 404
+    assert server.service.store.get(f"{name}-2") is None
     time.sleep(0.5)
     wait_for(server, name, "Training")
     assert context.request.post(f"{server.url}/ui/jobs/{name}/stop", headers={"X-Syrtos": "page"}).ok

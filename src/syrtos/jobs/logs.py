@@ -96,6 +96,13 @@ class Stream:
             yield from page
             offset = page[-1].end
 
+    def text(self) -> Iterator[bytes]:
+        """The lines that there are now as plain text, in pieces of about a megabyte: a log may be longer than memory."""
+        offset, until = 0, self.size
+        while offset < until and (page := self.read(offset)):
+            yield "".join(f"{event.text}\n" for event in page).encode(errors="replace")
+            offset = page[-1].end
+
     @property
     def size(self) -> int:
         """Bytes: where the next event will begin."""

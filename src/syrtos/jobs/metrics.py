@@ -59,6 +59,42 @@ def epochs(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
+_PACE = 10  # epochs that an estimate looks back at
+
+
+def seconds_left(found: Sequence[Mapping[str, Any]], began: float, now: float) -> float | None:
+    """How long the epochs that are left of a `fit` will take at the pace of the last ones; None where that is not known.
+
+    Args:
+        found: the epochs of one run directory.
+        began: when training began; the pace of a first epoch includes what came before it.
+    """
+    last = found[-1] if found else {}
+    epochs, epoch = last.get("epochs"), last.get("epoch", 0)
+    if not epochs or epoch >= epochs or "time" not in last:
+        return None
+    times = [last["time"]]
+    for k, one in enumerate(reversed(found[:-1][-_PACE:])):
+        if one.get("epoch") != epoch - k - 1 or "time" not in one:
+            break  # of another `fit`
+        times.append(one["time"])
+    pace = (times[0] - times[-1]) / (len(times) - 1) if len(times) > 1 else times[0] - began
+    return max(0.0, pace * (epochs - epoch) - min(now - times[0], pace))
+
+
+def headline(found: Sequence[Mapping[str, Any]], final: Mapping[str, Sequence[float]]) -> tuple[str, float] | None:
+    """The value that says most about a job: its last loss, or else the first of its metrics.
+
+    Args:
+        found: epochs.
+        final: `Metrics.values`.
+    """
+    logs = found[-1].get("logs") if found else None
+    values = logs or {name: pair[0] for name, pair in final.items()}
+    name = "loss" if "loss" in values else next(iter(values), None)
+    return None if name is None else (name, values[name])
+
+
 def progress(found: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """The same as ``ProgressInfo`` of DescribeTrainingJob."""
     if not found:

@@ -34,9 +34,11 @@ from syrtos.jobs import (
     metrics,
     processes,
     programs,
+    runs,
     secrecy,
     states,
     training,
+    versions,
 )
 from syrtos.jobs.artifacts import Checkpoints
 from syrtos.jobs.credentials import job_secret
@@ -155,6 +157,7 @@ class Runner:
         if self._why:
             raise _Ended
         self._say_versions()
+        self._describe(python)
         self._move("Training")
         outcome = self._train(python, checkpoints)
         self._finished = outcome.end is End.FINISHED
@@ -213,6 +216,13 @@ class Runner:
             self._say(
                 f"syrtos: the job asks for the image {asked[1]}:{asked[2]}; it runs in this machine's environment: Python {platform.python_version()}, {found}"
             )
+
+    def _describe(self, python: Path) -> None:
+        """Leaves the attempt's command and versions in its run directory, without secrets."""
+        request = secrecy.redacted(self._job.request)
+        shown = read(request, programs.drivers_of(request, self._places), training.gpus())
+        env = training.base_environment(settings.environment(), mark(self._home, self._name))
+        runs.write(self._run_dir, shown, versions.of(python, env))
 
     def _restore_checkpoints(self) -> Checkpoints | None:
         if self._job.checkpoints is None:

@@ -13,16 +13,21 @@ _SECRET = re.compile(r"secret|passw|credential|(api|access|private)[_-]?key|(^|[
 _HIDDEN = "******"
 
 
+def is_secret(name: str) -> bool:
+    """Whether the name of a variable or hyperparameter says that its value is secret."""
+    return bool(_SECRET.search(name))
+
+
 def secrets_of(request: Mapping[str, Any]) -> list[str]:
     """Values in a request whose names say that they are secret."""
     pairs = [*(request.get("Environment") or {}).items(), *(request.get("HyperParameters") or {}).items()]
-    return [str(form) for name, value in pairs if _SECRET.search(name) for form in (value, decoded(value))]
+    return [str(form) for name, value in pairs if is_secret(name) for form in (value, decoded(value))]
 
 
 def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
     """A request without values that are secret."""
     hidden = {
-        part: {name: _hidden(value) if _SECRET.search(name) else value for name, value in request[part].items()}
+        part: {name: _hidden(value) if is_secret(name) else value for name, value in request[part].items()}
         for part in ("Environment", "HyperParameters")
         if request.get(part)
     }

@@ -205,6 +205,13 @@ class Store:
         found = self._all(chosen)
         return found[:limit], after + limit if len(found) > limit else None
 
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How many jobs have each status and secondary status."""
+        kinds = (_jobs.c.status, _jobs.c.secondary)
+        chosen = sql.select(*kinds, sql.func.count()).group_by(*kinds)
+        with self._engine.connect() as connection:
+            return {(status, secondary): count for status, secondary, count in connection.execute(chosen)}
+
     def _all(self, chosen: Any) -> list[Record]:
         with self._engine.connect() as connection:
             return [_record(row) for row in connection.execute(chosen).mappings()]

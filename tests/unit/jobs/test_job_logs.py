@@ -253,3 +253,23 @@ def test_secrets_are_hidden_however_they_are_printed(name: str) -> None:
     parts = {"lines": ["MIIEabcdefgh", "MIIEijklmnop"], "text": ["pässw", "\\u00e4"]}
     for part in parts.get(name, ["-123"]):
         assert part not in seen
+
+
+def test_text_of_a_log_that_is_longer_than_a_piece(stream: Stream) -> None:
+    lines = [f"line {number} \u00e9 {'x' * 200}" for number in range(20_000)]
+    stream.write(lines)
+    pieces = list(stream.text())
+    assert b"".join(pieces).decode() == "".join(f"{line}\n" for line in lines)
+    assert len(pieces) > 3
+    assert max(map(len, pieces)) <= 1 << 20
+    stream.write(["lone \ud800"])
+    assert b"".join(stream.text()).endswith(b"lone ?\n")
+
+
+def test_text_ends_where_the_log_was_when_it_was_asked_for(stream: Stream) -> None:
+    stream.write(["x" * 20_000] * 100)
+    pieces = stream.text()
+    next(pieces)
+    for _ in range(3):  # it goes on faster than it is read
+        stream.write(["y" * 20_000] * 200)
+    assert b"".join(pieces).count(b"\n") < 200

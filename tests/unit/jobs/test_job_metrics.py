@@ -78,3 +78,31 @@ def test_epochs_are_of_rank_0(tmp_path: Path) -> None:
 def test_progress_without_all_of_it() -> None:
     assert metrics.progress([]) == {}
     assert metrics.progress([{"epoch": 1, "epochs": None, "step": 3.0}]) == {"CurrentStep": 3, "CurrentEpoch": 1}
+
+
+def of_a_fit(*epochs: int, every: float = 10.0, total: int = 10) -> list[dict[str, Any]]:
+    return [{"epoch": epoch, "epochs": total, "time": 100 + every * k} for k, epoch in enumerate(epochs)]
+
+
+def test_the_time_that_is_left() -> None:
+    assert metrics.seconds_left([], 0.0, 100.0) is None
+    assert metrics.seconds_left(of_a_fit(1), began=70.0, now=105.0) == 30 * 9 - 5
+    assert metrics.seconds_left(of_a_fit(1, 2, 3), began=0.0, now=120.0) == 70
+    assert (
+        metrics.seconds_left(of_a_fit(1, 2, 3), began=0.0, now=500.0) == 60
+    )  # an epoch that is slower than the others
+    assert metrics.seconds_left(of_a_fit(9, 10, 1, 2), began=0.0, now=130.0) == 80  # of the second `fit`
+    assert metrics.seconds_left(of_a_fit(9, 10), began=0.0, now=110.0) is None
+    assert metrics.seconds_left([{"epoch": 1, "epochs": None, "time": 1.0}], 0.0, 2.0) is None
+    slow = [{"epoch": k, "epochs": 40, "time": 1000.0 * k} for k in range(1, 11)]
+    fast = [{"epoch": k, "epochs": 40, "time": 10_000.0 + k} for k in range(11, 31)]
+    assert metrics.seconds_left([*slow, *fast], 0.0, 10_030.0) == 10
+
+
+def test_the_value_that_says_most() -> None:
+    logs = [{"logs": {"loss": 3.0}}, {"logs": {"accuracy": 0.5, "loss": 2.0}}]
+    assert metrics.headline(logs, {"loss": [9.0, 0.0]}) == ("loss", 2.0)
+    assert metrics.headline([{"logs": {"accuracy": 0.5, "mae": 1.0}}], {}) == ("accuracy", 0.5)
+    assert metrics.headline([], {"train:x": [1.0, 0.0], "loss": [2.0, 0.0]}) == ("loss", 2.0)
+    assert metrics.headline([{"logs": {}}], {"train:x": [1.0, 0.0]}) == ("train:x", 1.0)
+    assert metrics.headline([], {}) is None

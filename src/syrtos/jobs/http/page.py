@@ -8,26 +8,25 @@ import hmac
 import json
 import math
 import re
-import threading
 from collections.abc import Callable
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from syrtos.errors import SyrtosError
-from syrtos.jobs import logs, metrics
+from syrtos.errors import ConfigurationError
+from syrtos.jobs import cloning, logs
 from syrtos.jobs.home import Home
-from syrtos.jobs.places import Source
+from syrtos.jobs.http import bodies, model
+from syrtos.jobs.http.details import Details
+from syrtos.jobs.http.listing import Listing
 from syrtos.jobs.service import ApiError, Service, described
-from syrtos.jobs.store import columns
-from syrtos.launch.generations import all_folders
-from syrtos.observe.report import SHARES, SecondsByRank
+from syrtos.jobs.store import Record
 
-_FILES = {"/": "page.html", "/ui/page.css": "page.css", "/ui/page.js": "page.js", "/ui/icon.svg": "icon.svg"}
+_STATIC = ("page.css", "page.js", "base.js", "list.js", "about.js", "clone.js", "icon.svg")
+_FILES = {"/": "page.html"} | {f"/ui/{name}": name for name in _STATIC}
 _TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -55,8 +54,8 @@ class Page:
         self._service = service
         self._changed = changed
         self._token = token(service.home)
-        self._sums: dict[Path, SecondsByRank] = {}
-        self._summing = threading.Lock()
+        self._listing = Listing(service)
+        self._details = Details(service)
 
     def serves(self, request: Request) -> bool:
         """Whether a request without a signature is for the page."""
@@ -76,9 +75,9 @@ class Page:
             text = "Open the address that `syrtos serve` has printed: it holds the key to this page.\n"
             return Response(text, 403, _SAFE, "text/plain; charset=utf-8")
         if request.method == "POST":
-            return await self._stop(request)
+            return await self._post(request)
         if request.method != "GET":
-            return _json({"error": "The page only reads, and stops jobs."}, 405)
+            return _json({"error": "The page reads, stops and clones jobs."}, 405)
         return await self._get(request)
 
     async def _get(self, request: Request) -> Response:
@@ -91,6 +90,7 @@ class Page:
             (r"/ui/jobs", self._jobs),
             (_JOB, self._job),
             (_JOB + r"/logs/(\d+)", self._logs),
+            (_JOB + r"/logs/(\d+)/download", self._log),
             (_JOB + r"/(model|output)", self._artifact),
         )
         for pattern, page in pages:
@@ -99,82 +99,102 @@ class Page:
                 return await run_in_threadpool(functools.partial(page, request, *found.groups()))
         return _json({"error": "There is no such page."}, 404)
 
-    async def _stop(self, request: Request) -> Response:
+    async def _post(self, request: Request) -> Response:
         """Only from the page itself: another site's form can't send this header."""
-        found = re.fullmatch(_JOB + "/stop", request.url.path)
+        found = re.fullmatch(_JOB + "/(stop|clone)", request.url.path)
         if not found or request.headers.get("x-syrtos") != "page":
             return _json({"error": "There is nothing to be done here."}, 404)
+        body = await bodies.whole(request)
+        action = self._stop if found[2] == "stop" else self._clone
         try:
-            await run_in_threadpool(self._service.stop_training_job, {"TrainingJobName": found[1]})
-        except ApiError as error:
+            answer = await run_in_threadpool(action, found[1], body)
+        except (ApiError, ConfigurationError) as error:
             return _json({"error": str(error)}, 409)
         self._changed()
-        return _json({})
+        return _json(answer)
 
-    def _jobs(self, _request: Request) -> Response:
-        found, _ = self._service.store.find([], [columns.created.desc()], 0, 200)
-        return _json({"jobs": [_row(described(record)) for record in found], "capacity": self._service.capacity})
+    def _stop(self, name: str, body: bytes) -> dict[str, Any]:
+        return self._service.stop_training_job({"TrainingJobName": name})
+
+    def _clone(self, name: str, body: bytes) -> dict[str, Any]:
+        """Creates a job as this one, by a request that is checked as one from outside."""
+        asked = _clone_asked(body)
+        request = cloning.request_of(self._found(name), **asked)
+        operation: Any = model.service_model("sagemaker").operation_model("CreateTrainingJob")
+        self._service.create_training_job(model.parsed(operation.input_shape, json.dumps(request).encode()))
+        return {"name": asked["name"]}
+
+    def _jobs(self, request: Request) -> Response:
+        wanted = request.query_params
+        return _json(self._listing.answer(wanted.get("search", ""), wanted.get("status", "")))
 
     def _job(self, _request: Request, name: str) -> Response:
         record = self._service.store.get(name)
-        if record is None:
-            return _json({"error": f"There is no job {name}."}, 404)
-        folder = self._service.home.job(name)
-        attempts = sorted(folder.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-        runs = [run for attempt in attempts for run in all_folders(attempt)]
-        artifacts = {kind: self._source(described(record), kind) is not None for kind in ("model", "output")}
-        return _json(
-            {
-                "job": described(record),
-                "streams": [stream.name for stream in logs.of(folder / "logs")],
-                "epochs": [epoch for run in runs for epoch in metrics.epochs(run)],
-                "kinds": SHARES,
-                "ranks": self._seconds(runs[-1]) if runs else [],
-                "artifacts": artifacts,
-            }
-        )
-
-    def _seconds(self, run_dir: Path) -> list[dict[str, float]]:
-        with self._summing:
-            return self._sums.setdefault(run_dir, SecondsByRank(run_dir)).now()
+        return _json(self._details.answer(record)) if record else _no_job(name)
 
     def _logs(self, request: Request, name: str, number: str) -> Response:
-        streams = logs.of(self._service.home.job(name) / "logs")
-        if int(number) >= len(streams):
-            return _json({"error": "There is no such stream."}, 404)
+        stream = self._stream(name, number)
+        if stream is None:
+            return _no_stream()
         offset = request.query_params.get("offset", "0")
         start = int(offset) if offset.isdecimal() and len(offset) < 16 else 0
-        events = streams[int(number)].read(start, 5000)
+        events = stream.read(start, 5000)
         lines = [{"time": event.time, "text": event.text} for event in events]
         return _json({"lines": lines, "offset": events[-1].end if events else start})
 
+    def _log(self, _request: Request, name: str, number: str) -> Response:
+        stream = self._stream(name, number)
+        if stream is None:
+            return _no_stream()
+        file = f"{name}-{stream.path.stem.rpartition('-')[0]}.log"
+        return StreamingResponse(stream.text(), 200, _attached(file), "text/plain; charset=utf-8")
+
+    def _stream(self, name: str, number: str) -> logs.Stream | None:
+        streams = logs.of(self._service.home.job(name) / "logs")
+        return streams[int(number)] if len(number) < 6 and int(number) < len(streams) else None
+
     def _artifact(self, _request: Request, name: str, kind: str) -> Response:
         record = self._service.store.get(name)
-        source = self._source(described(record), kind) if record else None
+        source = self._details.artifact(described(record), kind) if record else None
         if source is None:
             return _json({"error": f"The job {name} has left no {kind}."}, 404)
-        headers = {**_SAFE, "Content-Disposition": f'attachment; filename="{name}-{kind}.tar.gz"'}
-        return StreamingResponse(source.read(), 200, headers, "application/gzip")
+        return StreamingResponse(source.read(), 200, _attached(f"{name}-{kind}.tar.gz"), "application/gzip")
 
-    def _source(self, job: dict[str, Any], kind: str) -> Source | None:
-        uri = job["ModelArtifacts"]["S3ModelArtifacts"]
-        name = f"{kind}.tar.gz"
-        try:
-            found = self._service.places.under(uri.removesuffix("model.tar.gz") + name)
-        except SyrtosError:
-            return None
-        return next((source for source in found if source.name == name), None)
+    def _found(self, name: str) -> Record:
+        record = self._service.store.get(name)
+        if record is None:
+            raise ApiError("ValidationException", f"There is no job {name}.")
+        return record
+
+
+def _clone_asked(body: bytes) -> dict[str, Any]:
+    """The body of a request for a clone: ``name``, ``hyperparameters`` (a text) and ``secrets`` (texts by name)."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError("SerializationException", f"The body is no JSON: {error}.") from error
+    kinds = {"name": str, "hyperparameters": str, "secrets": dict}
+    typed = isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
+    if not typed or not all(isinstance(value, str) for value in found["secrets"].values()):
+        raise ApiError("SerializationException", "A clone has a name, hyperparameters as a text, and secrets as texts.")
+    return {key: found[key] for key in kinds}
+
+
+def _attached(name: str) -> dict[str, str]:
+    return {**_SAFE, "Content-Disposition": f'attachment; filename="{name}"'}
+
+
+def _no_job(name: str) -> Response:
+    return _json({"error": f"There is no job {name}."}, 404)
+
+
+def _no_stream() -> Response:
+    return _json({"error": "There is no such stream."}, 404)
 
 
 def _cookie(request: Request) -> str:
     """Browsers don't tell ports apart: another service of this machine has a cookie of its own."""
     return f"syrtos-{request.url.port or 443}"
-
-
-def _row(job: dict[str, Any]) -> dict[str, Any]:
-    names = ("TrainingJobName", "TrainingJobStatus", "SecondaryStatus", "CreationTime", "TrainingStartTime",
-             "TrainingEndTime", "FailureReason", "ProgressInfo", "ResourceConfig", "BillableTimeInSeconds")  # fmt: skip
-    return {name: job[name] for name in names if name in job}
 
 
 def _json(facts: dict[str, Any], status: int = 200) -> Response:

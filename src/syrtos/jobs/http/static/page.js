@@ -1,170 +1,19 @@
-// The page of `syrtos serve`. What jobs say is text, and stays text: nothing here parses HTML.
+// The page of `syrtos serve`: one job, its curves and its log, and the way between the list and jobs.
+
+import { artifacts, facts, lastValues, run, settings, story } from "./about.js";
+import {
+  Refusal, address, ago, announce, ask, askAnew, asking, at, clock, duration, el, ended, epochBar, lasting, leftWords, now, redraw, drawn,
+  short, svg, tell, trouble,
+} from "./base.js";
+import { openClone } from "./clone.js";
+import { listen, showList } from "./list.js";
 
 const PAUSE = 1200; // milliseconds between looks at what may change
 const LONG_PAUSE = 8000; // at what has ended
-const PATIENCE = 15000; // for one answer
 const KEPT = 200_000; // lines of a log in memory
 const SHOWN = 2000; // lines of a log in the document
 const PAGES = 20; // of a log in one go, so that a long one does not hold the rest up
 const CHART = { height: 190, left: 48, right: 14, top: 10, bottom: 24 };
-const SYMBOLS = { good: "✓", bad: "✕", quiet: "■", waiting: "○", running: "●" };
-
-const at = (id) => document.getElementById(id);
-
-// -- elements ---------------------------------------------------------------------------------
-
-function dress(node, facts, inside) {
-  for (const [name, value] of Object.entries(facts)) if (value !== null) node.setAttribute(name, value);
-  node.append(...inside.filter((part) => part !== null));
-  return node;
-}
-const el = (tag, facts = {}, ...inside) => dress(document.createElement(tag), facts, inside);
-const svg = (tag, facts = {}, ...inside) =>
-  dress(document.createElementNS("http://www.w3.org/2000/svg", tag), facts, inside);
-
-/** Draws into a node only when the facts have changed: what is selected or has the focus there stays so. */
-const drawn = new WeakMap();
-function redraw(node, facts, draw) {
-  const text = JSON.stringify(facts);
-  if (drawn.get(node) === text) return;
-  drawn.set(node, text);
-  node.replaceChildren(...[draw(facts)].flat());
-}
-
-// -- words and numbers ------------------------------------------------------------------------
-
-function short(value) {
-  if (!Number.isFinite(value)) return "not finite";
-  const size = Math.abs(value);
-  return size && (size >= 1e6 || size < 1e-4) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
-}
-
-function lasting(seconds) {
-  const whole = Math.max(0, Math.round(seconds));
-  const parts = [[Math.floor(whole / 86400), "d"], [Math.floor(whole / 3600) % 24, "h"],
-                 [Math.floor(whole / 60) % 60, "min"], [whole % 60, "s"]];
-  const first = parts.findIndex(([count]) => count);
-  return first < 0 ? "under 1 s" : parts.slice(first, first + 2).map(([count, unit]) => `${count} ${unit}`).join(" ");
-}
-
-const now = () => Date.now() / 1000;
-const clock = (time) => new Date(time * 1000).toLocaleTimeString([], { hour12: false });
-
-function ago(time) {
-  const seconds = now() - time;
-  const [count, unit] = [[86400, "day"], [3600, "hour"], [60, "minute"]]
-    .map(([size, name]) => [Math.floor(seconds / size), name]).find(([number]) => number > 0) ?? [0, ""];
-  const words = count ? `${count} ${unit}${count > 1 ? "s" : ""} ago` : "just now";
-  const date = new Date(time * 1000);
-  return el("time", { datetime: date.toISOString(), title: date.toLocaleString() }, words);
-}
-
-function tone(job) {
-  const ends = { Completed: "good", Failed: "bad", Stopped: "quiet" };
-  if (ends[job.TrainingJobStatus]) return ends[job.TrainingJobStatus];
-  return ["Downloading", "Training", "Uploading"].includes(job.SecondaryStatus) ? "running" : "waiting";
-}
-const ended = (job) => ["Completed", "Failed", "Stopped"].includes(job.TrainingJobStatus);
-
-function status(job) {
-  const mood = tone(job);
-  const symbol = el("span", { "aria-hidden": "true" }, SYMBOLS[mood]);
-  return el("span", { class: `status ${mood}` }, symbol, job.SecondaryStatus);
-}
-
-function duration(job) {
-  if (!job.TrainingStartTime) return ended(job) ? "did not start" : "waiting";
-  return lasting((job.TrainingEndTime ?? now()) - job.TrainingStartTime);
-}
-
-function epochBar({ CurrentEpoch: epoch, MaxEpoch: epochs } = {}) {
-  if (!epoch) return [];
-  const words = epochs ? `epoch ${epoch} of ${epochs}` : `epoch ${epoch}`;
-  const bar = epochs ? el("progress", { value: epoch, max: epochs, "aria-label": words }) : null;
-  return [bar, el("span", { class: "quiet" }, words)].filter(Boolean);
-}
-
-// -- asking the service -----------------------------------------------------------------------
-
-class Refusal extends Error {
-  constructor(code, message) {
-    super(message);
-    this.code = code;
-  }
-}
-
-let asking = new AbortController();
-async function ask(path, options = {}) {
-  const signal = AbortSignal.any([asking.signal, AbortSignal.timeout(PATIENCE)]);
-  const response = await fetch(path, { signal, ...options });
-  const text = await response.text();
-  if (response.ok) return JSON.parse(text);
-  const told = response.headers.get("content-type")?.includes("json") ? JSON.parse(text).error : "";
-  throw new Refusal(response.status, told);
-}
-const address = (name) => `/ui/jobs/${encodeURIComponent(name)}`;
-
-function trouble(error) {
-  const again = "this page keeps trying.";
-  if (!(error instanceof Refusal)) return `The service does not answer. Perhaps it was stopped; ${again}`;
-  if (error.code === 403) return "This browser's key is not valid. Open the address that `syrtos serve` has printed.";
-  return error.message || `The service could not answer (${error.code}); ${again}`;
-}
-
-function tell(node, text) {
-  node.hidden = !text;
-  if (node.textContent !== text) node.textContent = text;
-}
-
-// -- the list ---------------------------------------------------------------------------------
-
-function row(job) {
-  return [
-    status(job),
-    el("span", { class: "name" }, job.TrainingJobName),
-    el("span", { class: "bar" }, ...epochBar(job.ProgressInfo)),
-    el("span", { class: "quiet when" }, ago(job.CreationTime)),
-    el("span", { class: "quiet when" }, duration(job)),
-  ];
-}
-
-/** Links stay the same elements, so that polling does not take the focus away. */
-function drawList(jobs) {
-  const links = new Map([...at("jobs").querySelectorAll("a")].map((link) => [link.dataset.name, link]));
-  const items = jobs.map((job) => {
-    const name = job.TrainingJobName;
-    const link = links.get(name) ?? el("a", { href: `#/jobs/${name}`, "data-name": name });
-    redraw(link, { ...job, words: [ago(job.CreationTime).textContent, duration(job)] }, row);
-    return link.parentElement ?? el("li", {}, link);
-  });
-  const present = [...at("jobs").children];
-  const same = items.length === present.length && items.every((item, k) => item === present[k]);
-  if (!same) at("jobs").replaceChildren(...items);
-}
-
-async function showList() {
-  const { jobs, capacity } = await ask("/ui/jobs");
-  const focused = document.activeElement;
-  drawList(jobs);
-  if (focused.dataset.name && focused.isConnected) focused.focus(); // a new job has moved it
-  at("jobs-none").hidden = jobs.length > 0;
-  tell(at("jobs-more"), jobs.length >= 200 ? `The newest ${jobs.length} jobs.` : "");
-  tell(at("capacity"), `${capacity} worker${capacity === 1 ? "" : "s"}`);
-  reveal("list");
-  if (left) [...document.querySelectorAll("#jobs a")].find((link) => link.dataset.name === left)?.focus();
-  left = "";
-  announce(jobs);
-  return PAUSE;
-}
-
-/** Tells screen readers about changes of status, not about the statuses there are. */
-const statuses = new Map();
-function announce(jobs) {
-  const news = jobs.filter(({ TrainingJobName: name, SecondaryStatus: is }) => (statuses.get(name) ?? is) !== is);
-  for (const job of jobs) statuses.set(job.TrainingJobName, job.SecondaryStatus);
-  const words = news.map((job) => `${job.TrainingJobName}: ${job.SecondaryStatus}`);
-  if (news.length) at("said").textContent = words.join("; ");
-}
 
 // -- curves -----------------------------------------------------------------------------------
 
@@ -468,82 +317,34 @@ class Log {
   }
 }
 
+/** The whole log of the instance that is shown, as a file. */
+function aim() {
+  at("download").href = `${address(shown.name)}/logs/${shown.log.number}/download`;
+}
+
 function drawStreams(streams) {
   return streams.map((name, k) => el("option", { value: k }, name.split("/").pop().replace(/-\d+$/, "")));
 }
 
 // -- one job ----------------------------------------------------------------------------------
 
-let shown = { name: "", charts: new Map(), log: null };
+let shown = { name: "", charts: new Map(), log: null, clone: null };
 
 function begin(name) {
-  shown = { name, charts: new Map(), log: new Log(0) };
+  shown = { name, charts: new Map(), log: new Log(0), clone: null };
   for (const id of ["charts", "ranks", "stream"]) at(id).replaceChildren(), drawn.delete(at(id));
   at("filter").value = "";
+  aim();
   at("job-title").textContent = name;
   tell(at("stop-note"), "");
   confirmStop(false);
 }
 
-function facts(job) {
-  const groups = job.ResourceConfig.InstanceGroups ?? [job.ResourceConfig];
-  const count = groups.reduce((sum, group) => sum + group.InstanceCount, 0);
-  const instances = `${count} instance${count === 1 ? "" : "s"}`;
-  const parts = [[instances], ["created ", ago(job.CreationTime)], [duration(job)]];
-  return [status(job), ...parts.map((inside) => el("span", {}, ...inside))];
-}
-
-function story({ transitions, failure, until }) {
-  return transitions.map(({ Status: name, StartTime: from, EndTime: to, StatusMessage: message }) => {
-    const time = to === from ? clock(from) : `${clock(from)} · ${lasting((to ?? until) - from)}`;
-    const said = message === failure ? null : el("p", {}, message);
-    return el("li", {}, el("b", {}, name), el("span", { class: "quiet" }, time), said);
-  });
-}
-
-function table(rows, headings) {
-  const head = el("tr", {}, ...headings.map((text) => el("th", { scope: "col" }, text)));
-  const cells = (texts) => texts.map((text) => el("td", {}, text));
-  const lines = rows.map(([name, ...rest]) => el("tr", {}, el("th", { scope: "row" }, name), ...cells(rest)));
-  return el("table", {}, el("thead", {}, head), el("tbody", {}, ...lines));
-}
-
-function lastValues(metrics) {
-  const rows = metrics.map((one) => [one.MetricName, short(one.Value ?? NaN), clock(one.Timestamp)]);
-  return table(rows, ["Name", "Last value", "At"]);
-}
-
-/** SDKs send each value as JSON; a string is easier to read without its quotes. */
-function plain(text) {
-  try {
-    const value = JSON.parse(text);
-    return typeof value === "string" ? value : text;
-  } catch {
-    return text;
-  }
-}
-
-function settings(given) {
-  const rows = Object.entries(given).map(([name, text]) => [name, plain(text)]);
-  const own = rows.filter(([name]) => !name.startsWith("sagemaker_"));
-  const other = rows.filter(([name]) => name.startsWith("sagemaker_"));
-  const more = el("details", {}, el("summary", {}, "Those of the SDK"), table(other, ["Name", "Value"]));
-  const none = el("p", { class: "quiet" }, "None of the script's own.");
-  return [own.length ? table(own, ["Name", "Value"]) : none, other.length ? more : ""];
-}
-
-function artifacts({ name, there, over }) {
-  const kinds = Object.keys(there).filter((kind) => there[kind]);
-  const none = over ? "The job has left none." : "They appear when the job has ended.";
-  if (!kinds.length) return el("p", { class: "quiet" }, none);
-  const link = (kind) => el("a", { href: `${address(name)}/${kind}`, download: "" }, `${kind}.tar.gz`);
-  return el("ul", { class: "files" }, ...kinds.map((kind) => el("li", {}, link(kind))));
-}
-
-function drawJob({ job, streams, epochs, kinds, ranks, artifacts: there }) {
+function drawJob({ job, streams, epochs, left, kinds, ranks, run: how, artifacts: there }) {
   const over = ended(job);
   redraw(at("job-facts"), { job, words: [ago(job.CreationTime).textContent, duration(job)] }, () => facts(job));
-  redraw(at("progress"), job.ProgressInfo ?? {}, epochBar);
+  const progress = { ...job.ProgressInfo, left: leftWords(left) };
+  redraw(at("progress"), progress, () => epochBar(progress, progress.left));
   at("stopping").hidden = job.TrainingJobStatus !== "InProgress" || job.SecondaryStatus === "Uploading";
   if (at("stopping").hidden) confirmStop(false);
   at("failure").hidden = !job.FailureReason;
@@ -555,7 +356,9 @@ function drawJob({ job, streams, epochs, kinds, ranks, artifacts: there }) {
   at("metrics-section").hidden = !metrics.length;
   redraw(at("metrics"), metrics, lastValues);
   redraw(at("settings"), job.HyperParameters ?? {}, settings);
+  redraw(at("run"), { resources: job.ResourceConfig, run: how }, run);
   redraw(at("stream"), streams, drawStreams);
+  at("download").hidden = !streams.length;
   at("time").hidden = !ranks.some(total);
   redraw(at("ranks"), { kinds, ranks }, drawRanks);
   drawCurves(epochs, over);
@@ -566,6 +369,7 @@ async function showJob(name) {
   const answer = await ask(address(name));
   if (fresh) begin(name);
   reveal("job");
+  shown.clone = answer.clone;
   drawJob(answer);
   if (fresh) at("job-title").focus();
   announce([answer.job]);
@@ -583,8 +387,7 @@ async function stop() {
   confirmStop(false);
   at("job-title").focus();
   try {
-    const signal = AbortSignal.timeout(PATIENCE); // its own: the next look at the job must not take it back
-    await ask(`${address(shown.name)}/stop`, { method: "POST", headers: { "X-Syrtos": "page" }, signal });
+    await ask(`${address(shown.name)}/stop`, { method: "POST", headers: { "X-Syrtos": "page" }, alone: true });
     tell(at("stop-note"), "");
   } catch (error) {
     tell(at("stop-note"), trouble(error));
@@ -600,17 +403,16 @@ let timer = 0;
 
 function reveal(id) {
   for (const view of ["list", "job"]) at(view).hidden = view !== id;
-  at("capacity").hidden = id !== "list";
 }
 
 /** Looks at what is shown, again and again; nothing is asked while the tab is hidden. */
 async function refresh() {
   clearTimeout(timer);
-  asking.abort();
-  const mine = (asking = new AbortController());
+  const mine = askAnew();
   let pause = LONG_PAUSE / 2;
   try {
-    pause = await (wanted() ? showJob(wanted()) : showList());
+    pause = await (wanted() ? showJob(wanted()) : showList(reveal, left));
+    if (!wanted()) left = "";
     tell(at("trouble"), "");
   } catch (error) {
     if (mine.signal.aborted) return;
@@ -655,14 +457,14 @@ const inList = (action) => () => !at("list").hidden && action();
 const KEYS = {
   j: inList(() => step(1) ?? true), ArrowDown: inList(() => step(1) ?? true),
   k: inList(() => step(-1) ?? true), ArrowUp: inList(() => step(-1) ?? true),
-  "/": () => !at("job").hidden && (at("filter").focus() ?? true),
+  "/": () => at(at("job").hidden ? "search" : "filter").focus() ?? true,
   "?": () => at("help").showModal() ?? true,
   Escape: () => wanted() && (back() ?? true),
 };
 
 document.addEventListener("keydown", (event) => {
-  const other = event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select");
-  if (!other && !at("help").open && KEYS[event.key]?.()) event.preventDefault();
+  const other = event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea");
+  if (!other && !document.querySelector("dialog[open]") && KEYS[event.key]?.()) event.preventDefault();
 });
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));
 window.addEventListener("hashchange", move);
@@ -672,6 +474,7 @@ new ResizeObserver(() => {
 at("stop").addEventListener("click", () => (confirmStop(true), at("stop-yes").focus()));
 at("stop-no").addEventListener("click", back);
 at("stop-yes").addEventListener("click", stop);
+at("clone-open").addEventListener("click", () => shown.clone && openClone(shown.name, shown.clone));
 at("help-open").addEventListener("click", () => at("help").showModal());
 at("help-close").addEventListener("click", () => at("help").close());
 at("filter").addEventListener("keydown", typing);
@@ -681,6 +484,14 @@ at("latest").addEventListener("click", () => shown.log.show(null));
 at("stream").addEventListener("change", (event) => {
   shown.log = new Log(Number(event.target.value));
   shown.log.search(at("filter").value);
+  aim();
   refresh();
 });
+
+/** On a narrow screen artifacts come before the log, for the keyboard too. */
+const narrow = matchMedia("(max-width: 860px)");
+const place = () => at(narrow.matches ? "logs-section" : "metrics-section").before(at("artifacts-section"));
+narrow.addEventListener("change", place);
+place();
+listen(refresh);
 refresh();

@@ -1,0 +1,83 @@
+"""Everything about one job on the page."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from pathlib import Path
+from typing import Any
+
+from syrtos.errors import SyrtosError
+from syrtos.jobs import cloning, logs, metrics, runs, training
+from syrtos.jobs.http.listing import glimpse, script_of
+from syrtos.jobs.places import Source
+from syrtos.jobs.programs import drivers_of
+from syrtos.jobs.request import read
+from syrtos.jobs.secrecy import redacted
+from syrtos.jobs.service import Service, described
+from syrtos.jobs.store import Record
+from syrtos.observe.report import SHARES, SecondsByRank
+
+_ARTIFACTS = ("model", "output")
+
+
+class Details:
+    """Answers about one job."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._sums: dict[Path, SecondsByRank] = {}
+        self._summing = threading.Lock()
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        """The job as Describe has it, its epochs, where its time goes, how it is run, and what it has left."""
+        folder = self._service.home.job(record.name)
+        folders = runs.folders(folder)
+        epochs = [metrics.epochs(run) for run in folders]
+        job = described(record)
+        return {
+            "job": job,
+            "streams": [stream.name for stream in logs.of(folder / "logs")],
+            "epochs": [epoch for found in epochs for epoch in found],
+            "left": glimpse(record, epochs)["left"],
+            "kinds": SHARES,
+            "ranks": self._seconds(folders[-1]) if folders else [],
+            "run": self._run(record),
+            "clone": cloning.offer(record),
+            "artifacts": {kind: self.artifact(job, kind) is not None for kind in _ARTIFACTS},
+        }
+
+    def artifact(self, job: dict[str, Any], kind: str) -> Source | None:
+        """The archive of ``model`` or ``output`` that a job has left, if it has."""
+        uri = job["ModelArtifacts"]["S3ModelArtifacts"]
+        name = f"{kind}.tar.gz"
+        try:
+            found = self._service.places.under(uri.removesuffix("model.tar.gz") + name)
+        except SyrtosError:
+            return None
+        return next((source for source in found if source.name == name), None)
+
+    def _seconds(self, run_dir: Path) -> list[dict[str, float]]:
+        with self._summing:
+            return self._sums.setdefault(run_dir, SecondsByRank(run_dir)).now()
+
+    def _run(self, record: Record) -> dict[str, Any]:
+        """How the job is run: as its last attempt has written it down, or before it, as it was asked for."""
+        facts = runs.read(self._service.home.job(record.name)) or self._asked(record)
+        program = facts.get("program", {})
+        return {
+            "script": program.get("name") or script_of(record),
+            "arguments": program.get("arguments", []),
+            "command": shlex.join(facts.get("command", [])),
+            "folder": facts.get("folder", ""),
+            "source": facts.get("source", ""),
+            "workers": facts.get("workers_per_instance"),
+            "versions": facts.get("versions", {}),
+        }
+
+    def _asked(self, record: Record) -> dict[str, Any]:
+        request = redacted(record.request)
+        try:
+            return runs.told(read(request, drivers_of(request, self._service.places), training.gpus()))
+        except SyrtosError:  # its files are gone
+            return {}

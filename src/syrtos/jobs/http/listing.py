@@ -1,0 +1,126 @@
+"""The list of jobs on the page: the newest that a search finds, how many there are of each kind, and which workers are in use."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from syrtos.jobs import metrics, runs
+from syrtos.jobs.request import decoded
+from syrtos.jobs.secrecy import redacted
+from syrtos.jobs.service import Service, described
+from syrtos.jobs.store import Record, columns
+
+_MOST = 200  # jobs of an answer
+_SEARCHED = 5000  # jobs, at most, in one search
+_KEPT = 2000  # ended jobs, which don't change, in memory
+_WAITING = ("Starting", "Pending", "Interrupted", "Restarting")
+_GOING_ON = columns.status.in_(("InProgress", "Stopping"))
+_KINDS: dict[str, tuple[Any, ...]] = {
+    "running": (_GOING_ON, columns.secondary.not_in(_WAITING)),
+    "waiting": (_GOING_ON, columns.secondary.in_(_WAITING)),
+    "failed": (columns.status == "Failed",),
+    "completed": (columns.status == "Completed",),
+    "stopped": (columns.status == "Stopped",),
+}
+_SHOWN = (
+    "TrainingJobName", "TrainingJobStatus", "SecondaryStatus", "CreationTime", "TrainingStartTime", "TrainingEndTime", "ProgressInfo",
+    "ResourceConfig",
+)  # fmt: skip
+
+
+class Listing:
+    """Answers about many jobs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._ended: dict[tuple[str, float], dict[str, Any]] = {}
+
+    def answer(self, search: str, kind: str) -> dict[str, Any]:
+        """The newest jobs of a kind (all kinds, if it is none) in whose words each word of ``search`` is found."""
+        found, more = self._found(search.lower().split(), _KINDS.get(kind, ()))
+        return {
+            "jobs": [self._row(record) for record in found],
+            "more": more,
+            "counts": self._counts(),
+            "capacity": self._service.capacity,
+            "used": self._used(),
+        }
+
+    def _found(self, words: list[str], conditions: tuple[Any, ...]) -> tuple[list[Record], bool]:
+        """Jobs, newest first, and whether there may be more."""
+        found: list[Record] = []
+        after: int | None = 0
+        while after is not None and after < _SEARCHED and len(found) < _MOST:
+            order = [columns.created.desc(), columns.name.desc()]
+            page, after = self._service.store.find(conditions, order, after, _MOST)
+            found += [record for record in page if not words or self._fits(record, words)]
+        return found[:_MOST], after is not None or len(found) > _MOST
+
+    def _fits(self, record: Record, words: list[str]) -> bool:
+        request, state = redacted(record.request), record.state
+        given = {**record.tags, **(request.get("HyperParameters") or {})}
+        pairs = [f"{name}={decoded(value)}" for name, value in given.items()]
+        texts = [record.name, script_of(record), self._of_run(record)["script"], state.status, state.secondary, *pairs]
+        text = "\n".join(texts).lower()
+        return all(word in text for word in words)
+
+    def _counts(self) -> dict[str, int]:
+        counts = dict.fromkeys(_KINDS, 0)
+        for (status, secondary), count in self._service.store.counts().items():
+            goes_on = "waiting" if secondary in _WAITING else "running"
+            counts[status.lower() if status.lower() in counts else goes_on] += count
+        return counts
+
+    def _used(self) -> int:
+        """Workers that jobs occupy now: those that were started, and do not wait to be started again."""
+        active = self._service.store.active()
+        return sum(job.slots for job in active if job.attempts and job.secondary not in _WAITING[1:])
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        job = described(record)
+        row = {name: job[name] for name in _SHOWN if name in job} | self._of_run(record)
+        return row | ({"reason": gist(record.failure)} if record.failure else {})
+
+    def _of_run(self, record: Record) -> dict[str, Any]:
+        """What is read from the job's folder; of a job that has ended, once."""
+        key = (record.name, record.created)
+        if key in self._ended:
+            return self._ended[key]
+        folder = self._service.home.job(record.name)
+        facts = glimpse(record, [metrics.epochs(run) for run in runs.folders(folder)])
+        facts["script"] = runs.read(folder).get("program", {}).get("name") or script_of(record)
+        if record.state.final:
+            if len(self._ended) >= _KEPT:
+                self._ended.clear()
+            self._ended[key] = facts
+        return facts
+
+
+def glimpse(record: Record, epochs: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """The value that says most about a job, and while it trains the seconds that are left.
+
+    Args:
+        epochs: of each run directory of the job.
+    """
+    metric = metrics.headline(next((found for found in reversed(epochs) if found), []), record.metrics)
+    left = None
+    if record.state.secondary == "Training" and epochs:
+        began = record.state.transitions[-1]["StartTime"]
+        left = metrics.seconds_left(epochs[-1], began, time.time())
+    return {"metric": metric, "left": left}
+
+
+def script_of(record: Record) -> str:
+    """The script that a request names itself: SDK v3 names it in a file of a channel."""
+    named = decoded((record.request.get("HyperParameters") or {}).get("sagemaker_program", ""))
+    algorithm = record.request.get("AlgorithmSpecification") or {}
+    command = [*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ())]
+    return str(named) or next((word for word in command if word.endswith((".py", ".sh"))), "").rpartition("/")[2]
+
+
+def gist(reason: str) -> str:
+    """The line of a failure's reason that says most: what the script has said, if it has said something, or the first."""
+    said = re.search(r'^ErrorMessage "(.+)"', reason, re.MULTILINE)
+    return said[1] if said else (reason.strip().splitlines() or [""])[0]

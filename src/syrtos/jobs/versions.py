@@ -1,0 +1,47 @@
+"""Versions of what a job's scripts import. `python -m syrtos.jobs.versions` prints those of another interpreter."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from syrtos import __version__
+
+_PACKAGES = ("keras", "tensorflow", "tf_keras", "jax", "torch", "numpy", "mpi4py", "mpich")
+_PATIENCE = 60.0  # seconds
+
+
+def here() -> dict[str, str]:
+    """Those of this interpreter, found without an import; packages that are not installed are left out."""
+    found = {"python": platform.python_version(), "syrtos": __version__}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def of(python: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Those of an interpreter, which may have packages above ours; none where it does not say.
+
+    Args:
+        env: for the interpreter, whose packages may run code when it starts.
+    """
+    if python == Path(sys.executable):
+        return here()
+    command = [str(python), "-m", "syrtos.jobs.versions"]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=_PATIENCE)
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return {}
+
+
+if __name__ == "__main__":
+    print(json.dumps(here()))
