@@ -26,9 +26,9 @@ sys.path.insert(0, str(HERE.parent / "tests" / "e2e"))
 
 import netns  # noqa: E402 - it is found by the line above
 
-from syrtos.observe import forecast  # noqa: E402
-from syrtos.observe.forecast import Link, Place  # noqa: E402
-from syrtos.observe.report import summarize  # noqa: E402
+from syrtos.report import forecast  # noqa: E402
+from syrtos.report.forecast import Link, Place  # noqa: E402
+from syrtos.report.summary import summarize  # noqa: E402
 
 SYRTOS = str(Path(sys.executable).parent / "syrtos")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "NPROC": "1"}

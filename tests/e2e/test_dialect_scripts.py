@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import forking
-from syrtos.observe.report import summarize
+from syrtos.report.summary import summarize
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]

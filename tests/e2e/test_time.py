@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from syrtos.observe.ledger import launcher_path, ledger_path
-from syrtos.observe.report import SecondsByRank, Tally, summarize
+from syrtos.report.summary import SecondsByRank, Tally, summarize
 
 BIN = Path(sys.executable).parent
 # Seconds by which two clocks may differ on a busy machine, which can stop a process between their readings. Tests of the clock alone

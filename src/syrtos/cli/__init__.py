@@ -17,6 +17,7 @@ _COMMANDS = {
     "resize": "resize",
     "horovodrun": "horovodrun",
     "smddprun": "horovodrun",
+    "report": "report",
     "forecast": "forecast",
     "data": "data",
     "serve": "serve",

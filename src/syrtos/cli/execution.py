@@ -367,8 +367,10 @@ def _run_once(
     forget(folder)
     losses.forget(folder)
     env = {**settings.environment(), **variables}
-    with launching(folder, began):
-        return supervised(make_plan(spec, machine, env, without), env)
+    with launching(folder, began) as facts:
+        outcome = supervised(make_plan(spec, machine, env, without), env)
+        facts |= outcome.facts()
+    return outcome
 
 
 def _input(spec: Spec) -> int | None:

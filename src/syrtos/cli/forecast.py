@@ -11,8 +11,8 @@ from typing import Any
 
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations
-from syrtos.observe import forecast
-from syrtos.observe.forecast import WAYS, Link, Place, Step
+from syrtos.report import forecast
+from syrtos.report.forecast import WAYS, Link, Place, Step
 
 _OURS = next(iter(WAYS))
 

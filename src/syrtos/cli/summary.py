@@ -7,24 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos.launch import generations
-from syrtos.observe.forecast import SHARDING
-from syrtos.observe.report import SHARES, Summary, summarize
+from syrtos.report.summary import SHARES, Summary, summarize
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_INPUT_BOUND = 0.1
-_NETWORK_BOUND = 0.3
-_UPDATE_BOUND, _WORTH_SHARDING = 0.15, 0.05
-_WORTH_A_WORD = 5.0  # seconds
+_WORTH_A_WORD = 5.0  # seconds of training
+_LONG = 200 << 20  # bytes of ledgers, which take some ten seconds to read
 _BAD_SHOWN = 10
-_ADVICE = {
-    "planned": "Parsing takes most of it: make `parse_fn` cheaper (smaller images, fewer Python operations), or give each worker more cores.",
-    "own": "Let the pipeline prepare batches ahead (`dataset.prefetch`, `num_parallel_calls` in `map`), or make them cheaper to prepare.",
-    "records": "Each worker reads all files and parses its part. With `syrtos.data` it reads only its own records.",
-    "sliced": "Each worker reads and prepares whole batches and takes its rows. With `syrtos.data` it reads only its own records.",
-}
 _WAYS = {
     "planned": "each worker reads its own records",
     "records": "each worker reads all records and prepares its own",
@@ -49,49 +40,27 @@ def print_table(run_dir: Path) -> None:
 
         console = Console(stderr=True, highlight=False)
         console.print(_table(summary))
-        _print_about_network(console, summary)
-        _print_about_update(console, summary)
-        _print_about_data(console, summary, folders)
+        _print_recommended(console, run_dir, summary, folders)
+        _print_bad_records(console, folders)
 
 
-def _print_about_network(console: Console, summary: Summary) -> None:
-    """What would help where workers of several hosts wait for their exchanges."""
-    seconds = (summary.shares["exchange"] + summary.shares["wait"]) * summary.seconds
-    share = seconds / summary.training_seconds if summary.training_seconds else 0.0
-    options = {"compress", "sync_every"} & summary.facts.keys()
-    if "hosts" in summary.facts and not options and share > _NETWORK_BOUND and seconds > _WORTH_A_WORD:
-        console.print(
-            f"[yellow]network-bound[/]: {share:.0%} of the time of training went into exchanges and waiting for them. On a slow network `--compress auto` "
-            "or `--sync-every 32` sends less: see docs/slow-networks.md.",
-            soft_wrap=True,
-        )
+def _print_recommended(console: Console, run_dir: Path, summary: Summary, folders: list[Path]) -> None:
+    """What to change first, and whether what an earlier run was told came true."""
+    size = sum(path.stat().st_size for folder in folders for path in (folder / "ledger").glob("rank-*.jsonl"))
+    if summary.training_seconds < _WORTH_A_WORD or size > _LONG:
+        return
+    from syrtos.report import promises, read  # only now: NumPy takes 0.1 s to import
+
+    kept = promises.keep(read.load(run_dir))
+    if kept.get("recommended"):
+        console.print(f"[yellow]recommended[/]: {kept['recommended']['text']}", soft_wrap=True)
+        console.print(f"why: `syrtos report {run_dir}`", soft_wrap=True)
+    if kept.get("before"):
+        console.print(promises.words(kept["before"]), soft_wrap=True)
 
 
-def _print_about_update(console: Console, summary: Summary) -> None:
-    """Whether dividing the optimizer's update would have paid, on one host."""
-    facts, training = summary.facts, summary.training_seconds
-    update = summary.shares["update"] * summary.seconds
-    saved = update * (1 - 1 / max(summary.workers, 1)) - summary.steps * SHARDING * facts.get("gradient_bytes", 0)
-    divisible = facts.get("optimizer_state", 0) / 1e6
-    pays = saved > _WORTH_SHARDING * training and update > max(_UPDATE_BOUND * training, _WORTH_A_WORD)
-    if divisible and pays and "hosts" not in facts:
-        console.print(
-            f"[yellow]update-bound[/]: {update / training:.0%} of the time of training went into the optimizer's update. `--shard-update` divides it among the "
-            f"workers (about {saved / training:.0%} less time), and each keeps {divisible / summary.workers:,.0f} of {divisible:,.0f} MB of the optimizer's "
-            "state.",
-            soft_wrap=True,
-        )
-
-
-def _print_about_data(console: Console, summary: Summary, folders: list[Path]) -> None:
-    """Whether training waits for data and what would help, and which records were left out."""
-    waited = summary.input_seconds
-    share = waited / summary.training_seconds if summary.training_seconds else 0.0
-    if share > _INPUT_BOUND and waited > _WORTH_A_WORD:
-        console.print(
-            f"[yellow]input-bound[/]: {share:.0%} of the time of training went into waiting for data. {_advice(summary)}",
-            soft_wrap=True,
-        )
+def _print_bad_records(console: Console, folders: list[Path]) -> None:
+    """Which records were left out."""
     from syrtos.data.bad import left_out  # only now: `syrtos run` should start at once
 
     bad = left_out(*folders)
@@ -101,11 +70,6 @@ def _print_about_data(console: Console, summary: Summary, folders: list[Path]) -
         )
     for facts in bad[:_BAD_SHOWN]:
         console.print(f"  {facts['file']}, offset {facts['offset']}: {facts['reason']}", soft_wrap=True)
-
-
-def _advice(summary: Summary) -> str:
-    """The one change that helps."""
-    return _ADVICE[summary.facts.get("input", "own")]
 
 
 def _table(summary: Summary) -> Table:

@@ -16,6 +16,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.comm.watchdog import Watchdog
 from syrtos.errors import ConfigurationError, WorldError
+from syrtos.observe import usage
 from syrtos.observe.ledger import Ledger
 from syrtos.settings import Options
 
@@ -86,10 +87,11 @@ class Session:
             _sharing.options = self.options
         if self.questions is None:  # a server is no worker
             self.ledger.open(run_dir, self.world.rank)
+            usage.sample(run_dir, self.world.rank, None if self.world.local_rank else self.world.node_rank)
         if self.options.asynchronous:
             self.ledger.say(training="asynchronous")
         if self.world.node_count > 1:
-            self.ledger.say(hosts=self.world.node_count)
+            self.ledger.say(hosts=self.world.node_count, node=self.world.node_rank)
         if self.options.sync_every:
             self.ledger.say(asked_to_sync_every=self.options.sync_every)
         if self.options.shard_update:

@@ -68,8 +68,10 @@ class Workers:
         self.running = True
         try:
             agents = Agents() if plan.agents else None
-            with launching(folder, began=time.time()), closing(agents) if agents else nullcontext():
-                return supervise(plan, {**self._variables, **variables}, _GRACE, agents=agents)
+            with launching(folder, began=time.time()) as facts, closing(agents) if agents else nullcontext():
+                outcome = supervise(plan, {**self._variables, **variables}, _GRACE, agents=agents)
+                facts |= outcome.facts()
+                return outcome
         finally:
             self.running = False
             processes.end(self._variables[processes.MARK])

@@ -18,10 +18,12 @@ from syrtos.keras import (
     accumulation,
     asynchronous,
     backend,
+    exchange_plan,
     finite,
     fitting,
     interrupts,
     keras_internals,
+    learning_rate,
     local_steps,
     recovery,
     replicas,
@@ -31,6 +33,7 @@ from syrtos.keras import (
     state,
     temporary,
 )
+from syrtos.keras.callback_times import Timed
 from syrtos.keras.learning_rate import Scaling
 from syrtos.keras.timing import clock
 
@@ -86,7 +89,7 @@ def enclose(callback_list: Any) -> None:
     last = AfterUsers(callback_list)
     keras_internals.call_at_once(callback_list)
     callback_list.callbacks.insert(0, BeforeUsers(last))
-    callback_list.callbacks.append(last)
+    callback_list.callbacks = Timed([*callback_list.callbacks, last], world.current().ledger)
     for callback in (callback_list.callbacks[0], last):
         callback.set_model(getattr(callback_list, "model", None))  # a script's own list may have none
         callback.set_params(callback_list.params)
@@ -257,6 +260,12 @@ class AfterUsers(_Quiet):
         if self._protection:
             self._protection.batch_ended(self._epoch, count, logs, self._rounds is None or self._rounds.met)
         self._session.ledger.end_step(_index(batch), count)
+        self._session.ledger.point(lambda: self._measured(self._epoch, logs))
+
+    def _measured(self, epoch: int, logs: Any) -> dict[str, Any]:
+        """What a curve shows: numbers of the logs, and the learning rate."""
+        numbers = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        return {"epoch": epoch + 1, "logs": numbers, "learning_rate": learning_rate.rate_of(self.model)}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
@@ -269,14 +278,14 @@ class AfterUsers(_Quiet):
             )
         self.scaling.epoch_ended(self._steps - self._epoch_began_at)
         self._session.ledger.epoch(
-            epoch=epoch + 1,
+            **self._measured(epoch, logs),
             epochs=self.params.get("epochs"),
             step=self._steps,
             steps_per_epoch=self.params.get("steps"),
-            logs={name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0},
         )
         if self._protection:
             self._protection.epoch_ended()
+        self._session.ledger.say_sums()
         self._session.ledger.become("rest")
         self._session.ledger.flush()
 
@@ -402,6 +411,8 @@ class AfterUsers(_Quiet):
         """In a step, in the mean, for a forecast; and what `--shard-update` would divide."""
         if not self._steps or asynchronous.own():
             return
+        if backend.computes_global_batches():
+            exchange_plan.tell(self.model.trainable_variables, list)
         each = [(now - before) / self._steps for now, before in zip(self._exchanged(comm), self._before, strict=True)]
         optimizer = getattr(self.model, "optimizer", None)
         state_bytes = 0 if sharding.is_asked() or self._rounds else sharding.divisible(optimizer)

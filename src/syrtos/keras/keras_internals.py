@@ -117,6 +117,11 @@ def set_state(model: Any, state: Sequence[Any]) -> None:
     model.jax_state_sync()
 
 
+def trains_outside(model: Any) -> bool:
+    """Whether a model on JAX is within an epoch: the state of its compiled step is ahead of its variables."""
+    return getattr(model, "_jax_state", None) is not None
+
+
 def length_of(iterator: Any) -> int | None:
     """The number of batches of an epoch that an iterator of Keras 3 goes through; None if it is unknown."""
     return getattr(iterator, "steps_per_epoch", None) or getattr(iterator, "_num_batches", None)

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
+
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
@@ -34,6 +36,18 @@ def factor(scale: str, size: int) -> float:
     ``linear``: Goyal et al. 2017, arXiv:1706.02677; ``sqrt``: Krizhevsky 2014, arXiv:1404.5997.
     """
     return {"none": 1.0, "linear": float(size), "sqrt": math.sqrt(size)}[scale]
+
+
+def rate_of(model: Any) -> float | None:
+    """The learning rate of a model's optimizer now; None where it has none, or where it can't be read between two steps: on JAX a schedule's follows a
+    counter that lies in the state of the compiled step."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or (keras_internals.trains_outside(model) and keras_internals.has_schedule(optimizer)):
+        return None
+    try:
+        return float(np.asarray(optimizer.learning_rate))
+    except (AttributeError, TypeError, ValueError):  # an optimizer of the script's own
+        return None
 
 
 def base_rate(optimizer: Any) -> float | None:

@@ -226,7 +226,4 @@ def _place(snapshots: Snapshots) -> str:
 
 def _announcement(outcome: Outcome, number: int, begins: str, folder: Path) -> str:
     """The line about an incident; the rest is in the logs."""
-    reported = outcome.failures[0]["text"].strip().splitlines()[-1] if outcome.failures else ""
-    failed = outcome.end is End.FAILED and reported
-    what = f"rank {outcome.rank} failed: {reported.rstrip('.')}." if failed else str(outcome)
-    return f"{what} Generation {number} {begins}. Logs of this one: {folder / 'logs'}"
+    return f"{outcome.told()} Generation {number} {begins}. Logs of this one: {folder / 'logs'}"

@@ -5,14 +5,20 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
 
-def after_import(name: str, call: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
-    """Calls ``before`` when the module ``name`` is about to be imported, and ``call`` once it is complete.
+def after_import(
+    name: str,
+    call: Callable[[], None],
+    before: Callable[[], None] = lambda: None,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
+    """Calls ``before`` when the module ``name`` is about to be imported, imports it inside of ``around()``, and calls ``call`` once it is complete.
 
     If it is imported already, both are called at once.
     """
@@ -20,7 +26,7 @@ def after_import(name: str, call: Callable[[], None], before: Callable[[], None]
         before()
         call()
     else:
-        sys.meta_path.insert(0, _Finder(name, call, before))
+        sys.meta_path.insert(0, _Finder(name, call, before, around))
 
 
 def serve(modules: Mapping[str, str]) -> None:
@@ -65,10 +71,17 @@ class _Substitute(Loader):
 class _Finder(MetaPathFinder):
     """Finds one module the ordinary way, and wraps its loader."""
 
-    def __init__(self, name: str, call: Callable[[], None], before: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        call: Callable[[], None],
+        before: Callable[[], None],
+        around: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._name = name
         self._call = call
         self.before = before
+        self.around = around
         self._searching = False
 
     def find_spec(
@@ -107,5 +120,6 @@ class _Loader(Loader):
         self._finder.before()
         spec.loader = self._original
         module.__loader__ = self._original
-        self._original.exec_module(module)
+        with self._finder.around():
+            self._original.exec_module(module)
         self._finder.imported()

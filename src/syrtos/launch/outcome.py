@@ -95,6 +95,16 @@ class Outcome:
         """Whether a worker has failed by an error of this name."""
         return any(error in failure.get("text", "") for failure in self.failures)
 
+    def told(self) -> str:
+        """One sentence about the end; where a worker has reported its error, with that."""
+        reported = self.failures[0]["text"].strip().splitlines()[-1] if self.failures else ""
+        failed = self.end is End.FAILED and reported
+        return f"rank {self.rank} failed: {reported.rstrip('.')}." if failed else str(self)
+
+    def facts(self) -> dict[str, object]:
+        """What the record of a run says of it."""
+        return {"end": self.end.name, "code": self.code, "rank": self.rank, "text": self.told()}
+
     def __str__(self) -> str:
         """One sentence about the end, where no worker could report it."""
         if self.end is End.STOPPED:

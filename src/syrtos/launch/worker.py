@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -135,16 +136,21 @@ class _Worker:
             made_folders.install(world.claims_folder(run_dir), lambda: session.rank_aware)
         check_tf_config(settings.environment())
         settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
-        after_import("tensorflow", _activate("tensorflow"))
-        after_import(
-            "keras", _activate("keras3"), before=lambda: check_keras_backend(settings.environment(), session.world.size)
-        )
-        after_import("tf_keras", _activate("legacy"))
+
+        def importing() -> AbstractContextManager[None]:
+            return session.ledger.span("import")
+
+        def check() -> None:
+            check_keras_backend(settings.environment(), session.world.size)
+
+        after_import("tensorflow", _activate("tensorflow"), around=importing)
+        after_import("keras", _activate("keras3"), check, importing)
+        after_import("tf_keras", _activate("legacy"), around=importing)
         if self.rank == 0 and settings.SNAPSHOTS_VARIABLE in settings.environment():
             after_import("keras", self._imported)
             after_import("tf_keras", self._imported)
-        after_import("jax", _activate("jax"))
-        after_import("torch", _activate("torch"))
+        after_import("jax", _activate("jax"), around=importing)
+        after_import("torch", _activate("torch"), around=importing)
         importlib.import_module("syrtos.dialects").install()
         return "worker"
 

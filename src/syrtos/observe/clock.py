@@ -11,10 +11,21 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal[
-    "start", "build", "trace", "input", "compute", "update", "exchange", "wait", "callbacks", "checkpoint", "rest"
+    "start",
+    "import",
+    "build",
+    "trace",
+    "input",
+    "compute",
+    "update",
+    "exchange",
+    "wait",
+    "callbacks",
+    "checkpoint",
+    "rest",
 ]
 KINDS: tuple[Kind, ...] = (
-    "start", "build", "trace", "input", "compute", "update", "exchange", "wait", "callbacks", "checkpoint", "rest",
+    "start", "import", "build", "trace", "input", "compute", "update", "exchange", "wait", "callbacks", "checkpoint", "rest",
 )  # fmt: skip
 Phase = Literal["script", "loop", "fit", "train", "test", "predict"]
 

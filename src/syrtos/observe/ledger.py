@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
@@ -21,6 +22,9 @@ from syrtos.observe.clock import Clock, Kind, Part, Phase, process_age
 
 # Seconds outside of steps that are worth a line before the next step.
 _WORTH_A_LINE = 0.1
+# Seconds between two points of a curve, and between samples of a machine: at least so many, and so many parts of the time so far. A record of any length
+# then has some thousand.
+_POINT, _POINTS = 0.2, 2000
 
 
 class Ledger:
@@ -28,14 +32,19 @@ class Ledger:
 
     Attributes:
         trained: training steps that this process has made.
+        fits: calls of `fit` so far.
+        told: what was said last, by name.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock(process_age())
         self._began = time.time() - process_age()
         self._file: IO[bytes] | None = None
-        self._epochs: Path | None = None
-        self.trained = 0
+        self._folder: Path | None = None
+        self._next_point = 0.0
+        self._sums: dict[str, dict[str, float]] = {}
+        self.trained = self.fits = 0
+        self.told: dict[str, object] = {}
 
     def open(self, run_dir: str, rank: int) -> None:
         """Writes to ``run_dir/ledger`` from now on, beginning with the time counted so far."""
@@ -43,8 +52,9 @@ class Ledger:
         path = ledger_path(Path(run_dir), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb", buffering=0)
-        self._epochs = epochs_path(Path(run_dir)) if rank == 0 else None
-        self._write({"phase": "facts", "began": round(self._began, 3)})
+        self._folder = Path(run_dir) if rank == 0 else None
+        self.told = {}
+        self._write({"phase": "facts", "began": round(self._began, 3), "host": socket.gethostname()})
 
     def script_begins(self) -> None:
         """The first line of the script is executed next."""
@@ -63,6 +73,7 @@ class Ledger:
         """
         if phase == "fit":
             self._end_loop()
+            self.fits += 1
         part = self.clock.begin(phase, kind)
         try:
             yield
@@ -156,15 +167,44 @@ class Ledger:
 
     # -- lines ---------------------------------------------------------------------------------
 
-    def say(self, **facts: str | float) -> None:
+    def say(self, **facts: object) -> None:
         """Writes down how something is done in this run, e.g. ``input="planned"``, or where it goes on: ``trained``, the steps before."""
-        self._write({"phase": "facts", **facts})
+        new = {name: value for name, value in facts.items() if name not in self.told or self.told[name] != value}
+        if new and self._file is not None:
+            self.told |= new
+            self._write({"phase": "facts", **new})
+
+    def add(self, about: str, name: str, amount: float) -> None:
+        """Adds to a sum that `say_sums` writes down: the seconds of a callback, the number of graphs of a function."""
+        sums = self._sums.setdefault(about, {})
+        sums[name] = sums.get(name, 0.0) + amount
+
+    def say_sums(self) -> None:
+        """Writes down the sums so far."""
+        self.say(
+            **{about: {name: round(amount, 3) for name, amount in sums.items()} for about, sums in self._sums.items()}
+        )
 
     def epoch(self, **facts: object) -> None:
         """Rank 0 writes down the end of an epoch, in a file that is short enough to be read again and again."""
-        if self._epochs is not None:
-            with self._epochs.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"time": round(time.time(), 3), **facts}) + "\n")
+        if self._folder is not None:
+            self._append(epochs_path(self._folder), facts)
+
+    def point(self, facts: Callable[[], Mapping[str, object]]) -> None:
+        """Rank 0 writes down a point of its curves after a step, but not after each: ``facts`` is asked for where it does."""
+        now = time.perf_counter()
+        if self._folder is not None and now >= self._next_point:
+            self._append(curve_path(self._folder), facts())
+            self._next_point = time.perf_counter() + pause(time.time() - self._began)
+
+    def _append(self, path: Path, facts: Mapping[str, object]) -> None:
+        line = {"time": round(time.time(), 3), "fit": self.fits, "trained": self.trained, **facts}
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:  # as in `_write`
+            self._folder = None
+            print(f"syrtos: the curves of this run end here, their file can't be written: {error}", file=sys.stderr)
 
     def flush(self) -> None:
         """Records the time outside of steps until now."""
@@ -177,6 +217,7 @@ class Ledger:
     def close(self) -> None:
         """Records the remaining time and closes the file."""
         if self._file is not None:
+            self.say_sums()
             self.clock.unwind(self.clock.parts[0])
             self._record(self.clock.top)
             self._file.close()
@@ -214,17 +255,29 @@ class Ledger:
             print(f"syrtos: the record of this run ends here, its file can't be written: {error}", file=sys.stderr)
 
 
+def pause(elapsed: float) -> float:
+    """Seconds until the next point of a curve in a run that has lasted so long."""
+    return max(_POINT, elapsed / _POINTS)
+
+
 @contextmanager
-def launching(run_dir: Path, began: float) -> Iterator[None]:
-    """Around the life of all workers of a run: writes down when it was started (``began``, s since the epoch) and when it has ended."""
+def launching(run_dir: Path, began: float) -> Iterator[dict[str, object]]:
+    """Around the life of all workers of a run: writes down when it was started (``began``, s since the epoch) and when it has ended, and what was put into
+    the dictionary: how."""
     path = launcher_path(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
+    outcome: dict[str, object] = {}
+    _replace(path, {"began": began})
     try:
-        yield
+        yield outcome
     finally:
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"began": began, "ended": time.time()}))
-        partial.replace(path)
+        _replace(path, {"began": began, "ended": time.time(), "outcome": outcome})
+
+
+def _replace(path: Path, facts: Mapping[str, object]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(facts))
+    partial.replace(path)
 
 
 def forget(run_dir: Path) -> None:
@@ -235,8 +288,19 @@ def forget(run_dir: Path) -> None:
 
 
 def epochs_path(run_dir: Path) -> Path:
-    """Where rank 0 writes down the ends of epochs: ``epoch``, ``epochs``, ``step``, ``steps_per_epoch``, ``logs``, ``time``."""
+    """Where rank 0 writes down the ends of epochs: ``epoch``, ``epochs``, ``step``, ``steps_per_epoch``, ``logs``, ``learning_rate``; and as in each point
+    of a curve ``time``, ``fit`` (its number), ``trained`` (steps of the process)."""
     return run_dir / "ledger" / "epochs.jsonl"
+
+
+def curve_path(run_dir: Path) -> Path:
+    """Where rank 0 writes down points within epochs: ``epoch``, ``logs``, ``learning_rate``."""
+    return run_dir / "ledger" / "curve.jsonl"
+
+
+def usage_path(run_dir: Path, rank: int) -> Path:
+    """Where samples of a worker's process lie, and of its machine: see `syrtos.observe.usage`."""
+    return run_dir / "ledger" / f"usage-{rank}.jsonl"
 
 
 def ledger_path(run_dir: Path, rank: int) -> Path:

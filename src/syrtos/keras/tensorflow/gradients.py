@@ -16,7 +16,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import finite, keras_internals, local_steps, sharding, state
+from syrtos.keras import exchange_plan, finite, keras_internals, local_steps, sharding, state
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.tensorflow.step import StepScope, current_step
 
@@ -81,6 +81,10 @@ class Reduction:
         mine = {i for i, v in enumerate(variables) if state.identity(v) in self.local}
         shared = [i for i, g in enumerate(results) if g is not None and i not in mine]
         owners = state.held(variables[i] for i in shared) if len(variables) == len(results) else []
+        if owners and self.comm.size > 1:
+            sent = [results[i] for i in shared]
+            rows = [k for k, gradient in enumerate(sent) if isinstance(gradient, tf.IndexedSlices)]
+            exchange_plan.tell([variables[i] for i in shared], lambda: ops.buckets(sent), rows)
         bounds = [self.bounds[i] for i in shared] if self.bounds else ()
         reduced = self._reduced([results[i] for i in shared], weight, may_merge, owners, bounds)
         for i, gradient in zip(shared, reduced, strict=True):

@@ -113,8 +113,7 @@ def weighted_mean(
         bounds: of a dense gradient each worker gets its part of the average alone, flat: see `Communicator.weighted_part_sum`.
     """
     results: list[Gradient] = list(gradients)
-    limit = int(world.current().options.bucket_mb * 1e6)
-    for bucket in _buckets(gradients, limit):
+    for bucket in buckets(gradients):
         owners = [variables[i] for i in bucket] if variables else []
         if bounds and not isinstance(gradients[bucket[0]], tf.IndexedSlices):
             summed = _exchange_parts(comm, [gradients[i] for i in bucket], weight, [bounds[i] for i in bucket])
@@ -125,8 +124,9 @@ def weighted_mean(
     return results
 
 
-def _buckets(gradients: Sequence[Gradient], limit: int) -> list[list[int]]:
+def buckets(gradients: Sequence[Gradient]) -> list[list[int]]:
     """Indices that travel together: last variables first, as the backward pass makes them; sparse ones alone."""
+    limit = int(world.current().options.bucket_mb * 1e6)
     backwards = [i for i in reversed(range(len(gradients))) if gradients[i] is not None]
     groups: list[list[int]] = []
     for i in backwards:  # a run of dense gradients of one dtype

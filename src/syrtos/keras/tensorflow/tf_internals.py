@@ -110,12 +110,13 @@ def is_compiled() -> bool:
     return getattr(_thread, "by_xla", False)
 
 
-def watch_tracing(tracing: Callable[[], AbstractContextManager[None]]) -> None:
-    """Each graph of a `tf.function` is made inside ``tracing()``."""
+def watch_tracing(tracing: Callable[[str], AbstractContextManager[None]]) -> None:
+    """Each graph of a `tf.function` is made inside ``tracing(name)``."""
     original: Any = tracing_compilation._create_concrete_function
 
     def create(*args: Any, **kwargs: Any) -> Any:
-        with tracing():
+        graph = kwargs.get("func_graph", args[2] if len(args) > 2 else None)
+        with tracing(str(getattr(graph, "name", "function"))):
             return original(*args, **kwargs)
 
     tracing_compilation._create_concrete_function = create

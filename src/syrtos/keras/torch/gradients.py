@@ -11,7 +11,7 @@ import torch
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Bounds, Communicator
-from syrtos.keras import finite, keras_internals, local_steps, sharding, state
+from syrtos.keras import exchange_plan, finite, keras_internals, local_steps, sharding, state
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step
@@ -97,6 +97,8 @@ def _reduced(optimizer: Any, grads: Sequence[Any], comm: Communicator | None, st
     if comm is None:
         return list(grads)
     applied = getattr(optimizer, _APPLIED, ())
+    if len(applied) == len(grads):
+        exchange_plan.tell(applied, lambda: ops.buckets(list(grads)))
     variables = state.held(applied)
     accumulated = step is not None and _accumulates(optimizer)  # weighted by `to_accumulate`
     if step is not None and not accumulated and step.overlap is not None and step.overlap[0] is optimizer:

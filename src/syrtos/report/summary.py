@@ -15,6 +15,7 @@ from syrtos.observe.ledger import launcher_path
 # The kinds of time of a worker, in the order in which they are shown, and their names on the screen.
 SHARES = {
     "start": "start-up",
+    "import": "importing",
     "build": "building",
     "trace": "tracing",
     "input": "input",
@@ -206,7 +207,7 @@ class _Generation:
         self.first = self.ranks[0] if self.ranks else Tally()
         self.launcher = reader.launcher()
         self.completed = [rank.completed(self.launcher) for rank in self.ranks]
-        lasted = self.launcher.get("ended", 0.0) - self.launcher.get("began", 0.0)
+        lasted = max(self.launcher.get("ended", 0.0) - self.launcher.get("began", 0.0), 0.0)
         self.seconds = max((sum(seconds.values()) for seconds in self.completed), default=lasted)
 
     @property

@@ -1,0 +1,102 @@
+"""`syrtos report`: where the time of a run went and what to change, as a page, as text or as JSON; of two runs, what is different."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from syrtos.checkpoint import durable
+from syrtos.cli.execution import is_going_on
+from syrtos.errors import ConfigurationError
+from syrtos.report import compare, facts, page, text
+from syrtos.report.read import Run, load
+
+# Seconds between two looks at a run that goes on.
+_PAUSE = 3.0
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommand."""
+    parser = commands.add_parser(
+        "report",
+        help="where the time of a run went, and what to change",
+        description="Write a report about a run as one HTML file, RUN_DIR/report.html, and print what it recommends. Two run directories are compared.",
+        epilog="Example: syrtos report runs/20261124-101500-1a2b",
+    )
+    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="a run directory, or two to compare")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the HTML file (default: report.html, or compare.html, in the last RUN_DIR)",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--text", action="store_true", help="print the report as text instead of writing the HTML file")
+    form.add_argument("--json", action="store_true", help="print the report as JSON instead")
+    form.add_argument(
+        "--follow",
+        action="store_true",
+        help="write the file again every few seconds while the run goes on; the page shows it",
+    )
+    parser.set_defaults(main=main)
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Writes or prints the report.
+
+    Raises:
+        ConfigurationError: a folder is no run directory, or there are more than two.
+    """
+    if len(chosen.run_dirs) > 2:
+        raise ConfigurationError(
+            f"`syrtos report` takes one run directory, or two to compare. Received: {len(chosen.run_dirs)}."
+        )
+    run_dirs = [path.resolve() for path in chosen.run_dirs]
+    output = (chosen.output or run_dirs[-1] / ("compare.html" if len(run_dirs) > 1 else "report.html")).resolve()
+    console = Console(highlight=False, soft_wrap=True)
+    while True:
+        runs = [load(path, is_going_on(path)) for path in run_dirs]
+        _once(chosen, runs, output, console)
+        if not chosen.follow or not any(run.goes_on for run in runs):
+            return 0
+        time.sleep(_PAUSE)
+
+
+def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console) -> None:
+    found = [facts.of_run(run) for run in runs]
+    comparison = compare.compared(runs[0], runs[1], (found[0], found[1])) if len(runs) > 1 else None
+    if chosen.json:
+        everything = found[0] if comparison is None else {"runs": found, "comparison": comparison}
+        print(json.dumps(page.finite(everything), allow_nan=False))
+        return
+    if chosen.text:
+        console.print(
+            text.report(found[0]) if comparison is None else text.comparison((found[0], found[1]), comparison)
+        )
+        return
+    try:
+        durable.replace(output, page.page(found, comparison).encode())
+    except OSError as error:
+        raise ConfigurationError(
+            f"{output} can't be written: {error.strerror}. Name another file with `--output`."
+        ) from error
+    for sentence in runs[-1].missing:
+        print(f"syrtos: {sentence}", file=sys.stderr)
+    last = found[-1]
+    if comparison is not None:
+        console.print(comparison["text"], style="bold")
+    elif chosen.follow and last["run"]["goes_on"]:
+        console.print(
+            f"step {last['steps']['count']:,}, {last['steps']['median_ms']:.1f} ms a step, {last['samples_per_second']:,.0f} samples/s"
+        )
+    else:
+        console.print(f"recommended: {last['recommended']['text']}" if last["recommended"] else last["nothing_found"])
+    if not chosen.follow or not last["run"]["goes_on"]:
+        console.print(f"report: {output}")

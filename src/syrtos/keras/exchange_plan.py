@@ -1,0 +1,47 @@
+"""Writes down which variables' gradients travel, and in which buckets, for the report of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from syrtos.comm import world
+from syrtos.comm.objects import dtype_of
+from syrtos.keras import state
+
+# The variables whose plan is written down, by their identities.
+_told: set[tuple[int, ...]] = set()
+
+
+def tell(variables: Sequence[Any], buckets: Callable[[], Sequence[Sequence[int]]], rows: Sequence[int] = ()) -> None:
+    """Writes it down once for each group of variables.
+
+    Args:
+        variables: whose gradients travel.
+        buckets: returns indices into ``variables``: what travels together, in order; none where a compiler decides.
+        rows: indices of variables of which rows travel, as many as a batch has touched.
+    """
+    group = tuple(map(id, variables))
+    if group in _told:
+        return
+    _told.add(group)
+    ledger = world.current().ledger
+    described = [_described(each, i in rows) for i, each in enumerate(variables)]
+    plan = {"variables": described, "buckets": [list(bucket) for bucket in buckets()]}
+    told: Any = ledger.told.get("exchanged", [])
+    if plan not in told:
+        ledger.say(exchanged=[*told, plan])
+
+
+def _described(variable: Any, is_rows: bool) -> dict[str, Any]:
+    shape = [int(size) for size in variable.shape]
+    dtype = state.dtype_name(variable)
+    size = math.prod(shape) * dtype_of(dtype).itemsize
+    return {
+        "name": state.name_of(variable),
+        "shape": shape,
+        "dtype": dtype,
+        "bytes": size,
+        **({"rows": True} if is_rows else {}),
+    }

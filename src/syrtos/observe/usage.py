@@ -1,0 +1,106 @@
+"""Samples of a worker's process, and on one worker of each machine of the machine: processors, memory, disks, network and GPUs.
+
+A thread of each worker takes them, as psutil and NVIDIA's NVML give them, and appends lines to a file. A sample takes about 0.2 ms; the first one imports the
+libraries, after the script has begun.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from syrtos.observe.ledger import pause, usage_path
+
+# Seconds between samples, at least; and before the first, so that importing psutil does not delay a script's first lines.
+_EVERY, _FIRST = 1.0, 2.0
+
+
+def sample(run_dir: str, rank: int, machine: int | None) -> None:
+    """Takes samples from now on until the process ends.
+
+    Args:
+        run_dir: where `usage_path` is.
+        rank: of this worker.
+        machine: the number of the machine, for one worker of it; None for the others.
+    """
+    thread = threading.Thread(
+        target=_sample, args=(usage_path(Path(run_dir), rank), rank, machine), name="syrtos usage"
+    )
+    thread.daemon = True
+    thread.start()
+
+
+def _sample(path: Path, rank: int, machine: int | None) -> None:
+    began = time.time()
+    time.sleep(_FIRST)
+    try:
+        import psutil  # only here: it takes 20 ms
+    except ImportError:
+        return
+    process = psutil.Process()
+    gpus = _Gpus() if machine is not None else None
+    try:
+        while True:
+            facts = _of_process(process) | {"rank": rank}
+            if machine is not None and gpus is not None:
+                facts["machine"] = {"number": machine, **_of_machine(psutil), "gpus": gpus.now()}
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"time": round(time.time(), 3), **facts}) + "\n")
+            time.sleep(max(_EVERY, pause(time.time() - began)))
+    except (OSError, psutil.Error):
+        return  # a full disk, or a folder that is gone: no reason to end the training
+
+
+def _of_process(process: Any) -> dict[str, Any]:
+    """Seconds of processor time so far, and bytes in memory."""
+    with process.oneshot():
+        times = process.cpu_times()
+        return {"cpu_seconds": round(times.user + times.system, 2), "memory": process.memory_info().rss}
+
+
+def _of_machine(psutil: Any) -> dict[str, Any]:
+    """Percent of all processors, bytes of memory, and bytes read, written, sent and received so far. Some of it a container may not tell."""
+    memory = psutil.virtual_memory()
+    disk, net = psutil.disk_io_counters(), psutil.net_io_counters(pernic=True) or {}
+    wires = [counters for name, counters in net.items() if not name.startswith("lo")]
+    return {
+        "cpu": psutil.cpu_percent(),
+        "cores": psutil.cpu_count(),
+        "memory": memory.total - memory.available,
+        "memory_total": memory.total,
+        "read": disk.read_bytes if disk else None,
+        "written": disk.write_bytes if disk else None,
+        "sent": sum(counters.bytes_sent for counters in wires),
+        "received": sum(counters.bytes_recv for counters in wires),
+    }
+
+
+class _Gpus:
+    """The GPUs of this machine, through NVML (`nvidia-ml-py`), where both are there."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        try:
+            import pynvml  # pyright: ignore[reportMissingImports]
+
+            pynvml.nvmlInit()
+            self._nvml: Any = pynvml
+            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        except Exception:  # no library, no driver, or no GPU: NVML has an error class for each
+            self._handles = []
+
+    def now(self) -> list[dict[str, float]]:
+        """Percent of time in which each computed, bytes of its memory, watts."""
+        return [self._one(handle) for handle in self._handles]
+
+    def _one(self, handle: Any) -> dict[str, float]:
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        return {
+            "busy": self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "memory": memory.used,
+            "memory_total": memory.total,
+            "watts": self._nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        }

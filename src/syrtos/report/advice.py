@@ -1,0 +1,262 @@
+"""What to change first in a run, and what that should gain: rules over its numbers, of which the one with the greatest gain is recommended.
+
+Each gain is an upper bound of a kind: nothing else is taken to change. The run after it says whether it came true (`syrtos.report.promises`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from syrtos.report.forecast import SHARDING
+from syrtos.report.situation import Situation, median
+from syrtos.report.steps import host_of
+from syrtos.report.summary import SHARES
+
+# What is worth a word: seconds, and a part of the time of training.
+_WORTH_SECONDS, _WORTH_SHARE = 1.0, 0.05
+# One worker is slow whose own time in a step is so many times that of the median worker; shards are skewed by this factor of samples.
+_SLOW, _SKEWED = 1.15, 1.15
+_RETRACES = 3
+_EVERY = 32
+_OUR_CALLBACKS = frozenset({"BeforeUsers", "AfterUsers"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that costs time.
+
+    Attributes:
+        rule: its name.
+        cost: what takes how much time, in words.
+        action: what to change.
+        saved: s of the time of training.
+        training: s of training.
+    """
+
+    rule: str
+    cost: str
+    action: str
+    saved: float
+    training: float
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast training is expected to be."""
+        return self.training / max(self.training - self.saved, self.training / 100)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cost}: {self.action}: {self.gain:.1f}× expected"
+            if self.gain >= 1.15
+            else f"{self.cost}: {self.action}: {self.gain - 1:.0%} expected"
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "rule": self.rule,
+            "cost": self.cost,
+            "action": self.action,
+            "gain": round(self.gain, 3),
+            "text": str(self),
+        }
+
+
+def findings(situation: Situation) -> list[Finding]:
+    """What costs time in a run and can be changed, the greatest gain first."""
+    found = [finding for rule in RULES if (finding := rule(situation)) is not None]
+    worth = [f for f in found if f.saved >= max(_WORTH_SECONDS, _WORTH_SHARE * situation.training)]
+    return sorted(worth, key=lambda finding: -finding.saved)
+
+
+def _finding(situation: Situation, rule: str, cost: str, action: str, saved: float) -> Finding:
+    return Finding(rule, cost, action, min(saved, situation.training), situation.training)
+
+
+def _share(situation: Situation, seconds: float) -> str:
+    return f"{seconds / situation.training:.0%} of training"
+
+
+# -- rules ------------------------------------------------------------------------------------------------
+
+
+_READING = {
+    "records": "let each worker read its own records (`syrtos.data.from_tfrecord`, `from_arrays` or `from_files`)",
+    "sliced": "let each worker read its own records (`syrtos.data.from_tfrecord`, `from_arrays` or `from_files`)",
+    "planned": "make `parse_fn` cheaper (smaller images, fewer Python operations), or give each worker more cores",
+    "own": "let the pipeline prepare batches ahead (`dataset.prefetch(tf.data.AUTOTUNE)`, `num_parallel_calls` in `map`)",
+}
+
+
+def slow_input(situation: Situation) -> Finding | None:
+    """All workers wait for their data."""
+    by_rank = [each["input"] for each in situation.by_rank]
+    seconds = min(by_rank)  # what one worker waits more than the others is that worker's: `slow_worker`
+    way = str(situation.facts.get("input", "own"))
+    divided = way in ("records", "sliced") and situation.workers > 1
+    saved = seconds * (1 - 1 / situation.workers) if divided else min(seconds, situation.training - seconds)
+    if situation.workers == 1 and way in ("records", "sliced"):
+        way = "own"
+    return _finding(situation, "slow input", f"input takes {_share(situation, seconds)}", _READING[way], saved)
+
+
+def slow_worker(situation: Situation) -> Finding | None:
+    """The others wait for one worker, or for the workers of one host, in each step."""
+    if situation.workers < 2:
+        return None
+    own = situation.own()
+    slowest = int(np.argmax(own))
+    others = [seconds for rank, seconds in enumerate(own) if rank != slowest]
+    usual = max(median(others), own[slowest] / 100)  # others may only wait
+    if own[slowest] < _SLOW * usual:
+        return None
+    kinds = {kind: situation.typical(kind) for kind in SHARES if kind not in ("evaluation", "exchange", "wait")}
+    beyond = {
+        kind: each[slowest] - median([s for rank, s in enumerate(each) if rank != slowest])
+        for kind, each in kinds.items()
+    }
+    cause = max(beyond, key=beyond.__getitem__)
+    rank = situation.ranks[slowest].rank
+    saved = (own[slowest] - usual) * situation.count
+    cost = f"rank {rank} takes {own[slowest] / usual:.1f}× as long for its part of a step as the others, which wait for it ({SHARES[cause]})"
+    return _of_cause(situation, slowest, cause, cost, saved)
+
+
+def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: float) -> Finding | None:
+    """What helps against one slow worker."""
+    rank = situation.ranks[slowest].rank
+    if cause in ("callbacks", "checkpoint"):
+        return None  # rules of their own
+    samples = situation.samples()
+    others = median([count for k, count in enumerate(samples) if k != slowest])
+    if others and samples[slowest] > _SKEWED * others:
+        cost = f"rank {rank} trains {samples[slowest]:,.0f} samples in a step and the others {others:,.0f}, so they wait for it"
+        action = "give all workers the same number of samples (`--batch global`, or shards of one size)"
+        mean = float(np.mean(samples))
+        own = situation.own()
+        saved = max(own[slowest] - float(np.mean(own)), own[slowest] * (1 - mean / samples[slowest])) * situation.count
+        return _finding(situation, "skewed shards", cost, action, saved)
+    host = host_of(situation.run, rank)
+    if cause == "input":
+        action = f"look at what rank {rank} reads from on {host}: its disk, its files, or what else reads there"
+        return _finding(situation, "slow reader", cost, action, saved)
+    if situation.hosts > 1:
+        slow = [k for k, seconds in enumerate(situation.own()) if seconds > _SLOW * min(situation.own())]
+        if all(host_of(situation.run, situation.ranks[k].rank) == host for k in slow):
+            action = f"look at {host}: other processes, heat, a slower processor; or train without it (`--hosts`)"
+            return _finding(situation, "slow host", cost, action, saved)
+    action = f"look at what else computes on the cores of rank {rank} on {host}, or give it another machine"
+    return _finding(situation, "slow worker", cost, action, saved)
+
+
+def tiny_batches(situation: Situation) -> Finding | None:
+    """One worker alone would be faster: it computes all samples of a step in less time than workers take to compute a part and to meet."""
+    if (
+        situation.workers < 2 or situation.facts.get("exchange") == "compiled"
+    ):  # then what is computed is not told from what is exchanged
+        return None
+    beside = sum(
+        float(np.mean(situation.typical(kind)))
+        for kind in ("update", "input", "callbacks", "checkpoint", "rest", "trace")
+    )
+    alone = situation.compute_with(situation.workers) + beside
+    wall = situation.wall()
+    samples = sum(situation.samples())
+    meets = float(
+        np.mean([e + w for e, w in zip(situation.typical("exchange"), situation.typical("wait"), strict=True)])
+    )
+    computes = median(situation.typical("compute"))
+    cost = (
+        f"a step of {samples:,.0f} samples takes {wall * 1e3:.1f} ms, of which workers compute {computes * 1e3:.1f} ms and exchange and wait "
+        f"{meets * 1e3:.1f} ms"
+    )
+    action = "one worker is faster (`-n 1`), or a larger batch"
+    return _finding(situation, "tiny batches", cost, action, (wall - alone) * situation.count)
+
+
+def exchange_bound(situation: Situation) -> Finding | None:
+    """Workers of several hosts wait for their network."""
+    options = {"compress", "sync_every"} & situation.facts.keys()
+    if situation.hosts < 2 or options:
+        return None
+    meeting = [situation.typical(kind) for kind in ("exchange", "wait")]
+    # the worker that waits least waits for no other worker: what remains is the network's
+    each = min(e + w for e, w in zip(*meeting, strict=True))
+    seconds = each * situation.count
+    cost = f"exchanging gradients between {situation.hosts} hosts takes {_share(situation, seconds)}"
+    if seconds > 0.7 * situation.training:
+        action = (
+            f"`--sync-every {_EVERY}` exchanges weights every {_EVERY} steps instead (local SGD: see docs/slow-networks.md; `--compress bf16` halves the bytes "
+            "and keeps each step)"
+        )
+        return _finding(situation, "exchange-bound", cost, action, seconds * (1 - 1 / _EVERY))
+    return _finding(situation, "exchange-bound", cost, "`--compress bf16` sends half the bytes", seconds / 2)
+
+
+def update_bound(situation: Situation) -> Finding | None:
+    """Each worker updates all weights, where each could update its part."""
+    facts = situation.facts
+    if not facts.get("optimizer_state") or situation.workers < 2 or situation.hosts > 1:
+        return None
+    update = situation.seconds("update")
+    saved = update * (1 - 1 / situation.workers) - situation.count * SHARDING * facts.get("gradient_bytes", 0)
+    kept = facts["optimizer_state"] / 1e6
+    action = f"`--shard-update` divides it among the workers, each of which keeps {kept / situation.workers:,.0f} of {kept:,.0f} MB of the optimizer's state"
+    return _finding(
+        situation, "update-bound", f"the optimizer's update takes {_share(situation, update)}", action, saved
+    )
+
+
+def slow_callback(situation: Situation) -> Finding | None:
+    """The others wait while a callback of rank 0 works."""
+    of_each = [each["callbacks"] for each in situation.by_rank]
+    others = of_each[1:]
+    seconds = of_each[0] - median(others)
+    taken = {
+        name: spent
+        for name, spent in (situation.ranks[0].facts.get("callback_seconds") or {}).items()
+        if name not in _OUR_CALLBACKS
+    }
+    name = max(taken, key=taken.__getitem__, default="")
+    if not others:
+        seconds = of_each[0]
+    cost = f"callbacks of rank 0 take {_share(situation, seconds)}" + (
+        f", most of it `{name}` ({taken[name]:,.1f} s)" if name else ""
+    )
+    action = "do its work less often or in a thread of its own" + (": the other workers wait for it" if others else "")
+    return _finding(situation, "slow callback", cost, action, seconds)
+
+
+def frequent_checkpoints(situation: Situation) -> Finding | None:
+    """Saving takes much of the time."""
+    seconds = max(each["checkpoint"] for each in situation.by_rank)
+    action = "save a fifth as often (`save_freq`), or weights alone (`save_weights_only=True`); a run that is killed goes on from memory, not from these files"
+    return _finding(
+        situation, "frequent checkpoints", f"checkpoints take {_share(situation, seconds)}", action, 0.8 * seconds
+    )
+
+
+def retracing(situation: Situation) -> Finding | None:
+    """A `tf.function` is made a graph again and again."""
+    again = [each.of("trace")[2:] * each.count[2:] for each in situation.steps]
+    slowest = max(again, key=lambda seconds: float(seconds.sum()))
+    times = int((slowest > 0).sum())
+    if times < _RETRACES:
+        return None
+    graphs = {
+        name: count for name, count in (situation.facts.get("graphs") or {}).items() if not name.startswith("Dataset_")
+    }
+    name = max(graphs, key=graphs.__getitem__, default="a tf.function")
+    seconds = float(slowest.sum())
+    cost = f"making graphs anew takes {_share(situation, seconds)}: {times:,} steps did, and `{name}` has {graphs.get(name, times):,.0f} graphs"
+    action = "give it tensors of one shape and dtype (`drop_remainder=True`, padded lengths, an `input_signature`), and numbers as tensors"
+    return _finding(situation, "retracing", cost, action, seconds)
+
+
+RULES: Sequence[Callable[[Situation], Finding | None]] = (
+    slow_input, slow_worker, tiny_batches, exchange_bound, update_bound, slow_callback, frequent_checkpoints, retracing,
+)  # fmt: skip

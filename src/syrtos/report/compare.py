@@ -1,0 +1,121 @@
+"""Two runs side by side: what takes longer in the second, by how much, and whether that is more than noise.
+
+Noise is measured in the runs themselves: the times of steps are cut into blocks (steps that follow each other are not independent), blocks are drawn with
+replacement, and the difference of medians is computed anew each time: the moving block bootstrap (Künsch 1989, doi:10.1214/aos/1176347265). What 95 % of
+the draws lie between is the interval.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from syrtos.observe.clock import KINDS
+from syrtos.report import steps
+from syrtos.report.facts import Facts
+from syrtos.report.read import Floats, Run
+from syrtos.report.summary import SHARES
+from syrtos.report.waterfall import PARTS
+
+_DRAWS, _BLOCKS, _FEWEST = 1000, 20, 8
+
+
+def compared(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
+    """The comparison of two runs whose facts are given."""
+    a, b = (steps.of_rank(run, 0) for run in (first, second))
+    rows = [_row("step", "a step", a.wall[1:], b.wall[1:])]
+    rows += [_row(kind, f"{SHARES[kind]} in a step", a.of(kind)[1:], b.of(kind)[1:]) for kind in KINDS]
+    one, other = facts
+    return {
+        "steps": [row for row in rows if row["first_ms"] >= 0.001 or row["second_ms"] >= 0.001],
+        "seconds": {part: [one["seconds"][part], other["seconds"][part]] for part in PARTS},
+        "rates": [one["samples_per_second"], other["samples_per_second"]],
+        "asked": _asked(one, other),
+        "logs": _logs(one, other),
+        "text": _text(rows[0]),
+    }
+
+
+def _row(kind: str, words: str, a: Floats, b: Floats) -> dict[str, Any]:
+    """Mean milliseconds of both, and the change in percent with its interval; None where there are too few steps to tell."""
+    use = np.median if kind == "step" else np.mean
+    first, second = (float(use(x)) * 1e3 if len(x) else 0.0 for x in (a, b))
+    change = (second / first - 1) * 100 if first > 0 else None
+    interval = _interval(a, b, use) if min(len(a), len(b)) >= _FEWEST and first > 0 else None
+    is_noise = None if interval is None else interval[0] <= 0 <= interval[1]
+    return {
+        "kind": kind,
+        "words": words,
+        "first_ms": first,
+        "second_ms": second,
+        "change": change,
+        "interval": interval,
+        "is_noise": is_noise,
+    }
+
+
+def _interval(a: Floats, b: Floats, use: Any) -> list[float]:
+    """95 % interval of the change in percent."""
+    random = np.random.default_rng(0)
+    firsts, seconds = _draws(a, use, random), _draws(b, use, random)
+    low, high = np.percentile((seconds / np.maximum(firsts, 1e-12) - 1) * 100, [2.5, 97.5])
+    return [float(low), float(high)]
+
+
+def _draws(values: Floats, use: Any, random: np.random.Generator) -> Floats:
+    size = max(len(values) // _BLOCKS, 1)
+    starts = random.integers(0, len(values) - size + 1, (_DRAWS, -(-len(values) // size)))
+    picked = (starts[:, :, None] + np.arange(size)).reshape(_DRAWS, -1)
+    return use(values[picked], axis=1)
+
+
+def _asked(one: Facts, other: Facts) -> list[list[Any]]:
+    """What was asked for otherwise: name, first, second."""
+    sides: list[dict[str, Any]] = []
+    for facts in (one, other):
+        run = facts["run"]
+        sides.append(
+            {
+                "workers": run["workers"],
+                "hosts": run["hosts"],
+                "script": run["script"],
+                "arguments": " ".join(run["arguments"]),
+                **run["options"],
+            }
+        )
+        sides[-1] |= {f"version of {name}": version for name, version in run["versions"].items()}
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    return [
+        [name, sides[0].get(name), sides[1].get(name)] for name in names if sides[0].get(name) != sides[1].get(name)
+    ]
+
+
+def _logs(one: Facts, other: Facts) -> list[list[Any]]:
+    """The last value of each metric: name, first, second."""
+    ends = [
+        {
+            name: (curve["epochs"] or curve["within"])[-1][1]
+            for name, curve in f["curves"]["metrics"].items()
+            if curve["epochs"] or curve["within"]
+        }
+        for f in (one, other)
+    ]
+    return [[name, ends[0].get(name), ends[1].get(name)] for name in dict.fromkeys([*ends[0], *ends[1]])]
+
+
+def _text(row: dict[str, Any]) -> str:
+    """One sentence about the step."""
+    if row["change"] is None or row["interval"] is None:
+        return "One of the runs has too few training steps to compare them."
+    low, high = row["interval"]
+    how = "slower" if row["change"] > 0 else "faster"
+    if row["is_noise"]:
+        return (
+            f"Steps take {row['first_ms']:.2f} and {row['second_ms']:.2f} ms: the difference of {row['change']:+.1f} % is within the noise ({low:+.1f} to "
+            f"{high:+.1f} %)."
+        )
+    return (
+        f"Steps of the second run are {abs(row['change']):.1f} % {how}: {row['first_ms']:.2f} and {row['second_ms']:.2f} ms (95 % interval: {low:+.1f} to "
+        f"{high:+.1f} %)."
+    )

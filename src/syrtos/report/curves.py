@@ -1,0 +1,65 @@
+"""Losses, metrics and the learning rate over the training steps of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from syrtos.report.read import Generation, Run
+
+_RATE = "learning_rate"
+
+
+def described(run: Run) -> dict[str, Any]:
+    """For each metric its points within epochs and at their ends; of what was trained twice the second time counts.
+
+    Within an epoch a point is the mean since the epoch began, as Keras shows it.
+    """
+    within, ends = list(_points(run, "curve")), list(_points(run, "epochs"))
+    names = list(dict.fromkeys(name for point in ends or within for name in point["logs"]))
+    return {
+        "metrics": {
+            name: {"within": _series(within, name), "epochs": _series(ends, name)} for name in names if name != _RATE
+        },
+        "learning_rate": [
+            [point["step"], rate]
+            for point in sorted([*within, *ends], key=lambda point: point["step"])
+            if (rate := _rate(point)) is not None
+        ],
+        "epochs": [{"step": point["step"], "epoch": point["epoch"], "time": point["time"]} for point in ends],
+    }
+
+
+def _points(run: Run, name: str) -> Iterator[dict[str, Any]]:
+    for number, generation in enumerate(run.generations):
+        later = [each.trained_before for each in run.generations[number + 1 :] if each.trained]
+        for line in getattr(generation, name):
+            step = generation.trained_before + int(line.get("trained") or line.get("step") or 0)
+            if not later or step <= min(later):
+                yield {
+                    "step": step,
+                    "epoch": line.get("epoch"),
+                    "time": line.get("time"),
+                    "logs": line.get("logs") or {},
+                    _RATE: line.get(_RATE),
+                }
+
+
+def _series(points: Sequence[Mapping[str, Any]], name: str) -> list[list[float | None]]:
+    return [[point["step"], _finite(point["logs"][name])] for point in points if name in point["logs"]]
+
+
+def _rate(point: Mapping[str, Any]) -> float | None:
+    return _finite(point[_RATE] if point[_RATE] is not None else point["logs"].get(_RATE))
+
+
+def _finite(value: Any) -> float | None:
+    """A loss may be NaN, which JSON does not have."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def last(generation: Generation) -> Mapping[str, Any]:
+    """The logs of the last epoch, or within it."""
+    lines = generation.epochs or generation.curve
+    return (lines[-1].get("logs") or {}) if lines else {}

@@ -1,0 +1,57 @@
+"""What travels between workers in a step: bytes by variable, and the buckets in which they travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from syrtos.report.read import Run
+
+_SHOWN = 200  # variables, the largest first
+
+
+def described(run: Run) -> dict[str, Any]:
+    """For each group of gradients that an optimizer reduces its variables and buckets, and what was counted in a step."""
+    facts = run.facts
+    plans = [_plan(plan) for plan in facts.get("exchanged") or []]
+    return {
+        "gradient_bytes": facts.get("gradient_bytes"),
+        "sums": facts.get("gradient_sums"),
+        "meetings": facts.get("meetings"),
+        "how": _how(facts),
+        "plans": plans,
+    }
+
+
+def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    variables = plan["variables"]
+    bucket_of = {index: number for number, bucket in enumerate(plan["buckets"]) for index in bucket}
+    described = [{**variable, "bucket": bucket_of.get(index)} for index, variable in enumerate(variables)]
+    described.sort(key=lambda variable: -variable["bytes"])
+    return {
+        "bytes": sum(variable["bytes"] for variable in variables if not variable.get("rows")),
+        "count": len(variables),
+        "variables": described[:_SHOWN],
+        "buckets": [
+            {"number": number, "bytes": sum(variables[i]["bytes"] for i in bucket), "variables": len(bucket)}
+            for number, bucket in enumerate(plan["buckets"])
+        ],
+    }
+
+
+def _how(facts: Mapping[str, Any]) -> str:
+    """Which way gradients travel, in words."""
+    if facts.get("exchange") == "compiled":
+        return "XLA exchanges gradients inside of its program, in an order of its own"
+    if facts.get("training") == "asynchronous":
+        return "each worker sends gradients to the parameter servers"
+    if "sync_every" in facts:
+        return f"changes of weights are exchanged every {facts['sync_every']} steps"
+    codec = facts.get("compress", "none")
+    between = (
+        f"between {facts['hosts']} hosts by MPI, inside a host through shared memory"
+        if "hosts" in facts
+        else "through shared memory"
+    )
+    by = f"by {facts['exchange']}" if str(facts.get("exchange", "")).startswith("torch") else between
+    return f"gradients are summed {by}" + (f", as {codec}" if codec != "none" else "")

@@ -1,0 +1,62 @@
+"""A report as one HTML file that needs nothing else: facts, code and the library of its charts are in it."""
+
+from __future__ import annotations
+
+import functools
+import html
+import json
+import math
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from syrtos.report.facts import Facts
+
+# Seconds after which the page of a run that goes on reads its file again.
+_REFRESH = 5
+
+
+def page(facts: Sequence[Facts], comparison: Facts | None = None) -> str:
+    """The HTML of the report about one run, or of the comparison of two."""
+    live = any(each["run"]["goes_on"] for each in facts)
+    title = html.escape(" and ".join(each["run"]["name"] for each in facts))
+    refresh = f'<meta http-equiv="refresh" content="{_REFRESH}">' if live else ""
+    data = json.dumps(finite({"runs": list(facts), "comparison": comparison}), allow_nan=False)
+    # a name may hold "</script>"
+    safe = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:">
+{refresh}
+<title>{title} · Syrtos</title>
+<style>{static("report.css")}</style>
+</head>
+<body>
+<noscript><p>This report needs JavaScript. `syrtos report RUN_DIR --text` prints the same facts.</p></noscript>
+<main id="report"></main>
+<script>{static("echarts.min.js")}</script>
+<script type="application/json" id="facts">{safe}</script>
+<script>{static("report.js")}
+SyrtosReport.whole(document.getElementById("report"), JSON.parse(document.getElementById("facts").textContent));</script>
+</body>
+</html>
+"""
+
+
+@functools.cache
+def static(name: str) -> str:
+    """A file of the page; also of that of `syrtos serve`."""
+    return (resources.files("syrtos.report") / "static" / name).read_text(encoding="utf-8")
+
+
+def finite(value: Any) -> Any:
+    """A loss may be NaN, which JSON does not have: null stands for it."""
+    if isinstance(value, dict):
+        return {str(key): finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,315 @@
+"""Reads the record of a run: the ledgers of each generation of its workers, the curves of rank 0, and the samples of its machines.
+
+A record may be incomplete: of a run that goes on, that was killed, or that an older version wrote. What is missing is said, and the rest is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from syrtos.errors import ConfigurationError
+from syrtos.launch.generations import all_folders
+from syrtos.observe.clock import KINDS
+from syrtos.observe.ledger import curve_path, epochs_path, launcher_path, ledger_path, usage_path
+
+Floats = npt.NDArray[np.float64]
+TRAINING, EVALUATION = ("train", "loop"), ("test", "predict")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """The lines of a ledger as columns: one row for each.
+
+    Attributes:
+        phase: what was done.
+        start: s from the start of the process.
+        wall: s.
+        steps: training steps, or batches, in the line; 0 outside of steps.
+        samples: of this worker.
+        seconds: (rows, kinds) s by kind, see `KINDS`.
+    """
+
+    phase: npt.NDArray[np.str_]
+    start: Floats
+    wall: Floats
+    steps: Floats
+    samples: Floats
+    seconds: Floats
+
+    def of(self, kind: str) -> Floats:
+        """Seconds of one kind, by row."""
+        return self.seconds[:, KINDS.index(kind)]  # type: ignore[arg-type]
+
+    @property
+    def trains(self) -> npt.NDArray[np.bool_]:
+        """Which rows are training steps."""
+        return np.isin(self.phase, TRAINING) & (self.steps > 0)
+
+    @property
+    def end(self) -> float:
+        """Seconds from the start of the process to the end of the last line."""
+        return float(self.wall.sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """One worker of a generation.
+
+    Attributes:
+        rank: its number.
+        facts: what it has said about the run.
+        lines: its ledger.
+        offset: s from the start of the run to that of its process, by the clock of the machine that launched the run.
+    """
+
+    rank: int
+    facts: Mapping[str, Any]
+    lines: Lines
+    offset: float
+
+    @property
+    def host(self) -> str:
+        """The name of its machine; empty where an older version has written none."""
+        return str(self.facts.get("host", ""))
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """The workers of one generation.
+
+    Attributes:
+        folder: of its ledgers and logs.
+        ranks: those whose ledgers were found, in order.
+        began: s since the epoch; 0 if unknown.
+        offset: s from the start of the run.
+        seconds: from its start to its end, or to its last line.
+        outcome: how it ended, in words; empty if it goes on or is not known.
+        epochs: rank 0's lines about epochs.
+        curve: rank 0's lines within epochs.
+        usage: samples of machines and processes, in order.
+    """
+
+    folder: Path
+    ranks: Sequence[Rank]
+    began: float
+    offset: float
+    seconds: float
+    outcome: Mapping[str, Any]
+    epochs: Sequence[Mapping[str, Any]]
+    curve: Sequence[Mapping[str, Any]]
+    usage: Sequence[Mapping[str, Any]]
+
+    @property
+    def first(self) -> Rank | None:
+        """The worker with the lowest rank."""
+        return self.ranks[0] if self.ranks else None
+
+    @property
+    def trained_before(self) -> int:
+        """Training steps that it did not make, for they were in a snapshot."""
+        return int(self.first.facts.get("trained", 0)) if self.first else 0
+
+    @property
+    def trained(self) -> int:
+        """Training steps that it has made."""
+        return int(self.first.lines.steps[self.first.lines.trains].sum()) if self.first else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The whole record of a run.
+
+    Attributes:
+        folder: its run directory.
+        request: what was asked for, as `run.json` has it; empty if that is not there.
+        generations: of its workers, in order.
+        missing: what could not be read, in sentences.
+        goes_on: whether it has no end yet.
+    """
+
+    folder: Path
+    request: Mapping[str, Any]
+    generations: Sequence[Generation]
+    missing: Sequence[str]
+    goes_on: bool
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What rank 0 of the last generation has said."""
+        first = next((each.first for each in reversed(self.generations) if each.first), None)
+        return first.facts if first else {}
+
+    @property
+    def trained(self) -> Generation:
+        """The last generation that has trained, or else the last."""
+        return next((each for each in reversed(self.generations) if each.trained), self.generations[-1])
+
+    @property
+    def seconds(self) -> float:
+        """Of all generations."""
+        return sum(each.seconds for each in self.generations)
+
+
+def load(run_dir: Path, goes_on: bool = False) -> Run:
+    """Reads a run, which may go on.
+
+    Raises:
+        ConfigurationError: the folder is not there, or has no ledgers.
+    """
+    if not run_dir.is_dir():
+        raise ConfigurationError(f"There is no folder {run_dir}. Name the run directory that `syrtos run` printed.")
+    missing: list[str] = []
+    request = _json(run_dir / "run.json", missing)
+    found: list[Generation] = []
+    began = 0.0
+    for folder in all_folders(run_dir):
+        generation = _generation(folder, began, sum(each.seconds for each in found), missing)
+        began = began or generation.began
+        found.append(generation)
+    if not any(each.ranks for each in found):
+        raise ConfigurationError(
+            f"{run_dir} holds no ledger of a worker (ledger/rank-0.jsonl): it is not the run directory of a run, or the run ended before its workers had "
+            "started. Name the folder that `syrtos run` printed; logs are in its folder `logs`."
+        )
+    if request:
+        missing += _absent(request, found[-1], run_dir)
+    if not goes_on and not found[-1].outcome:
+        missing.append("How the run ended was not written down: its launcher was killed, or is one of another version.")
+    return Run(run_dir, request, found, missing, goes_on)
+
+
+def _absent(request: Mapping[str, Any], last: Generation, run_dir: Path) -> list[str]:
+    """Workers of a run on hosts may have written on disks of their own."""
+    expected = int(request.get("resized") or request.get("workers") or 0)
+    there = {each.rank for each in last.ranks}
+    absent = sorted(set(range(expected)) - there) if last.ranks and not request.get("elastic") else []
+    if not absent:
+        return []
+    ranks = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+    return [
+        f"The ledgers of rank{'s' * (len(absent) > 1)} {ranks} are not in {run_dir}. Workers on other hosts write them to the same path there: copy "
+        "their `ledger` folders here, or use a run directory that all hosts share."
+    ]
+
+
+def _generation(folder: Path, run_began: float, offset: float, missing: list[str]) -> Generation:
+    launcher = _json(launcher_path(folder), missing)
+    ranks: list[Rank] = []
+    for path in sorted((folder / "ledger").glob("rank-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2])):
+        ranks.append(_rank(path, launcher.get("began", 0.0), missing))
+    began = launcher.get("began") or min((rank.facts.get("began", 0.0) for rank in ranks), default=0.0)
+    lasted = launcher.get("ended", 0.0) - began
+    seconds = lasted if lasted > 0 else max((rank.offset + rank.lines.end for rank in ranks), default=0.0)
+    outcome = launcher.get("outcome") or ({"end": "unknown"} if "ended" in launcher else {})
+    return Generation(
+        folder=folder,
+        ranks=_together(ranks),
+        began=began,
+        offset=offset if run_began else 0.0,
+        seconds=seconds,
+        outcome=outcome,
+        epochs=list(lines(epochs_path(folder), missing)),
+        curve=list(lines(curve_path(folder), missing)),
+        usage=_usage(folder, missing),
+    )
+
+
+def _rank(path: Path, began: float, missing: list[str]) -> Rank:
+    facts: dict[str, Any] = {}
+    records = []
+    for line in lines(path, missing):
+        if line.get("phase") == "facts":
+            facts |= {name: value for name, value in line.items() if name != "phase"}
+        else:
+            records.append(line)
+    if "began" not in facts:
+        missing.append(
+            f"{path} does not begin as this version writes ledgers: when its worker was started is not known."
+        )
+    offset = max(facts.get("began", began) - began, 0.0) if began else 0.0
+    return Rank(int(path.stem.partition("-")[2]), facts, _columns(records), offset)
+
+
+def _columns(records: Sequence[Mapping[str, Any]]) -> Lines:
+    def column(name: str) -> Floats:
+        return np.array([record.get(name) or 0.0 for record in records], np.float64)
+
+    wall = column("wall")
+    return Lines(
+        phase=np.array([str(record.get("phase", "")) for record in records], np.str_),
+        start=np.cumsum(wall) - wall,
+        wall=wall,
+        steps=column("steps"),
+        samples=column("samples"),
+        seconds=np.stack([column(kind) for kind in KINDS], axis=1) if records else np.zeros((0, len(KINDS))),
+    )
+
+
+# Seconds by which clocks of hosts may differ before ledgers are aligned by their steps.
+_CLOCKS = 0.5
+
+
+def _together(ranks: Sequence[Rank]) -> list[Rank]:
+    """The same with one clock: workers end a step at the same time, whatever the clocks of their machines say."""
+    if not ranks:
+        return []
+    ends = [_ends(rank) for rank in ranks]
+    found = [ranks[0]]
+    for rank, mine in zip(ranks[1:], ends[1:], strict=True):
+        common = min(len(mine), len(ends[0]), 50)
+        ahead = float(np.median(mine[:common] - ends[0][:common])) if common else 0.0
+        found.append(dataclasses.replace(rank, offset=rank.offset - ahead) if abs(ahead) > _CLOCKS else rank)
+    return found
+
+
+def _ends(rank: Rank) -> Floats:
+    return (rank.offset + rank.lines.start + rank.lines.wall)[rank.lines.trains]
+
+
+def _usage(folder: Path, missing: list[str]) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    for path in sorted(usage_path(folder, 0).parent.glob("usage-*.jsonl")):
+        found += lines(path, missing)
+    return found
+
+
+def lines(path: Path, missing: list[str]) -> Iterable[dict[str, Any]]:
+    """The lines of a file, as far as they can be read; says of others that they were left out. The last may be half written, by a worker that was killed."""
+    if not path.exists():
+        return
+    damaged = 0
+    *whole, last = path.read_bytes().split(b"\n")
+    for line in whole:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            yield found
+        else:
+            damaged += 1
+    if damaged:
+        missing.append(
+            f"{damaged:,} line{'s' * (damaged > 1)} of {path} can't be read, and {'are' if damaged > 1 else 'is'} left out."
+        )
+
+
+def _json(path: Path, missing: list[str]) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        missing.append(f"{path} can't be read: {error}.")
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+__all__ = ["EVALUATION", "TRAINING", "Generation", "Lines", "Rank", "Run", "ledger_path", "lines", "load"]

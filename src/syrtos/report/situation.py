@@ -1,0 +1,122 @@
+"""The numbers about a run that recommendations are made from: of training alone, in the last generation that has trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from syrtos.observe.clock import KINDS
+from syrtos.report import steps
+from syrtos.report.read import TRAINING, Floats, Rank, Run
+from syrtos.report.steps import Steps
+
+_FIRST = 2  # steps that trace, compile and touch memory for the first time
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """A run that has trained.
+
+    Attributes:
+        run: the whole record.
+        ranks: its workers.
+        steps: of each worker, of those that all have made.
+    """
+
+    run: Run
+    ranks: Sequence[Rank]
+    steps: Sequence[Steps]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """How things are done in this run."""
+        return self.run.facts
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return len(self.ranks)
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts they are on."""
+        return int(self.facts.get("hosts", 1))
+
+    @functools.cached_property
+    def by_rank(self) -> list[dict[str, float]]:
+        """Seconds of training of each worker, by kind: `fit` but for evaluations, and loops of the script's own."""
+        found = []
+        for rank in self.ranks:
+            chosen = np.isin(rank.lines.phase, ("fit", *TRAINING))
+            found.append(dict(zip(KINDS, rank.lines.seconds[chosen].sum(axis=0).tolist(), strict=True)))
+        return found
+
+    def seconds(self, kind: str) -> float:
+        """Seconds of training of one kind, of a worker in the mean."""
+        return sum(each[kind] for each in self.by_rank) / max(self.workers, 1)
+
+    @functools.cached_property
+    def training(self) -> float:
+        """Seconds of training, of a worker in the mean."""
+        return sum(self.seconds(kind) for kind in KINDS)
+
+    @property
+    def count(self) -> int:
+        """Training steps that were made."""
+        return int(self.steps[0].count.sum())
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all workers over all of training; steps per second where samples are not known."""
+        samples = sum(float((each.samples * each.count).sum()) for each in self.steps)
+        return (samples or self.count) / self.training if self.training else 0.0
+
+    def typical(self, kind: str) -> list[float]:
+        """Seconds of one kind in a step, for each worker: means, without the first steps."""
+        return [float(each.of(kind)[_FIRST:].mean()) for each in self.steps]
+
+    def own(self) -> list[float]:
+        """Seconds that each worker spends by itself in a step: means, without the first steps."""
+        return [float(each.own[_FIRST:].mean()) for each in self.steps]
+
+    def samples(self) -> list[float]:
+        """Of each worker in a step: means."""
+        return [float(each.samples[_FIRST:].mean()) for each in self.steps]
+
+    def wall(self) -> float:
+        """Seconds of a step in the mean, without the first."""
+        return float(np.mean([each.wall[_FIRST:].mean() for each in self.steps]))
+
+    def compute_with(self, times: float) -> float:
+        """Seconds in which a worker would compute a step of so many times its samples.
+
+        Computing is a fixed cost and one for each sample, which steps of unequal size tell apart (the last batch of an epoch); where there are none, all
+        of it is taken to grow with the samples, which is the most that it can.
+        """
+        samples = np.concatenate([each.samples[_FIRST:] for each in self.steps])
+        compute = np.concatenate([each.of("compute")[_FIRST:] for each in self.steps])
+        usual = float(np.median(samples))
+        seconds = float(np.median(compute[samples == usual]))
+        small = compute[samples < 0.75 * usual]
+        if len(small) < 3:
+            return seconds * times
+        size = float(np.mean(samples[samples < 0.75 * usual]))
+        each = max(seconds - float(np.median(small)), 0.0) / (usual - size)
+        return min(seconds + (times - 1) * usual * each, seconds * times)
+
+
+def of(run: Run) -> Situation | None:
+    """The situation of a run that has made more than a few steps on all of its workers; else None."""
+    found = steps.of_ranks(run.trained)
+    if not found or len(found[0].wall) <= _FIRST + 1:
+        return None
+    return Situation(run, run.trained.ranks, found)
+
+
+def median(values: Sequence[float] | Floats) -> float:
+    """The median; 0 of nothing."""
+    return float(np.median(values)) if len(values) else 0.0

@@ -1,0 +1,192 @@
+"""Training steps over a run: how long each took, which took much longer than the others and why, and which workers were slow when."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from syrtos.observe.clock import KINDS
+from syrtos.report.read import Floats, Generation, Run
+from syrtos.report.summary import SHARES
+
+# Points of a chart, columns of the heat map, and steps that are explained, at most.
+_POINTS, _COLUMNS, _EXPLAINED = 800, 120, 12
+# A step is an outlier that took so many times the median, and so many seconds more.
+_MUCH, _WORTH = 1.5, 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The training steps of one worker over all generations: a row for each line of its ledgers, which may be of several steps that were executed as one.
+
+    Attributes:
+        at: s from the start of the run to the end of the line.
+        number: of the last step of the line, from 1.
+        wall: s of one step.
+        samples: of this worker, in one step.
+        seconds: (rows, kinds) s of one step, by kind.
+        count: steps of the line.
+    """
+
+    at: Floats
+    number: Floats
+    wall: Floats
+    samples: Floats
+    seconds: Floats
+    count: Floats
+
+    def of(self, kind: str) -> Floats:
+        """Seconds of one kind in a step, by row."""
+        return self.seconds[:, KINDS.index(kind)]  # type: ignore[arg-type]
+
+    @property
+    def own(self) -> Floats:
+        """Seconds of a step that the worker spent by itself: not in exchanges, nor waiting for other workers."""
+        return self.wall - self.of("exchange") - self.of("wait")
+
+    def typical(self, kind: str) -> float:
+        """The median, without the first step of each generation, which traces and compiles."""
+        return _median(self.of(kind)[1:])
+
+
+def of_rank(run: Run, rank: int) -> Steps:
+    """The steps of the worker with this rank."""
+    return _steps(run.generations, rank)
+
+
+def of_ranks(generation: Generation) -> list[Steps]:
+    """The steps of each worker of a generation, of those that all have made."""
+    found = [_steps([generation], rank.rank) for rank in generation.ranks]
+    common = min((len(steps.wall) for steps in found), default=0)
+    return [Steps(*(getattr(steps, field.name)[:common] for field in dataclasses.fields(Steps))) for steps in found]
+
+
+def _steps(generations: Sequence[Generation], rank: int) -> Steps:
+    parts: list[tuple[Floats, ...]] = []
+    for generation in generations:
+        for each in generation.ranks:
+            if each.rank == rank:
+                lines, chosen = each.lines, each.lines.trains
+                count = lines.steps[chosen]
+                at = (generation.offset + each.offset + lines.start + lines.wall)[chosen]
+                number = generation.trained_before + np.cumsum(count)
+                values = (lines.wall[chosen], lines.samples[chosen])
+                parts.append((at, number, *(v / count for v in values), lines.seconds[chosen] / count[:, None], count))
+    if not parts:
+        empty = np.zeros(0)
+        return Steps(empty, empty, empty, empty, np.zeros((0, len(KINDS))), empty)
+    return Steps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def described(run: Run) -> dict[str, Any]:
+    """The steps of rank 0 for a chart: of many the least, median and most of each group that follows."""
+    steps = of_rank(run, run.trained.first.rank if run.trained.first else 0)
+    rows = len(steps.wall)
+    ms = steps.wall * 1e3
+    groups = np.array_split(np.arange(rows), min(rows, _POINTS)) if rows else []
+    return {
+        "count": int(max((each.trained_before + each.trained for each in run.generations), default=0)),
+        "median_ms": _median(ms[1:]) or _median(ms),
+        "p95_ms": float(np.percentile(ms[1:], 95)) if rows > 1 else _median(ms),
+        "samples": float(np.median(steps.samples)) if rows else 0.0,
+        "parts_ms": {kind: float(steps.of(kind)[1:].mean() * 1e3) if rows > 1 else 0.0 for kind in KINDS},
+        "number": [int(steps.number[group[-1]]) for group in groups],
+        "at": [round(float(steps.at[group[-1]]), 3) for group in groups],
+        "ms": [round(float(np.median(ms[group])), 3) for group in groups],
+        "least_ms": [round(float(ms[group].min()), 3) for group in groups],
+        "most_ms": [round(float(ms[group].max()), 3) for group in groups],
+        "outliers": _outliers(run, steps),
+    }
+
+
+def _outliers(run: Run, steps: Steps) -> list[dict[str, Any]]:
+    """The steps that took longest, beyond what is usual, with the cause."""
+    if len(steps.wall) < 4:
+        return []
+    usual = float(np.median(steps.wall))
+    beyond = steps.wall - usual
+    found = np.flatnonzero((steps.wall > _MUCH * usual) & (beyond > _WORTH))
+    found = found[np.argsort(-beyond[found])][:_EXPLAINED]
+    others = of_ranks(run.trained)
+    return [
+        {
+            "number": int(steps.number[row]),
+            "at": round(float(steps.at[row]), 3),
+            "ms": round(float(steps.wall[row] * 1e3), 3),
+            "why": _why(run, steps, int(row), others),
+        }
+        for row in sorted(found)
+    ]
+
+
+def _why(run: Run, steps: Steps, row: int, others: Sequence[Steps]) -> str:
+    """The kind of time of which a step had more than usual, in words; of waiting, for whom."""
+    kind, more = _most_beyond(steps, row)
+    words = f"{SHARES[kind]} took {more:,.3f} s longer than usual"
+    if kind == "wait":
+        for rank, theirs in zip(run.trained.ranks, others, strict=True):
+            same = np.flatnonzero(theirs.number == steps.number[row])
+            if rank is not run.trained.first and len(same):
+                cause, longer = _most_beyond(theirs, int(same[0]))
+                if cause != "wait" and longer > more / 2:
+                    return f"waited {more:,.3f} s for rank {rank.rank}, whose {SHARES[cause]} took {longer:,.3f} s longer than usual"
+    if kind == "trace":
+        return f"{words}: a graph was made, as for a first step or a new shape of a batch"
+    return words
+
+
+def _most_beyond(steps: Steps, row: int) -> tuple[str, float]:
+    beyond = steps.seconds[row] - np.median(steps.seconds, axis=0)
+    k = int(beyond.argmax())
+    return KINDS[k], float(beyond[k])
+
+
+def heat(run: Run) -> dict[str, Any]:
+    """Workers against time: what a step took each worker by itself, as a multiple of the median worker's at that time (with one worker: of its own median).
+
+    Of the last generation that has trained.
+    """
+    generation = run.trained
+    steps = of_ranks(generation)
+    rows = len(steps[0].wall) if steps else 0
+    if rows < 2:
+        return {"ranks": [], "columns": []}
+    columns = np.array_split(np.arange(1, rows), min(rows - 1, _COLUMNS))
+    own = np.stack([_by_column(each.own, columns) for each in steps])
+    usual = np.median(own, axis=0) if len(steps) > 1 else np.full(len(columns), np.median(own))
+    return {
+        "ranks": [
+            f"rank {rank.rank}" + (f", {host_of(run, rank.rank)}" if _several_hosts(generation) else "")
+            for rank in generation.ranks
+        ],
+        "columns": [round(float(steps[0].at[column[-1]]), 2) for column in columns],
+        "times": np.round(own / np.maximum(usual, 1e-9), 3).tolist(),
+        "ms": np.round(own * 1e3, 3).tolist(),
+        "input_ms": np.round(np.stack([_by_column(each.of("input"), columns) for each in steps]) * 1e3, 3).tolist(),
+    }
+
+
+def _by_column(values: Floats, columns: Sequence[npt.NDArray[np.int_]]) -> Floats:
+    return np.array([values[column].mean() for column in columns])
+
+
+def _several_hosts(generation: Generation) -> bool:
+    return any("node" in rank.facts for rank in generation.ranks)
+
+
+def host_of(run: Run, rank: int) -> str:
+    """The host of a worker; hosts of one name, as several on one machine have, are told apart by number."""
+    facts = next((each.facts for each in run.trained.ranks if each.rank == rank), {})
+    node = facts.get("node")
+    name = str(facts.get("host", "this machine"))
+    names = {str(each.facts.get("host")) for each in run.trained.ranks}
+    nodes = {each.facts.get("node") for each in run.trained.ranks}
+    return f"{name} ({node})" if node is not None and len(names) < len(nodes) else name
+
+
+def _median(values: Floats) -> float:
+    return float(np.median(values)) if len(values) else 0.0

@@ -1,0 +1,95 @@
+"""Where each second of a run went: the time of a worker in the mean, by kind. The parts add up to the run's time.
+
+What a restart has cost is a part of its own, "lost": steps that were computed again, the time until the end of the workers was noticed, and all time of the
+next generation before its first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from syrtos.observe.clock import KINDS
+from syrtos.report.read import EVALUATION, Generation, Rank, Run
+from syrtos.report.summary import SHARES
+
+_MORE = {"script": "script's own code", "end": "ending", "lost": "lost work"}
+PARTS = {**{kind: words for kind, words in SHARES.items() if kind != "rest"}, **_MORE, "rest": SHARES["rest"]}
+Seconds = dict[str, float]
+
+
+def of_run(run: Run) -> Seconds:
+    """Seconds of a worker in the mean, by part; they add up to those of the run."""
+    total = dict.fromkeys(PARTS, 0.0)
+    for generation, ranks in zip(run.generations, by_rank(run), strict=True):
+        for seconds in ranks:
+            for part, value in seconds.items():
+                total[part] += value / len(ranks)
+        if not ranks:
+            total["lost" if generation is not run.generations[-1] else "start"] += generation.seconds
+    return total
+
+
+def by_rank(run: Run) -> list[list[Seconds]]:
+    """The seconds of each worker of each generation; those of a worker add up to those of its generation."""
+    found = []
+    for number, generation in enumerate(run.generations):
+        later = next((each for each in run.generations[number + 1 :] if each.trained), None)
+        is_last = generation is run.generations[-1]
+        kept = None if later is None else later.trained_before - generation.trained_before
+        found.append([_of_rank(rank, generation, kept, number > 0, is_last) for rank in generation.ranks])
+    return found
+
+
+def _of_rank(rank: Rank, generation: Generation, kept: int | None, is_restart: bool, is_last: bool) -> Seconds:
+    """The seconds of one worker.
+
+    Args:
+        kept: how many of its steps the generation after it had in its snapshot; None if none came after it that trained.
+        is_restart: whether workers had ended before it.
+    """
+    lines = rank.lines
+    lost = lost_lines(rank, kept, is_restart, generation.trained > 0 or is_last)
+    seconds = dict.fromkeys(PARTS, 0.0)
+    evaluates = np.isin(lines.phase, EVALUATION)
+    scripts = lines.phase == "script"
+    for kind, column in zip(KINDS, lines.seconds.T, strict=True):
+        seconds[kind] += float(column[~lost & ~evaluates].sum())
+    seconds["evaluation"] += float(lines.wall[~lost & evaluates].sum())
+    seconds["lost"] += float(lines.wall[lost].sum())
+    seconds["script"] = float(lines.of("rest")[~lost & scripts].sum())
+    seconds["rest"] -= seconds["script"]
+    seconds["rest"] += max(lines.end - sum(seconds.values()), 0.0)  # kinds that this version does not know
+    before = min(rank.offset, max(generation.seconds - lines.end, 0.0))
+    after = max(generation.seconds - lines.end - before, 0.0)
+    seconds["lost" if is_restart and generation.trained else "start"] += before
+    seconds["end" if is_last else "lost"] += after
+    scale = generation.seconds / sum(seconds.values()) if sum(seconds.values()) else 1.0  # clocks of machines differ
+    return {part: value * scale for part, value in seconds.items()}
+
+
+def lost_lines(rank: Rank, kept: int | None, is_restart: bool, trained: bool) -> npt.NDArray[np.bool_]:
+    """Which lines are of work that was lost, or of a restart."""
+    lines = rank.lines
+    count = np.cumsum(np.where(lines.trains, lines.steps, 0.0))
+    lost = np.zeros(len(lines.wall), np.bool_)
+    if is_restart:
+        lost |= count == 0 if trained else True
+    if kept is not None:
+        reached = np.flatnonzero(count >= kept)
+        first = 0 if kept <= 0 else (reached[0] + 1 if len(reached) else len(lost))
+        lost[first:] = True
+    return lost
+
+
+def goodput(seconds: Mapping[str, float]) -> float:
+    """The part of the time that was not lost."""
+    whole = sum(seconds.values())
+    return 1 - seconds["lost"] / whole if whole else 1.0
+
+
+def summed(ranks: Sequence[Seconds]) -> Seconds:
+    """The sums of some workers, by part."""
+    return {part: sum(seconds[part] for seconds in ranks) for part in PARTS}
