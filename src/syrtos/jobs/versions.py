@@ -35,7 +35,7 @@ def of(python: Path, env: Mapping[str, str]) -> dict[str, str]:
     """
     if python == Path(sys.executable):
         return here()
-    command = [str(python), "-m", "syrtos.jobs.versions"]
+    command = [str(python), "-P", "-m", "syrtos.jobs.versions"]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=_PATIENCE)
         return json.loads(done.stdout.strip().splitlines()[-1])

@@ -16,7 +16,7 @@ from syrtos.jobs.request import read
 from syrtos.jobs.secrecy import redacted
 from syrtos.jobs.service import Service, described
 from syrtos.jobs.store import Record
-from syrtos.observe.report import SHARES, SecondsByRank
+from syrtos.report.summary import SHARES, SecondsByRank
 
 _ARTIFACTS = ("model", "output")
 

@@ -3,6 +3,7 @@
 import { ago, announce, ask, at, duration, el, epochBar, instances, leftWords, redraw, short, status, tell } from "./base.js";
 
 const PAUSE = 1200; // milliseconds between looks
+const LONG_PAUSE = 5000; // between searches, which look at many jobs
 const TYPING = 150; // between a letter and the search
 let kind = ""; // of status that is shown; none: all
 
@@ -48,10 +49,13 @@ function drawUsage({ used, capacity, waiting }) {
   return [bar, el("span", {}, words), queue].filter(Boolean);
 }
 
+const buttons = () => [...at("kinds").querySelectorAll("button")];
+const press = () => buttons().forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.kind === kind)));
+
 function drawKinds(counts) {
   const all = Object.values(counts).reduce((sum, count) => sum + count, 0);
-  for (const button of at("kinds").querySelectorAll("button")) {
-    button.setAttribute("aria-pressed", String(button.dataset.kind === kind));
+  press();
+  for (const button of buttons()) {
     const count = button.dataset.kind ? counts[button.dataset.kind] : all;
     button.querySelector("span").textContent = count.toLocaleString();
   }
@@ -82,20 +86,18 @@ export async function showList(reveal, left) {
   reveal("list");
   if (left) [...document.querySelectorAll("#jobs a")].find((link) => link.dataset.name === left)?.focus();
   announce(jobs);
-  return PAUSE;
+  return wanted.get("search").trim() ? LONG_PAUSE : PAUSE;
 }
 
 function choose(wanted, refresh) {
   kind = wanted;
-  for (const button of at("kinds").querySelectorAll("button")) {
-    button.setAttribute("aria-pressed", String(button.dataset.kind === kind));
-  }
+  press();
   refresh();
 }
 
 function clear(refresh) {
   at("search").value = "";
-  choose("", refresh);
+  refresh();
 }
 
 /** Keys inside the search box: Esc empties it, and leaves it when it is empty; ↓ goes to what was found. */
@@ -112,8 +114,6 @@ export function listen(refresh) {
   let timer = 0;
   at("search").addEventListener("keydown", (event) => typing(event, refresh));
   at("search").addEventListener("input", () => (clearTimeout(timer), (timer = setTimeout(refresh, TYPING))));
-  at("jobs-all").addEventListener("click", () => (at("search").focus(), clear(refresh)));
-  for (const button of at("kinds").querySelectorAll("button")) {
-    button.addEventListener("click", () => choose(button.dataset.kind, refresh));
-  }
+  at("jobs-all").addEventListener("click", () => (at("search").focus(), (kind = ""), clear(refresh)));
+  for (const button of buttons()) button.addEventListener("click", () => choose(button.dataset.kind, refresh));
 }
