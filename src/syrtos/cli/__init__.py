@@ -29,7 +29,7 @@ _COMMANDS = {
     "aws-env": "aws_env",
     "env": "env",
 }
-_OF_JOBS = ("sqlalchemy", "starlette", "uvicorn", "httptools", "botocore", "yaml")
+_OF_JOBS = ("sqlalchemy", "starlette", "uvicorn", "httptools", "botocore", "yaml", "prometheus_client")
 
 
 def main(arguments: list[str] | None = None) -> int:

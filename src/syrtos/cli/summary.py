@@ -56,7 +56,7 @@ def _print_recommended(console: Console, run_dir: Path, summary: Summary, folder
         console.print(f"[yellow]recommended[/]: {kept['recommended']['text']}", soft_wrap=True)
         console.print(f"why: `syrtos report {run_dir}`", soft_wrap=True)
     if kept.get("before"):
-        console.print(promises.words(kept["before"]), soft_wrap=True)
+        console.print(kept["before"]["text"], soft_wrap=True)
 
 
 def _print_bad_records(console: Console, folders: list[Path]) -> None:

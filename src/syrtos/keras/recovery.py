@@ -202,6 +202,7 @@ class Protection:
         with self._session.ledger.span("checkpoint"):
             written = self._write(logs)
         took = time.perf_counter() - began
+        self._session.ledger.add("snapshot_seconds", "all", took)
         step = (began - self._written_at) / max(self._since, 1)
         wanted = float(run.interval) if not self._since else max(took / (_COST * max(step, 1e-6)), 1.0)
         wanted = min(wanted, _GROWTH * run.interval)  # the first takes longer than later ones

@@ -155,23 +155,17 @@ def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: 
 
 def tiny_batches(situation: Situation) -> Finding | None:
     """One worker alone would be faster: it computes all samples of a step in less time than workers take to compute a part and to meet."""
-    if (
-        situation.workers < 2 or situation.facts.get("exchange") == "compiled"
-    ):  # then what is computed is not told from what is exchanged
-        return None
-    beside = sum(
-        float(np.mean(situation.typical(kind)))
-        for kind in ("update", "input", "callbacks", "checkpoint", "rest", "trace")
-    )
-    alone = situation.compute_with(situation.workers) + beside
-    wall = situation.wall()
-    samples = sum(situation.samples())
-    meets = float(
-        np.mean([e + w for e, w in zip(situation.typical("exchange"), situation.typical("wait"), strict=True)])
-    )
-    computes = median(situation.typical("compute"))
+    if situation.workers < 2 or situation.facts.get("exchange") == "compiled":
+        return None  # where XLA exchanges, computing is not told from exchanging
+    # of the fastest worker: what it waits beyond the least waiting is for slower ones, which is no fault of small batches
+    own = situation.own()
+    fastest = int(np.argmin(own))
+    meets = min(e + w for e, w in zip(situation.typical("exchange"), situation.typical("wait"), strict=True))
+    wall = own[fastest] + meets
+    computes = situation.typical("compute")[fastest]
+    alone = own[fastest] - computes + situation.compute_with(fastest, situation.workers)
     cost = (
-        f"a step of {samples:,.0f} samples takes {wall * 1e3:.1f} ms, of which workers compute {computes * 1e3:.1f} ms and exchange and wait "
+        f"a step of {sum(situation.samples()):,.0f} samples takes {wall * 1e3:.1f} ms, of which workers compute {computes * 1e3:.1f} ms and exchange and wait "
         f"{meets * 1e3:.1f} ms"
     )
     action = "one worker is faster (`-n 1`), or a larger batch"
@@ -232,12 +226,12 @@ def slow_callback(situation: Situation) -> Finding | None:
 
 
 def frequent_checkpoints(situation: Situation) -> Finding | None:
-    """Saving takes much of the time."""
-    seconds = max(each["checkpoint"] for each in situation.by_rank)
+    """The script saves often. Snapshots for restarts are not counted: how rarely they are made follows what they cost."""
+    snapshots = [sum((rank.facts.get("snapshot_seconds") or {}).values()) for rank in situation.ranks]
+    seconds = max(each["checkpoint"] - ours for each, ours in zip(situation.by_rank, snapshots, strict=True))
     action = "save a fifth as often (`save_freq`), or weights alone (`save_weights_only=True`); a run that is killed goes on from memory, not from these files"
-    return _finding(
-        situation, "frequent checkpoints", f"checkpoints take {_share(situation, seconds)}", action, 0.8 * seconds
-    )
+    cost = f"checkpoints of the script take {_share(situation, seconds)}"
+    return _finding(situation, "frequent checkpoints", cost, action, 0.8 * seconds)
 
 
 def retracing(situation: Situation) -> Finding | None:

@@ -41,27 +41,26 @@ def kept(run_dir: Path) -> dict[str, Any]:
 def _before(run: Run, rate: float) -> dict[str, Any] | None:
     """The last run of the same script beside this one, if it had a recommendation and something was changed since."""
     candidates = sorted(run.folder.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in candidates:
-        if path.parent != run.folder and _same_script(run.request, _request(path.parent)):
-            earlier = kept(path.parent)
-            recommended, past = earlier.get("recommended"), earlier.get("samples_per_second")
-            if not recommended or not past or not _changed(run.request, _request(path.parent)):
-                return None
-            return {
-                "run": path.parent.name,
-                "action": recommended["action"],
-                "expected": recommended["gain"],
-                "came": round(rate / past, 3),
-            }
-    return None
-
-
-def words(before: Mapping[str, Any]) -> str:
-    """A sentence about it."""
-    return (
-        f"The run before, {before['run']}, was told: {before['action']}: {before['expected']:.2f}× expected. This run trains {before['came']:.2f}× as many "
-        "samples per second."
+    folders = [path.parent for path in candidates if path.parent != run.folder]
+    earlier = next((folder for folder in folders if _same_script(run.request, _request(folder))), None)
+    if earlier is None:
+        return None
+    recommended, past = (kept(earlier).get(name) for name in ("recommended", "samples_per_second"))
+    changed = _changed(run.request, _request(earlier))
+    if not recommended or not past or not changed:
+        return None
+    came = round(rate / past, 3)
+    text = (
+        f"The run before, {earlier.name}, was told: {recommended['action']}: {recommended['gain']:.2f}× expected. Since then {changed} changed, and this run "
+        f"trains {came:.2f}× as many samples per second."
     )
+    return {
+        "run": earlier.name,
+        "action": recommended["action"],
+        "expected": recommended["gain"],
+        "came": came,
+        "text": text,
+    }
 
 
 def _request(run_dir: Path) -> dict[str, Any]:
@@ -75,11 +74,17 @@ def _same_script(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     return bool(mine) and (mine.get("program") or {}).get("name") == (theirs.get("program") or {}).get("name")
 
 
-def _changed(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether script, arguments, options or workers are others: the same again proves nothing."""
-    return any(mine.get(name) != theirs.get(name) for name in ("sha256", "program", "workers", "hosts")) or _options(
-        mine
-    ) != _options(theirs)
+def _changed(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """What is otherwise than in an earlier run, in words; empty if nothing is, for the same again proves nothing."""
+    parts = {
+        "the script's file": mine.get("sha256") != theirs.get("sha256"),
+        "its arguments": (mine.get("program") or {}).get("arguments") != (theirs.get("program") or {}).get("arguments"),
+        "the number of workers": mine.get("workers") != theirs.get("workers"),
+        "the hosts": mine.get("hosts") != theirs.get("hosts"),
+        "options of `syrtos run`": _options(mine) != _options(theirs),
+    }
+    changed = [name for name, is_other in parts.items() if is_other]
+    return " and ".join([", ".join(changed[:-1]), changed[-1]] if len(changed) > 1 else changed)
 
 
 def _options(request: Mapping[str, Any]) -> dict[str, Any]:

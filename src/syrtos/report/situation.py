@@ -87,25 +87,20 @@ class Situation:
         """Of each worker in a step: means."""
         return [float(each.samples[_FIRST:].mean()) for each in self.steps]
 
-    def wall(self) -> float:
-        """Seconds of a step in the mean, without the first."""
-        return float(np.mean([each.wall[_FIRST:].mean() for each in self.steps]))
-
-    def compute_with(self, times: float) -> float:
-        """Seconds in which a worker would compute a step of so many times its samples.
+    def compute_with(self, worker: int, times: float) -> float:
+        """Seconds in which one of the workers would compute a step of so many times its samples.
 
         Computing is a fixed cost and one for each sample, which steps of unequal size tell apart (the last batch of an epoch); where there are none, all
         of it is taken to grow with the samples, which is the most that it can.
         """
-        samples = np.concatenate([each.samples[_FIRST:] for each in self.steps])
-        compute = np.concatenate([each.of("compute")[_FIRST:] for each in self.steps])
+        steps = self.steps[worker]
+        samples, compute = steps.samples[_FIRST:], steps.of("compute")[_FIRST:]
         usual = float(np.median(samples))
-        seconds = float(np.median(compute[samples == usual]))
-        small = compute[samples < 0.75 * usual]
-        if len(small) < 3:
+        seconds = median(compute[samples == usual])
+        small = samples < 0.75 * usual
+        if small.sum() < 3:
             return seconds * times
-        size = float(np.mean(samples[samples < 0.75 * usual]))
-        each = max(seconds - float(np.median(small)), 0.0) / (usual - size)
+        each = max(seconds - median(compute[small]), 0.0) / (usual - float(samples[small].mean()))
         return min(seconds + (times - 1) * usual * each, seconds * times)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.observe.ledger import launcher_path
+from syrtos.report.tail import Tail
 
 # The kinds of time of a worker, in the order in which they are shown, and their names on the screen.
 SHARES = {
@@ -269,29 +270,21 @@ class _Reader:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._read: dict[Path, int] = {}
+        self._tails: dict[Path, Tail] = {}
         self._tallies: dict[Path, Tally] = {}
 
     def read(self) -> list[Tally]:
         """The sums of all lines so far, by rank."""
         for path in (self._run_dir / "ledger").glob("rank-*.jsonl"):
-            self._add(path)
+            tally = self._tallies.setdefault(path, Tally())
+            for line in self._tails.setdefault(path, Tail(path)).read():
+                tally.add(line)
         return [self._tallies[path] for path in sorted(self._tallies, key=_rank)]
 
     def launcher(self) -> dict[str, float]:
         """When the run began and ended, as far as known."""
         path = launcher_path(self._run_dir)
         return json.loads(path.read_text()) if path.exists() else {}
-
-    def _add(self, path: Path) -> None:
-        tally = self._tallies.setdefault(path, Tally())
-        with path.open("rb") as file:
-            file.seek(self._read.get(path, 0))
-            new = file.read()
-        whole = new.rfind(b"\n") + 1  # the last line may be half written, by a worker that was killed
-        self._read[path] = self._read.get(path, 0) + whole
-        for line in new[:whole].splitlines():
-            tally.add(json.loads(line))
 
 
 def _rank(path: Path) -> int:

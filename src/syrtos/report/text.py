@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syrtos.report import promises
 from syrtos.report.facts import Facts
 
 _BAR = 32
@@ -39,7 +38,7 @@ def _report(facts: Facts) -> Iterator[RenderableType]:
     for finding in facts["findings"][1:]:
         yield Text(f"also: {finding['text']}")
     if facts["before"]:
-        yield Text(promises.words(facts["before"]))
+        yield Text(facts["before"].get("text", ""))
     yield Text("\nWhere the time went (a worker, in the mean)")
     yield _seconds(facts)
     yield from _steps(facts)

@@ -367,7 +367,7 @@ const SyrtosReport = (() => {
       el("strong", {}, ...marked(r ? `Do this first: ${r.action}` : "Nothing to change")),
       text(r ? `${r.cost}. ${r.gain >= 1.15 ? `${r.gain.toFixed(1)}× as fast` : `${percent(r.gain - 1)} faster`} expected, if nothing else changes.` : facts.nothing_found),
       more.length ? el("details", {}, el("summary", {}, "Other findings"), el("ul", {}, ...more)) : null,
-      facts.before ? text(`The run before, ${facts.before.run}, was told: ${facts.before.action}: ${facts.before.expected.toFixed(2)}× expected. This run trains ${facts.before.came.toFixed(2)}× as many samples per second.`) : null));
+      facts.before?.text ? text(facts.before.text) : null));
     if (facts.trace) node.append(el("p", {}, "Profile: ", el("a", { href: facts.trace }, facts.trace), ", to be opened in ui.perfetto.dev or chrome://tracing."));
     return node;
   }

@@ -1,0 +1,149 @@
+"""The numbers of a run while it goes on, for dashboards and trackers."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from syrtos.launch.generations import all_folders
+from syrtos.observe.clock import KINDS
+from syrtos.observe.ledger import curve_path, epochs_path
+from syrtos.report.tail import Tail
+
+# Steps that the recent time of a step is the median of.
+_RECENT = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Numbers of one moment, by name: metrics as Keras names them, those of an epoch's end with `epoch/` before, figures of the system with `system/`.
+
+    Attributes:
+        time: s since the epoch.
+        step: training steps so far.
+        values: the numbers.
+    """
+
+    time: float
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclasses.dataclass
+class _Worker:
+    """What the lines of one worker have said so far."""
+
+    seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+    steps: int = 0
+    samples: float = 0.0
+    recent: collections.deque[tuple[float, float]] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=_RECENT)
+    )
+    usage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Figures:
+    """The numbers of one run: each call of `points` reads what is new in its files, and brings the others up to date.
+
+    Attributes:
+        trained_before: training steps of the generations before the present one that are kept.
+        workers: what is known of each worker of the present generation, by rank.
+        logs: the last value of each metric.
+        learning_rate: the last one.
+        epoch: the last one that is known.
+        generations: of workers, so far.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._folder = run_dir
+        self._tails: dict[Path, Tail] = {}
+        self.generations = 1
+        self.trained_before = 0
+        self.workers: dict[int, _Worker] = {}
+        self.logs: dict[str, float] = {}
+        self.learning_rate: float | None = None
+        self.epoch = 0
+
+    @property
+    def steps(self) -> int:
+        """Training steps of the run so far."""
+        return self.trained_before + max((worker.steps for worker in self.workers.values()), default=0)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median of the last steps of the first worker; None before the second."""
+        recent = next((worker.recent for _, worker in sorted(self.workers.items())), ())
+        return statistics.median(wall for wall, _ in recent) if len(recent) > 1 else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Of all workers, in their last steps."""
+        rates = [
+            sum(n for _, n in w.recent) / sum(s for s, _ in w.recent)
+            for w in self.workers.values()
+            if len(w.recent) > 1 and sum(s for s, _ in w.recent)
+        ]
+        return sum(rates) if rates else None
+
+    def points(self) -> list[Point]:
+        """What has come since the last call, in order of time."""
+        found: list[Point] = []
+        folders = all_folders(self._run_dir)
+        for folder in folders[folders.index(self._folder) :]:
+            if folder != self._folder:
+                self._folder, self.workers, self.generations = folder, {}, self.generations + 1
+            self._take_ledgers(folder)
+            found += self._of_curves(folder)
+            found += self._of_usage(folder)
+        return sorted(found, key=lambda point: point.time)
+
+    def _lines(self, path: Path) -> list[dict[str, Any]]:
+        return self._tails.setdefault(path, Tail(path)).read()
+
+    def _take_ledgers(self, folder: Path) -> None:
+        for path in (folder / "ledger").glob("rank-*.jsonl"):
+            worker = self.workers.setdefault(int(path.stem.partition("-")[2]), _Worker())
+            for line in self._lines(path):
+                if line["phase"] == "facts":
+                    self.trained_before = int(line.get("trained", self.trained_before))
+                    continue
+                for kind in KINDS:
+                    worker.seconds[kind] += line.get(kind, 0.0)
+                if line["phase"] in ("train", "loop") and line.get("steps"):
+                    worker.steps += line["steps"]
+                    worker.samples += line.get("samples", 0.0)
+                    worker.recent.append((line["wall"] / line["steps"], line.get("samples", 0.0) / line["steps"]))
+
+    def _of_curves(self, folder: Path) -> Iterator[Point]:
+        for path, prefix in ((curve_path(folder), ""), (epochs_path(folder), "epoch/")):
+            for line in self._lines(path):
+                self.logs |= line.get("logs") or {}
+                self.epoch = int(line.get("epoch") or self.epoch)
+                values = {f"{prefix}{name}": value for name, value in (line.get("logs") or {}).items()}
+                if line.get("learning_rate") is not None:
+                    self.learning_rate = values[f"{prefix}learning_rate"] = line["learning_rate"]
+                yield Point(line["time"], self.trained_before + int(line.get("trained", 0)), values)
+
+    def _of_usage(self, folder: Path) -> Iterator[Point]:
+        for path in (folder / "ledger").glob("usage-*.jsonl"):
+            for line in self._lines(path):
+                rank = int(line.get("rank", 0))
+                self.workers.setdefault(rank, _Worker()).usage = line
+                yield Point(line["time"], self.steps, dict(_of_system(line, rank)))
+
+
+def _of_system(line: Mapping[str, Any], rank: int) -> Iterable[tuple[str, float]]:
+    yield f"system/rank {rank} memory bytes", float(line["memory"])
+    machine = line.get("machine")
+    if machine:
+        place = f"system/host {machine['number']}"
+        yield f"{place} cpu percent", float(machine["cpu"])
+        yield f"{place} memory bytes", float(machine["memory"])
+        for number, gpu in enumerate(machine.get("gpus") or ()):
+            yield f"{place} gpu {number} percent", float(gpu["busy"])
+            yield f"{place} gpu {number} memory bytes", float(gpu["memory"])

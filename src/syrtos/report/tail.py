@@ -1,0 +1,27 @@
+"""Files of JSON lines that grow: each call reads what is new."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Tail:
+    """One file, which may not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """The lines that have been written since the last call. The last one may be half written, by a worker that was killed: it is left for later."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        whole = new.rfind(b"\n") + 1
+        self._read += whole
+        return [json.loads(line) for line in new[:whole].splitlines()]
