@@ -25,14 +25,17 @@ class Metrics:
         self.values: dict[str, list[float]] = {}
         self._patterns = [(definition["Name"], _compiled(definition)) for definition in definitions]
 
-    def take(self, lines: Sequence[str]) -> None:
-        """Looks for metrics in lines of output."""
+    def take(self, lines: Sequence[str]) -> list[tuple[str, float]]:
+        """Looks for metrics in lines of output, and returns what it finds: names and values."""
+        taken: list[tuple[str, float]] = []
         for line in lines:
             for name, pattern in self._patterns:
                 found = pattern.search(line)
                 value = _number(found[1]) if found and pattern.groups else None
                 if value is not None:
+                    taken.append((name, value))
                     self.values[name] = [value, time.time()]
+        return taken
 
 
 def _compiled(definition: Mapping[str, str]) -> re.Pattern[str]:

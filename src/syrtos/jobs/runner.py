@@ -36,6 +36,7 @@ from syrtos.jobs import (
     programs,
     runs,
     secrecy,
+    series,
     states,
     training,
     versions,
@@ -110,6 +111,7 @@ class Runner:
         self._credentials = _credentials(home, record.access_key, secret)
         self._metrics = metrics.Metrics(record.request["AlgorithmSpecification"].get("MetricDefinitions") or ())
         self._metrics.values.update(record.metrics)
+        self._series = series.Recorder(home.job(name))
         self._over = threading.Event()
         self._why = ""  # the secondary status that a signal is to lead to
         self._trained = self._told = self._failed_inside = self._finished = False
@@ -299,7 +301,7 @@ class Runner:
     def _taker(self, stream: logs.Stream) -> Callable[[list[str]], None]:
         def take(lines: list[str]) -> None:
             stream.write([self._redact(line) for line in lines if not is_noise(line.encode())])
-            self._metrics.take(lines)
+            self._series.add(self._metrics.take(lines))
 
         return take
 

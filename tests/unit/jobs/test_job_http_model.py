@@ -66,6 +66,7 @@ def test_instances_of_any_type() -> None:
         {"HyperParameters": {f"{k}": "x" for k in range(101)}}, {"Environment": {"1a": "x"}}, {"Environment": {"a b": "x"}},
         {"InputDataConfig": [{"ChannelName": "a"}]}, {"InputDataConfig": [{"ChannelName": "a/b", "DataSource": {}}]},
         {"Tags": [{"Key": "k", "Value": "v"}] * 51}, {"Tags": [{"Key": "", "Value": "v"}]}, {"EnableManagedSpotTraining": "yes"},
+        {"VpcConfig": {"SecurityGroupIds": ["sg/1"], "Subnets": ["a"]}},
     ],
     ids=lambda changes: str(changes)[:60],
 )  # fmt: skip

@@ -18,9 +18,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from syrtos.jobs.credentials import Caller, caller_of
-from syrtos.jobs.http import bodies, identity, model, s3, signing
+from syrtos.jobs.http import bodies, identity, model, protocols, s3, signing
 from syrtos.jobs.http.bodies import TooLarge
 from syrtos.jobs.http.cloudwatch import Logs
+from syrtos.jobs.http.cloudwatch_metrics import Metrics
+from syrtos.jobs.http.exposition import Exposition
 from syrtos.jobs.http.page import Page
 from syrtos.jobs.http.s3 import S3, S3Error
 from syrtos.jobs.http.signing import Refused
@@ -47,7 +49,8 @@ class App:
         self._service = service
         self._changed = changed
         self._s3 = S3(service.objects)
-        self._page = Page(service, changed)
+        self._metrics = Metrics(service)
+        self._unsigned = (Page(service, changed), Exposition(service))  # they have keys of their own
         self._operations = {
             "sagemaker": {name: getattr(service, _snake(name)) for name in _TRAINING},
             "logs": {name: getattr(Logs(service), _snake(name)) for name in _LOGS},
@@ -74,8 +77,8 @@ class App:
             return _error(request, "", "InvalidRequest", "A header was sent twice.", 400)
         service = signing.service_of(url, headers)
         try:
-            if not service and self._page.serves(request):
-                return await self._page.answer(request)
+            if not service and (unsigned := next((one for one in self._unsigned if one.serves(request)), None)):
+                return await unsigned.answer(request)
             return await self._signed(request, url, headers, service)
         except TooLarge:
             text = "Your proposed upload exceeds the maximum allowed size"
@@ -115,6 +118,9 @@ class App:
             return await self._s3.answer(request, signed)
         if service in ("sts", "iam"):
             return identity.answer(service, body, signed.caller)
+        if service == "monitoring":
+            path = url.partition("?")[0]
+            return await run_in_threadpool(self._metrics.answer, path, headers, body, signed.caller)
         target = headers.get("x-amz-target", "")
         if _QUICK.fullmatch(target):  # a fifth of a millisecond: handing it to a thread would cost more
             return self._operate(service, target, body, signed.caller)
@@ -174,6 +180,8 @@ def _error(request: Request, service: str, code: str, message: str, status: int)
         return s3.error_response(S3Error(status, code, message), request)
     if service in ("sts", "iam"):
         return identity.error(code, message, status)
+    if service == "monitoring":
+        return protocols.wire_of(request.headers).error(code, message, status)
     text = json.dumps({"__type": code, "message": message})
     return Response(text, status, {"x-amzn-errortype": code}, media_type="application/x-amz-json-1.1")
 

@@ -24,11 +24,11 @@ def answer(service: str, body: bytes, caller: Caller) -> Response:
     action = asked.get("Action", "")
     if service == "sts" and action == "GetCallerIdentity":
         inside = f"<Arn>{escape(caller.arn)}</Arn><UserId>SYRTOS:{escape(caller.arn.rpartition('/')[2])}</UserId><Account>{ACCOUNT}</Account>"
-        return _xml(action, inside, _STS)
+        return answered(action, inside, _STS)
     if service == "iam" and action == "GetRole":
-        return _xml(action, _role(asked.get("RoleName", "")), _IAM)
+        return answered(action, _role(asked.get("RoleName", "")), _IAM)
     if service == "iam" and action == "SimulatePrincipalPolicy":
-        return _xml(action, _allowed(asked), _IAM)
+        return answered(action, _allowed(asked), _IAM)
     return error("AccessDenied", f"{service}:{action} is not something that this service can do.", 403)
 
 
@@ -55,7 +55,12 @@ def error(code: str, message: str, status: int) -> Response:
     return Response(f"<ErrorResponse>{inside}<RequestId>0</RequestId></ErrorResponse>", status, media_type="text/xml")
 
 
-def _xml(action: str, inside: str, namespace: str) -> Response:
+def answered(action: str, inside: str, namespace: str) -> Response:
+    """An answer in that shape.
+
+    Args:
+        inside: the members of the result, as XML.
+    """
     meta = "<ResponseMetadata><RequestId>0</RequestId></ResponseMetadata>"
     text = f'<{action}Response xmlns="{namespace}"><{action}Result>{inside}</{action}Result>{meta}</{action}Response>'
     return Response(text, media_type="text/xml")

@@ -53,10 +53,21 @@ def parsed(shape: Shape | None, body: bytes) -> dict[str, Any]:
         raise ApiError("SerializationException", "The body is no JSON object.")
     if shape is None:
         return {}
-    params = {name: value for name, value in params.items() if value is not None}
+    return checked({name: value for name, value in params.items() if value is not None}, shape)
+
+
+def checked(params: dict[str, Any], shape: Shape, code: str = "ValidationException") -> dict[str, Any]:
+    """A request's parameters.
+
+    Args:
+        code: of the error.
+
+    Raises:
+        ApiError: the service's model does not allow them.
+    """
     report = _Strict().validate(params, shape)
     if report.has_errors():
-        raise ApiError("ValidationException", report.generate_report())
+        raise ApiError(code, report.generate_report())
     return params
 
 
@@ -101,6 +112,10 @@ class _Strict(_Answers):
         errors = _Errors()
         self._validate(params, shape, errors, name="")
         return errors
+
+    def _shape_has_constraints(self, shape: Shape) -> bool:
+        """Else botocore would look at the types alone of a list's texts and numbers."""
+        return True
 
     def _validate(self, params: Any, shape: Shape, errors: Any, name: str) -> None:
         if isinstance(params, bool) and shape.type_name != "boolean":

@@ -1,0 +1,246 @@
+"""The part of CloudWatch's metrics that shows those of training jobs, and how busy their instances were, as SageMaker publishes them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from syrtos.jobs import logs, series
+from syrtos.jobs.credentials import Caller
+from syrtos.jobs.http import model, protocols
+from syrtos.jobs.http.signing import Refused
+from syrtos.jobs.series import STATISTICS, Sample
+from syrtos.jobs.service import ApiError, Service
+from syrtos.jobs.store import Record, columns
+
+_JOB, _HOST = "TrainingJobName", "Host"
+_MOST_STATISTICS, _MOST_DATA, _MOST_METRICS = 1440, 100_800, 500
+_LISTED = 14 * 86400.0  # seconds: CloudWatch lists metrics that had values in the last two weeks
+_JOBS = 50
+
+
+class Metrics:
+    """Answers from the folders of a service's jobs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._operations = {
+            "GetMetricData": self.get_metric_data,
+            "GetMetricStatistics": self.get_metric_statistics,
+            "ListMetrics": self.list_metrics,
+        }
+
+    def answer(self, path: str, headers: Mapping[str, str], body: bytes, caller: Caller) -> Response:
+        """One request, whose signature has been checked."""
+        wire = protocols.wire_of(headers)
+        name = wire.name(path, headers, body)
+        if caller.job is not None:
+            raise Refused("AccessDenied", f"User: {caller.arn} is not authorized to perform: cloudwatch:{name}")
+        if name not in self._operations:
+            raise ApiError("UnknownOperationException", f"cloudwatch:{name} is not something that syrtos does.")
+        operation = model.service_model("cloudwatch").operation_model(name)
+        result = self._operations[name](protocols.read(wire, operation, body))
+        model.answer(operation, result)
+        return wire.answer(operation, result)
+
+    def get_metric_statistics(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The statistics of one metric over periods."""
+        start, end, period = request["StartTime"], request["EndTime"], request["Period"]
+        if request.get("ExtendedStatistics"):
+            raise ApiError(
+                "InvalidParameterValue", f"ExtendedStatistics are not something that syrtos does. {_THERE_ARE}"
+            )
+        if not request.get("Statistics"):
+            raise ApiError("MissingParameter", "The parameter Statistics is required.")
+        _check_times(start, end, period, "InvalidParameterValue")
+        if (end - start) / period > _MOST_STATISTICS:
+            raise ApiError(
+                "InvalidParameterCombination",
+                f"You have requested up to {int((end - start) / period):,} datapoints, which exceeds the limit of {_MOST_STATISTICS:,}. "
+                "You may reduce the datapoints requested by increasing Period, or decreasing the time range.",
+            )
+        samples = self._samples(request, self._series)
+        unit = _unit(request)
+        if request.get("Unit", unit) != unit:
+            samples = []
+        points = [
+            {
+                "Timestamp": sample.time,
+                **{name: STATISTICS[name](sample) for name in request["Statistics"]},
+                "Unit": unit,
+            }
+            for sample in series.over_periods(samples, start, end, period)
+        ]
+        return {"Label": request["MetricName"], "Datapoints": points}
+
+    def get_metric_data(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A page of the points of several metrics, metric by metric."""
+        queries, left = request["MetricDataQueries"], min(request.get("MaxDatapoints", _MOST_DATA), _MOST_DATA)
+        _check_queries(queries, request)
+        first, after = _place(request.get("NextToken"))
+        read = functools.cache(self._series)
+        results: list[dict[str, Any]] = []
+        for number, query in enumerate(queries[first:], first):
+            points = self._points(query, request, read)
+            if number == first and after is not None:
+                points = [point for point in points if (point[0] > after if _ascends(request) else point[0] < after)]
+            page = points[:left]
+            left -= len(page)
+            results.append(_result(query, page, len(page) == len(points)))
+            if len(page) < len(points):
+                last = page[-1][0] if page else after if number == first else None
+                return {"MetricDataResults": results, "NextToken": f"{number}:{'' if last is None else last}"}
+        return {"MetricDataResults": results}
+
+    def list_metrics(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The metrics of jobs that were changed in the last two weeks, newest first."""
+        found: list[dict[str, Any]] = []
+        if request.get("Namespace", logs.GROUP) != logs.GROUP:
+            return {"Metrics": found}
+        wanted = {one["Name"]: one.get("Value") for one in request.get("Dimensions") or ()}
+        for number, record in self._jobs(wanted, request, _number(request.get("NextToken"))):
+            if len(found) >= _MOST_METRICS:
+                return {"Metrics": found, "NextToken": str(number)}
+            found += [metric for metric in self._metrics(record, wanted) if _is_wanted(metric, wanted, request)]
+        return {"Metrics": found}
+
+    # -- values --------------------------------------------------------------------------------
+
+    def _points(self, query: dict[str, Any], request: dict[str, Any], read: Any) -> list[tuple[float, float]]:
+        stat = query["MetricStat"]
+        unit = _unit(stat["Metric"])
+        samples = self._samples(stat["Metric"], read) if stat.get("Unit", unit) == unit else []
+        found = series.over_periods(samples, request["StartTime"], request["EndTime"], stat["Period"])
+        return [
+            (sample.time, STATISTICS[stat["Stat"]](sample)) for sample in (found if _ascends(request) else found[::-1])
+        ]
+
+    def _samples(self, metric: Mapping[str, Any], read: Any) -> Sequence[Sample]:
+        """What there is of a metric; nothing, if there is no such metric."""
+        dimensions = metric.get("Dimensions") or ()
+        if metric.get("Namespace") != logs.GROUP or len(dimensions) != 1:
+            return []
+        return read(dimensions[0]["Name"], dimensions[0]["Value"]).get(metric.get("MetricName"), [])
+
+    def _series(self, dimension: str, value: str) -> Mapping[str, Sequence[Sample]]:
+        """All metrics of a job or an instance."""
+        job, _, host = value.partition("/algo-")
+        record = self._service.store.get(job)
+        if record is None or dimension not in (_JOB, _HOST) or (dimension == _HOST) != bool(host):
+            return {}
+        folder = self._service.home.job(record.name)
+        if dimension == _HOST:
+            return series.of_hosts(folder).get(int(host) if re.fullmatch(r"[1-9]\d{0,5}", host) else 0, {})
+        return series.of_job(folder, _has_definitions(record))
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def _jobs(self, wanted: Mapping[str, Any], request: Mapping[str, Any], first: int) -> Iterator[tuple[int, Record]]:
+        """Jobs from number ``first`` on, with their numbers."""
+        recent = 3 * 3600.0 if request.get("RecentlyActive") else _LISTED
+        conditions = [columns.modified >= time.time() - recent]
+        named = {str(value).partition("/")[0] for value in wanted.values() if value is not None}
+        conditions += [columns.name == name for name in named]
+        after: int | None = first
+        while after is not None:
+            begin = after
+            page, after = self._service.store.find(conditions, [columns.created.desc(), columns.name], begin, _JOBS)
+            yield from enumerate(page, begin)
+
+    def _metrics(self, record: Record, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        folder = self._service.home.job(record.name)
+        if {*wanted} <= {_JOB}:
+            names = record.metrics if _has_definitions(record) else series.of_job(folder, False)
+            yield from (_metric(name, _JOB, record.name) for name in sorted(names))
+        if {*wanted} <= {_HOST}:
+            for host, samples in series.of_hosts(folder).items():
+                yield from (_metric(name, _HOST, f"{record.name}/algo-{host}") for name in samples)
+
+
+def _has_definitions(record: Record) -> bool:
+    return bool((record.request.get("AlgorithmSpecification") or {}).get("MetricDefinitions"))
+
+
+def _metric(name: str, dimension: str, value: str) -> dict[str, Any]:
+    return {"Namespace": logs.GROUP, "MetricName": name, "Dimensions": [{"Name": dimension, "Value": value}]}
+
+
+def _is_wanted(metric: Mapping[str, Any], wanted: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+    """Whether a metric has the name and the values that a request asks for."""
+    values = {one["Name"]: one["Value"] for one in metric["Dimensions"]}
+    named = request.get("MetricName", metric["MetricName"]) == metric["MetricName"]
+    return named and all(name in values and value in (None, values[name]) for name, value in wanted.items())
+
+
+def _unit(metric: Mapping[str, Any]) -> str:
+    of_host = any(one["Name"] == _HOST for one in metric.get("Dimensions") or ())
+    return "Percent" if of_host else "None"
+
+
+# -- requests ----------------------------------------------------------------------------------
+
+_THERE_ARE = f"There are {', '.join(STATISTICS)}."
+
+
+def _check_times(start: float, end: float, period: int, code: str) -> None:
+    if start >= end:
+        raise ApiError(code, "The parameter StartTime must be less than the parameter EndTime.")
+    if period not in (1, 5, 10, 20, 30) and (period < 60 or period % 60):
+        raise ApiError(code, f"The parameter Period must be 1, 5, 10, 20, 30 or a multiple of 60. Received: {period}.")
+
+
+def _check_queries(queries: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> None:
+    names = [query["Id"] for query in queries]
+    if request.get("MaxDatapoints", 1) < 1:
+        raise ApiError("ValidationError", "The parameter MaxDatapoints must be 1 or more.")
+    if not names or len({*names}) < len(names):
+        raise ApiError("ValidationError", "The parameter MetricDataQueries needs queries, each with another Id.")
+    for query in queries:
+        if "Expression" in query:
+            text = f"Metric math is not something that syrtos does: the query {query['Id']} has an Expression. Ask by MetricStat."
+            raise ApiError("ValidationError", text)
+        if "MetricStat" not in query:
+            raise ApiError("ValidationError", f"The query {query['Id']} needs a MetricStat.")
+        stat = query["MetricStat"]
+        _check_times(request["StartTime"], request["EndTime"], stat["Period"], "ValidationError")
+        if stat["Stat"] not in STATISTICS:
+            raise ApiError(
+                "ValidationError", f"The Stat {stat['Stat']} is not something that syrtos does. {_THERE_ARE}"
+            )
+
+
+def _ascends(request: Mapping[str, Any]) -> bool:
+    return request.get("ScanBy") == "TimestampAscending"
+
+
+def _result(query: Mapping[str, Any], points: Sequence[tuple[float, float]], complete: bool) -> dict[str, Any]:
+    return {
+        "Id": query["Id"],
+        "Label": query.get("Label") or query["MetricStat"]["Metric"].get("MetricName") or query["Id"],
+        "Timestamps": [when for when, _ in points],
+        "Values": [value for _, value in points],
+        "StatusCode": "Complete" if complete else "PartialData",
+    }
+
+
+def _place(token: str | None) -> tuple[int, float | None]:
+    """Where a page of GetMetricData begins: the number of a query, and the time of the last of its points that were given."""
+    found = re.fullmatch(r"(\d{1,4}):(-?\d{1,12}\.\d{1,9})?", token or "0:")
+    if not found:
+        raise _bad_token()
+    return int(found[1]), float(found[2]) if found[2] else None
+
+
+def _number(token: str | None) -> int:
+    if token and not re.fullmatch(r"\d{1,12}", token):
+        raise _bad_token()
+    return int(token or 0)
+
+
+def _bad_token() -> ApiError:
+    return ApiError("InvalidNextToken", "The NextToken is not one that this service has given.")

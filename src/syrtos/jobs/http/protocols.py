@@ -1,0 +1,171 @@
+"""The protocols that clients of CloudWatch's metrics speak: the query protocol (a form, and XML), JSON 1.0 and CBOR. The operations are the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any, Protocol
+from xml.sax.saxutils import escape
+
+from botocore.model import OperationModel, ShapeResolver
+from botocore.parsers import RpcV2CBORParser
+from botocore.serialize import RpcV2CBORSerializer
+from botocore.utils import parse_to_aware_datetime
+from starlette.responses import Response
+
+from syrtos.jobs.http import identity, model
+from syrtos.jobs.service import ApiError
+
+_SERVICE = "GraniteServiceVersion20100801"  # CloudWatch's name in requests
+_NAMESPACE = "http://monitoring.amazonaws.com/doc/2010-08-01/"
+_TEXTS = {"Texts": {"type": "map", "key": {"shape": "Text"}, "value": {"shape": "Text"}}, "Text": {"type": "string"}}
+
+
+class Wire(Protocol):
+    """A protocol: how the name of an operation, parameters, results and errors are written."""
+
+    def name(self, path: str, headers: Mapping[str, str], body: bytes) -> str:
+        """The operation that a request asks for; empty if it names none."""
+        ...
+
+    def read(self, body: bytes) -> Any:
+        """The request's parameters, with texts where the protocol has no other types."""
+        ...
+
+    def answer(self, operation: OperationModel, result: Mapping[str, Any]) -> Response:
+        """The response with a result."""
+        ...
+
+    def error(self, code: str, message: str, status: int) -> Response:
+        """The response with an error, whose code is one of the query protocol."""
+        ...
+
+
+def wire_of(headers: Mapping[str, str]) -> Wire:
+    """The protocol of a request."""
+    if headers.get("smithy-protocol") == "rpc-v2-cbor":
+        return _Cbor()
+    return _Json() if "x-amz-target" in headers else _Query()
+
+
+def read(wire: Wire, operation: OperationModel, body: bytes) -> dict[str, Any]:
+    """A request's parameters as Python values, checked by the service's model; times are seconds since 1970.
+
+    Raises:
+        ApiError: they can't be read, or the model does not allow them.
+    """
+    shape: Any = operation.input_shape
+    try:
+        found = _typed(shape, wire.read(body))
+    except Exception as error:  # of botocore's decoder, which was made for trusted services
+        raise ApiError("ValidationError", f"The request can't be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ApiError("ValidationError", "The request has no parameters.")
+    return model.checked(found, shape, "ValidationError")
+
+
+def _typed(shape: Any, value: Any) -> Any:
+    """A value with the types of its shape; what is no value of it stays, for the model's check to say so."""
+    kind = shape.type_name
+    if kind == "structure" and isinstance(value, dict):
+        members = shape.members.items()
+        return {name: _typed(member, value[name]) for name, member in members if value.get(name) is not None}
+    if kind == "list":
+        if isinstance(value, dict):  # of a form: `Name.member.1`
+            value = [one for _, one in sorted((value.get("member") or {}).items(), key=lambda pair: int(pair[0]))]
+        return [_typed(shape.member, one) for one in value or ()]
+    if kind == "timestamp":
+        return parse_to_aware_datetime(value).timestamp()
+    if isinstance(value, str):
+        if kind == "integer":
+            return int(value)
+        return value == "true" if kind == "boolean" else value
+    return value
+
+
+class _Json:
+    def name(self, path: str, headers: Mapping[str, str], body: bytes) -> str:
+        service, _, name = headers["x-amz-target"].partition(".")
+        return name if service == _SERVICE else ""
+
+    def read(self, body: bytes) -> Any:
+        return json.loads(body)
+
+    def answer(self, operation: OperationModel, result: Mapping[str, Any]) -> Response:
+        return Response(json.dumps(result), media_type="application/x-amz-json-1.0")
+
+    def error(self, code: str, message: str, status: int) -> Response:
+        text = json.dumps({"__type": _type_of(code), "message": message})
+        return Response(text, status, _old_name(code, status), media_type="application/x-amz-json-1.0")
+
+
+class _Cbor:
+    _HEADERS = {"smithy-protocol": "rpc-v2-cbor"}
+
+    def name(self, path: str, headers: Mapping[str, str], body: bytes) -> str:
+        found = re.fullmatch(rf"/service/{_SERVICE}/operation/(\w+)", path)
+        return found[1] if found else ""
+
+    def read(self, body: bytes) -> Any:
+        parser = RpcV2CBORParser()
+        return parser.parse_data_item(parser.get_peekable_stream_from_bytes(body)) if body else {}
+
+    def answer(self, operation: OperationModel, result: Mapping[str, Any]) -> Response:
+        return Response(_cbor(result, operation.output_shape), headers=self._HEADERS, media_type="application/cbor")
+
+    def error(self, code: str, message: str, status: int) -> Response:
+        texts = {"__type": _type_of(code), "message": message}
+        body = _cbor(texts, ShapeResolver(_TEXTS).get_shape_by_name("Texts"))
+        return Response(body, status, self._HEADERS | _old_name(code, status), media_type="application/cbor")
+
+
+def _cbor(value: Any, shape: Any) -> bytes:
+    return RpcV2CBORSerializer()._serialize_body_params(value, shape)
+
+
+class _Query:
+    def name(self, path: str, headers: Mapping[str, str], body: bytes) -> str:
+        return dict(_form(body)).get("Action", "")
+
+    def read(self, body: bytes) -> Any:
+        tree: dict[str, Any] = {}
+        for name, value in _form(body):
+            *path, last = name.split(".")
+            node = tree
+            for part in path:
+                node = node.setdefault(part, {})
+            node[last] = value
+        return tree
+
+    def answer(self, operation: OperationModel, result: Mapping[str, Any]) -> Response:
+        return identity.answered(str(operation.name), _xml(operation.output_shape, result), _NAMESPACE)
+
+    def error(self, code: str, message: str, status: int) -> Response:
+        return identity.error(code, message, status)
+
+
+def _form(body: bytes) -> list[tuple[str, str]]:
+    return urllib.parse.parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+
+
+def _xml(shape: Any, value: Any) -> str:
+    if shape.type_name == "structure":
+        return "".join(f"<{name}>{_xml(shape.members[name], one)}</{name}>" for name, one in value.items())
+    if shape.type_name == "list":
+        return "".join(f"<member>{_xml(shape.member, one)}</member>" for one in value)
+    if shape.type_name == "timestamp":
+        return model.iso(value)
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "\ufffd", escape(str(value)))
+
+
+def _type_of(code: str) -> str:
+    """The name of an error's shape, which the younger protocols use."""
+    shapes: Any = model.service_model("cloudwatch").error_shapes
+    return next((shape.name for shape in shapes if shape.error_code == code), code)
+
+
+def _old_name(code: str, status: int) -> dict[str, str]:
+    """The error's code, for programs that were written for the query protocol."""
+    return {"x-amzn-query-error": f"{code};{'Sender' if status < 500 else 'Receiver'}"}
