@@ -18,6 +18,7 @@ OnNaN = Literal["warn", "stop", "skip", "rollback"]
 OnDivergence = Literal["stop", "repair"]
 CompileUpdate = Literal["auto", "on", "off"]
 
+_SECRET_NAME = re.compile(r"secret|passw|credential|(api|access|private)[_-]?key|(^|[_-])token$", re.IGNORECASE)
 _CODEC = re.compile(r"none|auto|bf16|fp16|powersgd:[1-9]\d*|topk:0?\.\d*[1-9]\d*")
 
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
@@ -232,6 +233,11 @@ def environment() -> Mapping[str, str]:
 def is_harmless(name: str) -> bool:
     """Whether a variable may be shown, and sent to other hosts."""
     return name.startswith(HARMLESS) and name not in (SECRET_VARIABLE, DATABASE_VARIABLE)
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a variable, argument or hyperparameter says that its value is secret."""
+    return bool(_SECRET_NAME.search(name))
 
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:

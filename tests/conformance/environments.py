@@ -1,6 +1,7 @@
-"""Builds the virtual environments with AWS's own SDKs that the conformance tests run: `python tests/conformance/environments.py`.
+"""Builds the virtual environments with AWS's own SDKs, and with experiment trackers, that the conformance tests run:
+`python tests/conformance/environments.py`.
 
-One each, because SDK v2, SDK v3 and the training toolkit want different versions of the same packages, and none of them ours.
+One each, because SDK v2, SDK v3, the training toolkit and MLflow want different versions of the same packages, and none of them ours.
 A constraints file names every package of its environment; an environment is built again when its file changes.
 """
 
@@ -14,7 +15,7 @@ import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-NAMES = ("v2", "v3", "toolkit")
+NAMES = ("v2", "v3", "toolkit", "trackers")
 _HERE = Path(__file__).resolve().parent
 FOLDER = _HERE.parent.parent / ".venv-sagemaker"
 
@@ -37,7 +38,7 @@ def make(name: str) -> None:
 def install(name: str) -> None:
     """Installs the packages of an environment."""
     folder = FOLDER / name
-    # --no-deps: the file is complete. SDK v3 declares packages that training never imports (mlflow, scipy: 650 MB).
+    # --no-deps: the file is complete. SDK v3 declares packages that training never imports (mlflow, scipy: 650 MB), and so does MLflow (scipy, pyarrow).
     command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*command, "--no-deps", "-r", str(_constraints(name))], check=True)
     (folder / "ready").write_text(_version(name))

@@ -18,6 +18,7 @@ _COMMANDS = {
     "horovodrun": "horovodrun",
     "smddprun": "horovodrun",
     "report": "report",
+    "track": "track",
     "forecast": "forecast",
     "data": "data",
     "serve": "serve",

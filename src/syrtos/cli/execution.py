@@ -22,6 +22,7 @@ from syrtos.checkpoint import durable
 from syrtos.cli.env import versions
 from syrtos.cli.failure import print_failure
 from syrtos.cli.summary import print_summary, print_table
+from syrtos.cli.watching import watching
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations, losses, output
 from syrtos.launch.membership import Membership
@@ -71,11 +72,15 @@ class Request:
         spec: the program, and the workers.
         policy: when workers are started again.
         seed: the workers' common seed.
+        track: the trackers that it is logged to.
+        metrics_port: where Prometheus finds its figures, on the loopback interface; None: nowhere.
     """
 
     spec: Spec
     policy: Policy
     seed: int
+    track: tuple[str, ...] = ()
+    metrics_port: int | None = None
 
     def described(self) -> dict[str, Any]:
         """What tells requests apart, as JSON has it: all but the seed."""
@@ -111,7 +116,8 @@ class Request:
 
     def write(self, run_dir: Path) -> None:
         """Into the run directory, so that the run can be resumed from there."""
-        facts = {"seed": self.seed, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        watched = {"track": self.track, "metrics_port": self.metrics_port}
+        facts = {"seed": self.seed, **watched, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         (run_dir / _REQUEST).write_text(json.dumps(self.described() | facts, indent=2) + "\n")
 
 
@@ -162,7 +168,7 @@ def read_request(run_dir: Path) -> Request:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
     if _digest(spec.program.name) != found.get("sha256", ""):
         print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
-    return Request(spec, policy, seed)
+    return Request(spec, policy, seed, tuple(found.get("track") or ()), found.get("metrics_port"))
 
 
 def execute(
@@ -199,7 +205,8 @@ def execute(
             _note(run_dir, end=None, **(changes or {}))
         else:
             request.write(run_dir)
-        return _execute(request, run_dir, resume, met)
+        with watching(run_dir, request.track, request.metrics_port):
+            return _execute(request, run_dir, resume, met)
 
 
 def _written(run_dir: Path) -> dict[str, Any]:

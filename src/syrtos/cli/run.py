@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from syrtos import settings
 from syrtos.cli.execution import Met, Request, execute, this_machine
+from syrtos.cli.watching import TRACKERS, check
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import listed_by
 from syrtos.launch.plan import make_plan
@@ -78,6 +79,17 @@ def add_to(commands: Any) -> None:
         "--discover",
         metavar="COMMAND",
         help="a command that prints the hosts of the moment, one to a line (`name:2`); it is run every 5 s. With --min-workers (default: 1)",
+    )
+    watched = parser.add_argument_group("watching")
+    watched.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="TRACKER",
+        help=f"log the run, from a process of its own, to {TRACKERS}; may be repeated",
+    )
+    watched.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="serve figures for Prometheus on 127.0.0.1 (0: on a free port)"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     _add_options(parser)
@@ -157,11 +169,13 @@ def main(chosen: argparse.Namespace, met: Met | None = None) -> int:
     )
     plan = make_plan(spec, this_machine(spec.hosts, met), settings.environment())
     policy = _policy(chosen, spec) if met is None else Policy(0)
+    check(chosen.track, chosen.metrics_port)
     if chosen.dry_run:
         print(plan)
         return 0
     _warn_of_one_worker(chosen, spec)
-    return execute(Request(spec, policy, seed=random.SystemRandom().randrange(2**31)), run_dir, met=met)
+    seed = random.SystemRandom().randrange(2**31)
+    return execute(Request(spec, policy, seed, tuple(chosen.track), chosen.metrics_port), run_dir, met=met)
 
 
 def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:

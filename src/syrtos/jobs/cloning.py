@@ -8,8 +8,8 @@ from typing import Any
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.request import decoded, of_script
-from syrtos.jobs.secrecy import is_secret
 from syrtos.jobs.store import Record
+from syrtos.settings import is_secret
 
 _PARTS = ("Environment", "HyperParameters")
 

@@ -8,14 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syrtos.jobs.request import decoded
+from syrtos.settings import is_secret
 
-_SECRET = re.compile(r"secret|passw|credential|(api|access|private)[_-]?key|(^|[_-])token$", re.IGNORECASE)
 _HIDDEN = "******"
-
-
-def is_secret(name: str) -> bool:
-    """Whether the name of a variable or hyperparameter says that its value is secret."""
-    return bool(_SECRET.search(name))
 
 
 def secrets_of(request: Mapping[str, Any]) -> list[str]:

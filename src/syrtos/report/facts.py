@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from syrtos import settings
 from syrtos.data import proof
 from syrtos.errors import DataError
 from syrtos.report import advice, curves, exchanged, machines, promises, situation, steps, waterfall
 from syrtos.report.read import Run
 from syrtos.report.waterfall import PARTS
-from syrtos.settings import Options
 
 VERSION = 1
 Facts = dict[str, Any]
@@ -54,22 +54,40 @@ def _run(run: Run) -> Facts:
         "name": run.folder.name,
         "folder": str(run.folder),
         "script": program.get("name", ""),
-        "arguments": list(program.get("arguments") or ()),
+        "arguments": shown_arguments(program.get("arguments") or ()),
         "workers": len(run.trained.ranks),
         "hosts": int(run.facts.get("hosts", 1)),
         "began": run.generations[0].began,
         "seconds": run.seconds,
         "goes_on": run.goes_on,
         "outcome": dict(last.outcome),
-        "options": _changed_options(request.get("options") or {}),
+        "options": changed_options(request.get("options") or {}),
         "versions": request.get("versions") or {},
         "generations": len(run.generations),
     }
 
 
-def _changed_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def shown_arguments(words: Sequence[str]) -> list[str]:
+    """A script's arguments without values whose names say that they are secret: `--api-key=...`, `--token ...`."""
+    shown: list[str] = []
+    for number, word in enumerate(words):
+        name, equals, _ = str(word).partition("=")
+        before = str(words[number - 1]) if number else ""
+        if (
+            before.startswith("-")
+            and "=" not in before
+            and not str(word).startswith("-")
+            and settings.is_secret(before.lstrip("-"))
+        ):
+            shown.append("******")
+        else:
+            shown.append(f"{name}=******" if equals and settings.is_secret(name.lstrip("-")) else str(word))
+    return shown
+
+
+def changed_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Those that are not the defaults."""
-    defaults = vars(Options())
+    defaults = vars(settings.Options())
     return {name: value for name, value in given.items() if name != "run_dir" and defaults.get(name) != value}
 
 

@@ -1,0 +1,49 @@
+"""`syrtos track`: logs a run to experiment trackers, while it goes on or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import select
+import sys
+from pathlib import Path
+from typing import Any
+
+from syrtos.cli.execution import is_going_on
+from syrtos.cli.watching import TRACKERS
+from syrtos.errors import ConfigurationError
+from syrtos.report import following
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommand."""
+    parser = commands.add_parser(
+        "track",
+        help="log a run to experiment trackers",
+        description="Log parameters, metrics, system figures and the report of a run. `syrtos run --track` does the same from the start of a run.",
+        epilog="Example: syrtos track runs/20261124-101500-1a2b mlflow:http://127.0.0.1:5000",
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="its run directory")
+    parser.add_argument("trackers", nargs="+", metavar="TRACKER", help=TRACKERS)
+    parser.add_argument(
+        "--until-closed", action="store_true", help=argparse.SUPPRESS
+    )  # follow until standard input ends
+    parser.set_defaults(main=main)
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Logs until the run has ended.
+
+    Raises:
+        ConfigurationError: the folder is no run directory, or a tracker can't be used.
+    """
+    run_dir = chosen.run_dir.resolve()
+    if not (run_dir / "ledger").is_dir() and not chosen.until_closed:
+        raise ConfigurationError(f"{run_dir} holds no ledgers. Name the run directory that `syrtos run` printed.")
+    following.follow(run_dir, chosen.trackers, _is_open if chosen.until_closed else lambda: is_going_on(run_dir))
+    return 0
+
+
+def _is_open() -> bool:
+    """Whether the launcher, which holds the other end, is there."""
+    readable, _, _ = select.select([sys.stdin], [], [], 0)
+    return not (readable and not sys.stdin.buffer.read1(1))  # type: ignore[attr-defined]

@@ -1,0 +1,85 @@
+"""What looks at a run from outside while it goes on: trackers, in a process of their own, and Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from syrtos.errors import ConfigurationError
+
+TRACKERS = (
+    "tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] (offline unless WANDB_MODE is set), jsonl[:FILE] or otlp[:URL] (OpenTelemetry); defaults are in "
+    "the run directory or the tracker's own"
+)
+# Seconds that trackers may take after a run to log the rest, and after which that is said.
+_PATIENCE, _SAID = 120.0, 2.0
+
+
+def check(track: Sequence[str], metrics_port: int | None) -> None:
+    """Raises ConfigurationError where a run can't be watched so."""
+    if track:
+        from syrtos.report import trackers  # only here: a run that is not tracked should start at once
+
+        trackers.check(track)
+    if metrics_port is not None:
+        if not 0 <= metrics_port < 1 << 16:
+            raise ConfigurationError(f"`--metrics-port` must be a port, or 0 for a free one. Received: {metrics_port}.")
+        try:
+            import prometheus_client  # noqa: F401
+        except ImportError as error:
+            raise ConfigurationError(
+                "`--metrics-port` needs a package that is not installed: `pip install prometheus-client`."
+            ) from error
+
+
+@contextlib.contextmanager
+def watching(run_dir: Path, track: Sequence[str], metrics_port: int | None) -> Iterator[None]:
+    """Inside, a run is watched.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+    with contextlib.ExitStack() as stack:
+        if metrics_port is not None:
+            from syrtos.report.prometheus import serving
+
+            port = stack.enter_context(serving(run_dir, metrics_port))
+            print(f"syrtos: metrics on http://127.0.0.1:{port}/metrics", file=sys.stderr)
+        if track:
+            stack.enter_context(_tracking(run_dir, track))
+        yield
+
+
+@contextlib.contextmanager
+def _tracking(run_dir: Path, words: Sequence[str]) -> Iterator[None]:
+    """Inside, a process of its own logs the run. At the end it logs the rest."""
+    log = run_dir / "logs" / "track.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "syrtos", "track", str(run_dir), *words, "--until-closed"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, start_new_session=True)
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        _await(process, log)
+
+
+def _await(process: subprocess.Popen[bytes], log: Path) -> None:
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_SAID)
+        if process.poll() is None:
+            print("syrtos: trackers log the rest of the run.", file=sys.stderr)
+        code = process.wait(_PATIENCE)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
+        code = -1
+    if code:
+        last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it was stopped"]
+        print(f"{last[0]}\nsyrtos: what trackers said is in {log}", file=sys.stderr)

@@ -1,0 +1,109 @@
+"""Logs a run to trackers until it ends; a run that goes on later is logged further, not again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from syrtos.checkpoint import durable
+from syrtos.errors import ConfigurationError
+from syrtos.report import facts, page, trackers
+from syrtos.report.figures import Figures, Point
+from syrtos.report.read import load
+from syrtos.report.trackers import About, Tracker
+
+_PAUSE = 1.0
+_STATE = "tracked.json"
+
+
+def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> None:
+    """Logs what a run has written, and what it writes while ``goes_on()``. A tracker that fails is left out; the others go on.
+
+    Raises:
+        ConfigurationError: a tracker is not one, or all have failed.
+    """
+    trackers.check(words)
+    state = _state(run_dir)
+    used: dict[str, Tracker] = {}
+    for word in words:
+        _guarded(
+            word,
+            used,
+            lambda word=word: used.update(
+                {word: trackers.make(word, _about(run_dir), state.get(word, {}).get("known_as", ""))}
+            ),
+        )
+    figures, until = Figures(run_dir), {word: float(state.get(word, {}).get("until", 0.0)) for word in words}
+    logged = dict(until)  # when the run went on: later, points of several workers come in any order
+    while used:
+        last = not goes_on()
+        points = figures.points()
+        for word in list(used):
+            new = [point for point in points if point.time > logged[word]]
+            if new:
+                _guarded(word, used, lambda word=word, new=new: _log(used[word], new))
+                until[word] = max(until[word], new[-1].time)
+        state |= {word: {"known_as": tracker.known_as, "until": until[word]} for word, tracker in used.items()}
+        durable.replace(run_dir / _STATE, json.dumps(state).encode())
+        if last:
+            break
+        time.sleep(_PAUSE)
+    succeeded, report = _ended(run_dir)
+    for word in list(used):
+        _guarded(word, used, lambda word=word: used[word].end(succeeded, report))
+    if len(used) < len(words):
+        raise ConfigurationError(f"The run was not logged to {', '.join(word for word in words if word not in used)}.")
+
+
+def _log(tracker: Tracker, points: Sequence[Point]) -> None:
+    tracker.log([point for point in points if point.values])
+
+
+def _guarded(word: str, used: dict[str, Tracker], call: Callable[[], object]) -> None:
+    """Calls it; a tracker that fails is no longer used."""
+    try:
+        call()
+    except Exception as error:  # each tracker has errors of its own, and the run goes on without it
+        used.pop(word, None)
+        print(f"syrtos: --track {word.partition(':')[0]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
+def _state(run_dir: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((run_dir / _STATE).read_text())
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _about(run_dir: Path) -> About:
+    """What is known when the run begins: its request."""
+    try:
+        request = json.loads((run_dir / "run.json").read_text())
+    except (OSError, ValueError):
+        request = {}
+    script = str((request.get("program") or {}).get("name", "")) or run_dir.name
+    parameters: dict[str, Any] = {
+        "workers": request.get("workers"),
+        "hosts": ", ".join(host["name"] for host in request.get("hosts") or ()) or "this machine",
+        "arguments": " ".join(facts.shown_arguments((request.get("program") or {}).get("arguments") or ())),
+        **{f"options.{name}": value for name, value in facts.changed_options(request.get("options") or {}).items()},
+        **{f"versions.{name}": version for name, version in (request.get("versions") or {}).items()},
+    }
+    return About(run_dir.name, Path(script).stem, run_dir, parameters)
+
+
+def _ended(run_dir: Path) -> tuple[bool, Path | None]:
+    """Whether the run has finished, and the file of its report."""
+    try:
+        run = load(run_dir)
+        path = run_dir / "report.html"
+        durable.replace(path, page.page([facts.of_run(run)]).encode())
+        return run.generations[-1].outcome.get("end") == "FINISHED", path
+    except (ConfigurationError, OSError) as error:
+        print(f"syrtos: there is no report: {error}", file=sys.stderr)
+        return False, None

@@ -1,0 +1,96 @@
+"""Experiment trackers: what a run logs goes to them while it goes on, from a process of its own. `make` gives one by its name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from syrtos.errors import ConfigurationError
+from syrtos.report.figures import Point
+
+
+@dataclass(frozen=True)
+class About:
+    """A run, as a tracker describes it.
+
+    Attributes:
+        name: of the run.
+        project: what runs of the same script have in common: the script's name.
+        folder: the run directory.
+        parameters: options, arguments and versions, without secrets.
+    """
+
+    name: str
+    project: str
+    folder: Path
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Tracker(ABC):
+    """One place that runs are logged to."""
+
+    @abstractmethod
+    def __init__(self, about: About, place: str, known_as: str) -> None:
+        """Begins, or goes on.
+
+        Args:
+            about: the run.
+            place: what stands after the colon of `--track NAME:PLACE`; empty for the tracker's own default.
+            known_as: `known_as` of the same run when it was tracked before; empty at first.
+        """
+
+    @property
+    def known_as(self) -> str:
+        """What the tracker calls the run, so that it can go on later."""
+        return ""
+
+    @abstractmethod
+    def log(self, points: Sequence[Point]) -> None:
+        """Writes down numbers of moments that follow each other."""
+
+    @abstractmethod
+    def end(self, succeeded: bool, report: Path | None) -> None:
+        """The run has ended; its report is a file."""
+
+
+# By name: the file here and its class, the module that it needs, and what to install.
+_TRACKERS = {
+    "tensorboard": ("tensorboard:TensorBoard", "tensorboard", "tensorboard"),
+    "mlflow": ("mlflow:MLflow", "mlflow", "mlflow"),
+    "wandb": ("wandb:WandB", "wandb", "wandb"),
+    "jsonl": ("jsonl:JSONL", "json", ""),
+    "otlp": ("otlp:OTLP", "opentelemetry", "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"),
+}
+
+
+def check(words: Sequence[str]) -> None:
+    """Raises ConfigurationError where one of these is no tracker, holds a password, or needs a package that is not installed."""
+    for word in words:
+        name, _, place = word.partition(":")
+        if name not in _TRACKERS:
+            raise ConfigurationError(
+                f"`--track` takes {', '.join(_TRACKERS)}, each as NAME or NAME:PLACE. Received: {word!r}."
+            )
+        if re.search(r"//[^/]*@", place):
+            raise ConfigurationError(
+                f"`--track {name}:...` holds a user's name or password, which would be written into the run directory. Leave it out of the address, and set "
+                "the tracker's own variables (MLFLOW_TRACKING_USERNAME, WANDB_API_KEY, OTEL_EXPORTER_OTLP_HEADERS)."
+            )
+        _, module, package = _TRACKERS[name]
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                f"`--track {name}` needs a package that is not installed: `pip install {package}`."
+            )
+
+
+def make(word: str, about: About, known_as: str = "") -> Tracker:
+    """The tracker that is written so."""
+    name, _, place = word.partition(":")
+    module, _, kind = _TRACKERS[name][0].partition(":")
+    return getattr(importlib.import_module(f"syrtos.report.trackers.{module}"), kind)(about, place, known_as)

@@ -1,0 +1,36 @@
+"""Lines of JSON: the first has the parameters, each other one the numbers of a moment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from syrtos.report.figures import Point
+from syrtos.report.trackers import About, Tracker
+
+
+class JSONL(Tracker):
+    """A file: by default `metrics.jsonl` in the run directory."""
+
+    def __init__(self, about: About, place: str, known_as: str) -> None:
+        self._path = Path(place) if place else about.folder / "metrics.jsonl"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not known_as:
+            self._append({"run": about.name, "parameters": dict(about.parameters)})
+
+    @property
+    def known_as(self) -> str:
+        return str(self._path)
+
+    def log(self, points: Sequence[Point]) -> None:
+        for point in points:
+            self._append({"time": point.time, "step": point.step, **point.values})
+
+    def end(self, succeeded: bool, report: Path | None) -> None:
+        self._append({"ended": "finished" if succeeded else "failed", "report": str(report) if report else None})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
