@@ -43,6 +43,10 @@ def test_training_jobs_and_their_logs(service: Service) -> None:
     assert (found["last"], found["before last"]) == (lines[-3:], lines[-6:-3])
     assert found["filtered"] == ["line 2", *(f"line {k}" for k in range(20, 25))]
 
+    assert found["metrics"] == ["number"]
+    assert (found["sum"], found["average"]) == ([300.0], [12.0, 25.0])
+    assert found["math"][:2] == ["ValidationError", "400"]
+
 
 def test_objects(service: Service) -> None:
     found = service.run("v2", "boto_objects.py").answer

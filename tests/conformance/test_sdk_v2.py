@@ -58,6 +58,11 @@ def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_
         "train:loss": pytest.approx(history["loss"][-1], abs=1e-3),
         "train:accuracy": pytest.approx(history["accuracy"][-1], abs=1e-3),
     }
+    measured = ran.answer["measured"]  # averages of minutes
+    assert {*measured["metric_name"]} == {"train:loss", "train:accuracy"}
+    for name, value in zip(measured["metric_name"], measured["value"], strict=True):
+        values = history[name.removeprefix("train:")]
+        assert min(values) - 1e-3 <= value <= max(values) + 1e-3
     progress = description["ProgressInfo"]
     assert (progress["CurrentEpoch"], progress["MaxEpoch"]) == (3, 3)
     assert progress["TotalStepCountPerEpoch"] == 29  # 1797 images in batches of 64, over both instances

@@ -21,7 +21,8 @@ def train(service: Service, digits: Path, folder: Path, code: dict[str, Any], fa
 
 
 def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_model: Path, tmp_path: Path) -> None:
-    ran = train(service, digits, tmp_path, {"entry_script": "digits.py"}, name="world", hyperparameters=HYPERPARAMETERS)
+    facts = {"name": "world", "hyperparameters": HYPERPARAMETERS, "measured": ["loss", "accuracy", "nothing"]}
+    ran = train(service, digits, tmp_path, {"entry_script": "digits.py"}, **facts)
     assert "algo-1 has trained" in ran.output
     assert "algo-2 has trained" in ran.output
     model = unpacked(ran.answer["archive"], tmp_path / "model")
@@ -32,6 +33,10 @@ def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_
         f"--{name}": value if isinstance(value, str) else json.dumps(value) for name, value in _as_read().items()
     }
     assert steps(ran.answer["description"]) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+    history, measured = json.loads((model / "history.json").read_text()), ran.answer["measured"]  # averages of seconds
+    assert {*measured["metric_name"]} == {"loss", "accuracy"}
+    for name, value in zip(measured["metric_name"], measured["value"], strict=True):
+        assert min(history[name]) - 1e-6 <= value <= max(history[name]) + 1e-6
 
 
 @pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.long)])

@@ -45,9 +45,12 @@ def waited(name: str) -> str:
 
 
 counting = ["sh", "-c", "i=0; while [ $i -lt 25 ]; do echo line $i; i=$((i+1)); done; echo; echo loss=0.25 >&2"]
+numbers = {"MetricDefinitions": [{"Name": "number", "Regex": "line ([0-9]+)"}, {"Name": "none", "Regex": "x=(.*)"}]}
 tags = [{"Key": "team", "Value": "digits"}, {"Key": "aim", "Value": "0.99"}]
 begun = time.time()
-created = sagemaker.create_training_job(**request("counts-1", *counting, Tags=tags))
+counts = request("counts-1", *counting, Tags=tags)
+counts["AlgorithmSpecification"] |= numbers
+created = sagemaker.create_training_job(**counts)
 arn = created["TrainingJobArn"]
 for number in (2, 3, 4):
     sagemaker.create_training_job(**request(f"counts-{number}", "true"))
@@ -113,6 +116,21 @@ pages = logs.get_paginator("filter_log_events").paginate(
     logGroupName=GROUP, logStreamNamePrefix="counts-", filterPattern='"line 2"', PaginationConfig={"PageSize": 2}
 )
 found["filtered"] = [event["message"] for page in pages for event in page["events"]]
+
+cloudwatch = boto3.client("cloudwatch")
+of_job = [{"Name": "TrainingJobName", "Value": "counts-1"}]
+listed = cloudwatch.list_metrics(Namespace=GROUP, Dimensions=of_job)["Metrics"]
+found["metrics"] = [metric["MetricName"] for metric in listed]
+lately = {"StartTime": begun - 60, "EndTime": time.time() + 60}
+stat = {"Metric": listed[0], "Period": 86400, "Stat": "Sum"}
+summed = cloudwatch.get_metric_data(MetricDataQueries=[{"Id": "sum", "MetricStat": stat}], **lately)
+found["sum"] = summed["MetricDataResults"][0]["Values"]
+(point,) = cloudwatch.get_metric_statistics(**listed[0], **lately, Period=86400, Statistics=["Average", "SampleCount"])[
+    "Datapoints"
+]
+found["average"] = [point["Average"], point["SampleCount"]]
+math = [{"Id": "half", "Expression": "sum / 2"}]
+found["math"] = error(cloudwatch.get_metric_data, MetricDataQueries=math, **lately)
 
 sagemaker.delete_training_job(TrainingJobName="counts-4")
 found["deleted"] = error(sagemaker.describe_training_job, TrainingJobName="counts-4")

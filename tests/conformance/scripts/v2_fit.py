@@ -58,7 +58,9 @@ description = session.describe_training_job(name)
 fetched = S3Downloader.download(description["ModelArtifacts"]["S3ModelArtifacts"], ASKED["folder"]) if not error else []
 logs = session.boto_session.client("logs")
 shown = logs.filter_log_events(logGroupName="/aws/sagemaker/TrainingJobs", logStreamNamePrefix=name + "/")
+measured = estimator.training_job_analytics.dataframe() if "metric_definitions" in ASKED.get("arguments", {}) else None
 answer(
+    measured=None if measured is None else measured.to_dict("list"),
     description=description,
     error=error,
     fetched=fetched,

@@ -8,6 +8,7 @@ from typing import Any
 
 import boto3
 from client import ASKED, answer
+from sagemaker.core.analytics import TrainingJobAnalytics
 from sagemaker.core.utils.exceptions import FailedStatusError
 from sagemaker.train import ModelTrainer
 from sagemaker.train.configs import Compute, InputData, SourceCode
@@ -37,5 +38,9 @@ archive = str(Path(ASKED["folder"]) / "model.tar.gz")
 if not error:
     bucket, _, key = job.model_artifacts.s3_model_artifacts.removeprefix("s3://").partition("/")
     boto3.client("s3").download_file(bucket, key, archive)
+measured = None
+if "measured" in ASKED:
+    analytics = TrainingJobAnalytics(job.training_job_name, metric_names=ASKED["measured"], period=1)
+    measured = analytics.dataframe().to_dict("list")
 described = boto3.client("sagemaker").describe_training_job(TrainingJobName=job.training_job_name)
-answer(error=error, archive=archive, description=described)
+answer(error=error, archive=archive, description=described, measured=measured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import time
@@ -14,11 +15,15 @@ import botocore.session
 import pytest
 from botocore.exceptions import ClientError
 from botocore.loaders import Loader
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from syrtos.jobs import states
 from syrtos.jobs.credentials import job_secret
 from syrtos.jobs.home import Home
+from syrtos.jobs.http import model, protocols
 from syrtos.jobs.http.server import Server
+from syrtos.jobs.service import ApiError
 from syrtos.jobs.store import Record
 from syrtos.observe.ledger import epochs_path, usage_path
 
@@ -75,10 +80,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module", params=["json", "query", "smithy-rpc-v2-cbor"])
 def cloudwatch(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A client of boto3's whose model of CloudWatch allows one protocol alone."""
-    model: Any = Loader().load_service_model("cloudwatch", "service-2")
-    model["metadata"] |= {"protocol": request.param, "protocols": [request.param]}
+    described: Any = Loader().load_service_model("cloudwatch", "service-2")
+    described["metadata"] |= {"protocol": request.param, "protocols": [request.param]}
     folder = tmp_path_factory.mktemp("models")
-    write(folder / "cloudwatch" / "2010-08-01" / "service-2.json", [model])
+    write(folder / "cloudwatch" / "2010-08-01" / "service-2.json", [described])
     session = botocore.session.Session()
     session.register_component("data_loader", Loader(extra_search_paths=[str(folder)]))
     found = client(server, *server.service.home.keys(), session=session)
@@ -263,3 +268,23 @@ def test_strangers(server: Server) -> None:
             client(server, *keys).list_metrics()
         response: Any = error.value.response
         assert (response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]) == (code, 403)
+
+
+_HEADERS = {"json": {"x-amz-target": "x"}, "cbor": {"smithy-protocol": "rpc-v2-cbor"}, "query": {}}
+
+
+@pytest.mark.parametrize("headers", _HEADERS.values(), ids=_HEADERS)
+@given(body=st.binary(max_size=200))
+@example(b"[" * 100_000)
+@example(b"\x81" * 100_000)
+@example(b"\xbb" + b"\xff" * 8)
+@example(b"\x5b" + b"\x7f" + b"\xff" * 7)
+@example(b"StartTime=1&StartTime.member=2")
+@example(b"Dimensions.member.x.Name=a&Dimensions.member.y.Name=b")
+@example(b'{"StartTime": 1e400, "Period": "x"}')
+@example(b"Statistics.member.1=Sum&StartTime=x&Period=y")
+def test_nonsense(headers: dict[str, str], body: bytes) -> None:
+    wire = protocols.wire_of(headers)
+    wire.name("/", headers, body)
+    with contextlib.suppress(ApiError):
+        protocols.read(wire, model.service_model("cloudwatch").operation_model("GetMetricStatistics"), body)
