@@ -270,7 +270,7 @@ def test_a_request_sent_again_to_another_service(server: Server) -> None:
     target = {"x-amz-target": "SageMaker.ListTrainingJobs"}
     headers = lower(signed(server, "sts", "POST", "/", body, target))
     assert send(server, "POST", "/", headers, body)[0] == 200
-    for service in ("sagemaker", "logs", "s3", "iam", "ec2"):
+    for service in ("sagemaker", "logs", "monitoring", "s3", "iam", "ec2"):
         moved = {**headers, "authorization": headers["authorization"].replace("/sts/", f"/{service}/")}
         assert send(server, "POST", "/", moved, body)[0] == 403
     assert operate(server, "DescribeLogGroups", {}, service="logs")[0] == 200

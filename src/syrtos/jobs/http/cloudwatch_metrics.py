@@ -58,23 +58,11 @@ class Metrics:
         if not request.get("Statistics"):
             raise ApiError("MissingParameter", "The parameter Statistics is required.")
         _check_times(start, end, period, "InvalidParameterValue")
-        if (end - start) / period > _MOST_STATISTICS:
-            raise ApiError(
-                "InvalidParameterCombination",
-                f"You have requested up to {int((end - start) / period):,} datapoints, which exceeds the limit of {_MOST_STATISTICS:,}. "
-                "You may reduce the datapoints requested by increasing Period, or decreasing the time range.",
-            )
-        samples = self._samples(request, self._series)
-        unit = _unit(request)
-        if request.get("Unit", unit) != unit:
-            samples = []
+        _check_count((end - start) / period)
         points = [
-            {
-                "Timestamp": sample.time,
-                **{name: STATISTICS[name](sample) for name in request["Statistics"]},
-                "Unit": unit,
-            }
-            for sample in series.over_periods(samples, start, end, period)
+            {"Timestamp": sample.time, "Unit": _unit(request)}
+            | {name: STATISTICS[name](sample) for name in request["Statistics"]}
+            for sample in series.over_periods(self._samples(request, request, self._series), start, end, period)
         ]
         return {"Label": request["MetricName"], "Datapoints": points}
 
@@ -113,17 +101,16 @@ class Metrics:
 
     def _points(self, query: dict[str, Any], request: dict[str, Any], read: Any) -> list[tuple[float, float]]:
         stat = query["MetricStat"]
-        unit = _unit(stat["Metric"])
-        samples = self._samples(stat["Metric"], read) if stat.get("Unit", unit) == unit else []
+        samples = self._samples(stat["Metric"], stat, read)
         found = series.over_periods(samples, request["StartTime"], request["EndTime"], stat["Period"])
         return [
             (sample.time, STATISTICS[stat["Stat"]](sample)) for sample in (found if _ascends(request) else found[::-1])
         ]
 
-    def _samples(self, metric: Mapping[str, Any], read: Any) -> Sequence[Sample]:
-        """What there is of a metric; nothing, if there is no such metric."""
-        dimensions = metric.get("Dimensions") or ()
-        if metric.get("Namespace") != logs.GROUP or len(dimensions) != 1:
+    def _samples(self, metric: Mapping[str, Any], asked: Mapping[str, Any], read: Any) -> Sequence[Sample]:
+        """What there is of a metric; nothing, if there is no such metric, or none with the unit that is asked for."""
+        dimensions, unit = metric.get("Dimensions") or (), _unit(metric)
+        if metric.get("Namespace") != logs.GROUP or len(dimensions) != 1 or asked.get("Unit", unit) != unit:
             return []
         return read(dimensions[0]["Name"], dimensions[0]["Value"]).get(metric.get("MetricName"), [])
 
@@ -192,6 +179,15 @@ def _check_times(start: float, end: float, period: int, code: str) -> None:
         raise ApiError(code, "The parameter StartTime must be less than the parameter EndTime.")
     if period not in (1, 5, 10, 20, 30) and (period < 60 or period % 60):
         raise ApiError(code, f"The parameter Period must be 1, 5, 10, 20, 30 or a multiple of 60. Received: {period}.")
+
+
+def _check_count(points: float) -> None:
+    if points > _MOST_STATISTICS:
+        raise ApiError(
+            "InvalidParameterCombination",
+            f"You have requested up to {int(points):,} datapoints, which exceeds the limit of {_MOST_STATISTICS:,}. You may reduce the "
+            "datapoints requested by increasing Period, or decreasing the time range.",
+        )
 
 
 def _check_queries(queries: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> None:
