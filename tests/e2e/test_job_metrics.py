@@ -48,9 +48,12 @@ def scraped(server: Server) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
-def until(true: Any, seconds: float = 60.0) -> None:
+def until(server: Server, true: Any, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
+        record = server.service.store.get("job")
+        assert record is not None
+        assert not record.failure
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
@@ -66,22 +69,22 @@ def test_a_job_that_trains(tmp_path: Path) -> None:
         estimator = Estimator(script, home=home.path, instance_count=2, hyperparameters={"go-on": str(seen)})
         estimator.create(server.service, job_name="job")
         two_epochs = {("job",): 16.0}
-        until(lambda: scraped(server).get("syrtos_training_steps_total") == two_epochs)
-        until(lambda: len(scraped(server).get("syrtos_host_cpu_percent", ())) == 2)
+        until(server, lambda: scraped(server).get("syrtos_training_steps_total") == two_epochs)
+        until(server, lambda: len(scraped(server).get("syrtos_host_cpu_percent", ())) == 2)
         found = scraped(server)
         assert 0 < found["syrtos_metric"][("job", "loss")] < 100
         assert {rank for _, rank in found["syrtos_worker_memory_bytes"]} == {"0", "1"}
         assert (found["syrtos_slots"][()], found["syrtos_slots_used"][()]) == (3, 2)
         assert found["syrtos_jobs"]["InProgress",] == 1
         seen.touch()
-        until(lambda: (record := store.get("job")) is not None and record.state.final)
+        until(server, lambda: (record := store.get("job")) is not None and record.state.final)
         assert scraped(server)["syrtos_jobs"]["Completed",] == 1
         assert "syrtos_training_steps_total" not in scraped(server)
         check_cloudwatch(server)
     finally:
         for record in store.active():
             server.service.stop_training_job({"TrainingJobName": record.name})
-        until(lambda: not store.active())
+        until(server, lambda: not store.active())
         server.close()
 
 
