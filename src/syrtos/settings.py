@@ -21,6 +21,7 @@ CompileUpdate = Literal["auto", "on", "off"]
 _SECRET_NAME = re.compile(r"secret|passw|credential|(api|access|private)[_-]?key|(^|[_-])token$", re.IGNORECASE)
 _CODEC = re.compile(r"none|auto|bf16|fp16|powersgd:[1-9]\d*|topk:0?\.\d*[1-9]\d*")
 
+_STEPS = re.compile(r"steps=(\d{1,12}):(\d{1,12})")
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 SEED_VARIABLE = "SYRTOS_SEED"
 
@@ -95,6 +96,7 @@ class Options:
         compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables are many and large.
         shard_update: each worker updates its part of each variable, and keeps the optimizer's state of that part alone: see `syrtos.keras.sharding`.
         bucket_mb: gradients are exchanged in groups of about this many megabytes.
+        profile: the training steps that a profile is made of, as ``steps=20:30``; empty: none.
     """
 
     batch: BatchMode = "global"
@@ -117,6 +119,13 @@ class Options:
     outer_fragments: int = 0
     compress: str = "none"
     shard_update: bool = False
+    profile: str = ""
+
+    @property
+    def profiled(self) -> tuple[int, int] | None:
+        """The first step that is profiled, and the one after the last."""
+        found = _STEPS.fullmatch(self.profile)
+        return (int(found[1]), int(found[2])) if found else None
 
     @property
     def asynchronous(self) -> bool:
@@ -148,6 +157,14 @@ class Options:
                 f"`--on-nan {self.on_nan}` can't be given with `--ps`: servers apply each gradient that comes. Leave one of them out."
             )
         self._check_sharding()
+        if self.profile and (self.profiled is None or self.profiled[0] >= self.profiled[1]):
+            raise ConfigurationError(
+                f"`--profile` takes training steps as steps=20:30, from the first to before the last. Received: {self.profile!r}."
+            )
+        if self.profile and self.servers:
+            raise ConfigurationError(
+                "`--profile` can't be given with `--ps`: its workers do not make each step together. Leave one of them out."
+            )
         if self.asynchronous and self.batch == "per-worker":
             raise ConfigurationError(
                 "`--batch per-worker` can't be given with `--ps`: servers assign whole batches to workers, from data that all workers read alike. Leave it "

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from syrtos import settings
 from syrtos.cli import run
 from syrtos.errors import ConfigurationError
 from syrtos.launch.program import parse
@@ -22,12 +23,13 @@ _IGNORED: tuple[tuple[tuple[str, ...], int], ...] = (
     (("--stall-check",), 0), (("--log-with-timestamp",), 0), (("--log-without-timestamp",), 0), (("--log-hide-timestamp",), 0),
     (("--prefix-output-with-timestamp", "-prefix-timestamp"), 0), (("--start-timeout",), 1), (("--cycle-time-ms",), 1),
     (("--cache-capacity",), 1), (("--num-nccl-streams",), 1), (("--thread-affinity",), 1), (("--gloo-timeout-seconds",), 1),
-    (("--log-level",), 1), (("--timeline-filename",), 1), (("--mpi-args",), 1), (("--binding-args",), 1),
+    (("--log-level",), 1), (("--mpi-args",), 1), (("--binding-args",), 1),
     (("--network-interfaces", "--network-interface"), 1), (("--autotune-log-file",), 1), (("--autotune-warmup-samples",), 1),
     (("--autotune-steps-per-sample",), 1), (("--autotune-bayes-opt-max-samples",), 1),
     (("--autotune-gaussian-process-noise",), 1), (("--stall-check-warning-time-seconds",), 1), (("--elastic-timeout",), 1),
     (("--blacklist-cooldown-range",), 2),
 )  # fmt: skip
+_TIMELINE = "HOROVOD_TIMELINE"
 _REFUSED = {
     "--slots-per-host": "let the script print `name:slots` for each host",
     "--jsrun": "start `python -m syrtos train.py` by the cluster's own launcher",
@@ -56,6 +58,7 @@ def _describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--ssh-port", type=int)
     parser.add_argument("-i", "--ssh-identity-file", metavar="FILE")
     parser.add_argument("--output-filename", metavar="DIR", help="the run directory")
+    parser.add_argument("--timeline-filename", metavar="FILE", help="a trace of exchanges, for Chrome or Perfetto")
     parser.add_argument("--fusion-threshold-mb", type=float, metavar="MB")
     parser.add_argument("--stall-check-shutdown-time-seconds", type=float, metavar="S")
     parser.add_argument("--no-stall-check", action="store_true")
@@ -89,6 +92,8 @@ def main(chosen: argparse.Namespace) -> int:
     ignored = ["--" + name.removeprefix("ignored_") for name in given if name.startswith("ignored_")]
     if ignored:
         print(f"syrtos: ignored, as for another engine: {', '.join(ignored)}.", file=sys.stderr)
+    if chosen.timeline_filename:
+        settings.set_environment({_TIMELINE: str(Path(chosen.timeline_filename).absolute())})
     parser = argparse.ArgumentParser(prog="syrtos")
     run.add_to(parser.add_subparsers())
     return run.main(parser.parse_args(["run", *translated(chosen)]))
@@ -118,6 +123,7 @@ def translated(chosen: argparse.Namespace) -> list[str]:
         "--bucket-mb": 1e-6 if chosen.fusion_threshold_mb == 0 else chosen.fusion_threshold_mb,
         "--timeout": 86400.0 if chosen.no_stall_check else chosen.stall_check_shutdown_time_seconds or None,
         "--ssh": shlex.join(ssh) if len(ssh) > 1 else None,
+        "--env": _TIMELINE if chosen.timeline_filename else None,
     }
     flags = [part for name, value in pairs.items() if value is not None for part in (name, str(value))]
     flags += [f"--{name}" for name in ("oversubscribe", "dry-run") if getattr(chosen, name.replace("-", "_"))]

@@ -88,6 +88,8 @@ def add_to(commands: Any) -> None:
         metavar="TRACKER",
         help=f"log the run, from a process of its own, to {TRACKERS}; may be repeated",
     )
+    watched.add_argument("--profile", default="", metavar="steps=A:B",
+                         help="profile training steps A to B of all workers, with the framework's profiler, into RUN_DIR/trace.json.gz")  # fmt: skip
     watched.add_argument(
         "--metrics-port", type=int, metavar="PORT", help="serve figures for Prometheus on 127.0.0.1 (0: on a free port)"
     )

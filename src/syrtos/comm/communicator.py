@@ -6,6 +6,7 @@ import abc
 import enum
 import functools
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.comm.tags import Tags, of_call, of_passing
 from syrtos.comm.watchdog import Watchdog
 from syrtos.errors import ExchangeError, OutOfStepError
+from syrtos.observe import trace
 
 Array = npt.NDArray[Any]
 # For each of some arrays and each worker: the first element of its part, and the one after its last.
@@ -227,7 +229,10 @@ class Communicator(abc.ABC):
             return [value]
         self.background.settle()
         self.meetings += 1
+        began = time.perf_counter() if trace.state.recorder else 0.0
         tags, values = self.meet(of_call(call), value, call)
+        if began and trace.state.recorder:
+            trace.state.recorder.add("agreement", call, began, time.perf_counter())
         if joined := tags.joined:
             self.hear(tags, call)
             nothing = 1.0 if call.startswith("exchange ") else 0.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend
+from syrtos.keras import backend, profiling
 from syrtos.topology import check_keras_backend
 
 # The class of each backend, in its folder.
@@ -46,6 +46,7 @@ def keras3() -> None:
         )
     if name in _CLASSES:
         importlib.import_module(f"syrtos.keras.{name}.keras3").apply_all()
+        profiling.install()
     if name == "tensorflow":
         _make_default()
 
@@ -73,6 +74,7 @@ def legacy() -> None:
     """Makes plain Keras 2 scripts (`tf_keras`) distributed."""
     world.init()
     importlib.import_module("syrtos.keras.tensorflow.keras2").apply_all()
+    profiling.install()
     _make_default()
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy.typing as npt
 
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.errors import ConfigurationError
+from syrtos.observe.trace import Event
 
 
 class Step(Protocol):
@@ -111,6 +113,18 @@ class Backend(abc.ABC):
     def buffers_of(self, model: Any) -> list[Any]:
         """State of a model that Keras has no variables of, in the form of variables."""
         return []
+
+    def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
+        """Starts the framework's profiler, which may write into ``folder``; the returned function stops it, and gives what it saw.
+
+        Raises:
+            ConfigurationError: the framework has none.
+        """
+        raise ConfigurationError(f"Keras on {self.name} has no profiler that syrtos knows.")
+
+    def annotation(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """Around what that profiler sees under this name."""
+        return contextlib.nullcontext()
 
     def splits_variables(self) -> bool:
         """Whether a worker holds parts of variables: then all workers read a variable together, and save a model together."""

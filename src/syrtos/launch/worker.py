@@ -177,8 +177,11 @@ class _Worker:
         session.watchdog.timeout = float("inf")  # one may upload or evaluate for as long as it likes
         if session.servers:
             session.servers.leave()
-        if not self._options.asynchronous:
-            session.comm.agree("end of the script")
+        if self._options.asynchronous:
+            return
+        recorded = session.ledger.at_end is not None
+        if any(session.comm.agree("end of the script", float(recorded))):
+            importlib.import_module("syrtos.keras.profiling").end_of_script()
 
     def _say_finished(self) -> None:
         """Nothing else counts as an end: a library may end the process with exit code 0."""

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from syrtos.observe import trace
+
 Kind = Literal[
     "start",
     "import",
@@ -99,6 +101,8 @@ class Clock:
         with self._lock:
             now, part = self._now(), self.parts[-1]
             part.add(part.kind, now - self._since - self._moved)
+            if trace.state.recorder:
+                trace.state.recorder.add("worker", part.kind, self._since, now)
             self._since, self._moved, self._marked = now, 0.0, None
 
     def become(self, kind: Kind) -> None:
@@ -107,8 +111,12 @@ class Clock:
             self.tick()
             self.parts[-1].kind = kind
 
-    def spend(self, kind: Kind, seconds: float) -> None:
-        """Attributes seconds of the time since the last change to ``kind``; time that was attributed before is not counted again."""
+    def spend(self, kind: Kind, seconds: float, name: str = "") -> None:
+        """Attributes seconds of the time since the last change to ``kind``; time that was attributed before is not counted again. A profile shows it as
+        ``name``."""
+        if trace.state.recorder and kind != "wait":  # a profile has each agreement by its name
+            now = self._now()
+            trace.state.recorder.add("exchange", name or kind, now - seconds, now)
         with self._lock:
             part = self.parts[-1]
             seconds = min(seconds, self._open())

@@ -34,6 +34,8 @@ class Ledger:
         trained: training steps that this process has made.
         fits: calls of `fit` so far.
         told: what was said last, by name.
+        host: the name of this machine.
+        at_step: called before and after each training step with the number of those made; and ``at_end`` when the script has ended on all workers.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -45,6 +47,9 @@ class Ledger:
         self._sums: dict[str, dict[str, float]] = {}
         self.trained = self.fits = 0
         self.told: dict[str, object] = {}
+        self.host = socket.gethostname()
+        self.at_step: Callable[[int], None] | None = None
+        self.at_end: Callable[[], None] | None = None
 
     def open(self, run_dir: str, rank: int) -> None:
         """Writes to ``run_dir/ledger`` from now on, beginning with the time counted so far."""
@@ -54,7 +59,7 @@ class Ledger:
         self._file = path.open("wb", buffering=0)
         self._folder = Path(run_dir) if rank == 0 else None
         self.told = {}
-        self._write({"phase": "facts", "began": round(self._began, 3), "host": socket.gethostname()})
+        self._write({"phase": "facts", "began": round(self._began, 3), "host": self.host})
 
     def script_begins(self) -> None:
         """The first line of the script is executed next."""
@@ -84,6 +89,8 @@ class Ledger:
     def begin_step(self, phase: Phase, kind: Kind = "compute") -> None:
         """A step, or several executed as one, begins now. A step that was begun and not ended is dropped."""
         self.drop_step()
+        if self.at_step and phase == "train":
+            self.at_step(self.trained)
         outer = self.clock.top
         if self.clock.begin(phase, kind, is_step=True):
             outer.kind = "rest"  # from now on: the loop around the steps
@@ -98,8 +105,11 @@ class Ledger:
             steps: how many were executed as one.
         """
         if self.in_step:
-            self.trained += steps if self.clock.top.phase == "train" else 0
+            trains = self.clock.top.phase == "train"
+            self.trained += steps if trains else 0
             self._close(self.clock.top, step=step, steps=steps)
+            if self.at_step and trains:
+                self.at_step(self.trained)
 
     def drop_step(self) -> None:
         """Drops a step that was begun and found no data: its time is added to the part around it."""
@@ -121,6 +131,8 @@ class Ledger:
     def before_update(self) -> None:
         """Before a possible first update of a loop of the script's own: time until now is no part of the loop."""
         part = self.clock.top
+        if self.at_step and self.in_script:
+            self.at_step(self.trained)
         if part.phase == "script" and self.in_script:
             self.clock.tick()
             if part.wall > _WORTH_A_LINE:
@@ -133,6 +145,8 @@ class Ledger:
             self.clock.top.phase = "loop"
             self.trained += 1
             self._record(self.clock.top, steps=1)
+            if self.at_step:
+                self.at_step(self.trained)
 
     def _end_loop(self) -> None:
         if self.in_script:
@@ -149,9 +163,9 @@ class Ledger:
         """From now on time goes into ``kind``, until the step or part ends or this is called again."""
         self.clock.become(kind)
 
-    def spend(self, kind: Kind, seconds: float) -> None:
-        """Says, from any thread, that so many of the seconds that have just passed went into ``kind``."""
-        self.clock.spend(kind, seconds)
+    def spend(self, kind: Kind, seconds: float, name: str = "") -> None:
+        """Says, from any thread, that so many of the seconds that have just passed went into ``kind``; what it was, a profile calls ``name``."""
+        self.clock.spend(kind, seconds, name)
 
     def summed(self) -> None:
         """Says, from any thread, that a step in a graph has summed gradients: what comes after its last sum, but for other exchanges, is its update."""

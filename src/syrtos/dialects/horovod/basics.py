@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from syrtos import api, errors
+from syrtos import api, errors, settings
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.dialects import manual
+from syrtos.keras import profiling
 from syrtos.keras.tensorflow import op_errors
 
 
@@ -20,6 +21,7 @@ class _State:
     """What `init` and `add_process_set` have changed in this process."""
 
     initialized: bool = False
+    timeline: profiling.Timeline = dataclasses.field(default_factory=profiling.Timeline)
     sets: dict[int, ProcessSet] = dataclasses.field(default_factory=dict)
 
 
@@ -102,6 +104,9 @@ def _begin(comm: Any) -> None:
     global_process_set.process_set_id = 0
     global_process_set.ranks = list(range(size()))
     _state.sets[0] = global_process_set
+    asked = settings.environment().get("HOROVOD_TIMELINE", "DYNAMIC")
+    if asked != "DYNAMIC":  # then the script begins it
+        start_timeline(asked)
 
 
 def _check_comm(comm: Any) -> None:
@@ -259,16 +264,21 @@ def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Says where this run's record of steps is: it is always written."""
+    """Records exchanges, agreements and the time between them from now on, for a file that Chrome and Perfetto show.
+
+    Args:
+        file_path: the file of rank 0, which is written by `stop_timeline`, and with all workers on one clock at the end of the script.
+        mark_cycles: has no meaning: this engine has no cycles.
+    """
     del mark_cycles
-    where = session().options.run_dir
-    print(
-        f"syrtos: no timeline is written to {file_path}: the time of each step is recorded in {where}", file=sys.stderr
-    )
+    session()
+    _state.timeline.begin(Path(file_path))
 
 
 def stop_timeline() -> None:
-    """There is nothing to stop."""
+    """Ends what `start_timeline` has begun."""
+    session()
+    _state.timeline.stop()
 
 
 def mpi_threads_supported() -> bool:

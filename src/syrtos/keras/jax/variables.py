@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +15,9 @@ from keras.src.distribution import distribution_lib
 from syrtos.comm import world
 from syrtos.keras import sharding, snapshot, state
 from syrtos.keras.backend import Backend
+from syrtos.keras.jax import profiler
 from syrtos.keras.jax.distribution import replicated
+from syrtos.observe.trace import Event
 
 
 class Jax(Backend):
@@ -22,6 +25,12 @@ class Jax(Backend):
 
     name = "jax"
     global_program = True
+
+    def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
+        return profiler.start(folder)
+
+    def annotation(self, name: str) -> contextlib.AbstractContextManager[object]:
+        return profiler.annotation(name)
 
     def eager(self) -> bool:
         return True

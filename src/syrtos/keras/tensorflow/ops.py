@@ -166,7 +166,8 @@ def _exchange_bucket(
     def run(share: Array, *arrays: Array) -> list[Array]:
         return compression.weighted_mean(comm, arrays, float(share), variables, lend)
 
-    summed = exchange(run, [weight, *bucket], [g.dtype for g in bucket], telling_of_sum())
+    name = f"gradients: {len(bucket)} tensors, {sum(map(_nbytes, bucket)) / 1e6:.3g} MB"
+    summed = exchange(run, [weight, *bucket], [g.dtype for g in bucket], telling_of_sum(), name)
     for result, gradient in zip(summed, bucket, strict=True):
         result.set_shape(gradient.shape)
     return summed
@@ -211,8 +212,10 @@ def exchange(
     inputs: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
     then: Callable[[], None] | None = None,
+    name: str = "",
 ) -> list[tf.Tensor]:
-    """Runs ``function(*arrays)`` on the host, after the exchange before it and before the next one, and ``then`` when its time has been counted.
+    """Runs ``function(*arrays)`` on the host, after the exchange before it and before the next one, and ``then`` when its time has been counted. A profile
+    shows it as ``name``.
 
     The time it takes goes into the ledger as ``exchange``; what was waited for other workers in it the watchdog has told as ``wait``.
 
@@ -231,7 +234,7 @@ def exchange(
         with world.remembering_errors():
             results = function(*(np.asarray(array) for array in arrays))
         waited = session.watchdog.waited - waited
-        session.ledger.spend("exchange", time.perf_counter() - started - waited)
+        session.ledger.spend("exchange", time.perf_counter() - started - waited, name)
         if then:
             then()
         return [np.zeros((), np.int32), *results]

@@ -286,3 +286,11 @@ def asked_at() -> tf.Tensor:
 def inner_of_sync_replicas(optimizer: Any) -> Any:
     """The optimizer that a `SyncReplicasOptimizer` was given; it has no public name for it."""
     return optimizer._opt
+
+
+def planes_of(data: bytes) -> Any:
+    """What TensorFlow's profiler has written: planes of lines of events, as in tsl/profiler/protobuf/xplane.proto. It has no public reader. Seen on 2.21."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # pyright: ignore[reportMissingImports]
+
+    space: Any = xplane_pb2
+    return space.XSpace.FromString(data).planes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,20 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.keras import asynchronous, sharding, state, timing
 from syrtos.keras.backend import Backend, Step
-from syrtos.keras.tensorflow import gradients, ops, step, tf_internals_graphs
+from syrtos.keras.tensorflow import gradients, ops, profiler, step, tf_internals_graphs
+from syrtos.observe.trace import Event
 
 
 class TensorFlow(Backend):
     """Keras 3 or Keras 2 on TensorFlow."""
 
     name = "tensorflow"
+
+    def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
+        return profiler.start(folder)
+
+    def annotation(self, name: str) -> contextlib.AbstractContextManager[object]:
+        return profiler.annotation(name)
 
     def eager(self) -> bool:
         return tf.executing_eagerly()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -12,13 +13,20 @@ import torch
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.keras import sharding, timing
 from syrtos.keras.backend import Backend, Step
-from syrtos.keras.torch import gradients, ops, step
+from syrtos.keras.torch import gradients, ops, profiler, step
+from syrtos.observe.trace import Event
 
 
 class Torch(Backend):
     """Keras 3 on torch."""
 
     name = "torch"
+
+    def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
+        return profiler.start(folder)
+
+    def annotation(self, name: str) -> contextlib.AbstractContextManager[object]:
+        return profiler.annotation(name)
 
     def eager(self) -> bool:
         return True

@@ -1,0 +1,39 @@
+"""JAX's profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import jax
+
+from syrtos.observe.trace import Event
+
+
+def start(folder: Path) -> Callable[[], Sequence[Event]]:
+    """Starts it; the returned function stops it, and gives what it saw."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # each call of Python would be an event: 700,000 in ten steps
+    jax.profiler.start_trace(str(folder), profiler_options=options)
+
+    def stop() -> Sequence[Event]:
+        jax.profiler.stop_trace()
+        return [event for path in folder.rglob("*.xplane.pb") for event in _events(path)]
+
+    return stop
+
+
+def annotation(name: str) -> AbstractContextManager[object]:
+    """What the profiler sees under this name."""
+    return jax.profiler.TraceAnnotation(name)
+
+
+def _events(path: Path) -> Sequence[Event]:
+    return [
+        Event(f"{plane.name} {line.name}", event.name, event.start_ns * 1e-9, event.duration_ns * 1e-9)
+        for plane in jax.profiler.ProfileData.from_file(str(path)).planes
+        for line in plane.lines
+        for event in line.events
+        if event.duration_ns
+    ]

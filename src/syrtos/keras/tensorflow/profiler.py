@@ -1,0 +1,43 @@
+"""TensorFlow's profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import tensorflow as tf
+
+from syrtos.keras.tensorflow import tf_internals
+from syrtos.observe.trace import Event
+
+
+def start(folder: Path) -> Callable[[], Sequence[Event]]:
+    """Starts it; the returned function stops it, and gives what it saw."""
+    tf.profiler.experimental.start(str(folder))
+
+    def stop() -> Sequence[Event]:
+        tf.profiler.experimental.stop()
+        return [event for path in folder.rglob("*.xplane.pb") for event in _events(path)]
+
+    return stop
+
+
+def annotation(name: str) -> AbstractContextManager[object]:
+    """What the profiler sees under this name."""
+    return tf.profiler.experimental.Trace(name)
+
+
+def _events(path: Path) -> Sequence[Event]:
+    return [
+        Event(
+            f"{plane.name} {line.name}",
+            plane.event_metadata[event.metadata_id].name,
+            line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12,
+            event.duration_ps * 1e-12,
+        )
+        for plane in tf_internals.planes_of(path.read_bytes())
+        for line in plane.lines
+        for event in line.events
+        if event.duration_ps
+    ]

@@ -1,0 +1,38 @@
+"""torch's profiler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from syrtos.observe.trace import Event
+
+
+def start(folder: Path) -> Callable[[], Sequence[Event]]:
+    """Starts it; the returned function stops it, and gives what it saw."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    profiler = profile(activities=activities)
+    profiler.start()
+
+    def stop() -> Sequence[Event]:
+        profiler.stop()
+        path = folder / "torch.json"
+        profiler.export_chrome_trace(str(path))
+        found = json.loads(path.read_text())["traceEvents"]
+        return [
+            Event(f"{each.get('cat', 'torch')} {each['tid']}", each["name"], each["ts"] * 1e-6, each["dur"] * 1e-6)
+            for each in found
+            if each.get("ph") == "X" and each.get("dur")
+        ]
+
+    return stop
+
+
+def annotation(name: str) -> AbstractContextManager[object]:
+    """What the profiler sees under this name."""
+    return record_function(name)

@@ -1,0 +1,73 @@
+"""Spans of this process between two moments, for a profile: what the clock counts, what workers exchange, and steps.
+
+`recorder` is None but while a profile is made; what could be told looks at it first, which takes some nanoseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Something that took time.
+
+    Attributes:
+        track: the line that it is shown on.
+        name: what it was.
+        start: s of `time.perf_counter`.
+        end: the same.
+    """
+
+    track: str
+    name: str
+    start: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that a framework's profiler saw.
+
+    Attributes:
+        line: the thread, stream or device.
+        name: what it was.
+        start: s of the profiler's clock.
+        seconds: how long it took.
+    """
+
+    line: str
+    name: str
+    start: float
+    seconds: float
+
+
+class Recorder:
+    """Spans, from any thread."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self._spans: list[Span] = []
+        self._lock = threading.Lock()
+
+    def add(self, track: str, name: str, start: float, end: float) -> None:
+        """Notes a span, as far as it is after the beginning."""
+        if end > self.began and end > start:
+            with self._lock:
+                self._spans.append(Span(track, name, max(start, self.began), end))
+
+    def spans(self) -> list[Span]:
+        """All so far."""
+        with self._lock:
+            return list(self._spans)
+
+
+class _State:
+    """What is recorded now."""
+
+    recorder: Recorder | None = None
+
+
+state = _State()
