@@ -24,7 +24,7 @@ from syrtos.jobs.http.server import Server
 from syrtos.observe.ledger import epochs_path
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -128,10 +128,9 @@ def go(page: Page, server: Server, name: str) -> None:
     expect(page.locator("#job-title")).to_have_text(name)
 
 
-def epochs_shown(page: Page) -> int:
-    label = page.locator("[data-metric=loss] svg").get_attribute("aria-label")
-    assert label is not None
-    return int(label.split()[0])
+def epochs_shown(page: Page) -> Locator:
+    """Their ends, in the table under the chart of the loss."""
+    return page.locator("[data-metric=loss] + details tr", has_text="at the end of epochs")
 
 
 def test_training(server: Server, page: Page, submit: Submit, tmp_path: Path) -> None:
@@ -141,26 +140,23 @@ def test_training(server: Server, page: Page, submit: Submit, tmp_path: Path) ->
     facts = {"instance_count": 2, "instance_type": "ml.c5.xlarge", "metric_definitions": metrics}
     name = submit("training", TRAINING, hyperparameters=settings, **facts)
     page.locator("#jobs a", has_text=name).click()
-    expect(page.locator("#curves-none")).to_be_visible()
+    expect(page.locator("#report-none")).to_be_visible()
     expect(page.locator("#log")).to_contain_text("host algo-1 begins", timeout=90_000)
 
     page.locator("[data-metric=loss] svg").wait_for(timeout=90_000)
-    expect(page.locator("[data-metric=loss] svg")).to_have_attribute(
-        "aria-label", re.compile("^1 ")
-    )  # the second is told when its callbacks have returned
+    page.locator("[data-metric=loss] + details summary").click()
+    expect(epochs_shown(page)).to_have_count(1, timeout=90_000)  # the second is told when its callbacks have returned
     expect(page.locator("#job-facts .status")).to_have_text("●Training")
-    assert page.locator("[data-metric]").evaluate_all("all => all.map(one => one.dataset.metric)") == ["loss", "mae"]
-    expect(page.locator("[data-metric=loss] figcaption")).to_contain_text("val_loss")
+    shown = page.locator("[data-metric]").evaluate_all("all => all.map(one => one.dataset.metric)")
+    assert shown == ["loss", "mae", "Learning rate"]
+    expect(page.locator("[data-metric=loss] svg")).to_contain_text("validation")
 
     go_on.touch()
     expect(page.locator("#job-facts .status")).to_have_text("✓Completed", timeout=90_000)
-    assert epochs_shown(page) == 5
+    expect(epochs_shown(page)).to_have_count(5)
     expect(page.locator("#progress")).to_have_text("epoch 5 of 5")
     check_run(page, name)
-    page.locator("[data-metric=loss] svg").hover()
-    expect(page.locator("[data-metric=loss] .tip")).to_contain_text("epoch 3")
-    expect(page.locator("#ranks .stack")).to_have_count(2)
-    expect(page.locator("#ranks .legend")).to_contain_text("compute")
+    check_report(page, tmp_path)
     expect(page.locator("#metrics")).to_contain_text("validation:mae")
     expect(page.locator("#settings")).to_contain_text("rate")
     expect(page.locator("#story li").last).to_contain_text("Completed")
@@ -178,6 +174,20 @@ def test_training(server: Server, page: Page, submit: Submit, tmp_path: Path) ->
     row = page.locator(f"#jobs a[data-name={name}]")
     expect(row).to_contain_text(re.compile(rf"{name}\.py · 2\s×\sml.c5.xlarge"))
     expect(row.locator(".metric")).to_have_text(re.compile(r"^loss[0-9.]+$"))
+
+
+def check_report(page: Page, folder: Path) -> None:
+    """The charts, by the keyboard too, and as a file."""
+    waterfall = page.get_by_label("Where the time went: a bar for each part of the run's time")
+    expect(waterfall.locator("svg")).to_contain_text("compute")
+    waterfall.press("End")
+    expect(page.locator("figure", has=waterfall).get_by_role("status")).to_contain_text("%")
+    expect(page.get_by_label("The same for each worker").locator("svg")).to_contain_text("rank 1")
+    expect(page.locator("#report-more")).to_contain_text("What workers exchange in a step")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Save as a file").click()
+    download.value.save_as(folder / "report.html")
+    assert "Where the time went" in (folder / "report.html").read_text()
 
 
 def check_run(page: Page, name: str) -> None:
@@ -382,6 +392,7 @@ def test_long_log(server: Server, page: Page, submit: Submit) -> None:
     expect(page.locator("#log-count")).to_contain_text("of 100,001 lines", timeout=90_000)
     log = page.locator("#log")
     expect(log.locator("div")).to_have_count(2000)
+    log.evaluate("box => box.scrollIntoView({ block: 'end' })")
     expect(log.locator("div").last).to_be_in_viewport()
     log.evaluate("log => { log.scrollTop -= 500 }")
     expect(page.locator("#latest")).to_be_visible()
@@ -407,16 +418,16 @@ def test_odd_numbers(server: Server, page: Page, submit: Submit) -> None:
     path = epochs_path(server.service.home.job(name) / "attempt-1")
     path.parent.mkdir(parents=True, exist_ok=True)
     line = '{{"epoch": {}, "epochs": 3, "logs": {{"loss": {}}}}}\n'
-    path.write_text(line.format(1, 2.5))
-    go(page, server, name)
-    expect(page.locator("[data-metric=loss] circle")).to_have_count(1)
     path.write_text("".join(line.format(k + 1, value) for k, value in enumerate((2.5, "NaN", 1.5, "Infinity", 1, 0.5))))
-    page.reload()
-    expect(page.locator("[data-metric=loss] circle")).to_have_count(2)  # between gaps
-    page.locator("[data-metric=loss] svg").focus()
-    for _ in range(5):
-        page.keyboard.press("ArrowLeft")
-    expect(page.locator("[data-metric=loss] .tip")).to_have_text("epoch 2loss not finite")
+    go(page, server, name)
+    chart = page.get_by_label("loss over the training steps")
+    chart.press("Home")
+    chart.press("ArrowRight")
+    expect(page.locator("[data-metric=loss]").get_by_role("status")).to_have_text(
+        "at the end of epochs: not finite at step 2"
+    )
+    page.locator("[data-metric=loss] + details summary").click()
+    expect(page.locator("[data-metric=loss] + details tr", has_text="not finite")).to_have_count(2)
 
 
 def test_service_gone(server: Server, context: BrowserContext) -> None:

@@ -60,7 +60,7 @@ def main(chosen: argparse.Namespace) -> int:
         )
     run_dirs = [path.resolve() for path in chosen.run_dirs]
     output = (chosen.output or run_dirs[-1] / ("compare.html" if len(run_dirs) > 1 else "report.html")).resolve()
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     while True:
         runs = [load(path, is_going_on(path)) for path in run_dirs]
         _once(chosen, runs, output, console)

@@ -49,14 +49,16 @@ def _print_recommended(console: Console, run_dir: Path, summary: Summary, folder
     size = sum(path.stat().st_size for folder in folders for path in (folder / "ledger").glob("rank-*.jsonl"))
     if summary.training_seconds < _WORTH_A_WORD or size > _LONG:
         return
+    from rich.markup import escape
+
     from syrtos.report import promises, read  # only now: NumPy takes 0.1 s to import
 
     kept = promises.keep(read.load(run_dir))
     if kept.get("recommended"):
-        console.print(f"[yellow]recommended[/]: {kept['recommended']['text']}", soft_wrap=True)
-        console.print(f"why: `syrtos report {run_dir}`", soft_wrap=True)
+        console.print(f"[yellow]recommended[/]: {escape(kept['recommended']['text'])}", soft_wrap=True)
+        console.print(f"why: `syrtos report {run_dir}`", soft_wrap=True, markup=False)
     if kept.get("before"):
-        console.print(kept["before"]["text"], soft_wrap=True)
+        console.print(kept["before"]["text"], soft_wrap=True, markup=False)
 
 
 def _print_bad_records(console: Console, folders: list[Path]) -> None:

@@ -35,7 +35,7 @@ def _points(run: Run, name: str) -> Iterator[dict[str, Any]]:
     for number, generation in enumerate(run.generations):
         later = [each.trained_before for each in run.generations[number + 1 :] if each.trained]
         for line in getattr(generation, name):
-            step = generation.trained_before + int(line.get("trained") or line.get("step") or 0)
+            step = generation.trained_before + int(line.get("trained") or line.get("step") or line.get("epoch") or 0)
             if not later or step <= min(later):
                 yield {
                     "step": step,

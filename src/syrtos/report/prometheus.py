@@ -16,8 +16,9 @@ from syrtos.report.figures import Figures
 _LOOPBACK = "127.0.0.1"
 
 
-def families(runs: Mapping[str, Figures], label: str = "run") -> list[Metric]:
-    """The families of metrics of some runs, by name, which is the value of the label ``label``."""
+def families(runs: Mapping[str, Figures]) -> list[Metric]:
+    """The families of metrics of some runs, by name, which is the value of the label ``run``: Prometheus has a label ``job`` of its own."""
+    label = "run"
     steps = CounterMetricFamily("syrtos_training_steps", "Training steps so far.", labels=[label])
     generations = GaugeMetricFamily(
         "syrtos_generations", "Generations of workers so far: 1 and the number of restarts.", labels=[label]

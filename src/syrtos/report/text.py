@@ -15,6 +15,11 @@ from syrtos.report.facts import Facts
 _BAR = 32
 
 
+def _row(table: Table, *cells: str, style: str = "") -> None:
+    """Names come from scripts: nothing in them is markup."""
+    table.add_row(*map(Text, cells), style=style)
+
+
 def report(facts: Facts) -> RenderableType:
     """The same facts as on the page, without its charts."""
     return Group(*_report(facts))
@@ -52,8 +57,8 @@ def _seconds(facts: Facts) -> Table:
     for part, words in facts["parts"].items():
         seconds = facts["seconds"][part]
         if seconds >= 0.0005 * whole:
-            table.add_row(words, f"{seconds:,.2f} s", f"{seconds / whole:6.1%}", "█" * round(_BAR * seconds / whole))
-    table.add_row("all", f"{whole:,.2f} s", "", "", style="bold")
+            _row(table, words, f"{seconds:,.2f} s", f"{seconds / whole:6.1%}", "█" * round(_BAR * seconds / whole))
+    _row(table, "all", f"{whole:,.2f} s", "", "", style="bold")
     return table
 
 
@@ -79,7 +84,7 @@ def _metrics(facts: Facts) -> Iterator[RenderableType]:
         yield Text("\nMetrics (first and last)")
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for name, points in rows:
-            table.add_row(name, *(_number(points[k][1]) for k in (0, -1)))
+            _row(table, name, *(_number(points[k][1]) for k in (0, -1)))
         yield table
 
 
@@ -115,16 +120,16 @@ def comparison(facts: tuple[Facts, Facts], found: Facts) -> RenderableType:
     for heading in ("", facts[0]["run"]["name"], facts[1]["run"]["name"], "change", "95 % interval"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, first, second in found["asked"]:
-        table.add_row(name, str(first), str(second))
-    table.add_row("samples/s", *(f"{rate:,.0f}" for rate in found["rates"]))
+        _row(table, name, str(first), str(second))
+    _row(table, "samples/s", *(f"{rate:,.0f}" for rate in found["rates"]))
     for row in found["steps"]:
         change = "" if row["change"] is None else f"{row['change']:+.1f} %"
         noise = " noise" if row["is_noise"] else ""
         interval = "" if row["interval"] is None else f"{row['interval'][0]:+.1f} to {row['interval'][1]:+.1f} %{noise}"
-        table.add_row(f"{row['words']}, ms", f"{row['first_ms']:.3f}", f"{row['second_ms']:.3f}", change, interval)
+        _row(table, f"{row['words']}, ms", f"{row['first_ms']:.3f}", f"{row['second_ms']:.3f}", change, interval)
     for part, (first, second) in found["seconds"].items():
         if max(first, second) >= 0.05:
-            table.add_row(f"{facts[0]['parts'][part]}, s", f"{first:,.2f}", f"{second:,.2f}")
+            _row(table, f"{facts[0]['parts'][part]}, s", f"{first:,.2f}", f"{second:,.2f}")
     for name, first, second in found["logs"]:
-        table.add_row(name, _number(first), _number(second))
+        _row(table, name, _number(first), _number(second))
     return Group(Text(found["text"], "bold"), table)

@@ -51,7 +51,7 @@ def _of_rank(rank: Rank, generation: Generation, kept: int | None, is_restart: b
         is_restart: whether workers had ended before it.
     """
     lines = rank.lines
-    lost = lost_lines(rank, kept, is_restart, generation.trained > 0 or is_last)
+    lost = lost_lines(rank, kept, is_restart)
     seconds = dict.fromkeys(PARTS, 0.0)
     evaluates = np.isin(lines.phase, EVALUATION)
     scripts = lines.phase == "script"
@@ -64,19 +64,19 @@ def _of_rank(rank: Rank, generation: Generation, kept: int | None, is_restart: b
     seconds["rest"] += max(lines.end - sum(seconds.values()), 0.0)  # kinds that this version does not know
     before = min(rank.offset, max(generation.seconds - lines.end, 0.0))
     after = max(generation.seconds - lines.end - before, 0.0)
-    seconds["lost" if is_restart and generation.trained else "start"] += before
+    seconds["lost" if is_restart else "start"] += before
     seconds["end" if is_last else "lost"] += after
     scale = generation.seconds / sum(seconds.values()) if sum(seconds.values()) else 1.0  # clocks of machines differ
     return {part: value * scale for part, value in seconds.items()}
 
 
-def lost_lines(rank: Rank, kept: int | None, is_restart: bool, trained: bool) -> npt.NDArray[np.bool_]:
+def lost_lines(rank: Rank, kept: int | None, is_restart: bool) -> npt.NDArray[np.bool_]:
     """Which lines are of work that was lost, or of a restart."""
     lines = rank.lines
     count = np.cumsum(np.where(lines.trains, lines.steps, 0.0))
     lost = np.zeros(len(lines.wall), np.bool_)
     if is_restart:
-        lost |= count == 0 if trained else True
+        lost |= count == 0
     if kept is not None:
         reached = np.flatnonzero(count >= kept)
         first = 0 if kept <= 0 else (reached[0] + 1 if len(reached) else len(lost))

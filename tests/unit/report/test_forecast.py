@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from syrtos.cli import main
+from syrtos.observe.ledger import ledger_path
 from syrtos.report import forecast
 from syrtos.report.forecast import Link, Place, Step
-from syrtos.observe.ledger import ledger_path
 
 STEP = Step(workers=2, samples=32.0, own=0.1, update=0.02, inside=0.01, gradients=1e8, sums=5.0, meetings=8.0)
 LINK = Link(latency=1e-4, bandwidth=1e9)

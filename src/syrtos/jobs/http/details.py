@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import threading
-from pathlib import Path
 from typing import Any
 
 from syrtos.errors import SyrtosError
@@ -16,7 +14,6 @@ from syrtos.jobs.request import read
 from syrtos.jobs.secrecy import redacted
 from syrtos.jobs.service import Service, described
 from syrtos.jobs.store import Record
-from syrtos.report.summary import SHARES, SecondsByRank
 
 _ARTIFACTS = ("model", "output")
 
@@ -26,11 +23,9 @@ class Details:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._sums: dict[Path, SecondsByRank] = {}
-        self._summing = threading.Lock()
 
     def answer(self, record: Record) -> dict[str, Any]:
-        """The job as Describe has it, its epochs, where its time goes, how it is run, and what it has left."""
+        """The job as Describe has it, how it is run, and what it has left."""
         folder = self._service.home.job(record.name)
         folders = runs.folders(folder)
         epochs = [metrics.epochs(run) for run in folders]
@@ -38,10 +33,7 @@ class Details:
         return {
             "job": job,
             "streams": [stream.name for stream in logs.of(folder / "logs")],
-            "epochs": [epoch for found in epochs for epoch in found],
             "left": glimpse(record, epochs)["left"],
-            "kinds": SHARES,
-            "ranks": self._seconds(folders[-1]) if folders else [],
             "run": self._run(record),
             "clone": cloning.offer(record),
             "artifacts": {kind: self.artifact(job, kind) is not None for kind in _ARTIFACTS},
@@ -56,10 +48,6 @@ class Details:
         except SyrtosError:
             return None
         return next((source for source in found if source.name == name), None)
-
-    def _seconds(self, run_dir: Path) -> list[dict[str, float]]:
-        with self._summing:
-            return self._sums.setdefault(run_dir, SecondsByRank(run_dir)).now()
 
     def _run(self, record: Record) -> dict[str, Any]:
         """How the job is run: as its last attempt has written it down, or before it, as it was asked for."""

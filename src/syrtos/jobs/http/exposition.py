@@ -56,7 +56,7 @@ class Exposition:
         """All families of metrics; prometheus_client calls it for each scrape."""
         active = self._service.store.active()
         with self._reading:
-            return [*self._of_service(active), *families(self._of_jobs(active), label="job")]
+            return [*self._of_service(active), *families(self._of_jobs(active))]
 
     def _of_service(self, active: list[Brief]) -> Iterable[Metric]:
         jobs = GaugeMetricFamily("syrtos_jobs", "Jobs by TrainingJobStatus.", labels=["status"])

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import hmac
 import json
-import math
 import re
 from collections.abc import Callable
 from importlib import resources
@@ -22,11 +21,14 @@ from syrtos.jobs.home import Home
 from syrtos.jobs.http import bodies, model
 from syrtos.jobs.http.details import Details
 from syrtos.jobs.http.listing import Listing
+from syrtos.jobs.http.reports import Reports
 from syrtos.jobs.service import ApiError, Service, described
 from syrtos.jobs.store import Record
+from syrtos.report.page import finite
 
 _STATIC = ("page.css", "page.js", "base.js", "list.js", "about.js", "clone.js", "icon.svg")
-_FILES = {"/": "page.html"} | {f"/ui/{name}": name for name in _STATIC}
+_REPORT = ("report.js", "report.css", "echarts.min.js")
+_FILES = {"/": "page.html"} | {f"/ui/{name}": name for name in (*_STATIC, *_REPORT)}
 _TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -56,6 +58,7 @@ class Page:
         self._token = token(service.home)
         self._listing = Listing(service)
         self._details = Details(service)
+        self._reports = Reports(service)
 
     def serves(self, request: Request) -> bool:
         """Whether a request without a signature is for the page."""
@@ -84,11 +87,14 @@ class Page:
         path = request.url.path
         if path in _FILES:
             name = _FILES[path]
-            text = (resources.files("syrtos.jobs.http") / "static" / name).read_bytes()
+            room = "syrtos.report" if name in _REPORT else "syrtos.jobs.http"
+            text = (resources.files(room) / "static" / name).read_bytes()
             return Response(text, 200, _SAFE, _TYPES[name.rpartition(".")[2]])
         pages: tuple[tuple[str, Callable[..., Response]], ...] = (
             (r"/ui/jobs", self._jobs),
             (_JOB, self._job),
+            (_JOB + r"/report", self._report),
+            (_JOB + r"/report.html", self._report_file),
             (_JOB + r"/logs/(\d+)", self._logs),
             (_JOB + r"/logs/(\d+)/download", self._log),
             (_JOB + r"/(model|output)", self._artifact),
@@ -131,6 +137,17 @@ class Page:
     def _job(self, _request: Request, name: str) -> Response:
         record = self._service.store.get(name)
         return _json(self._details.answer(record)) if record else _no_job(name)
+
+    def _report(self, _request: Request, name: str) -> Response:
+        record = self._service.store.get(name)
+        return _json({"facts": self._reports.of(record)}) if record else _no_job(name)
+
+    def _report_file(self, _request: Request, name: str) -> Response:
+        record = self._service.store.get(name)
+        text = self._reports.page(record) if record else None
+        if text is None:
+            return _json({"error": f"The job {name} has left no report."}, 404)
+        return Response(text, 200, _attached(f"{name}-report.html"), "text/html; charset=utf-8")
 
     def _logs(self, request: Request, name: str, number: str) -> Response:
         stream = self._stream(name, number)
@@ -198,13 +215,4 @@ def _cookie(request: Request) -> str:
 
 
 def _json(facts: dict[str, Any], status: int = 200) -> Response:
-    return Response(json.dumps(_finite(facts), allow_nan=False), status, _SAFE, "application/json")
-
-
-def _finite(value: Any) -> Any:
-    """A loss may be NaN, which browsers don't read as JSON."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return Response(json.dumps(finite(facts), allow_nan=False), status, _SAFE, "application/json")

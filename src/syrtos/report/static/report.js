@@ -21,10 +21,27 @@ const SyrtosReport = (() => {
     const lines = rows.map((cells) => el("tr", {}, ...cells.map((cell) => el("td", {}, ...marked(cell ?? "")))));
     return el("div", { class: "report-scroll", tabindex: "0", role: "region", "aria-label": "Values" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...lines)));
   }
+  /** A summary whose inside is made while it is open, anew with newer facts. */
+  function fold() {
+    const summary = el("summary");
+    const node = el("details", {}, summary);
+    let make = null;
+    const fill = () => node.open && make && node.replaceChildren(summary, make());
+    node.addEventListener("toggle", fill);
+    return { node, draw(words, next) { summary.textContent = words; make = next; fill(); } };
+  }
   function folded(words, make) {
-    const node = el("details", {}, el("summary", {}, words));
-    node.addEventListener("toggle", () => node.open && node.childElementCount === 1 && node.append(make()));
-    return node;
+    const one = fold();
+    one.draw(words, make);
+    return one.node;
+  }
+  /** Makes the inside of a node anew only where its facts have changed: what is open or scrolled stays so. */
+  const known = new WeakMap();
+  function redraw(node, facts, make) {
+    const key = JSON.stringify(facts);
+    if (known.get(node) === key) return;
+    known.set(node, key);
+    node.replaceChildren(...make());
   }
 
   // -- numbers --------------------------------------------------------------------------------
@@ -98,11 +115,11 @@ const SyrtosReport = (() => {
   function waterfall() {
     const node = section("Where the time went", "Seconds of a worker, in the mean. The parts add up to the time of the run.");
     const chart = new Chart("Where the time went: a bar for each part of the run's time", 60);
-    const values = el("div");
+    const values = fold();
     const ranks = new Chart("The same for each worker", 60);
     const key = el("ul", { class: "report-key" });
     const of = el("h3", {}, "Each worker");
-    node.append(chart.whole, values, of, ranks.whole, key);
+    node.append(chart.whole, values.node, of, ranks.whole, key);
     return { node, draw(facts) {
       const whole = sum(Object.values(facts.seconds));
       const parts = Object.entries(facts.parts).filter(([part]) => facts.seconds[part] >= 0.0005 * whole);
@@ -120,7 +137,7 @@ const SyrtosReport = (() => {
             label: { show: true, position: "right", color: c.quiet, formatter: (at) => `${percent(rows[at.dataIndex].seconds / whole)}` } },
         ],
       }) });
-      values.replaceChildren(folded("Values", () => table(["part", "seconds", "share"], [...rows.map((row) => [row.words, row.seconds.toFixed(3), percent(row.seconds / whole)]), ["all", whole.toFixed(3), "100 %"]])));
+      values.draw("Values", () => table(["part", "seconds", "share"], [...rows.map((row) => [row.words, row.seconds.toFixed(3), percent(row.seconds / whole)]), ["all", whole.toFixed(3), "100 %"]]));
       const workers = facts.ranks;
       of.hidden = ranks.whole.hidden = key.hidden = workers.length < 2;
       if (workers.length < 2) return;
@@ -160,15 +177,15 @@ const SyrtosReport = (() => {
           { type: "scatter", symbol: "triangle", symbolSize: 9, itemStyle: { color: c.bad }, data: s.outliers.map((one) => [one.number, Math.min(one.ms, cut)]), tooltip: { trigger: "item" } },
         ],
       }) });
-      found.replaceChildren(...(s.outliers.length ? [el("h3", {}, "Steps that took longest, and why"), table(["step", "at", "ms", "why"], s.outliers.map((one) => [one.number.toLocaleString("en"), lasting(one.at), short(one.ms), one.why]))] : [text("No step took much longer than the others.", "report-quiet")]));
+      redraw(found, s.outliers, () => (s.outliers.length ? [el("h3", {}, "Steps that took longest, and why"), table(["step", "at", "ms", "why"], s.outliers.map((one) => [one.number.toLocaleString("en"), lasting(one.at), short(one.ms), one.why]))] : [text("No step took much longer than the others.", "report-quiet")]));
     } };
   }
 
   function heat() {
     const node = section("Workers over time", "What each worker needed by itself for a step, as a multiple of the median worker at that time: a row that is darker is a slow worker, host or reader, for which the others wait.");
     const chart = new Chart("Heat map of ranks against time", 120);
-    const values = el("div");
-    node.append(chart.whole, values);
+    const values = fold();
+    node.append(chart.whole, values.node);
     return { node, draw({ heat: h }) {
       node.hidden = !h.ranks.length;
       if (node.hidden) return;
@@ -186,7 +203,7 @@ const SyrtosReport = (() => {
         visualMap: { min: 0.5, max: Number(most.toPrecision(2)), calculable: false, orient: "horizontal", left: "center", bottom: 4, itemHeight: 120, itemWidth: 12, textStyle: { color: c.quiet }, text: [`${short(most, 2)}× slower`, "0.5×"], inRange: { color: dark.matches ? ["#20303c", "#3b6f8f", "#e0b35a", "#ff7d6b"] : ["#e9f1f6", "#a9cbe2", "#e8b04a", "#b1281e"] } },
         series: [{ type: "heatmap", data: cells, itemStyle: { borderColor: c.ground, borderWidth: h.columns.length < 60 ? 1 : 0 } }],
       }) });
-      values.replaceChildren(folded("Values", () => table(["rank", "mean ms by itself", "mean × the median", "mean ms of input"], h.ranks.map((name, y) => [name, ...[h.ms, h.times, h.input_ms].map((rows) => short(sum(rows[y]) / rows[y].length))]))));
+      values.draw("Values", () => table(["rank", "mean ms by itself", "mean × the median", "mean ms of input"], h.ranks.map((name, y) => [name, ...[h.ms, h.times, h.input_ms].map((rows) => short(sum(rows[y]) / rows[y].length))])));
     } };
   }
 
@@ -211,8 +228,9 @@ const SyrtosReport = (() => {
     function one(key, title, lines, step) {
       if (!charts.has(key)) {
         const chart = new Chart(`${title} over the training steps`, 220);
-        const values = el("div");
-        const whole = el("div", {}, el("h3", {}, title), chart.whole, values);
+        chart.whole.dataset.metric = title;
+        const values = fold();
+        const whole = el("div", {}, el("h3", {}, title), chart.whole, values.node);
         grid.append(whole);
         charts.set(key, { chart, values });
       }
@@ -229,7 +247,7 @@ const SyrtosReport = (() => {
           return { type: "line", name: line.name, showSymbol: Boolean(line.dots) && line.points.length < 80, symbolSize: 6, connectNulls: false, lineStyle: { width: line.thin ? 1 : 1.8, opacity: line.thin ? 0.55 : 1, color: colour }, itemStyle: { color: colour }, data: line.points };
         }),
       }) });
-      values.replaceChildren(folded("Values", () => table(["curve", step, "value"], lines.flatMap((line) => line.points.map(([n, value]) => [line.name, n, short(value, 6)])))));
+      values.draw("Values", () => table(["curve", step, "value"], lines.flatMap((line) => line.points.map(([n, value]) => [line.name, n, short(value, 6)]))));
     }
     function draw(facts) {
       latest = facts;
@@ -275,9 +293,9 @@ const SyrtosReport = (() => {
         series: [{ type: "bar", barMaxWidth: 16, itemStyle: { color: c.part("exchange") }, data: rows.map((row) => row.bytes) }],
       }) });
       const buckets = x.plans.flatMap((plan) => plan.buckets);
-      values.replaceChildren(
+      redraw(values, x, () => [
         folded(`All variables (${sum(x.plans.map((plan) => plan.count))})`, () => table(["variable", "shape", "dtype", "bytes", "bucket"], all.map((v) => [v.name + (v.rows ? " (rows that a batch touches)" : ""), v.shape.join(" × "), v.dtype, v.bytes.toLocaleString("en"), v.bucket]))),
-        buckets.length ? folded(`Buckets (${buckets.length}), in the order in which they travel`, () => table(["bucket", "variables", "bytes"], buckets.map((b) => [b.number, b.variables, b.bytes.toLocaleString("en")]))) : text("A compiler decides what travels together.", "report-quiet"));
+        buckets.length ? folded(`Buckets (${buckets.length}), in the order in which they travel`, () => table(["bucket", "variables", "bytes"], buckets.map((b) => [b.number, b.variables, b.bytes.toLocaleString("en")]))) : text("A compiler decides what travels together.", "report-quiet")]);
     } };
   }
 
@@ -327,6 +345,9 @@ const SyrtosReport = (() => {
   function others() {
     const node = el("div");
     return { node, draw(facts) {
+      redraw(node, [facts.data, facts.incidents, facts.goodput, facts.run.options, facts.run.versions], () => made(facts));
+    } };
+    function made(facts) {
       const parts = [];
       const part = (title, ...inside) => { const made = section(title); made.append(...inside); parts.push(made); };
       const d = facts.data;
@@ -337,8 +358,8 @@ const SyrtosReport = (() => {
       const run = facts.run;
       const asked = Object.entries(run.options).map(([name, value]) => [name, String(value)]);
       part("How it was run", text(`${run.script} ${run.arguments.join(" ")}`.trim()), asked.length ? table(["option", "value"], asked) : text("All options have their defaults.", "report-quiet"), Object.keys(run.versions).length ? folded("Versions", () => table(["package", "version"], Object.entries(run.versions))) : "");
-      node.replaceChildren(...parts);
-    } };
+      return parts;
+    }
   }
 
   // -- the whole ------------------------------------------------------------------------------
@@ -373,13 +394,15 @@ const SyrtosReport = (() => {
   }
 
   /** What follows the head of a run: drawn once, then again with newer facts. */
+  const PARTS = { waterfall, steps, heat, curves, exchange, machines, others };
   class View {
-    constructor(root) {
-      this.root = root;
+    /** `parts`: which, in order; or `without` which. `head`: whether it begins with what is recommended. */
+    constructor(root, { parts = Object.keys(PARTS), without = [], head = false } = {}) {
       root.classList.add("report");
-      this.top = el("div");
-      this.parts = [waterfall(), steps(), heat(), curves(), exchange(), machines(), others()];
-      root.replaceChildren(this.top, ...this.parts.map((part) => part.node));
+      [this.advice, this.tiles] = [el("div"), el("div")];
+      this.top = head ? el("div", {}, this.advice, this.tiles) : null;
+      this.parts = parts.filter((name) => !without.includes(name)).map((name) => PARTS[name]());
+      root.replaceChildren(...[this.top, ...this.parts.map((part) => part.node)].filter(Boolean));
       const again = () => this.facts && this.update(this.facts);
       dark.addEventListener("change", again);
       let width = 0;
@@ -388,7 +411,10 @@ const SyrtosReport = (() => {
 
     update(facts) {
       this.facts = facts;
-      this.top.replaceChildren(advice(facts), tiles(facts));
+      if (this.top) {
+        redraw(this.advice, [facts.missing, facts.findings, facts.nothing_found, facts.before, facts.trace], () => [advice(facts)]);
+        this.tiles.replaceChildren(tiles(facts));
+      }
       for (const part of this.parts) part.draw(facts);
     }
   }
@@ -426,8 +452,7 @@ const SyrtosReport = (() => {
       const body = el("div");
       const article = el("article", { class: "report" }, head(facts), body);
       root.append(comparison ? folded(facts.run.name, () => article) : article);
-      const view = new View(body);
-      view.update(facts);
+      new View(body, { head: true }).update(facts);
     }
   }
 

@@ -1,9 +1,9 @@
-// The page of `syrtos serve`: one job, its curves and its log, and the way between the list and jobs.
+// The page of `syrtos serve`: one job, its report and its log, and the way between the list and jobs.
 
 import { artifacts, facts, lastValues, run, settings, story } from "./about.js";
 import {
-  Refusal, address, ago, announce, ask, askAnew, asking, at, clock, duration, el, ended, epochBar, lasting, leftWords, now, redraw, drawn,
-  short, svg, tell, trouble,
+  Refusal, address, ago, announce, ask, askAnew, asking, at, clock, duration, el, ended, epochBar, leftWords, now, redraw, drawn,
+  tell, trouble,
 } from "./base.js";
 import { openClone } from "./clone.js";
 import { listen, showList } from "./list.js";
@@ -13,211 +13,38 @@ const LONG_PAUSE = 8000; // at what has ended
 const KEPT = 200_000; // lines of a log in memory
 const SHOWN = 2000; // lines of a log in the document
 const PAGES = 20; // of a log in one go, so that a long one does not hold the rest up
-const CHART = { height: 190, left: 48, right: 14, top: 10, bottom: 24 };
 
-// -- curves -----------------------------------------------------------------------------------
+// -- the report -------------------------------------------------------------------------------
 
-/** A second `fit` begins at epoch 1 and goes on to the right; an attempt that resumes replaces what it repeats. */
-function numbered(epochs) {
-  const found = new Map();
-  let before = 0;
-  let last = 0;
-  for (const { epoch, logs } of epochs) {
-    if (epoch === 1) before = last;
-    last = before + epoch;
-    found.set(last, logs);
-  }
-  return [...found].sort(([one], [other]) => one - other);
-}
+const ABOVE = ["curves"]; // of its parts, above the log; the others are below it
+const REPORT_PAUSE = 2500;
 
-/** Series by chart: `loss` and `val_loss` share one. */
-function families(epochs) {
-  const rows = numbered(epochs);
-  const names = [...new Set(rows.flatMap(([, logs]) => Object.keys(logs)))];
-  const heads = [...new Set(names.map((name) => name.replace(/^val_/, "")))];
-  heads.sort((one, other) => (other === "loss") - (one === "loss"));
-  return heads.map((head) => ({
-    head,
-    series: names.filter((name) => name.replace(/^val_/, "") === head).sort()
-      .map((name) => ({ name, points: rows.filter(([, logs]) => name in logs).map(([x, logs]) => [x, logs[name]]) })),
-  }));
-}
-
-function ticks(low, high, count) {
-  const rough = (high - low) / count;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((number) => number * power).find((size) => size >= rough * 0.999);
-  const first = Math.ceil(low / step - 1e-9);
-  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, k) => (first + k) * step);
-}
-
-/** The values' range with room around it, also where there is one value, or none. */
-function range(values) {
-  const low = values.reduce((one, other) => Math.min(one, other), Infinity);
-  const high = values.reduce((one, other) => Math.max(one, other), -Infinity);
-  if (low > high) return [0, 1];
-  const room = (high - low) * 0.06 || Math.abs(low) * 0.1 || 1;
-  return [low - room, high + room];
-}
-
-function scales(series, width) {
-  const points = series.flatMap((one) => one.points);
-  const finite = points.map(([, y]) => y).filter(Number.isFinite);
-  const [low, high] = range(finite);
-  const [first, last] = [points[0][0], Math.max(...series.map((one) => one.points.at(-1)[0]))];
-  const [wide, tall] = [width - CHART.left - CHART.right, CHART.height - CHART.top - CHART.bottom];
-  return {
-    x: (value) => CHART.left + (last > first ? (value - first) / (last - first) : 0.5) * wide,
-    y: (value) => CHART.top + ((high - value) / (high - low)) * tall,
-    across: last > first ? ticks(first, last, Math.max(2, Math.min(6, wide / 60))).filter(Number.isInteger) : [first],
-    up: finite.length ? ticks(low, high, 4) : [],
-  };
-}
-
-function axes({ x, y, across, up }, width) {
-  const floor = CHART.height - CHART.bottom;
-  const lines = up.map((value) => svg("line", { x1: CHART.left, x2: width - CHART.right, y1: y(value), y2: y(value) }));
-  const label = (x, y, side, value) => svg("text", { x, y, "text-anchor": side }, short(value));
-  const sides = up.map((value) => label(CHART.left - 8, y(value) + 4, "end", value));
-  const feet = across.map((value) => label(x(value), floor + 17, "middle", value));
-  const base = svg("line", { class: "floor", x1: CHART.left, x2: width - CHART.right, y1: floor, y2: floor });
-  return svg("g", { class: "axes" }, ...lines, base, ...sides, ...feet);
-}
-
-/** A line that has gaps where values are not finite; points without neighbours become dots. */
-function curve({ points }, k, { x, y }) {
-  const parts = [[]];
-  for (const [when, value] of points) Number.isFinite(value) ? parts.at(-1).push([x(when), y(value)]) : parts.push([]);
-  const lines = parts.filter((part) => part.length > 1)
-    .map((part) => `M${part.map(([left, top]) => `${left.toFixed(1)},${top.toFixed(1)}`).join("L")}`);
-  const dots = parts.filter((part) => part.length === 1).map(([[cx, cy]]) => svg("circle", { cx, cy, r: 3.5 }));
-  return svg("g", { class: `series-${k}` }, svg("path", { d: lines.join("") }), ...dots);
-}
-
-function values(series, when) {
-  const found = series.map(({ name, points }) => [name, points.find(([x]) => x === when)]);
-  return found.filter(([, point]) => point).map(([name, [, value]]) => [name, short(value ?? NaN)]);
-}
-
-/** One metric's chart. Its cursor survives when new epochs come in. */
-class Chart {
-  constructor(head) {
-    this.legend = el("figcaption");
-    this.plot = svg("svg", { role: "img", tabindex: "0", height: CHART.height });
-    this.tip = el("div", { class: "tip", role: "status", hidden: "" });
-    this.figure = el("figure", { class: "chart", "data-metric": head }, this.legend, this.plot, this.tip);
-    this.plot.addEventListener("pointermove", (event) => this.point(event));
-    this.plot.addEventListener("keydown", (event) => this.key(event));
-    for (const end of ["pointerleave", "blur"]) this.plot.addEventListener(end, () => this.mark(null));
-    this.cursor = null;
+/** Of one job; its parts are drawn by the code that `syrtos report` writes into its file. */
+class Report {
+  constructor() {
+    for (const id of ["report", "report-more"]) at(id).replaceChildren();
+    Object.assign(this, { due: 0, views: null, facts: null });
   }
 
-  draw(series) {
-    const [width, facts] = [this.figure.clientWidth, JSON.stringify(series)];
-    if (this.width === width && this.facts === facts) return;
-    Object.assign(this, { series, width, facts, scale: scales(series, width) });
-    this.when = [...new Set(series.flatMap(({ points }) => points.map(([x]) => x)))];
-    const latest = series.map(({ name, points }) => [name, short(points.at(-1)[1] ?? NaN)]);
-    const keys = latest.map(([name, value], k) => el("span", { class: `series-${k}` }, name, el("b", {}, value)));
-    this.legend.replaceChildren(...keys);
-    const words = latest.map((pair) => pair.join(" ")).join(", ");
-    this.plot.setAttribute("aria-label", `${this.when.length} epochs; latest ${words}`);
-    this.plot.setAttribute("viewBox", `0 0 ${width} ${CHART.height}`);
-    this.line = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
-    this.plot.replaceChildren(axes(this.scale, width), ...series.map((one, k) => curve(one, k, this.scale)), this.line);
-    this.mark(this.cursor);
+  async read(name, over) {
+    if (Date.now() < this.due) return;
+    const { facts } = await ask(`${address(name)}/report`);
+    this.due = Date.now() + (over ? 1e12 : REPORT_PAUSE);
+    if (facts) this.draw(facts);
+    at("report-section").hidden = over && !facts;
+    at("report-none").hidden = Boolean(facts);
+    at("report-file").hidden = at("more-section").hidden = !facts;
+    at("report-file").setAttribute("href", `${address(name)}/report.html`);
   }
 
-  point(event) {
-    const place = event.clientX - this.plot.getBoundingClientRect().left;
-    const far = (x) => Math.abs(this.scale.x(x) - place);
-    this.mark(this.when.reduce((best, x) => (far(x) < far(best) ? x : best)));
+  draw(facts) {
+    this.facts = facts;
+    this.views ??= [
+      new SyrtosReport.View(at("report"), { parts: ABOVE, head: true }),
+      new SyrtosReport.View(at("report-more"), { without: ABOVE }),
+    ];
+    for (const view of this.views) view.update(facts);
   }
-
-  key(event) {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const k = this.cursor === null ? this.when.length - (step > 0) : this.when.indexOf(this.cursor) + step;
-    this.mark(this.when[Math.max(0, Math.min(this.when.length - 1, k))]);
-  }
-
-  mark(when) {
-    this.cursor = when;
-    this.tip.hidden = when === null;
-    this.line.setAttribute("visibility", when === null ? "hidden" : "visible");
-    if (when === null) return;
-    const x = this.scale.x(when);
-    for (const side of ["x1", "x2"]) this.line.setAttribute(side, x);
-    const lines = values(this.series, when).map(([name, value]) => el("div", {}, `${name} `, el("b", {}, value)));
-    this.tip.replaceChildren(el("div", { class: "quiet" }, `epoch ${when}`), ...lines);
-    const far = x > this.width / 2;
-    this.tip.style.left = far ? "auto" : `${x + 10}px`;
-    this.tip.style.right = far ? `${this.width - x + 10}px` : "auto";
-  }
-}
-
-function drawCurves(epochs, over) {
-  const found = families(epochs);
-  at("curves").hidden = over && !found.length;
-  at("curves-none").hidden = found.length > 0;
-  for (const { head } of found) {
-    if (shown.charts.has(head)) continue;
-    shown.charts.set(head, new Chart(head));
-    at("charts").append(shown.charts.get(head).figure);
-  }
-  for (const { head, series } of found) shown.charts.get(head).draw(series);
-}
-
-// -- where the time goes ----------------------------------------------------------------------
-
-const total = (seconds) => Object.values(seconds).reduce((sum, one) => sum + one, 0);
-function part(seconds, kind, whole) {
-  const percent = (100 * seconds[kind]) / (whole || 1);
-  return `${seconds[kind].toFixed(1)} s, ${percent.toFixed(0)} %`;
-}
-
-/** `kinds`: what time is spent on, in words by kind, without what none was spent on. */
-function rankBar(seconds, kinds, rank, longest) {
-  const whole = total(seconds);
-  const said = kinds.map(([kind, words]) => `${words} ${part(seconds, kind, whole)}`);
-  const words = `rank ${rank}: ${said.join("; ")}`;
-  const pieces = kinds.map(([kind], index) => {
-    const width = `width:${(100 * seconds[kind]) / (longest || 1)}%`;
-    return el("span", { class: `kind ${kind}`, title: said[index], style: width });
-  });
-  const stack = el("div", { class: "stack", role: "img", tabindex: "0", "aria-label": words }, ...pieces);
-  const [name, time] = [el("span", {}, `rank ${rank}`), el("span", { class: "quiet" }, lasting(whole))];
-  return el("div", { class: "rank" }, name, stack, time);
-}
-
-function legend(who, seconds, kinds) {
-  const whole = total(seconds);
-  const share = (kind) => el("b", {}, part(seconds, kind, whole));
-  const entries = kinds.map(([kind, words]) =>
-    el("li", {}, el("span", { class: `kind ${kind}` }), `${words} `, share(kind)),
-  );
-  return [el("li", { class: "quiet" }, who), ...entries];
-}
-
-/** The legend has the sums; of one rank while that has the pointer or the focus. */
-function drawRanks({ kinds, ranks }) {
-  const sum = Object.fromEntries(
-    Object.keys(kinds).map((kind) => [kind, ranks.reduce((all, rank) => all + rank[kind], 0)]),
-  );
-  const spent = Object.entries(kinds).filter(([kind]) => sum[kind] > 0);
-  const list = el("ul", { class: "legend" });
-  const all = () => list.replaceChildren(...legend(ranks.length > 1 ? "all ranks" : "rank 0", sum, spent));
-  const longest = Math.max(...ranks.map(total));
-  const bars = ranks.map((seconds, rank) => {
-    const bar = rankBar(seconds, spent, rank, longest);
-    const mine = () => list.replaceChildren(...legend(`rank ${rank}`, seconds, spent));
-    for (const begin of ["pointerenter", "focusin"]) bar.addEventListener(begin, mine);
-    for (const end of ["pointerleave", "focusout"]) bar.addEventListener(end, all);
-    return bar;
-  });
-  all();
-  return [el("div", { class: "ranks" }, ...bars), list];
 }
 
 // -- the log ----------------------------------------------------------------------------------
@@ -328,11 +155,12 @@ function drawStreams(streams) {
 
 // -- one job ----------------------------------------------------------------------------------
 
-let shown = { name: "", charts: new Map(), log: null, clone: null };
+let shown = { name: "", report: null, log: null, clone: null };
 
 function begin(name) {
-  shown = { name, charts: new Map(), log: new Log(0), clone: null };
-  for (const id of ["charts", "ranks", "stream"]) at(id).replaceChildren(), drawn.delete(at(id));
+  shown = { name, report: new Report(), log: new Log(0), clone: null };
+  at("stream").replaceChildren();
+  drawn.delete(at("stream"));
   at("filter").value = "";
   aim();
   at("job-title").textContent = name;
@@ -340,7 +168,7 @@ function begin(name) {
   confirmStop(false);
 }
 
-function drawJob({ job, streams, epochs, left, kinds, ranks, run: how, artifacts: there }) {
+function drawJob({ job, streams, left, run: how, artifacts: there }) {
   const over = ended(job);
   redraw(at("job-facts"), { job, words: [ago(job.CreationTime).textContent, duration(job)] }, () => facts(job));
   const progress = { ...job.ProgressInfo, left: leftWords(left) };
@@ -359,9 +187,6 @@ function drawJob({ job, streams, epochs, left, kinds, ranks, run: how, artifacts
   redraw(at("run"), { resources: job.ResourceConfig, run: how }, run);
   redraw(at("stream"), streams, drawStreams);
   at("download").hidden = !streams.length;
-  at("time").hidden = !ranks.some(total);
-  redraw(at("ranks"), { kinds, ranks }, drawRanks);
-  drawCurves(epochs, over);
 }
 
 async function showJob(name) {
@@ -374,6 +199,7 @@ async function showJob(name) {
   if (fresh) at("job-title").focus();
   announce([answer.job]);
   document.title = `${name} · ${answer.job.SecondaryStatus} · Syrtos`;
+  await shown.report.read(name, ended(answer.job));
   if (answer.streams.length && (await shown.log.read(name))) return 0;
   return ended(answer.job) ? LONG_PAUSE : PAUSE;
 }
@@ -468,9 +294,6 @@ document.addEventListener("keydown", (event) => {
 });
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : refresh()));
 window.addEventListener("hashchange", move);
-new ResizeObserver(() => {
-  if (!at("job").hidden) shown.charts.forEach((chart) => chart.draw(chart.series));
-}).observe(at("charts"));
 at("stop").addEventListener("click", () => (confirmStop(true), at("stop-yes").focus()));
 at("stop-no").addEventListener("click", back);
 at("stop-yes").addEventListener("click", stop);

@@ -1,0 +1,64 @@
+"""The report about a job: that of its last attempt, as `syrtos report` makes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs import runs
+from syrtos.jobs.service import Service
+from syrtos.jobs.store import Record
+from syrtos.report import facts, page
+from syrtos.report.read import load
+
+# Seconds between two reports about a job that goes on: at least, and times those that one takes.
+_EVERY, _TIMES = 2.0, 20
+_KEPT = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    facts: dict[str, Any] | None
+    final: bool
+    until: float
+
+
+class Reports:
+    """Reports about jobs; each is kept until the job may have written more."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._made: dict[Path, _Made] = {}
+        self._making = threading.Lock()
+
+    def of(self, record: Record) -> dict[str, Any] | None:
+        """The facts of a job's last attempt; None before it has written any."""
+        attempts = runs.attempts(self._service.home.job(record.name))
+        if not attempts:
+            return None
+        with self._making:
+            made = self._made.get(attempts[-1])
+            if made is None or (not made.final and time.monotonic() > made.until):
+                made = self._made[attempts[-1]] = _make(attempts[-1], record.state.final)
+                while len(self._made) > _KEPT:
+                    del self._made[next(iter(self._made))]
+            return made.facts
+
+    def page(self, record: Record) -> str | None:
+        """The same as a file of HTML."""
+        found = self.of(record)
+        return page.page([found]) if found else None
+
+
+def _make(attempt: Path, final: bool) -> _Made:
+    began = time.monotonic()
+    try:
+        found = facts.of_run(load(attempt, goes_on=not final))
+    except ConfigurationError:  # it has no ledgers yet, or never had any
+        found = None
+    took = time.monotonic() - began
+    return _Made(found, final, time.monotonic() + max(_EVERY, _TIMES * took))
