@@ -218,10 +218,10 @@ def slow_callback(situation: Situation) -> Finding | None:
     name = max(taken, key=taken.__getitem__, default="")
     if not others:
         seconds = of_each[0]
-    cost = f"callbacks of rank 0 take {_share(situation, seconds)}" + (
-        f", most of it `{name}` ({taken[name]:,.1f} s)" if name else ""
-    )
-    action = "do its work less often or in a thread of its own" + (": the other workers wait for it" if others else "")
+    most = f", most of it `{name}` ({taken[name]:,.1f} s)" if name else ""
+    waits = ", and the other workers wait for it" if others else ""
+    cost = f"callbacks of rank 0 take {_share(situation, seconds)}{most}{waits}"
+    action = f"let {f'`{name}`' if name else 'them'} work less often, or in a thread of its own"
     return _finding(situation, "slow callback", cost, action, seconds)
 
 
