@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -61,12 +62,27 @@ def main(chosen: argparse.Namespace) -> int:
     run_dirs = [path.resolve() for path in chosen.run_dirs]
     output = (chosen.output or run_dirs[-1] / ("compare.html" if len(run_dirs) > 1 else "report.html")).resolve()
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    while True:
-        runs = [load(path, is_going_on(path)) for path in run_dirs]
-        _once(chosen, runs, output, console)
-        if not chosen.follow or not any(run.goes_on for run in runs):
-            return 0
-        time.sleep(_PAUSE)
+    with contextlib.suppress(KeyboardInterrupt):  # which is how a person ends `--follow`
+        while True:
+            runs = _loaded(run_dirs, chosen.follow)
+            _once(chosen, runs, output, console)
+            if not chosen.follow or not any(run.goes_on for run in runs):
+                break
+            time.sleep(_PAUSE)
+    return 0
+
+
+def _loaded(run_dirs: list[Path], follow: bool) -> list[Run]:
+    """The runs; with ``follow`` those that go on may have written nothing yet."""
+    with Console(stderr=True).status("reading ledgers"):
+        while True:
+            goes_on = [is_going_on(path) for path in run_dirs]
+            try:
+                return [load(path, going) for path, going in zip(run_dirs, goes_on, strict=True)]
+            except ConfigurationError:
+                if not (follow and all(goes_on)):
+                    raise
+            time.sleep(_PAUSE)
 
 
 def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console) -> None:

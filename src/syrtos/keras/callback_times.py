@@ -14,10 +14,12 @@ class Timed(list[Any]):
 
     def __init__(self, callbacks: list[Any], ledger: Ledger) -> None:
         super().__init__(callbacks)
-        self._ledger = ledger
+        self._seconds = ledger.sums("callback_seconds")
 
     def __iter__(self) -> Iterator[Any]:
+        seconds, began = self._seconds, time.perf_counter()
         for callback in super().__iter__():
-            began = time.perf_counter()
             yield callback
-            self._ledger.add("callback_seconds", type(callback).__name__, time.perf_counter() - began)
+            now, name = time.perf_counter(), type(callback).__name__
+            seconds[name] = seconds.get(name, 0.0) + now - began
+            began = now

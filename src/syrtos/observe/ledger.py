@@ -188,9 +188,13 @@ class Ledger:
             self.told |= new
             self._write({"phase": "facts", **new})
 
+    def sums(self, about: str) -> dict[str, float]:
+        """Sums by name that `say_sums` writes down, to be added to: the seconds of callbacks, the numbers of graphs of functions."""
+        return self._sums.setdefault(about, {})
+
     def add(self, about: str, name: str, amount: float) -> None:
-        """Adds to a sum that `say_sums` writes down: the seconds of a callback, the number of graphs of a function."""
-        sums = self._sums.setdefault(about, {})
+        """Adds to such a sum."""
+        sums = self.sums(about)
         sums[name] = sums.get(name, 0.0) + amount
 
     def say_sums(self) -> None:

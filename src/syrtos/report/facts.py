@@ -161,5 +161,6 @@ def _incidents(run: Run) -> list[Facts]:
 
 def _trace(run: Run) -> str | None:
     """The file of a profile, if one was made."""
-    path: Path = run.folder / "trace.json.gz"
-    return path.name if path.exists() else None
+    found = [each.folder / "trace.json.gz" for each in reversed(run.generations)]
+    path: Path | None = next((path for path in found if path.exists()), None)
+    return None if path is None else str(path.relative_to(run.folder))

@@ -6,8 +6,9 @@ A record may be incomplete: of a run that goes on, that was killed, or that an o
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from syrtos.observe.clock import KINDS
 from syrtos.observe.ledger import curve_path, epochs_path, launcher_path, ledger_path, usage_path
 
 Floats = npt.NDArray[np.float64]
+_PART = 50_000  # lines that become columns at once: as dictionaries they take five times the memory
 TRAINING, EVALUATION = ("train", "loop"), ("test", "predict")
 
 
@@ -223,18 +225,27 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
 
 def _rank(path: Path, began: float, missing: list[str]) -> Rank:
     facts: dict[str, Any] = {}
-    records = []
-    for line in lines(path, missing):
-        if line.get("phase") == "facts":
-            facts |= {name: value for name, value in line.items() if name != "phase"}
-        else:
-            records.append(line)
+    told = _telling(lines(path, missing), facts)
+    parts = [_columns(part) for part in iter(lambda: list(itertools.islice(told, _PART)), [])] or [_columns([])]
     if "began" not in facts:
         missing.append(
             f"{path} does not begin as this version writes ledgers: when its worker was started is not known."
         )
     offset = max(facts.get("began", began) - began, 0.0) if began else 0.0
-    return Rank(int(path.stem.partition("-")[2]), facts, _columns(records), offset)
+    whole = Lines(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Lines))
+    )
+    start = np.cumsum(whole.wall) - whole.wall
+    return Rank(int(path.stem.partition("-")[2]), facts, dataclasses.replace(whole, start=start), offset)
+
+
+def _telling(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The lines that account for time; those of facts go into ``facts``."""
+    for line in found:
+        if line.get("phase") != "facts":
+            yield line
+        else:
+            facts.update({name: value for name, value in line.items() if name != "phase"})
 
 
 def _columns(records: Sequence[Mapping[str, Any]]) -> Lines:
@@ -280,21 +291,21 @@ def _usage(folder: Path, missing: list[str]) -> list[Mapping[str, Any]]:
     return found
 
 
-def lines(path: Path, missing: list[str]) -> Iterable[dict[str, Any]]:
+def lines(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
     """The lines of a file, as far as they can be read; says of others that they were left out. The last may be half written, by a worker that was killed."""
     if not path.exists():
         return
     damaged = 0
-    *whole, last = path.read_bytes().split(b"\n")
-    for line in whole:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-        if isinstance(found, dict):
-            yield found
-        else:
-            damaged += 1
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                found = json.loads(line) if line.endswith(b"\n") else {}
+            except ValueError:
+                found = None
+            if not isinstance(found, dict):
+                damaged += 1
+            elif found:
+                yield found
     if damaged:
         missing.append(
             f"{damaged:,} line{'s' * (damaged > 1)} of {path} can't be read, and {'are' if damaged > 1 else 'is'} left out."
