@@ -18,7 +18,9 @@ OnNaN = Literal["warn", "stop", "skip", "rollback"]
 OnDivergence = Literal["stop", "repair"]
 CompileUpdate = Literal["auto", "on", "off"]
 
-_SECRET_NAME = re.compile(r"secret|passw|credential|(api|access|private)[_-]?key|(^|[_-])token$", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"secret|passw|passphrase|pwd|credential|(api|access|private)[_-]?key|(^|[_-])(token|key|auth|pw)$", re.IGNORECASE
+)
 _CODEC = re.compile(r"none|auto|bf16|fp16|powersgd:[1-9]\d*|topk:0?\.\d*[1-9]\d*")
 
 _STEPS = re.compile(r"steps=(\d{1,12}):(\d{1,12})")

@@ -217,7 +217,7 @@ def test_a_run_that_cannot_be_tracked_does_not_begin(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit(3)")
     for words, says in (
         ("foo", "`--track` takes tensorboard, mlflow"),
-        ("mlflow:http://me:geheim@host", "holds a user's name or password"),
+        ("mlflow:http://me:geheim@host", "holds a user's name, a password or a query"),
     ):
         done = forking.run(forking.syrtos_run(tmp_path / "run", 1, tmp_path / "train.py", flags=["--track", words]), {})
         assert done.returncode == 2

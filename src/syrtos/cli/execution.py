@@ -22,6 +22,7 @@ from syrtos.checkpoint import durable
 from syrtos.cli.env import versions
 from syrtos.cli.failure import print_failure
 from syrtos.cli.summary import print_summary, print_table
+from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations, losses, output
@@ -204,6 +205,7 @@ def execute(
         if resume:
             _note(run_dir, end=None, **(changes or {}))
         else:
+            forget_watched(run_dir)
             request.write(run_dir)
         with watching(run_dir, request.track, request.metrics_port):
             return _execute(request, run_dir, resume, met)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -64,11 +65,12 @@ def main(chosen: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     with contextlib.suppress(KeyboardInterrupt):  # which is how a person ends `--follow`
         while True:
+            began = time.monotonic()
             runs = _loaded(run_dirs, chosen.follow)
             _once(chosen, runs, output, console)
             if not chosen.follow or not any(run.goes_on for run in runs):
                 break
-            time.sleep(_PAUSE)
+            time.sleep(max(_PAUSE, 5 * (time.monotonic() - began)))  # long ledgers take long to read
     return 0
 
 
@@ -97,6 +99,9 @@ def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Co
             text.report(found[0]) if comparison is None else text.comparison((found[0], found[1]), comparison)
         )
         return
+    for each in found:
+        if each["trace"]:  # a link in the file
+            each["trace"] = os.path.relpath(Path(each["run"]["folder"]) / each["trace"], output.parent)
     try:
         durable.replace(output, page.page(found, comparison).encode())
     except OSError as error:
@@ -108,6 +113,8 @@ def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Co
     last = found[-1]
     if comparison is not None:
         console.print(comparison["text"], style="bold")
+    elif chosen.follow and last["run"]["goes_on"] and not last["steps"]["count"]:
+        console.print("no training step yet")
     elif chosen.follow and last["run"]["goes_on"]:
         console.print(
             f"step {last['steps']['count']:,}, {last['steps']['median_ms']:.1f} ms a step, {last['samples_per_second']:,.0f} samples/s"

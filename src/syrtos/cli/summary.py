@@ -53,7 +53,11 @@ def _print_recommended(console: Console, run_dir: Path, summary: Summary, folder
 
     from syrtos.report import promises, read  # only now: NumPy takes 0.1 s to import
 
-    kept = promises.keep(read.load(run_dir))
+    try:
+        kept = promises.keep(read.load(run_dir))
+    except Exception as error:  # a run that has ended well stays so, whatever its record looks like
+        console.print(f"no recommendation: {type(error).__name__}: {error}", soft_wrap=True, markup=False)
+        return
     if kept.get("recommended"):
         console.print(f"[yellow]recommended[/]: {escape(kept['recommended']['text'])}", soft_wrap=True)
         console.print(f"why: `syrtos report {run_dir}`", soft_wrap=True, markup=False)

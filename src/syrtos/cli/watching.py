@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +16,7 @@ TRACKERS = (
     "tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] (offline unless WANDB_MODE is set), jsonl[:FILE] or otlp[:URL] (OpenTelemetry); defaults are in "
     "the run directory or the tracker's own"
 )
+_MADE = ("tracked.json", "advice.json", "trace.json.gz", "report.html", "metrics.jsonl")
 # Seconds that trackers may take after a run to log the rest, and after which that is said.
 _PATIENCE, _SAID = 120.0, 2.0
 
@@ -33,6 +36,16 @@ def check(track: Sequence[str], metrics_port: int | None) -> None:
             raise ConfigurationError(
                 "`--metrics-port` needs a package that is not installed: `pip install prometheus-client`."
             ) from error
+
+
+def forget(run_dir: Path) -> None:
+    """Removes what was made from an earlier run in the same folder: reports, recommendations, profiles, and what trackers have kept there."""
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads((run_dir / "tracked.json").read_text()).get("tensorboard", {}).get("known_as", "")
+        if kept == str(run_dir / "tensorboard"):
+            shutil.rmtree(kept, ignore_errors=True)
+    for name in _MADE:
+        (run_dir / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

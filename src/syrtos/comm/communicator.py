@@ -231,8 +231,8 @@ class Communicator(abc.ABC):
         self.meetings += 1
         began = time.perf_counter() if trace.state.recorder else 0.0
         tags, values = self.meet(of_call(call), value, call)
-        if began and trace.state.recorder:
-            trace.state.recorder.add("agreement", call, began, time.perf_counter())
+        if began and (recorder := trace.state.recorder):
+            recorder.add("agreement", call, began, time.perf_counter())
         if joined := tags.joined:
             self.hear(tags, call)
             nothing = 1.0 if call.startswith("exchange ") else 0.0

@@ -87,7 +87,8 @@ class Session:
             _sharing.options = self.options
         if self.questions is None:  # a server is no worker
             self.ledger.open(run_dir, self.world.rank)
-            usage.sample(run_dir, self.world.rank, None if self.world.local_rank else self.world.node_rank)
+            machine = None if self.world.local_rank else self.world.node_rank
+            usage.sample(run_dir, self.world.rank, machine, lambda: self.ledger.trained)
         if self.options.asynchronous:
             self.ledger.say(training="asynchronous")
         if self.world.node_count > 1:

@@ -105,6 +105,14 @@ _CHECK_COST = 200
 _INTERRUPTED = 2.0
 
 
+def _number(value: Any) -> float | None:
+    """A value of the logs, if it is one number."""
+    try:
+        return float(value) if not isinstance(value, str) and np.ndim(value) == 0 else None
+    except (TypeError, ValueError):
+        return None
+
+
 def _index(batch: Any) -> int:
     """The number of a batch; a loop of the script's own may say anything."""
     try:
@@ -155,7 +163,7 @@ class BeforeUsers(_Quiet):
         self._ledger.become("callbacks")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._ledger.begin_step("train", "callbacks")
+        self._ledger.begin_step("train", "callbacks", steps=int(getattr(self.model, "steps_per_execution", None) or 1))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._ledger.begin_step("test", "callbacks")
@@ -263,8 +271,10 @@ class AfterUsers(_Quiet):
         self._session.ledger.point(lambda: self._measured(self._epoch, logs))
 
     def _measured(self, epoch: int, logs: Any) -> dict[str, Any]:
-        """What a curve shows: numbers of the logs, and the learning rate."""
-        numbers = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        """What a curve shows: numbers of the logs, in which callbacks may have put anything, and the learning rate."""
+        numbers = {
+            str(name): number for name, value in dict(logs or {}).items() if (number := _number(value)) is not None
+        }
         return {"epoch": epoch + 1, "logs": numbers, "learning_rate": learning_rate.rate_of(self.model)}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

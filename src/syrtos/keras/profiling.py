@@ -5,7 +5,6 @@ The trace is in the format of Chrome's and Perfetto's viewers: "Trace Event Form
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import shutil
@@ -26,122 +25,165 @@ MARK = "syrtos clock"
 FILE = "trace.json.gz"
 
 
+class Recording:
+    """What this worker does, from now on until `stop`."""
+
+    def __init__(self, with_framework: bool) -> None:
+        self._folder: str | None = None
+        self._stop: Callable[[], Sequence[Event]] | None = None
+        if with_framework:
+            self._start_framework()
+        self._seen: Sequence[Event] = ()
+        self._marked = time.perf_counter()
+        if self._stop:
+            with backend.active().annotation(MARK):
+                time.sleep(0.001)
+        self._recorder = trace.state.recorder = Recorder()
+
+    def _start_framework(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="profile-", dir=world.current().options.run_dir)
+        try:
+            self._stop = backend.active().start_profiler(Path(self._folder))
+        except Exception as error:  # another profiler of the script's own, or a build without one
+            print(f"syrtos: the framework's own profiler did not start: {error}", file=sys.stderr)
+
+    def add(self, track: str, name: str, start: float, end: float) -> None:
+        """Notes a span."""
+        self._recorder.add(track, name, start, end)
+
+    def stop(self) -> None:
+        """Records no more."""
+        if trace.state.recorder is not self._recorder:
+            return
+        trace.state.recorder = None
+        if self._stop:
+            self._seen = self._stop()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._recorder.left_out:
+            print(
+                f"syrtos: the profile is full: {self._recorder.left_out:,} later spans are not in it.", file=sys.stderr
+            )
+
+    def events(self, ahead: Callable[[float], float]) -> list[dict[str, Any]]:
+        """All that was seen, on rank 0's clock, whose `time.perf_counter` this worker's was ``ahead(moment)`` seconds ahead of."""
+        rank, shift = world.current().world.rank, ahead(self._marked)
+        marks = [event.start for event in self._seen if event.name == MARK]
+        theirs = [event for event in self._seen if event.name != MARK] if marks else []
+        return [
+            *_ours(rank, self._recorder.spans(), shift),
+            *(_theirs(rank, theirs, self._marked - shift - marks[0]) if theirs else []),
+        ]
+
+
 class Profile:
-    """The profile of some steps of this run."""
+    """`--profile`: some training steps of the run, with the framework's profiler."""
 
     def __init__(self, first: int, last: int) -> None:
         """Of the steps with index ``first`` to ``last`` - 1."""
         self._first, self._last = first, last
-        self._recording: Recording | None = None
-        self._since, self._trained = 0.0, 0
+        self._since, self._made = 0.0, 0
 
-    def at_step(self, trained: int) -> None:
-        """So many steps have been made: called before and after each."""
-        now = time.perf_counter()
-        if self._recording:
-            if trained > self._trained:
-                self._recording.recorder.add("steps", f"step {trained - 1}", self._since, now)
-                self._since, self._trained = now, trained
-            if trained >= self._last:
-                self.end()
-        elif self._first <= trained < self._last:
-            self._recording = Recording(with_framework=True)
-            self._since, self._trained = time.perf_counter(), trained
-
-    def end(self) -> None:
-        """Writes the trace, if it was begun. All workers call this at the same step, or at the end of the script."""
-        ledger = world.current().ledger
-        ledger.at_step = ledger.at_end = None
-        if self._recording:
-            gather(self._recording, Path(world.current().options.run_dir) / FILE)
-        else:
-            print(
-                f"syrtos: nothing was profiled: the script has made {ledger.trained} training steps.", file=sys.stderr
-            )
+    def at_step(self, made: int, coming: int) -> None:
+        """So many steps are made, and so many begin now, which may be executed as one; called before and after them."""
+        now, recording = time.perf_counter(), state.recordings.get(PROFILE)
+        if recording is None:
+            if made < self._last and made + coming > self._first and coming and _is_free("nothing is profiled"):
+                state.recordings[PROFILE] = Recording(with_framework=True)
+                self._since, self._made = time.perf_counter(), made
+            return
+        if made > self._made:
+            several = f"steps {self._made} to {made - 1}" if made - self._made > 1 else f"step {self._made}"
+            recording.add("steps", several, self._since, now)
+            self._since, self._made = now, made
+        if made >= self._last:
+            recording.stop()
+            world.current().ledger.at_step = None
+            write_own(PROFILE)
 
 
 class Timeline:
-    """Horovod's timeline: each worker records from `begin` to `stop`. Rank 0 writes its own spans then, and those of all workers when the script has ended:
-    only there all workers are sure to meet."""
-
-    def __init__(self) -> None:
-        self._recording: Recording | None = None
-        self._path = Path()
+    """Horovod's timeline: each worker records from `begin` to `stop`."""
 
     def begin(self, path: Path) -> None:
-        """Begins to record, for a file; nothing if this worker records already."""
-        if trace.state.recorder is None:
-            self._recording, self._path = Recording(with_framework=False), path.absolute()
-            world.current().ledger.at_end = self.end
+        """Begins to record, for a file of rank 0."""
+        if TIMELINE not in state.recordings and _is_free(f"no timeline is written to {path}"):
+            state.recordings[TIMELINE] = Recording(with_framework=False)
+            state.timeline = path.absolute()
 
     def stop(self) -> None:
-        """This worker records no more."""
-        if self._recording and trace.state.recorder is self._recording.recorder:
-            trace.state.recorder = None
-            if world.current().world.rank == 0:
-                write(self._recording.events(0.0), self._path)
-
-    def end(self) -> None:
-        """All workers call this together."""
-        self.stop()
-        if self._recording:
-            recording, self._recording = self._recording, None
-            gather(recording, self._path)
+        """Records no more."""
+        if recording := state.recordings.get(TIMELINE):
+            recording.stop()
+            write_own(TIMELINE)
 
 
-def end_of_script() -> None:
-    """All workers have come to the end of the script, and at least one of them has recorded something."""
-    if at_end := world.current().ledger.at_end:
-        at_end()
-    else:
-        gather(None, Path())
+def _is_free(otherwise: str) -> bool:
+    """Whether nothing is recorded now; says what does not happen ``otherwise``."""
+    if trace.state.recorder is None:
+        return True
+    print(
+        f"syrtos: {otherwise}: Horovod's timeline and `--profile` can't be recorded at the same time.", file=sys.stderr
+    )
+    return False
 
 
-class Recording:
-    """What is recorded of this worker, from now on until `events` is called."""
-
-    def __init__(self, with_framework: bool) -> None:
-        self._stop: Callable[[], Sequence[Event]] | None = None
-        self._folder = tempfile.mkdtemp(prefix="syrtos-profile-")
-        if with_framework:
-            try:
-                self._stop = backend.active().start_profiler(Path(self._folder))
-            except Exception as error:  # another profiler of the script's own, or a build without one
-                print(f"syrtos: the framework's own profiler did not start: {error}", file=sys.stderr)
-        began = time.perf_counter()
-        with backend.active().annotation(MARK) if self._stop else contextlib.nullcontext():
-            time.sleep(0.001)
-        self._marked = began
-        self.recorder = trace.state.recorder = Recorder()
-
-    def events(self, ahead: float) -> list[dict[str, Any]]:
-        """All that was seen by this worker, on rank 0's clock, whose `time.perf_counter` this one is so many seconds ahead of."""
-        if trace.state.recorder is self.recorder:
-            trace.state.recorder = None
-        rank = world.current().world.rank
-        found = list(_ours(rank, self.recorder.spans(), ahead))
-        if self._stop:
-            seen = self._stop()
-            marks = [event.start for event in seen if event.name == MARK]
-            shift = self._marked - ahead - marks[0] if marks else 0.0
-            found += _theirs(rank, [event for event in seen if event.name != MARK], shift) if marks else []
-            self._stop = None
-        shutil.rmtree(self._folder, ignore_errors=True)
-        return found
+PROFILE, TIMELINE = "profile", "timeline"
 
 
-def gather(recording: Recording | None, path: Path) -> None:
-    """The first worker that has a recording writes one trace of all. All of them call this together."""
+class _State:
+    """What this process records, or has recorded, and where the timeline goes."""
+
+    def __init__(self) -> None:
+        self.recordings: dict[str, Recording] = {}
+        self.timeline = Path()
+
+    def path(self, kind: str) -> Path:
+        """The file of a kind of recording."""
+        return self.timeline if kind == TIMELINE else Path(world.current().options.run_dir) / FILE
+
+
+state = _State()
+
+
+def write_own(kind: str) -> None:
+    """Rank 0 writes what it has recorded itself, so that something is there should the script fail before its end."""
+    if world.current().world.rank == 0:
+        write(state.recordings[kind].events(lambda _: 0.0), state.path(kind))
+
+
+def end_of_script(recorded: Sequence[float]) -> None:
+    """All workers have come to the end of the script, and write one trace of all: only here they are sure to meet, for they may make different numbers of
+    steps. ``recorded``: what `recordings` is on each."""
     session = world.current()
     comm = session.comm
-    with session.ledger.span("rest"):
-        ahead = clocks.ahead(comm) if comm.size > 1 else 0.0
-        mine = gzip.compress(json.dumps(recording.events(ahead)).encode()) if recording else b""
-        parts = comm.allgather_object(mine) if comm.size > 1 else [mine]
-        first = next((rank for rank, part in enumerate(parts) if part), -1)
-        if session.world.rank == first:
-            write([event for part in parts if part for event in json.loads(gzip.decompress(part))], path)
-            print(f"syrtos: the profile is in {path}; open it in ui.perfetto.dev or chrome://tracing", file=sys.stderr)
+    ahead = session.ledger.clock_ahead(clocks.ahead(comm) if comm.size > 1 else 0.0)
+    for bit, kind in enumerate((PROFILE, TIMELINE)):
+        if any(int(each) >> bit & 1 for each in recorded):
+            mine = b""
+            if recording := state.recordings.get(kind):
+                recording.stop()
+                mine = gzip.compress(json.dumps(recording.events(ahead)).encode())
+            parts = (
+                comm.allgather_object([mine, str(state.path(kind)) if mine else ""])
+                if comm.size > 1
+                else [[mine, str(state.path(kind))]]
+            )
+            first = next(rank for rank, (part, _) in enumerate(parts) if part)
+            if session.world.rank == first:
+                path = Path(parts[first][1])
+                write([event for part, _ in parts if part for event in json.loads(gzip.decompress(part))], path)
+                print(
+                    f"syrtos: the {kind} is in {path}; open it in ui.perfetto.dev or chrome://tracing", file=sys.stderr
+                )
+
+
+def recordings() -> float:
+    """What this worker has recorded, as the bits of a number: 1 a profile, 2 a timeline."""
+    asked, ledger = world.current().options.profiled, world.current().ledger
+    if asked and PROFILE not in state.recordings and world.current().world.rank == 0:
+        print(f"syrtos: nothing was profiled: the script has made {ledger.reached} training steps.", file=sys.stderr)
+    return float((PROFILE in state.recordings) + 2 * (TIMELINE in state.recordings))
 
 
 def write(events: list[dict[str, Any]], path: Path) -> None:
@@ -199,8 +241,6 @@ def _theirs(rank: int, events: Sequence[Event], shift: float) -> list[dict[str, 
 
 def install() -> None:
     """Profiles the steps that the run's options ask for."""
-    asked = world.current().options.profiled
-    ledger = world.current().ledger
-    if asked and ledger.at_step is None:
-        profile = Profile(*asked)
-        ledger.at_step, ledger.at_end = profile.at_step, profile.end
+    asked, ledger = world.current().options.profiled, world.current().ledger
+    if asked and ledger.at_step is None and PROFILE not in state.recordings:
+        ledger.at_step = Profile(*asked).at_step

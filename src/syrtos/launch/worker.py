@@ -108,7 +108,7 @@ class _Worker:
         return 0
 
     def _join(self) -> Literal["worker", "server"]:
-        from syrtos.comm import world
+        from syrtos.comm import clocks, world
 
         resources.apply(settings.environment())
         session = world.init()
@@ -132,6 +132,8 @@ class _Worker:
         if not self._supervised and session.world.size > 1 and self.rank == 0:
             print(f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True)
         seeds.agree(session.comm)
+        if session.options.profile and session.world.size > 1:
+            session.ledger.began_ahead = time.perf_counter(), clocks.ahead(session.comm)
         if session.world.size > 1:
             made_folders.install(world.claims_folder(run_dir), lambda: session.rank_aware)
         check_tf_config(settings.environment())
@@ -179,9 +181,10 @@ class _Worker:
             session.servers.leave()
         if self._options.asynchronous:
             return
-        recorded = session.ledger.at_end is not None
-        if any(session.comm.agree("end of the script", float(recorded))):
-            importlib.import_module("syrtos.keras.profiling").end_of_script()
+        profiling = sys.modules.get("syrtos.keras.profiling")
+        recorded = session.comm.agree("end of the script", profiling.recordings() if profiling else 0.0)
+        if any(recorded):
+            importlib.import_module("syrtos.keras.profiling").end_of_script(recorded)
 
     def _say_finished(self) -> None:
         """Nothing else counts as an end: a library may end the process with exit code 0."""

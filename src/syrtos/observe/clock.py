@@ -101,8 +101,8 @@ class Clock:
         with self._lock:
             now, part = self._now(), self.parts[-1]
             part.add(part.kind, now - self._since - self._moved)
-            if trace.state.recorder:
-                trace.state.recorder.add("worker", part.kind, self._since, now)
+            if recorder := trace.state.recorder:
+                recorder.add("worker", part.kind, self._since, now)
             self._since, self._moved, self._marked = now, 0.0, None
 
     def become(self, kind: Kind) -> None:
@@ -114,9 +114,9 @@ class Clock:
     def spend(self, kind: Kind, seconds: float, name: str = "") -> None:
         """Attributes seconds of the time since the last change to ``kind``; time that was attributed before is not counted again. A profile shows it as
         ``name``."""
-        if trace.state.recorder and kind != "wait":  # a profile has each agreement by its name
+        if (recorder := trace.state.recorder) and kind != "wait":  # a profile has each agreement by its name
             now = self._now()
-            trace.state.recorder.add("exchange", name or kind, now - seconds, now)
+            recorder.add("exchange", name or kind, now - seconds, now)
         with self._lock:
             part = self.parts[-1]
             seconds = min(seconds, self._open())

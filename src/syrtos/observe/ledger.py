@@ -35,7 +35,8 @@ class Ledger:
         fits: calls of `fit` so far.
         told: what was said last, by name.
         host: the name of this machine.
-        at_step: called before and after each training step with the number of those made; and ``at_end`` when the script has ended on all workers.
+        began_ahead: a moment at the beginning, and by how much this worker's clock was ahead of rank 0's then; None: not measured.
+        at_step: called before and after each training step with the number of those that are made, and that begin now.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -48,8 +49,8 @@ class Ledger:
         self.trained = self.fits = 0
         self.told: dict[str, object] = {}
         self.host = socket.gethostname()
-        self.at_step: Callable[[int], None] | None = None
-        self.at_end: Callable[[], None] | None = None
+        self.at_step: Callable[[int, int], None] | None = None
+        self.began_ahead: tuple[float, float] | None = None
 
     def open(self, run_dir: str, rank: int) -> None:
         """Writes to ``run_dir/ledger`` from now on, beginning with the time counted so far."""
@@ -86,11 +87,11 @@ class Ledger:
             if part is not None:
                 self._close(part)
 
-    def begin_step(self, phase: Phase, kind: Kind = "compute") -> None:
-        """A step, or several executed as one, begins now. A step that was begun and not ended is dropped."""
+    def begin_step(self, phase: Phase, kind: Kind = "compute", steps: int = 1) -> None:
+        """A step, or as many as ``steps`` executed as one, begins now. A step that was begun and not ended is dropped."""
         self.drop_step()
         if self.at_step and phase == "train":
-            self.at_step(self.trained)
+            self.at_step(self.reached, steps)
         outer = self.clock.top
         if self.clock.begin(phase, kind, is_step=True):
             outer.kind = "rest"  # from now on: the loop around the steps
@@ -109,12 +110,27 @@ class Ledger:
             self.trained += steps if trains else 0
             self._close(self.clock.top, step=step, steps=steps)
             if self.at_step and trains:
-                self.at_step(self.trained)
+                self.at_step(self.reached, 0)
 
     def drop_step(self) -> None:
         """Drops a step that was begun and found no data: its time is added to the part around it."""
         if self.in_step:
             self.clock.unwind(self.clock.parts[-2])
+
+    def clock_ahead(self, now: float) -> Callable[[float], float]:
+        """By how many seconds `time.perf_counter` was ahead of rank 0's at a moment; ``now``: at this one. Clocks of hosts drift apart: between the beginning,
+        if `began_ahead` was measured, and now evenly."""
+        at = time.perf_counter()
+        if self.began_ahead is None:
+            return lambda moment: now
+        began, first = self.began_ahead
+        return lambda moment: first + (now - first) * min(max((moment - began) / max(at - began, 1e-9), 0.0), 1.0)
+
+    @property
+    def reached(self) -> int:
+        """Training steps of the run so far, with those of the generations before."""
+        before: object = self.told.get("trained", 0)
+        return self.trained + (before if isinstance(before, int) else 0)
 
     @property
     def in_step(self) -> bool:
@@ -132,7 +148,7 @@ class Ledger:
         """Before a possible first update of a loop of the script's own: time until now is no part of the loop."""
         part = self.clock.top
         if self.at_step and self.in_script:
-            self.at_step(self.trained)
+            self.at_step(self.reached, 1)
         if part.phase == "script" and self.in_script:
             self.clock.tick()
             if part.wall > _WORTH_A_LINE:
@@ -146,7 +162,7 @@ class Ledger:
             self.trained += 1
             self._record(self.clock.top, steps=1)
             if self.at_step:
-                self.at_step(self.trained)
+                self.at_step(self.reached, 0)
 
     def _end_loop(self) -> None:
         if self.in_script:
@@ -199,9 +215,8 @@ class Ledger:
 
     def say_sums(self) -> None:
         """Writes down the sums so far."""
-        self.say(
-            **{about: {name: round(amount, 3) for name, amount in sums.items()} for about, sums in self._sums.items()}
-        )
+        sums = {about: dict(amounts) for about, amounts in list(self._sums.items())}  # other threads add to them
+        self.say(**{about: {name: round(amount, 3) for name, amount in each.items()} for about, each in sums.items()})
 
     def epoch(self, **facts: object) -> None:
         """Rank 0 writes down the end of an epoch, in a file that is short enough to be read again and again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,20 @@ from syrtos.observe.ledger import pause, usage_path
 _EVERY, _FIRST = 1.0, 1.0
 
 
-def sample(run_dir: str, rank: int, machine: int | None) -> None:
+def sample(run_dir: str, rank: int, machine: int | None, trained: Callable[[], int]) -> None:
     """Takes samples from now on until the process ends.
 
     Args:
         run_dir: where `usage_path` is.
         rank: of this worker.
         machine: the number of the machine, for one worker of it; None for the others.
+        trained: how many training steps this process has made.
     """
-    thread = threading.Thread(
-        target=_sample, args=(usage_path(Path(run_dir), rank), rank, machine), name="syrtos usage"
-    )
-    thread.daemon = True
-    thread.start()
+    arguments = (usage_path(Path(run_dir), rank), rank, machine, trained)
+    threading.Thread(target=_sample, args=arguments, name="syrtos usage", daemon=True).start()
 
 
-def _sample(path: Path, rank: int, machine: int | None) -> None:
+def _sample(path: Path, rank: int, machine: int | None, trained: Callable[[], int]) -> None:
     began = time.time()
     time.sleep(_FIRST)
     try:
@@ -44,7 +43,7 @@ def _sample(path: Path, rank: int, machine: int | None) -> None:
     gpus = _Gpus() if machine is not None else None
     try:
         while True:
-            facts = _of_process(process) | {"rank": rank}
+            facts = _of_process(process) | {"rank": rank, "trained": trained()}
             if machine is not None and gpus is not None:
                 facts["machine"] = {"number": machine, **_of_machine(psutil), "gpus": gpus.now()}
             with path.open("a", encoding="utf-8") as file:
@@ -92,15 +91,22 @@ class _Gpus:
         except Exception:  # no library, no driver, or no GPU: NVML has an error class for each
             self._handles = []
 
-    def now(self) -> list[dict[str, float]]:
-        """Percent of time in which each computed, bytes of its memory, watts."""
+    def now(self) -> list[dict[str, float | None]]:
+        """Percent of time in which each computed, bytes of its memory, watts; None for what a GPU does not tell, as a part of one (MIG) or a virtual one."""
         return [self._one(handle) for handle in self._handles]
 
-    def _one(self, handle: Any) -> dict[str, float]:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+    def _one(self, handle: Any) -> dict[str, float | None]:
+        nvml = self._nvml
         return {
-            "busy": self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-            "memory": memory.used,
-            "memory_total": memory.total,
-            "watts": self._nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            "busy": _told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            "memory": _told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            "memory_total": _told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            "watts": _told(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
         }
+
+
+def _told(ask: Callable[[], float]) -> float | None:
+    try:
+        return ask()
+    except Exception:  # NVML has an error class for each reason
+        return None

@@ -163,7 +163,10 @@ def tiny_batches(situation: Situation) -> Finding | None:
     meets = min(e + w for e, w in zip(situation.typical("exchange"), situation.typical("wait"), strict=True))
     wall = own[fastest] + meets
     computes = situation.typical("compute")[fastest]
-    alone = own[fastest] - computes + situation.compute_with(fastest, situation.workers)
+    reads = situation.typical("input")[fastest]
+    # one worker reads the records of all, but where each of them reads all already
+    more = 0.0 if situation.facts.get("input") == "sliced" else reads * (situation.workers - 1)
+    alone = own[fastest] - computes + situation.compute_with(fastest, situation.workers) + more
     cost = (
         f"a step of {sum(situation.samples()):,.0f} samples takes {wall * 1e3:.1f} ms, of which workers compute {computes * 1e3:.1f} ms and exchange and wait "
         f"{meets * 1e3:.1f} ms"
@@ -206,21 +209,17 @@ def update_bound(situation: Situation) -> Finding | None:
 
 
 def slow_callback(situation: Situation) -> Finding | None:
-    """The others wait while a callback of rank 0 works."""
+    """The others wait while a callback of rank 0 works, or a callback works on all of them."""
     of_each = [each["callbacks"] for each in situation.by_rank]
-    others = of_each[1:]
-    seconds = of_each[0] - median(others)
-    taken = {
-        name: spent
-        for name, spent in (situation.ranks[0].facts.get("callback_seconds") or {}).items()
-        if name not in _OUR_CALLBACKS
-    }
+    told = situation.ranks[0].facts.get("callback_seconds") or {}
+    taken = {name: spent for name, spent in told.items() if name not in _OUR_CALLBACKS}
     name = max(taken, key=taken.__getitem__, default="")
-    if not others:
-        seconds = of_each[0]
+    alone = of_each[0] - median(of_each[1:])
+    waits = len(of_each) > 1 and alone > of_each[0] / 2
+    seconds = min(alone if waits else of_each[0], sum(taken.values()) if taken else of_each[0])
+    which = "callbacks of rank 0" if waits else "callbacks"
     most = f", most of it `{name}` ({taken[name]:,.1f} s)" if name else ""
-    waits = ", and the other workers wait for it" if others else ""
-    cost = f"callbacks of rank 0 take {_share(situation, seconds)}{most}{waits}"
+    cost = f"{which} take {_share(situation, seconds)}{most}{', and the other workers wait for it' if waits else ''}"
     action = f"let {f'`{name}`' if name else 'them'} work less often, or in a thread of its own"
     return _finding(situation, "slow callback", cost, action, seconds)
 

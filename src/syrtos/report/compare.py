@@ -18,7 +18,7 @@ from syrtos.report.read import Floats, Run
 from syrtos.report.summary import SHARES
 from syrtos.report.waterfall import PARTS
 
-_DRAWS, _BLOCKS, _FEWEST = 1000, 20, 8
+_DRAWS, _BLOCKS, _FEWEST, _MOST = 1000, 20, 8, 2000
 
 
 def compared(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
@@ -58,9 +58,14 @@ def _row(kind: str, words: str, a: Floats, b: Floats) -> dict[str, Any]:
 def _interval(a: Floats, b: Floats, use: Any) -> list[float]:
     """95 % interval of the change in percent."""
     random = np.random.default_rng(0)
-    firsts, seconds = _draws(a, use, random), _draws(b, use, random)
+    firsts, seconds = (_draws(_thinned(values, use), use, random) for values in (a, b))
     low, high = np.percentile((seconds / np.maximum(firsts, 1e-12) - 1) * 100, [2.5, 97.5])
     return [float(low), float(high)]
+
+
+def _thinned(values: Floats, use: Any) -> Floats:
+    """At most so many numbers: those of many steps are first summed up in groups that follow each other."""
+    return values if len(values) <= _MOST else np.array([use(group) for group in np.array_split(values, _MOST)])
 
 
 def _draws(values: Floats, use: Any, random: np.random.Generator) -> Floats:

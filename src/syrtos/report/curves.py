@@ -33,10 +33,10 @@ def described(run: Run) -> dict[str, Any]:
 
 def _points(run: Run, name: str) -> Iterator[dict[str, Any]]:
     for number, generation in enumerate(run.generations):
-        later = [each.trained_before for each in run.generations[number + 1 :] if each.trained]
+        kept = run.kept(number)
         for line in getattr(generation, name):
             step = generation.trained_before + int(line.get("trained") or line.get("step") or line.get("epoch") or 0)
-            if not later or step <= min(later):
+            if kept is None or step <= kept:
                 yield {
                     "step": step,
                     "epoch": line.get("epoch"),

@@ -13,7 +13,7 @@ _SHOWN = 200  # variables, the largest first
 def described(run: Run) -> dict[str, Any]:
     """For each group of gradients that an optimizer reduces its variables and buckets, and what was counted in a step."""
     facts = run.facts
-    plans = [_plan(plan) for plan in facts.get("exchanged") or []]
+    plans = [_plan(plan) for name, plan in sorted(facts.items()) if name.startswith("exchanged ")]
     return {
         "gradient_bytes": facts.get("gradient_bytes"),
         "sums": facts.get("gradient_sums"),

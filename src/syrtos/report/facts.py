@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from syrtos.report.read import Run
 from syrtos.report.waterfall import PARTS
 
 VERSION = 1
+_HIDDEN = "******"
 Facts = dict[str, Any]
 
 
@@ -33,7 +35,7 @@ def of_run(run: Run) -> Facts:
         "parts": PARTS,
         "seconds": seconds,
         "goodput": waterfall.goodput(seconds),
-        "samples_per_second": found.samples_per_second if found else 0.0,
+        "samples_per_second": situation.samples_per_second(run),
         "ranks": _ranks(run),
         "steps": steps.described(run),
         "heat": steps.heat(run),
@@ -68,20 +70,18 @@ def _run(run: Run) -> Facts:
 
 
 def shown_arguments(words: Sequence[str]) -> list[str]:
-    """A script's arguments without values whose names say that they are secret: `--api-key=...`, `--token ...`."""
+    """A script's arguments without what is secret: values of names that say so (`--api-key=...`, `--token ...`), and users of addresses."""
     shown: list[str] = []
-    for number, word in enumerate(words):
-        name, equals, _ = str(word).partition("=")
-        before = str(words[number - 1]) if number else ""
-        if (
-            before.startswith("-")
-            and "=" not in before
-            and not str(word).startswith("-")
-            and settings.is_secret(before.lstrip("-"))
-        ):
-            shown.append("******")
+    before = ""
+    for word in map(str, words):
+        name, equals, _ = word.partition("=")
+        if before and not word.startswith("-"):
+            shown.append(_HIDDEN)
+        elif equals and settings.is_secret(name.lstrip("-")):
+            shown.append(f"{name}={_HIDDEN}")
         else:
-            shown.append(f"{name}=******" if equals and settings.is_secret(name.lstrip("-")) else str(word))
+            shown.append(re.sub(r"//[^/\s]*@|//[^@\s]*:[^@\s]*@", f"//{_HIDDEN}@", word))
+        before = word if word.startswith("-") and not equals and settings.is_secret(word.lstrip("-")) else ""
     return shown
 
 
@@ -137,14 +137,13 @@ def _data(run: Run) -> Facts:
 
 def _incidents(run: Run) -> list[Facts]:
     """The ends of generations that others followed, or that were no success."""
-    found = []
+    found, reached = [], 0
     for number, generation in enumerate(run.generations, 1):
         is_last = number == len(run.generations)
-        outcome = generation.outcome
+        outcome, kept = generation.outcome, run.kept(number - 1)
+        reached = generation.trained_before + generation.trained if generation.trained else reached
         if (is_last and outcome.get("end") in (None, "FINISHED", "unknown")) or not outcome:
             continue
-        after = None if is_last else run.generations[number].trained_before
-        reached = generation.trained_before + generation.trained
         found.append(
             {
                 "generation": number,
@@ -152,10 +151,11 @@ def _incidents(run: Run) -> list[Facts]:
                 "end": outcome.get("end"),
                 "text": outcome.get("text", ""),
                 "step": reached,
-                "again": None if after is None else max(reached - after, 0),
+                "again": None if kept is None else max(reached - kept, 0) if generation.trained else 0,
                 "logs": str(generation.folder / "logs"),
             }
         )
+        reached = reached if kept is None else min(reached, kept)
     return found
 
 

@@ -97,6 +97,7 @@ class Figures:
         for folder in folders[folders.index(self._folder) :]:
             if folder != self._folder:
                 self._folder, self.workers, self.generations = folder, {}, self.generations + 1
+                self.trained_before = 0
             self._take_ledgers(folder)
             found += self._of_curves(folder)
             found += self._of_usage(folder)
@@ -134,10 +135,13 @@ class Figures:
             for line in self._lines(path):
                 rank = int(line.get("rank", 0))
                 self.workers.setdefault(rank, _Worker()).usage = line
-                yield Point(line["time"], self.steps, dict(_of_system(line, rank)))
+                step = self.trained_before + int(line.get("trained", 0))
+                yield Point(
+                    line["time"], step, {name: value for name, value in _of_system(line, rank) if value is not None}
+                )
 
 
-def _of_system(line: Mapping[str, Any], rank: int) -> Iterable[tuple[str, float]]:
+def _of_system(line: Mapping[str, Any], rank: int) -> Iterable[tuple[str, float | None]]:
     yield f"system/rank {rank} memory bytes", float(line["memory"])
     machine = line.get("machine")
     if machine:
@@ -145,5 +149,5 @@ def _of_system(line: Mapping[str, Any], rank: int) -> Iterable[tuple[str, float]
         yield f"{place} cpu percent", float(machine["cpu"])
         yield f"{place} memory bytes", float(machine["memory"])
         for number, gpu in enumerate(machine.get("gpus") or ()):
-            yield f"{place} gpu {number} percent", float(gpu["busy"])
-            yield f"{place} gpu {number} memory bytes", float(gpu["memory"])
+            yield f"{place} gpu {number} percent", gpu["busy"]
+            yield f"{place} gpu {number} memory bytes", gpu["memory"]

@@ -101,9 +101,10 @@ def _ended(run_dir: Path) -> tuple[bool, Path | None]:
     """Whether the run has finished, and the file of its report."""
     try:
         run = load(run_dir)
+        finished = run.generations[-1].outcome.get("end") == "FINISHED"
         path = run_dir / "report.html"
         durable.replace(path, page.page([facts.of_run(run)]).encode())
-        return run.generations[-1].outcome.get("end") == "FINISHED", path
+        return finished, path
     except (ConfigurationError, OSError) as error:
         print(f"syrtos: there is no report: {error}", file=sys.stderr)
         return False, None

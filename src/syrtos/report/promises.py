@@ -19,11 +19,11 @@ def keep(run: Run) -> dict[str, Any]:
     found = situation.of(run)
     if found is None:
         return {}
-    findings = advice.findings(found)
+    findings, rate = advice.findings(found), situation.samples_per_second(run, without_first=True)
     facts = {
-        "samples_per_second": found.samples_per_second,
+        "samples_per_second": rate,
         "recommended": findings[0].facts() if findings else None,
-        "before": _before(run, found.samples_per_second),
+        "before": _before(run, rate),
     }
     durable.replace(run.folder / _FILE, (json.dumps(facts, indent=2) + "\n").encode())
     return facts

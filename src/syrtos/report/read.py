@@ -19,6 +19,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch.generations import all_folders
 from syrtos.observe.clock import KINDS
 from syrtos.observe.ledger import curve_path, epochs_path, launcher_path, ledger_path, usage_path
+from syrtos.report.tail import parsed
 
 Floats = npt.NDArray[np.float64]
 _PART = 50_000  # lines that become columns at once: as dictionaries they take five times the memory
@@ -144,14 +145,25 @@ class Run:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What rank 0 of the last generation has said."""
-        first = next((each.first for each in reversed(self.generations) if each.first), None)
+        """What rank 0 has said, of the last generation that has trained, or else the last."""
+        first = self.trained.first or next((each.first for each in reversed(self.generations) if each.first), None)
         return first.facts if first else {}
 
     @property
     def trained(self) -> Generation:
         """The last generation that has trained, or else the last."""
         return next((each for each in reversed(self.generations) if each.trained), self.generations[-1])
+
+    def kept(self, number: int) -> int | None:
+        """Up to which step of the run the work of a generation was kept, by its index; None if no generation after it has trained: all of it."""
+        return min((each.trained_before for each in self.generations[number + 1 :] if each.trained), default=None)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its ledgers."""
+        return sum(
+            path.stat().st_size for each in self.generations for path in (each.folder / "ledger").glob("rank-*.jsonl")
+        )
 
     @property
     def seconds(self) -> float:
@@ -250,7 +262,8 @@ def _telling(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iterator
 
 def _columns(records: Sequence[Mapping[str, Any]]) -> Lines:
     def column(name: str) -> Floats:
-        return np.array([record.get(name) or 0.0 for record in records], np.float64)
+        values = (record.get(name) for record in records)
+        return np.array([value if isinstance(value, int | float) else 0.0 for value in values], np.float64)
 
     wall = column("wall")
     return Lines(
@@ -268,15 +281,16 @@ _CLOCKS = 0.5
 
 
 def _together(ranks: Sequence[Rank]) -> list[Rank]:
-    """The same with one clock: workers end a step at the same time, whatever the clocks of their machines say."""
-    if not ranks:
-        return []
+    """The same with one clock: workers end a step at the same time, whatever the clocks of their machines say. Not where they train at their own pace."""
+    if not ranks or ranks[0].facts.get("training") == "asynchronous" or "sync_every" in ranks[0].facts:
+        return list(ranks)
     ends = [_ends(rank) for rank in ranks]
     found = [ranks[0]]
     for rank, mine in zip(ranks[1:], ends[1:], strict=True):
         common = min(len(mine), len(ends[0]), 50)
         ahead = float(np.median(mine[:common] - ends[0][:common])) if common else 0.0
-        found.append(dataclasses.replace(rank, offset=rank.offset - ahead) if abs(ahead) > _CLOCKS else rank)
+        elsewhere = rank.facts.get("node") != ranks[0].facts.get("node") and abs(ahead) > _CLOCKS
+        found.append(dataclasses.replace(rank, offset=max(rank.offset - ahead, 0.0)) if elsewhere else rank)
     return found
 
 
@@ -298,14 +312,11 @@ def lines(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
     damaged = 0
     with path.open("rb") as file:
         for line in file:
-            try:
-                found = json.loads(line) if line.endswith(b"\n") else {}
-            except ValueError:
-                found = None
-            if not isinstance(found, dict):
-                damaged += 1
-            elif found:
+            found = parsed(line) if line.endswith(b"\n") else {}
+            if found:
                 yield found
+            elif found is None:
+                damaged += 1
     if damaged:
         missing.append(
             f"{damaged:,} line{'s' * (damaged > 1)} of {path} can't be read, and {'are' if damaged > 1 else 'is'} left out."

@@ -69,12 +69,6 @@ class Situation:
         """Training steps that were made."""
         return int(self.steps[0].count.sum())
 
-    @property
-    def samples_per_second(self) -> float:
-        """Of all workers over all of training; steps per second where samples are not known."""
-        samples = sum(float((each.samples * each.count).sum()) for each in self.steps)
-        return (samples or self.count) / self.training if self.training else 0.0
-
     def typical(self, kind: str) -> list[float]:
         """Seconds of one kind in a step, for each worker: means, without the first steps."""
         return [float(each.of(kind)[_FIRST:].mean()) for each in self.steps]
@@ -105,11 +99,31 @@ class Situation:
 
 
 def of(run: Run) -> Situation | None:
-    """The situation of a run that has made more than a few steps on all of its workers; else None."""
-    found = steps.of_ranks(run.trained)
-    if not found or len(found[0].wall) <= _FIRST + 1:
+    """The situation of a run that has made more than a few steps together on all of its workers; else None."""
+    found = steps.of_ranks(run)
+    if not found or len(found[0].wall) <= _FIRST + 1 or run.facts.get("training") == "asynchronous":
         return None
     return Situation(run, run.trained.ranks, found)
+
+
+def samples_per_second(run: Run, without_first: bool = False) -> float:
+    """Of all workers of the last generation that has trained, per second of training but for evaluations; steps where samples are not known.
+
+    ``without_first``: without building, tracing and the first steps, so that runs of different lengths can be compared.
+    """
+    samples = made = longest = 0.0
+    for rank in run.trained.ranks:
+        lines = rank.lines
+        first = np.flatnonzero(lines.trains)[:_FIRST] if without_first else np.zeros(0, np.int64)
+        chosen = np.isin(lines.phase, ("fit", *TRAINING))
+        chosen[first] = False
+        spent = float(lines.wall[chosen].sum())
+        if without_first:
+            spent -= float((lines.of("build") + lines.of("trace"))[chosen].sum())
+        samples += float(lines.samples[chosen & lines.trains].sum())
+        made = max(made, float(lines.steps[chosen & lines.trains].sum()))
+        longest = max(longest, spent)
+    return (samples or made) / longest if longest > 0 else 0.0
 
 
 def median(values: Sequence[float] | Floats) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syrtos.observe.clock import KINDS
-from syrtos.report.read import Floats, Generation, Run
+from syrtos.report.read import Floats, Generation, Rank, Run
 from syrtos.report.summary import SHARES
 
 # Points of a chart, columns of the heat map, and steps that are explained, at most.
@@ -30,6 +30,7 @@ class Steps:
         samples: of this worker, in one step.
         seconds: (rows, kinds) s of one step, by kind.
         count: steps of the line.
+        generation: the index of the generation that made them.
     """
 
     at: Floats
@@ -38,6 +39,7 @@ class Steps:
     samples: Floats
     seconds: Floats
     count: Floats
+    generation: Floats
 
     def of(self, kind: str) -> Floats:
         """Seconds of one kind in a step, by row."""
@@ -54,32 +56,43 @@ class Steps:
 
 
 def of_rank(run: Run, rank: int) -> Steps:
-    """The steps of the worker with this rank."""
-    return _steps(run.generations, rank)
+    """The steps of the worker with this rank; of those that were made again the second time."""
+    parts = [
+        _of_lines(each, generation, number, run.kept(number))
+        for number, generation in enumerate(run.generations)
+        for each in generation.ranks
+        if each.rank == rank
+    ]
+    return _joined(parts)
 
 
-def of_ranks(generation: Generation) -> list[Steps]:
-    """The steps of each worker of a generation, of those that all have made."""
-    found = [_steps([generation], rank.rank) for rank in generation.ranks]
+def of_ranks(run: Run, number: int | None = None) -> list[Steps]:
+    """The steps of each worker of a generation, by its index, or of the last that has trained; of those that all have made."""
+    number = list(run.generations).index(run.trained) if number is None else number
+    generation = run.generations[number]
+    found = [_of_lines(rank, generation, number, None) for rank in generation.ranks]
     common = min((len(steps.wall) for steps in found), default=0)
     return [Steps(*(getattr(steps, field.name)[:common] for field in dataclasses.fields(Steps))) for steps in found]
 
 
-def _steps(generations: Sequence[Generation], rank: int) -> Steps:
-    parts: list[tuple[Floats, ...]] = []
-    for generation in generations:
-        for each in generation.ranks:
-            if each.rank == rank:
-                lines, chosen = each.lines, each.lines.trains
-                count = lines.steps[chosen]
-                at = (generation.offset + each.offset + lines.start + lines.wall)[chosen]
-                number = generation.trained_before + np.cumsum(count)
-                values = (lines.wall[chosen], lines.samples[chosen])
-                parts.append((at, number, *(v / count for v in values), lines.seconds[chosen] / count[:, None], count))
+def _of_lines(rank: Rank, generation: Generation, index: int, kept: int | None) -> Steps:
+    lines, chosen = rank.lines, rank.lines.trains
+    count = lines.steps[chosen]
+    number = generation.trained_before + np.cumsum(count)
+    at = (generation.offset + rank.offset + lines.start + lines.wall)[chosen]
+    each = (lines.wall[chosen] / count, lines.samples[chosen] / count, lines.seconds[chosen] / count[:, None])
+    found = Steps(at, number, *each, count, np.full(len(count), float(index)))
+    rows = len(number) if kept is None else int(np.searchsorted(number, kept, "right"))
+    return Steps(*(getattr(found, field.name)[:rows] for field in dataclasses.fields(Steps)))
+
+
+def _joined(parts: Sequence[Steps]) -> Steps:
     if not parts:
         empty = np.zeros(0)
-        return Steps(empty, empty, empty, empty, np.zeros((0, len(KINDS))), empty)
-    return Steps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        return Steps(empty, empty, empty, empty, np.zeros((0, len(KINDS))), empty, empty)
+    return Steps(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Steps))
+    )
 
 
 def described(run: Run) -> dict[str, Any]:
@@ -111,26 +124,27 @@ def _outliers(run: Run, steps: Steps) -> list[dict[str, Any]]:
     beyond = steps.wall - usual
     found = np.flatnonzero((steps.wall > _MUCH * usual) & (beyond > _WORTH))
     found = found[np.argsort(-beyond[found])][:_EXPLAINED]
-    others = of_ranks(run.trained)
+    together = run.facts.get("training") != "asynchronous"
+    of_generations = {int(k): of_ranks(run, int(k)) if together else [] for k in np.unique(steps.generation[found])}
     return [
         {
             "number": int(steps.number[row]),
             "at": round(float(steps.at[row]), 3),
             "ms": round(float(steps.wall[row] * 1e3), 3),
-            "why": _why(run, steps, int(row), others),
+            "why": _why(run, steps, int(row), of_generations[int(steps.generation[row])]),
         }
         for row in sorted(found)
     ]
 
 
 def _why(run: Run, steps: Steps, row: int, others: Sequence[Steps]) -> str:
-    """The kind of time of which a step had more than usual, in words; of waiting, for whom."""
+    """The kind of time of which a step had more than usual, in words; of waiting, for whom. ``others``: the steps of all workers of its generation."""
     kind, more = _most_beyond(steps, row)
     words = f"{SHARES[kind]} took {more:,.3f} s longer than usual"
     if kind == "wait":
-        for rank, theirs in zip(run.trained.ranks, others, strict=True):
+        for rank, theirs in zip(run.generations[int(steps.generation[row])].ranks, others, strict=False):
             same = np.flatnonzero(theirs.number == steps.number[row])
-            if rank is not run.trained.first and len(same):
+            if rank.rank and len(same):
                 cause, longer = _most_beyond(theirs, int(same[0]))
                 if cause != "wait" and longer > more / 2:
                     return f"waited {more:,.3f} s for rank {rank.rank}, whose {SHARES[cause]} took {longer:,.3f} s longer than usual"
@@ -140,7 +154,8 @@ def _why(run: Run, steps: Steps, row: int, others: Sequence[Steps]) -> str:
 
 
 def _most_beyond(steps: Steps, row: int) -> tuple[str, float]:
-    beyond = steps.seconds[row] - np.median(steps.seconds, axis=0)
+    """The kind, and the seconds beyond what is usual of all steps that were executed as one."""
+    beyond = (steps.seconds[row] - np.median(steps.seconds, axis=0)) * steps.count[row]
     k = int(beyond.argmax())
     return KINDS[k], float(beyond[k])
 
@@ -151,7 +166,7 @@ def heat(run: Run) -> dict[str, Any]:
     Of the last generation that has trained.
     """
     generation = run.trained
-    steps = of_ranks(generation)
+    steps = of_ranks(run)
     rows = len(steps[0].wall) if steps else 0
     if rows < 2:
         return {"ranks": [], "columns": []}

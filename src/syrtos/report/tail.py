@@ -15,7 +15,8 @@ class Tail:
         self._read = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines that have been written since the last call. The last one may be half written, by a worker that was killed: it is left for later."""
+        """The lines that have been written since the last call, but those that are damaged. The last one may be half written, by a worker that was killed:
+        it is left for later."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
@@ -24,4 +25,13 @@ class Tail:
             return []
         whole = new.rfind(b"\n") + 1
         self._read += whole
-        return [json.loads(line) for line in new[:whole].splitlines()]
+        return [found for line in new[:whole].splitlines() if (found := parsed(line)) is not None]
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """A line; None if it is damaged."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -36,9 +36,9 @@ def by_rank(run: Run) -> list[list[Seconds]]:
     """The seconds of each worker of each generation; those of a worker add up to those of its generation."""
     found = []
     for number, generation in enumerate(run.generations):
-        later = next((each for each in run.generations[number + 1 :] if each.trained), None)
         is_last = generation is run.generations[-1]
-        kept = None if later is None else later.trained_before - generation.trained_before
+        until = run.kept(number)
+        kept = None if until is None else until - generation.trained_before
         found.append([_of_rank(rank, generation, kept, number > 0, is_last) for rank in generation.ranks])
     return found
 

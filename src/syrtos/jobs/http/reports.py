@@ -33,19 +33,19 @@ class Reports:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._made: dict[Path, _Made] = {}
-        self._making = threading.Lock()
+        self._making: dict[Path, threading.Lock] = {}
 
     def of(self, record: Record) -> dict[str, Any] | None:
         """The facts of a job's last attempt; None before it has written any."""
         attempts = runs.attempts(self._service.home.job(record.name))
         if not attempts:
             return None
-        with self._making:
+        with self._making.setdefault(attempts[-1], threading.Lock()):
             made = self._made.get(attempts[-1])
             if made is None or (not made.final and time.monotonic() > made.until):
                 made = self._made[attempts[-1]] = _make(attempts[-1], record.state.final)
                 while len(self._made) > _KEPT:
-                    del self._made[next(iter(self._made))]
+                    self._made.pop(next(iter(self._made)), None)
             return made.facts
 
     def page(self, record: Record) -> str | None:

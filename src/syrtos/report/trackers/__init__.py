@@ -77,10 +77,10 @@ def check(words: Sequence[str]) -> None:
             raise ConfigurationError(
                 f"`--track` takes {', '.join(_TRACKERS)}, each as NAME or NAME:PLACE. Received: {word!r}."
             )
-        if re.search(r"//[^/]*@", place):
+        if re.search(r"//.*@|[?&]", place):
             raise ConfigurationError(
-                f"`--track {name}:...` holds a user's name or password, which would be written into the run directory. Leave it out of the address, and set "
-                "the tracker's own variables (MLFLOW_TRACKING_USERNAME, WANDB_API_KEY, OTEL_EXPORTER_OTLP_HEADERS)."
+                f"`--track {name}:...` holds a user's name, a password or a query, which would be written into the run directory. Leave it out of the "
+                "address, and set the tracker's own variables (MLFLOW_TRACKING_USERNAME, WANDB_API_KEY, OTEL_EXPORTER_OTLP_HEADERS)."
             )
         _, module, package = _TRACKERS[name]
         if importlib.util.find_spec(module) is None:
