@@ -159,14 +159,7 @@ class Options:
                 f"`--on-nan {self.on_nan}` can't be given with `--ps`: servers apply each gradient that comes. Leave one of them out."
             )
         self._check_sharding()
-        if self.profile and (self.profiled is None or self.profiled[0] >= self.profiled[1]):
-            raise ConfigurationError(
-                f"`--profile` takes training steps as steps=20:30, from the first to before the last. Received: {self.profile!r}."
-            )
-        if self.profile and self.servers:
-            raise ConfigurationError(
-                "`--profile` can't be given with `--ps`: its workers do not make each step together. Leave one of them out."
-            )
+        self._check_profile()
         if self.asynchronous and self.batch == "per-worker":
             raise ConfigurationError(
                 "`--batch per-worker` can't be given with `--ps`: servers assign whole batches to workers, from data that all workers read alike. Leave it "
@@ -189,6 +182,16 @@ class Options:
         for name in ("timeout", "bucket_mb", "outer_lr"):
             if not getattr(self, name) > 0:  # NaN too
                 raise ConfigurationError(f"`{name}` must be more than 0. Received: {getattr(self, name)}.")
+
+    def _check_profile(self) -> None:
+        if self.profile and (self.profiled is None or self.profiled[0] >= self.profiled[1]):
+            raise ConfigurationError(
+                f"`--profile` takes training steps as steps=20:30, from the first to before the last. Received: {self.profile!r}."
+            )
+        if self.profile and self.servers:
+            raise ConfigurationError(
+                "`--profile` can't be given with `--ps`: its workers do not make each step together. Leave one of them out."
+            )
 
     def _check_sharding(self) -> None:
         if self.shard_update and (self.servers or self.sync_every):

@@ -80,6 +80,17 @@ def add_to(commands: Any) -> None:
         metavar="COMMAND",
         help="a command that prints the hosts of the moment, one to a line (`name:2`); it is run every 5 s. With --min-workers (default: 1)",
     )
+    _add_watching(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
+    _add_options(parser)
+    parser.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
+    # One positional for both: argparse would swallow a `--` between two.
+    parser.add_argument(
+        "script", nargs=argparse.PARSER, help="the Python script (or `python script`) and its arguments"
+    )
+
+
+def _add_watching(parser: argparse.ArgumentParser) -> None:
     watched = parser.add_argument_group("watching")
     watched.add_argument(
         "--track",
@@ -92,13 +103,6 @@ def add_to(commands: Any) -> None:
                          help="profile training steps A to B of all workers, with the framework's profiler, into RUN_DIR/trace.json.gz")  # fmt: skip
     watched.add_argument(
         "--metrics-port", type=int, metavar="PORT", help="serve figures for Prometheus on 127.0.0.1 (0: on a free port)"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
-    _add_options(parser)
-    parser.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
-    # One positional for both: argparse would swallow a `--` between two.
-    parser.add_argument(
-        "script", nargs=argparse.PARSER, help="the Python script (or `python script`) and its arguments"
     )
 
 

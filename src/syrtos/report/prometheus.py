@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,55 +17,50 @@ from syrtos.report.figures import Figures
 _LOOPBACK = "127.0.0.1"
 
 
+_Sample = tuple[tuple[str, ...], float | None]
+
+
+def _of_workers(figures: Figures, value: Callable[[Any], Iterable[_Sample]]) -> Iterator[_Sample]:
+    for rank, worker in sorted(figures.workers.items()):
+        yield from (((str(rank), *labels), number) for labels, number in value(worker))
+
+
+def _host_percent(figures: Figures) -> Iterator[_Sample]:
+    for worker in figures.workers.values():
+        if machine := worker.usage.get("machine"):
+            yield (str(machine["number"]),), machine["cpu"]
+
+
+# Each family: its class, name, meaning, labels beside the run, and its samples; those without a value are left out.
+_FAMILIES: Sequence[tuple[Any, str, str, tuple[str, ...], Callable[[Figures], Iterable[_Sample]]]] = (
+    (CounterMetricFamily, "syrtos_training_steps", "Training steps so far.", (), lambda f: [((), f.steps)]),
+    (GaugeMetricFamily, "syrtos_generations", "Generations of workers so far: 1 and the number of restarts.", (), lambda f: [((), f.generations)]),
+    (GaugeMetricFamily, "syrtos_epoch", "The epoch that goes on, or ended last.", (), lambda f: [((), f.epoch)]),
+    (GaugeMetricFamily, "syrtos_step_seconds", "Median time of the last 100 training steps of rank 0.", (), lambda f: [((), f.step_seconds)]),
+    (GaugeMetricFamily, "syrtos_samples_per_second", "Training samples of all workers, over their last 100 steps.", (), lambda f: [((), f.samples_per_second)]),
+    (GaugeMetricFamily, "syrtos_learning_rate", "The learning rate.", (), lambda f: [((), f.learning_rate)]),
+    (GaugeMetricFamily, "syrtos_metric", "The last value of a loss or metric of Keras.", ("metric",), lambda f: [((k,), v) for k, v in f.logs.items()]),
+    (CounterMetricFamily, "syrtos_worker_seconds", "Seconds of a worker by kind: input, compute, exchange, wait, ...", ("rank", "kind"),
+     lambda f: _of_workers(f, lambda w: [((kind,), spent) for kind, spent in w.seconds.items()])),
+    (GaugeMetricFamily, "syrtos_worker_memory_bytes", "Resident memory of a worker.", ("rank",),
+     lambda f: _of_workers(f, lambda w: [((), w.usage.get("memory"))])),
+    (GaugeMetricFamily, "syrtos_host_cpu_percent", "Percent of all processors of a host that are busy.", ("host",), _host_percent),
+)  # fmt: skip
+
+
 def families(runs: Mapping[str, Figures]) -> list[Metric]:
     """The families of metrics of some runs, by name, which is the value of the label ``run``: Prometheus has a label ``job`` of its own."""
-    label = "run"
-    steps = CounterMetricFamily("syrtos_training_steps", "Training steps so far.", labels=[label])
-    generations = GaugeMetricFamily(
-        "syrtos_generations", "Generations of workers so far: 1 and the number of restarts.", labels=[label]
-    )
-    epoch = GaugeMetricFamily("syrtos_epoch", "The epoch that goes on, or ended last.", labels=[label])
-    step = GaugeMetricFamily(
-        "syrtos_step_seconds", "Median time of the last 100 training steps of rank 0.", labels=[label]
-    )
-    rate = GaugeMetricFamily(
-        "syrtos_samples_per_second", "Training samples of all workers, over their last 100 steps.", labels=[label]
-    )
-    learning_rate = GaugeMetricFamily("syrtos_learning_rate", "The learning rate.", labels=[label])
-    metric = GaugeMetricFamily(
-        "syrtos_metric", "The last value of a loss or metric of Keras.", labels=[label, "metric"]
-    )
-    seconds = CounterMetricFamily(
-        "syrtos_worker_seconds",
-        "Seconds of a worker by kind: input, compute, exchange, wait, ...",
-        labels=[label, "rank", "kind"],
-    )
-    memory = GaugeMetricFamily("syrtos_worker_memory_bytes", "Resident memory of a worker.", labels=[label, "rank"])
-    cpu = GaugeMetricFamily(
-        "syrtos_host_cpu_percent", "Percent of all processors of a host that are busy.", labels=[label, "host"]
-    )
-    for name, figures in runs.items():
+    for figures in runs.values():
         figures.points()
-        steps.add_metric([name], figures.steps)
-        generations.add_metric([name], figures.generations)
-        epoch.add_metric([name], figures.epoch)
-        for family, value in (
-            (step, figures.step_seconds),
-            (rate, figures.samples_per_second),
-            (learning_rate, figures.learning_rate),
-        ):
-            if value is not None:
-                family.add_metric([name], value)
-        for key, value in figures.logs.items():
-            metric.add_metric([name, key], value)
-        for rank, worker in sorted(figures.workers.items()):
-            for kind, spent in worker.seconds.items():
-                seconds.add_metric([name, str(rank), kind], spent)
-            if "memory" in worker.usage:
-                memory.add_metric([name, str(rank)], worker.usage["memory"])
-            if machine := worker.usage.get("machine"):
-                cpu.add_metric([name, str(machine["number"])], machine["cpu"])
-    return [steps, generations, epoch, step, rate, learning_rate, metric, seconds, memory, cpu]
+    found = []
+    for kind, name, meaning, labels, samples in _FAMILIES:
+        family = kind(name, meaning, labels=["run", *labels])
+        for run, figures in runs.items():
+            for values, number in samples(figures):
+                if number is not None:
+                    family.add_metric([run, *values], number)
+        found.append(family)
+    return found
 
 
 class _Collector:
