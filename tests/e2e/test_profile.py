@@ -94,3 +94,38 @@ def test_horovods_timeline(tmp_path: Path) -> None:
     for rank in (0, 1):
         names = [each["name"] for each in found if each["pid"] == rank and each["track"] == "agreement"]
         assert sum(name.startswith("exchange float32 1000") for name in names) == 3
+
+
+JOINED = """
+import tensorflow as tf
+import horovod.tensorflow as hvd
+hvd.init()
+weights = tf.Variable(tf.ones((10,)))
+optimizer = tf.keras.optimizers.SGD(0.1)
+for _ in range(12 if hvd.rank() == 0 else 5):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weights**2)
+    gradients = hvd.DistributedGradientTape(tape).gradient(loss, [weights])
+    optimizer.apply_gradients(zip(gradients, [weights]))
+hvd.join()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("steps", ["3:7", "8:100"])
+def test_workers_that_make_different_numbers_of_steps(tmp_path: Path, steps: str) -> None:
+    """They meet at the end of the script, also where one of them has recorded nothing."""
+    run(tmp_path, JOINED, flags=("--profile", f"steps={steps}"))
+    found = events(tmp_path / "run" / "trace.json.gz")
+    ranks = {each["pid"] for each in found}
+    assert ranks == ({0, 1} if steps == "3:7" else {0})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_steps_that_are_executed_as_one(tmp_path: Path) -> None:
+    script = TRAIN.replace('"mse")', '"mse", steps_per_execution=5)')
+    run(tmp_path, script, flags=("--profile", "steps=7:9"))
+    found = events(tmp_path / "run" / "trace.json.gz")
+    assert {each["name"] for each in found if each["track"] == "steps"} == {"steps 5 to 9"}

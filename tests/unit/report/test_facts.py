@@ -144,3 +144,30 @@ def test_arguments_that_are_named_like_secrets() -> None:
         "9",
         "-v",
     ]
+
+
+def test_what_was_made_again_after_several_restarts(tmp_path: Path) -> None:
+    """100 steps; a generation that died before it went on; steps 80 to 110; and on from 60."""
+
+    def made(first: int, last: int, before: int | None) -> list[dict[str, object]]:
+        told: list[dict[str, object]] = [] if before is None else [{"phase": "facts", "trained": before}]
+        return [*told, *(step(number) for number in range(first, last))]
+
+    generation(tmp_path, 0.0, 10.0, [made(0, 100, None)], outcome="CRASHED")
+    generation(tmp_path / "generation-2", 10.0, 12.0, [[]], outcome="CRASHED")
+    generation(tmp_path / "generation-3", 12.0, 16.0, [made(80, 110, 80)], outcome="CRASHED")
+    generation(tmp_path / "generation-4", 16.0, 24.0, [made(60, 120, 60)])
+    found = facts.of_run(load(tmp_path))
+    assert [incident["again"] for incident in found["incidents"]] == [40, 0, 50]
+    assert found["steps"]["count"] == 120
+    assert found["steps"]["number"] == sorted(set(found["steps"]["number"]))
+    assert sum(found["seconds"].values()) == pytest.approx(24.0)
+    assert found["seconds"]["compute"] == pytest.approx(12.0)  # each step once
+
+
+def test_steps_that_were_executed_as_one_are_late_together(tmp_path: Path) -> None:
+    lines = [step(n, 0.32) | {"steps": 32} for n in range(20)]
+    lines[10] = step(10, 3.52, input=3.2) | {"steps": 32}
+    generation(tmp_path, 0.0, 20.0, [lines])
+    (outlier,) = facts.of_run(load(tmp_path))["steps"]["outliers"]
+    assert outlier["why"] == "input took 3.200 s longer than usual"
