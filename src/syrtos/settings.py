@@ -23,6 +23,7 @@ _SECRET_NAME = re.compile(
 )
 _CODEC = re.compile(r"none|auto|bf16|fp16|powersgd:[1-9]\d*|topk:0?\.\d*[1-9]\d*")
 
+_MOST_PROFILED = 200
 _STEPS = re.compile(r"steps=(\d{1,12}):(\d{1,12})")
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 SEED_VARIABLE = "SYRTOS_SEED"
@@ -187,6 +188,10 @@ class Options:
         if self.profile and (self.profiled is None or self.profiled[0] >= self.profiled[1]):
             raise ConfigurationError(
                 f"`--profile` takes training steps as steps=20:30, from the first to before the last. Received: {self.profile!r}."
+            )
+        if self.profiled and self.profiled[1] - self.profiled[0] > _MOST_PROFILED:
+            raise ConfigurationError(
+                f"`--profile` takes at most {_MOST_PROFILED} steps: the framework's profiler keeps all that it sees in memory. Received: {self.profile!r}."
             )
         if self.profile and self.servers:
             raise ConfigurationError(

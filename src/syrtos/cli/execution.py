@@ -264,12 +264,15 @@ def _locked(run_dir: Path) -> Iterator[None]:
 
 
 def is_going_on(run_dir: Path) -> bool:
-    """Whether a launcher runs something in this folder."""
+    """Whether a launcher runs something in this folder, into which nothing is written."""
     try:
-        with _locked(run_dir):
-            return False
-    except ConfigurationError:
+        with (run_dir / _LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    except OSError:
+        pass  # no folder, none of a run, or a file system without locks
+    return False
 
 
 def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> int:

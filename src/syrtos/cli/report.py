@@ -117,7 +117,7 @@ def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Co
         console.print("no training step yet")
     elif chosen.follow and last["run"]["goes_on"]:
         console.print(
-            f"step {last['steps']['count']:,}, {last['steps']['median_ms']:.1f} ms a step, {last['samples_per_second']:,.0f} samples/s"
+            f"step {last['steps']['count']:,}, {last['steps']['median_ms']:.1f} ms a step, {last['samples_per_second']:,.0f} {last['rate_of']}/s"
         )
     else:
         console.print(f"recommended: {last['recommended']['text']}" if last["recommended"] else last["nothing_found"])

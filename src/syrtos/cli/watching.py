@@ -48,6 +48,13 @@ def forget(run_dir: Path) -> None:
         (run_dir / name).unlink(missing_ok=True)
 
 
+def _remove_unfinished(run_dir: Path) -> None:
+    """What profilers of workers that were ended have left."""
+    for pattern in ("profile-*", "generation-*/profile-*"):
+        for folder in run_dir.glob(pattern):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def watching(run_dir: Path, track: Sequence[str], metrics_port: int | None) -> Iterator[None]:
     """Inside, a run is watched.
@@ -63,6 +70,7 @@ def watching(run_dir: Path, track: Sequence[str], metrics_port: int | None) -> I
             print(f"syrtos: metrics on http://127.0.0.1:{port}/metrics", file=sys.stderr)
         if track:
             stack.enter_context(_tracking(run_dir, track))
+        stack.callback(_remove_unfinished, run_dir)
         yield
 
 
@@ -71,7 +79,7 @@ def _tracking(run_dir: Path, words: Sequence[str]) -> Iterator[None]:
     """Inside, a process of its own logs the run. At the end it logs the rest."""
     log = run_dir / "logs" / "track.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "syrtos", "track", str(run_dir), *words, "--until-closed"]
+    command = [sys.executable, "-P", "-m", "syrtos", "track", str(run_dir), *words, "--until-closed"]
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, start_new_session=True)
     try:

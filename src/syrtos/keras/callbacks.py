@@ -184,6 +184,7 @@ class BeforeUsers(_Quiet):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._ledger.drop_step()
         self._ledger.become("callbacks")
+        self._last.rate = learning_rate.rate_of(self.model)
         asynchronous.take_weights()
         if self.model is not None and self._last.trains:
             accumulation.gather(world.sharing().comm, self.model)
@@ -202,6 +203,8 @@ class AfterUsers(_Quiet):
         self.trains = self._checked = self._built_by_step = False
         self.scaling = Scaling(self._session)
         self._steps = self._epoch = self._epoch_began_at = 0
+        self._made = 0  # steps of this process, without those before a restart
+        self.rate: float | None = None  # of the epoch that ends, before callbacks change it
         self._since_check = 0
         self._interval = _CHECK_STEPS
         self._checked_at = time.perf_counter()
@@ -256,6 +259,7 @@ class AfterUsers(_Quiet):
             self._rounds.asks_to_stop()
         count = self._steps_since(batch)
         self._steps += count
+        self._made += count
         self._since_check += count
         compares = (
             world.current().world.size > 1 and not asynchronous.own() and (self._rounds is None or self._rounds.met)
@@ -288,7 +292,7 @@ class AfterUsers(_Quiet):
             )
         self.scaling.epoch_ended(self._steps - self._epoch_began_at)
         self._session.ledger.epoch(
-            **self._measured(epoch, logs),
+            **self._measured(epoch, logs) | {"learning_rate": self.rate},
             epochs=self.params.get("epochs"),
             step=self._steps,
             steps_per_epoch=self.params.get("steps"),
@@ -419,11 +423,11 @@ class AfterUsers(_Quiet):
 
     def _say_what_was_exchanged(self, comm: Communicator) -> None:
         """In a step, in the mean, for a forecast; and what `--shard-update` would divide."""
-        if not self._steps or asynchronous.own():
+        if not self._made or asynchronous.own():
             return
         if backend.computes_global_batches():
             exchange_plan.tell(self.model.trainable_variables, list)
-        each = [(now - before) / self._steps for now, before in zip(self._exchanged(comm), self._before, strict=True)]
+        each = [(now - before) / self._made for now, before in zip(self._exchanged(comm), self._before, strict=True)]
         optimizer = getattr(self.model, "optimizer", None)
         state_bytes = 0 if sharding.is_asked() or self._rounds else sharding.divisible(optimizer)
         self._session.ledger.say(

@@ -89,7 +89,8 @@ class Profile:
         now, recording = time.perf_counter(), state.recordings.get(PROFILE)
         if recording is None:
             if made < self._last and made + coming > self._first and coming and _is_free("nothing is profiled"):
-                state.recordings[PROFILE] = Recording(with_framework=True)
+                with world.current().ledger.span("profile"):
+                    state.recordings[PROFILE] = Recording(with_framework=True)
                 self._since, self._made = time.perf_counter(), made
             return
         if made > self._made:
@@ -97,9 +98,10 @@ class Profile:
             recording.add("steps", several, self._since, now)
             self._since, self._made = now, made
         if made >= self._last:
-            recording.stop()
             world.current().ledger.at_step = None
-            write_own(PROFILE)
+            with world.current().ledger.span("profile"):
+                recording.stop()
+                write_own(PROFILE)
 
 
 class Timeline:
@@ -181,7 +183,7 @@ def end_of_script(recorded: Sequence[float]) -> None:
 def recordings() -> float:
     """What this worker has recorded, as the bits of a number: 1 a profile, 2 a timeline."""
     asked, ledger = world.current().options.profiled, world.current().ledger
-    if asked and PROFILE not in state.recordings and world.current().world.rank == 0:
+    if asked and PROFILE not in state.recordings and world.current().world.rank == 0 and ledger.reached < asked[1]:
         print(f"syrtos: nothing was profiled: the script has made {ledger.reached} training steps.", file=sys.stderr)
     return float((PROFILE in state.recordings) + 2 * (TIMELINE in state.recordings))
 

@@ -24,6 +24,8 @@ _PARTS: dict[str, tuple[Phase, Kind]] = {
 # The script's `tf.function`s in which an optimizer was seen to make an update.
 _updating: weakref.WeakSet[Any] = weakref.WeakSet()
 _local = threading.local()
+# The number of each function among those of its name, by its identity.
+_numbers: dict[str, dict[int, int]] = {}
 
 
 def part_of_run(original: Method) -> Method:
@@ -37,10 +39,12 @@ def part_of_run(original: Method) -> Method:
     return method
 
 
-def tracing(function: str) -> contextlib.AbstractContextManager[None]:
-    """Around the making of a graph of a function, which is known by its name."""
+def tracing(name: str, function: object) -> contextlib.AbstractContextManager[None]:
+    """Around the making of a graph of a function: functions of one name are told apart by a number."""
     if world.joined():
-        world.current().ledger.add("graphs", function, 1)
+        known = _numbers.setdefault(name, {})
+        number = known.setdefault(id(function), len(known) + 1)
+        world.current().ledger.add("graphs", name if number == 1 else f"{name} ({number})", 1)
     return _span("trace")
 
 

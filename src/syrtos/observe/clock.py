@@ -13,21 +13,10 @@ from typing import Literal
 from syrtos.observe import trace
 
 Kind = Literal[
-    "start",
-    "import",
-    "build",
-    "trace",
-    "input",
-    "compute",
-    "update",
-    "exchange",
-    "wait",
-    "callbacks",
-    "checkpoint",
-    "rest",
-]
+    "start", "import", "build", "trace", "input", "compute", "update", "exchange", "wait", "callbacks", "checkpoint", "profile", "rest",
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = (
-    "start", "import", "build", "trace", "input", "compute", "update", "exchange", "wait", "callbacks", "checkpoint", "rest",
+    "start", "import", "build", "trace", "input", "compute", "update", "exchange", "wait", "callbacks", "checkpoint", "profile", "rest",
 )  # fmt: skip
 Phase = Literal["script", "loop", "fit", "train", "test", "predict"]
 

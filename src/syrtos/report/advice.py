@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from syrtos.report.forecast import SHARDING
+from syrtos.report.read import EVALUATION
 from syrtos.report.situation import Situation, median
 from syrtos.report.steps import host_of
 from syrtos.report.summary import SHARES
@@ -21,6 +22,9 @@ _WORTH_SECONDS, _WORTH_SHARE = 1.0, 0.05
 # One worker is slow whose own time in a step is so many times that of the median worker; shards are skewed by this factor of samples.
 _SLOW, _SKEWED = 1.15, 1.15
 _RETRACES = 3
+_MIXED = 1.5
+# Kinds of time that workers spend together, or that are none of training.
+_TOGETHER = frozenset({"exchange", "wait", "build", "trace", "profile"})
 _EVERY = 32
 _OUR_CALLBACKS = frozenset({"BeforeUsers", "AfterUsers"})
 
@@ -69,7 +73,7 @@ class Finding:
 def findings(situation: Situation) -> list[Finding]:
     """What costs time in a run and can be changed, the greatest gain first."""
     found = [finding for rule in RULES if (finding := rule(situation)) is not None]
-    worth = [f for f in found if f.saved >= max(_WORTH_SECONDS, _WORTH_SHARE * situation.training)]
+    worth = [f for f in found if f.saved >= max(_WORTH_SECONDS, _WORTH_SHARE * f.training)]
     return sorted(worth, key=lambda finding: -finding.saved)
 
 
@@ -105,25 +109,28 @@ def slow_input(situation: Situation) -> Finding | None:
 
 
 def slow_worker(situation: Situation) -> Finding | None:
-    """The others wait for one worker, or for the workers of one host, in each step."""
+    """The others wait for one worker, or for the workers of one host. Of all of training, for what begins an epoch is a part of its first step on one
+    worker and none on another."""
     if situation.workers < 2:
         return None
-    own = situation.own()
+    own = [sum(seconds for kind, seconds in each.items() if kind not in _TOGETHER) for each in situation.by_rank]
     slowest = int(np.argmax(own))
-    others = [seconds for rank, seconds in enumerate(own) if rank != slowest]
-    usual = max(median(others), own[slowest] / 100)  # others may only wait
+    usual = max(_median_of_others(own, slowest), own[slowest] / 100)  # others may only wait
     if own[slowest] < _SLOW * usual:
         return None
-    kinds = {kind: situation.typical(kind) for kind in SHARES if kind not in ("evaluation", "exchange", "wait")}
     beyond = {
-        kind: each[slowest] - median([s for rank, s in enumerate(each) if rank != slowest])
-        for kind, each in kinds.items()
+        kind: seconds - _median_of_others([each[kind] for each in situation.by_rank], slowest)
+        for kind, seconds in situation.by_rank[slowest].items()
+        if kind not in _TOGETHER
     }
     cause = max(beyond, key=beyond.__getitem__)
     rank = situation.ranks[slowest].rank
-    saved = (own[slowest] - usual) * situation.count
-    cost = f"rank {rank} takes {own[slowest] / usual:.1f}× as long for its part of a step as the others, which wait for it ({SHARES[cause]})"
-    return _of_cause(situation, slowest, cause, cost, saved)
+    cost = f"rank {rank} takes {own[slowest] / usual:.1f}× as long for its part as the others, which wait for it ({SHARES[cause]})"
+    return _of_cause(situation, slowest, cause, cost, own[slowest] - usual)
+
+
+def _median_of_others(values: Sequence[float], rank: int) -> float:
+    return median([value for other, value in enumerate(values) if other != rank])
 
 
 def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: float) -> Finding | None:
@@ -163,6 +170,8 @@ def tiny_batches(situation: Situation) -> Finding | None:
     meets = min(e + w for e, w in zip(situation.typical("exchange"), situation.typical("wait"), strict=True))
     wall = own[fastest] + meets
     computes = situation.typical("compute")[fastest]
+    if computes > _MIXED * situation.compute_with(fastest, 1):
+        return None  # steps of several models: there is no typical one
     reads = situation.typical("input")[fastest]
     # one worker reads the records of all, but where each of them reads all already
     more = 0.0 if situation.facts.get("input") == "sliced" else reads * (situation.workers - 1)
@@ -234,22 +243,32 @@ def frequent_checkpoints(situation: Situation) -> Finding | None:
 
 
 def retracing(situation: Situation) -> Finding | None:
-    """A `tf.function` is made a graph again and again."""
+    """One `tf.function` is made a graph again and again; that each of several functions is, or each model, is as it must be."""
     again = [each.of("trace")[2:] * each.count[2:] for each in situation.steps]
-    slowest = max(again, key=lambda seconds: float(seconds.sum()))
-    times = int((slowest > 0).sum())
-    if times < _RETRACES:
+    seconds = max(float(each.sum()) for each in again)
+    told: dict[str, float] = dict(situation.facts.get("graphs") or {})
+    graphs = {name: count for name, count in told.items() if not name.startswith("Dataset_")}
+    name = max(graphs, key=graphs.__getitem__, default="")
+    if graphs.get(name, 0) < _RETRACES + 2:
         return None
-    graphs = {
-        name: count for name, count in (situation.facts.get("graphs") or {}).items() if not name.startswith("Dataset_")
-    }
-    name = max(graphs, key=graphs.__getitem__, default="a tf.function")
-    seconds = float(slowest.sum())
-    cost = f"making graphs anew takes {_share(situation, seconds)}: {times:,} steps did, and `{name}` has {graphs.get(name, times):,.0f} graphs"
+    seconds *= (graphs[name] - 2) / max(sum(graphs.values()) - 2, 1)
+    cost = f"making graphs anew takes {_share(situation, seconds)}: `{name}` has {graphs[name]:,.0f} of them"
     action = "give it tensors of one shape and dtype (`drop_remainder=True`, padded lengths, an `input_signature`), and numbers as tensors"
     return _finding(situation, "retracing", cost, action, seconds)
 
 
+def frequent_evaluation(situation: Situation) -> Finding | None:
+    """`evaluate`, `predict` and validation take much of the time beside training."""
+    each = [float(rank.lines.wall[np.isin(rank.lines.phase, EVALUATION)].sum()) for rank in situation.ranks]
+    seconds, whole = float(np.mean(each)), situation.training + float(np.mean(each))
+    cost = f"evaluation takes {seconds / whole:.0%} of training and evaluation"
+    action = (
+        "evaluate less often (`validation_freq=5`), on fewer samples, or in larger batches (`validation_batch_size`)"
+    )
+    return Finding("frequent evaluation", cost, action, 0.8 * seconds, whole)
+
+
 RULES: Sequence[Callable[[Situation], Finding | None]] = (
     slow_input, slow_worker, tiny_batches, exchange_bound, update_bound, slow_callback, frequent_checkpoints, retracing,
+    frequent_evaluation,
 )  # fmt: skip

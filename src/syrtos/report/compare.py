@@ -18,6 +18,7 @@ from syrtos.report.read import Floats, Run
 from syrtos.report.summary import SHARES
 from syrtos.report.waterfall import PARTS
 
+_LEAST = 1e-6  # s, of which a clock can tell parts
 _DRAWS, _BLOCKS, _FEWEST, _MOST = 1000, 20, 8, 2000
 
 
@@ -33,7 +34,7 @@ def compared(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
         "rates": [one["samples_per_second"], other["samples_per_second"]],
         "asked": _asked(one, other),
         "logs": _logs(one, other),
-        "text": _text(rows[0]),
+        "text": f"{_text(rows[0])} {_rates(one, other)}",
     }
 
 
@@ -42,7 +43,7 @@ def _row(kind: str, words: str, a: Floats, b: Floats) -> dict[str, Any]:
     use = np.median if kind == "step" else np.mean
     first, second = (float(use(x)) * 1e3 if len(x) else 0.0 for x in (a, b))
     change = (second / first - 1) * 100 if first > 0 else None
-    interval = _interval(a, b, use) if min(len(a), len(b)) >= _FEWEST and first > 0 else None
+    interval = _interval(a, b, use) if min(len(a), len(b)) >= _FEWEST and first > 0.01 else None
     is_noise = None if interval is None else interval[0] <= 0 <= interval[1]
     return {
         "kind": kind,
@@ -59,7 +60,7 @@ def _interval(a: Floats, b: Floats, use: Any) -> list[float]:
     """95 % interval of the change in percent."""
     random = np.random.default_rng(0)
     firsts, seconds = (_draws(_thinned(values, use), use, random) for values in (a, b))
-    low, high = np.percentile((seconds / np.maximum(firsts, 1e-12) - 1) * 100, [2.5, 97.5])
+    low, high = np.percentile((seconds / np.maximum(firsts, _LEAST) - 1) * 100, [2.5, 97.5])
     return [float(low), float(high)]
 
 
@@ -107,6 +108,11 @@ def _logs(one: Facts, other: Facts) -> list[list[Any]]:
         for f in (one, other)
     ]
     return [[name, ends[0].get(name), ends[1].get(name)] for name in dict.fromkeys([*ends[0], *ends[1]])]
+
+
+def _rates(one: Facts, other: Facts) -> str:
+    """One sentence about all of training, which steps of several kinds make another thing than the median step."""
+    return f"All in all {one['samples_per_second']:,.0f} and {other['samples_per_second']:,.0f} {other['rate_of']} per second of training."
 
 
 def _text(row: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from syrtos.report.read import Generation, Run
 
 _RATE = "learning_rate"
+_RATES = (_RATE, "lr")  # the second as Keras 2 logs it
 
 
 def described(run: Run) -> dict[str, Any]:
@@ -16,11 +17,15 @@ def described(run: Run) -> dict[str, Any]:
 
     Within an epoch a point is the mean since the epoch began, as Keras shows it.
     """
-    within, ends = list(_points(run, "curve")), list(_points(run, "epochs"))
+    within, ends = (
+        list({point["step"]: point for point in _points(run, name)}.values()) for name in ("curve", "epochs")
+    )
     names = list(dict.fromkeys(name for point in ends or within for name in point["logs"]))
     return {
         "metrics": {
-            name: {"within": _series(within, name), "epochs": _series(ends, name)} for name in names if name != _RATE
+            name: {"within": _series(within, name), "epochs": _series(ends, name)}
+            for name in names
+            if name not in _RATES
         },
         "learning_rate": [
             [point["step"], rate]
@@ -35,7 +40,7 @@ def _points(run: Run, name: str) -> Iterator[dict[str, Any]]:
     for number, generation in enumerate(run.generations):
         kept = run.kept(number)
         for line in getattr(generation, name):
-            step = generation.trained_before + int(line.get("trained") or line.get("step") or line.get("epoch") or 0)
+            step = generation.trained_before + _made(line)
             if kept is None or step <= kept:
                 yield {
                     "step": step,
@@ -46,12 +51,21 @@ def _points(run: Run, name: str) -> Iterator[dict[str, Any]]:
                 }
 
 
+def _made(line: Mapping[str, Any]) -> int:
+    """Steps of the process so far; older versions have written down steps of the `fit`, or epochs alone."""
+    return int(next((line[name] for name in ("trained", "step", "epoch") if line.get(name) is not None), 0))
+
+
 def _series(points: Sequence[Mapping[str, Any]], name: str) -> list[list[float | None]]:
     return [[point["step"], _finite(point["logs"][name])] for point in points if name in point["logs"]]
 
 
 def _rate(point: Mapping[str, Any]) -> float | None:
-    return _finite(point[_RATE] if point[_RATE] is not None else point["logs"].get(_RATE))
+    return _finite(
+        point[_RATE]
+        if point[_RATE] is not None
+        else next((point["logs"][name] for name in _RATES if name in point["logs"]), None)
+    )
 
 
 def _finite(value: Any) -> float | None:

@@ -36,6 +36,7 @@ def of_run(run: Run) -> Facts:
         "seconds": seconds,
         "goodput": waterfall.goodput(seconds),
         "samples_per_second": situation.samples_per_second(run),
+        "rate_of": "samples" if any(rank.lines.samples.any() for rank in run.trained.ranks) else "steps",
         "ranks": _ranks(run),
         "steps": steps.described(run),
         "heat": steps.heat(run),

@@ -62,6 +62,7 @@ class Figures:
         self._run_dir = run_dir
         self._folder = run_dir
         self._tails: dict[Path, Tail] = {}
+        self._ended: set[tuple[Any, Any]] = set()
         self.generations = 1
         self.trained_before = 0
         self.workers: dict[int, _Worker] = {}
@@ -123,6 +124,10 @@ class Figures:
     def _of_curves(self, folder: Path) -> Iterator[Point]:
         for path, prefix in ((curve_path(folder), ""), (epochs_path(folder), "epoch/")):
             for line in self._lines(path):
+                end = line.get("fit", 0), line.get("epoch")
+                if prefix and end in self._ended:
+                    continue  # a generation that goes on from the end of an epoch tells it again
+                self._ended |= {end} if prefix else set()
                 self.logs |= line.get("logs") or {}
                 self.epoch = int(line.get("epoch") or self.epoch)
                 values = {f"{prefix}{name}": value for name, value in (line.get("logs") or {}).items()}

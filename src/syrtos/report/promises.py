@@ -40,6 +40,8 @@ def kept(run_dir: Path) -> dict[str, Any]:
 
 def _before(run: Run, rate: float) -> dict[str, Any] | None:
     """The last run of the same script beside this one, if it had a recommendation and something was changed since."""
+    if run.generations[-1].outcome.get("end") != "FINISHED":
+        return None
     candidates = sorted(run.folder.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     folders = [path.parent for path in candidates if path.parent != run.folder]
     earlier = next((folder for folder in folders if _same_script(run.request, _request(folder))), None)
@@ -88,4 +90,4 @@ def _changed(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def _options(request: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in (request.get("options") or {}).items() if name != "run_dir"}
+    return {name: value for name, value in (request.get("options") or {}).items() if name not in ("run_dir", "profile")}

@@ -62,7 +62,7 @@ class Situation:
     @functools.cached_property
     def training(self) -> float:
         """Seconds of training, of a worker in the mean."""
-        return sum(self.seconds(kind) for kind in KINDS)
+        return sum(self.seconds(kind) for kind in KINDS if kind != "profile")
 
     @property
     def count(self) -> int:

@@ -27,6 +27,7 @@ SHARES = {
     "callbacks": "callbacks",
     "evaluation": "evaluation",
     "checkpoint": "checkpoints",
+    "profile": "profiling",
     "rest": "rest",
 }
 _EVALUATION = ("test", "predict")

@@ -66,8 +66,9 @@ def _steps(facts: Facts) -> Iterator[RenderableType]:
     steps = facts["steps"]
     if not steps["count"]:
         return
+    rate = f"{facts['samples_per_second']:,.0f} {facts['rate_of']}/s, evaluation apart"
     yield Text(
-        f"\nSteps: {steps['count']:,}, median {steps['median_ms']:.2f} ms, 95 % within {steps['p95_ms']:.2f} ms; {facts['samples_per_second']:,.0f} samples/s"
+        f"\nSteps: {steps['count']:,}, median {steps['median_ms']:.2f} ms, 95 % within {steps['p95_ms']:.2f} ms; {rate}"
     )
     for outlier in steps["outliers"]:
         yield Text(f"  step {outlier['number']:,} took {outlier['ms']:,.1f} ms: {outlier['why']}")
@@ -121,7 +122,7 @@ def comparison(facts: tuple[Facts, Facts], found: Facts) -> RenderableType:
         table.add_column(heading, justify="left" if not heading else "right")
     for name, first, second in found["asked"]:
         _row(table, name, str(first), str(second))
-    _row(table, "samples/s", *(f"{rate:,.0f}" for rate in found["rates"]))
+    _row(table, f"{facts[1]['rate_of']}/s", *(f"{rate:,.0f}" for rate in found["rates"]))
     for row in found["steps"]:
         change = "" if row["change"] is None else f"{row['change']:+.1f} %"
         noise = " noise" if row["is_noise"] else ""

@@ -17,10 +17,10 @@ def write(path: Path, lines: Sequence[Line]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def step(number: int, wall: float = 0.1, phase: str = "train", samples: float = 8.0, **kinds: float) -> Line:
+def step(number: int, wall: float = 0.1, samples: float = 8.0, **kinds: float) -> Line:
     """A step that computes but for what is named."""
     compute = wall - sum(kinds.values())
-    return {"phase": phase, "step": number, "steps": 1, "samples": samples, "wall": wall, "compute": compute, **kinds}
+    return {"phase": "train", "step": number, "steps": 1, "samples": samples, "wall": wall, "compute": compute, **kinds}
 
 
 def generation(

@@ -110,13 +110,14 @@ def is_compiled() -> bool:
     return getattr(_thread, "by_xla", False)
 
 
-def watch_tracing(tracing: Callable[[str], AbstractContextManager[None]]) -> None:
-    """Each graph of a `tf.function` is made inside ``tracing(name)``."""
+def watch_tracing(tracing: Callable[[str, object], AbstractContextManager[None]]) -> None:
+    """Each graph of a `tf.function` is made inside ``tracing(name, function)``."""
     original: Any = tracing_compilation._create_concrete_function
 
     def create(*args: Any, **kwargs: Any) -> Any:
         graph = kwargs.get("func_graph", args[2] if len(args) > 2 else None)
-        with tracing(str(getattr(graph, "name", "function"))):
+        options = kwargs.get("tracing_options", args[3] if len(args) > 3 else None)
+        with tracing(str(getattr(graph, "name", "function")), getattr(options, "python_function", None)):
             return original(*args, **kwargs)
 
     tracing_compilation._create_concrete_function = create

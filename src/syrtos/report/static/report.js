@@ -141,6 +141,7 @@ const SyrtosReport = (() => {
       const workers = facts.ranks;
       of.hidden = ranks.whole.hidden = key.hidden = workers.length < 2;
       if (workers.length < 2) return;
+      of.textContent = facts.run.generations > 1 ? "Each worker of the last generation that trained" : "Each worker";
       const names = workers.map((one) => `rank ${one.rank}`);
       const sayRank = (i) => `${names[i]} on ${workers[i].host}: ${parts.filter(([part]) => workers[i].seconds[part] > 0.005).map(([part, words]) => `${words} ${short(workers[i].seconds[part])} s`).join(", ")}`;
       ranks.draw({ height: 26 * Math.min(workers.length, 40) + 50, count: workers.length, say: sayRank, make: (c) => ({
@@ -374,7 +375,7 @@ const SyrtosReport = (() => {
 
   function tiles(facts) {
     const s = facts.steps;
-    const found = [["time", lasting(facts.run.seconds)], ["steps", s.count.toLocaleString("en")], ["a step (median)", `${short(s.median_ms)} ms`], ["samples/s", short(facts.samples_per_second)]];
+    const found = [["time", lasting(facts.run.seconds)], ["steps", s.count.toLocaleString("en")], ["a step (median)", `${short(s.median_ms)} ms`], [`${facts.rate_of}/s, evaluation apart`, short(facts.samples_per_second)]];
     if (facts.incidents.length) found.push(["goodput", percent(facts.goodput)]);
     return el("ul", { class: "report-tiles" }, ...found.map(([name, value]) => el("li", {}, el("b", {}, value), el("span", { class: "report-quiet" }, name))));
   }
@@ -422,7 +423,7 @@ const SyrtosReport = (() => {
   function compared(root, runs, found) {
     const [a, b] = runs.map((facts) => facts.run.name);
     const change = (row) => [row.change === null ? "" : `${row.change >= 0 ? "+" : ""}${row.change.toFixed(1)} %`, row.interval ? `${row.interval[0].toFixed(1)} to ${row.interval[1].toFixed(1)} %${row.is_noise ? ": noise" : ""}` : "too few steps"];
-    const node = el("div", { class: "report" }, el("h1", {}, `${a} and ${b}`), el("div", { class: "report-advice report-none" }, el("strong", {}, found.text), text(`${short(found.rates[0])} and ${short(found.rates[1])} samples per second of training.`)));
+    const node = el("div", { class: "report" }, el("h1", {}, `${a} and ${b}`), el("div", { class: "report-advice report-none" }, el("strong", {}, found.text)));
     const put = (title, ...inside) => { const made = section(title); made.append(...inside); node.append(made); };
     if (found.asked.length) put("What was asked for otherwise", table(["", a, b], found.asked));
     const chart = new Chart("Milliseconds of a step by kind, of both runs", 40);
