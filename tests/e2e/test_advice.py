@@ -30,7 +30,7 @@ WAYS = {
     "tiny batches": ("tiny batches", "one worker is faster", 1.05, 3.0),
     "callback": ("slow callback", "`Blocking`", 1.5, 9.0),
     "checkpoints": ("frequent checkpoints", "save a fifth as often", 1.1, 5.0),
-    "retracing": ("retracing", "`step` has 60 graphs", 1.2, 9.0),
+    "retracing": ("retracing", "`step` has 60 of them", 1.2, 9.0),
     "skewed": ("skewed shards", "rank 0 trains 2,048 samples in a step and the others 512", 1.1, 1.9),
 }
 pytestmark = pytest.mark.slow
