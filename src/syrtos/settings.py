@@ -187,7 +187,7 @@ class Options:
     def _check_profile(self) -> None:
         if self.profile and (self.profiled is None or self.profiled[0] >= self.profiled[1]):
             raise ConfigurationError(
-                f"`--profile` takes training steps as steps=20:30, from the first to before the last. Received: {self.profile!r}."
+                f"`--profile` takes two numbers of training steps, as steps=20:30 for those after step 20 up to step 30. Received: {self.profile!r}."
             )
         if self.profiled and self.profiled[1] - self.profiled[0] > _MOST_PROFILED:
             raise ConfigurationError(

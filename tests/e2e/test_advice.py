@@ -24,12 +24,12 @@ ENV = {
 }
 # By the way in which a training is slow: the rule that finds it, words of the recommendation, and the least and greatest gain.
 WAYS = {
-    "input": ("slow input", "let each worker read its own records", 1.2, 1.8),
-    "one reader": ("slow reader", "look at what rank 1 reads from", 1.5, 9.0),
+    "input": ("slow input", "Let each worker read its own records", 1.2, 1.8),
+    "one reader": ("slow reader", "Look at what rank 1 reads from", 1.5, 9.0),
     "one worker": ("slow worker", "what else computes on the cores of rank 1", 1.5, 9.0),
-    "tiny batches": ("tiny batches", "one worker is faster", 1.05, 3.0),
+    "tiny batches": ("tiny batches", "Use one worker", 1.05, 3.0),
     "callback": ("slow callback", "`Blocking`", 1.5, 9.0),
-    "checkpoints": ("frequent checkpoints", "save a fifth as often", 1.1, 5.0),
+    "checkpoints": ("frequent checkpoints", "Save a fifth as often", 1.1, 5.0),
     "retracing": ("retracing", "`step` has 60 of them", 1.2, 9.0),
     "skewed": ("skewed shards", "rank 0 trains 2,048 samples in a step and the others 512", 1.1, 1.9),
 }

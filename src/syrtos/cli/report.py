@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -63,14 +62,19 @@ def main(chosen: argparse.Namespace) -> int:
     run_dirs = [path.resolve() for path in chosen.run_dirs]
     output = (chosen.output or run_dirs[-1] / ("compare.html" if len(run_dirs) > 1 else "report.html")).resolve()
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    with contextlib.suppress(KeyboardInterrupt):  # which is how a person ends `--follow`
+    runs: list[Run] = []
+    try:
         while True:
             began = time.monotonic()
             runs = _loaded(run_dirs, chosen.follow)
-            _once(chosen, runs, output, console)
-            if not chosen.follow or not any(run.goes_on for run in runs):
+            live = chosen.follow and any(run.goes_on for run in runs)
+            _once(chosen, runs, output, console, live)
+            if not live:
                 break
             time.sleep(max(_PAUSE, 5 * (time.monotonic() - began)))  # long ledgers take long to read
+    except KeyboardInterrupt:  # which is how a person ends `--follow`: the page reads itself no more
+        if runs and chosen.follow:
+            _once(chosen, runs, output, console)
     return 0
 
 
@@ -87,7 +91,7 @@ def _loaded(run_dirs: list[Path], follow: bool) -> list[Run]:
             time.sleep(_PAUSE)
 
 
-def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console) -> None:
+def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console, live: bool = False) -> None:
     found = [facts.of_run(run) for run in runs]
     comparison = compare.compared(runs[0], runs[1], (found[0], found[1])) if len(runs) > 1 else None
     if chosen.json:
@@ -103,7 +107,7 @@ def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Co
         if each["trace"]:  # a link in the file
             each["trace"] = os.path.relpath(Path(each["run"]["folder"]) / each["trace"], output.parent)
     try:
-        durable.replace(output, page.page(found, comparison).encode())
+        durable.replace(output, page.page(found, comparison, live).encode())
     except OSError as error:
         raise ConfigurationError(
             f"{output} can't be written: {error.strerror}. Name another file with `--output`."

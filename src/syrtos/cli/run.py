@@ -100,7 +100,7 @@ def _add_watching(parser: argparse.ArgumentParser) -> None:
         help=f"log the run, from a process of its own, to {TRACKERS}; may be repeated",
     )
     watched.add_argument("--profile", default="", metavar="steps=A:B",
-                         help="profile steps A to B - 1 of all workers, at most 200, with the framework's profiler: RUN_DIR/trace.json.gz")  # fmt: skip
+                         help="profile the training steps after step A up to step B, at most 200, of all workers: RUN_DIR/trace.json.gz")  # fmt: skip
     watched.add_argument(
         "--metrics-port", type=int, metavar="PORT", help="serve figures for Prometheus on 127.0.0.1 (0: on a free port)"
     )

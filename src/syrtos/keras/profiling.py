@@ -94,7 +94,7 @@ class Profile:
                 self._since, self._made = time.perf_counter(), made
             return
         if made > self._made:
-            several = f"steps {self._made} to {made - 1}" if made - self._made > 1 else f"step {self._made}"
+            several = f"steps {self._made + 1} to {made}" if made - self._made > 1 else f"step {made}"
             recording.add("steps", several, self._since, now)
             self._since, self._made = now, made
         if made >= self._last:
@@ -159,6 +159,7 @@ def end_of_script(recorded: Sequence[float]) -> None:
     steps. ``recorded``: what `recordings` is on each."""
     session = world.current()
     comm = session.comm
+    session.ledger.become("profile")
     ahead = session.ledger.clock_ahead(clocks.ahead(comm) if comm.size > 1 else 0.0)
     for bit, kind in enumerate((PROFILE, TIMELINE)):
         if any(int(each) >> bit & 1 for each in recorded):
@@ -198,7 +199,7 @@ def write(events: list[dict[str, Any]], path: Path) -> None:
 
 
 # Lines of a worker, from above.
-_TRACKS = ("steps", "worker", "exchange", "agreement")
+_TRACKS = ("steps", "worker", "exchange", "agreement", "input and update")
 _FRAMEWORK = 100
 
 

@@ -105,7 +105,7 @@ class Clock:
         ``name``."""
         if (recorder := trace.state.recorder) and kind != "wait":  # a profile has each agreement by its name
             now = self._now()
-            recorder.add("exchange", name or kind, now - seconds, now)
+            recorder.add("exchange" if kind == "exchange" else "input and update", name or kind, now - seconds, now)
         with self._lock:
             part = self.parts[-1]
             seconds = min(seconds, self._open())

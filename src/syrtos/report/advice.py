@@ -53,11 +53,9 @@ class Finding:
         return self.training / max(self.training - self.saved, self.training / 100)
 
     def __str__(self) -> str:
-        return (
-            f"{self.cost}: {self.action}: {self.gain:.1f}× expected"
-            if self.gain >= 1.15
-            else f"{self.cost}: {self.action}: {self.gain - 1:.0%} expected"
-        )
+        action = self.action[:1].upper() + self.action[1:]
+        faster = f"{self.gain:.1f}× as fast" if self.gain >= 1.15 else f"{self.gain - 1:.0%} faster"
+        return f"{self.cost}. {action}: training should be {faster}."
 
     def facts(self) -> dict[str, Any]:
         """For JSON."""
@@ -180,7 +178,7 @@ def tiny_batches(situation: Situation) -> Finding | None:
         f"a step of {sum(situation.samples()):,.0f} samples takes {wall * 1e3:.1f} ms, of which workers compute {computes * 1e3:.1f} ms and exchange and wait "
         f"{meets * 1e3:.1f} ms"
     )
-    action = "one worker is faster (`-n 1`), or a larger batch"
+    action = "use one worker (`-n 1`), for which this gain is, or a larger batch"
     return _finding(situation, "tiny batches", cost, action, (wall - alone) * situation.count)
 
 

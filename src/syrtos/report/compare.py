@@ -25,8 +25,8 @@ _DRAWS, _BLOCKS, _FEWEST, _MOST = 1000, 20, 8, 2000
 def compared(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
     """The comparison of two runs whose facts are given."""
     a, b = (steps.of_rank(run, 0) for run in (first, second))
-    rows = [_row("step", "a step", a.wall[1:], b.wall[1:])]
-    rows += [_row(kind, f"{SHARES[kind]} in a step", a.of(kind)[1:], b.of(kind)[1:]) for kind in KINDS]
+    rows = [_row("step", "a step (median)", a.wall[1:], b.wall[1:])]
+    rows += [_row(kind, f"{SHARES[kind]} in a step (mean)", a.of(kind)[1:], b.of(kind)[1:]) for kind in KINDS]
     one, other = facts
     return {
         "steps": [row for row in rows if row["first_ms"] >= 0.001 or row["second_ms"] >= 0.001],
@@ -120,13 +120,13 @@ def _text(row: dict[str, Any]) -> str:
     if row["change"] is None or row["interval"] is None:
         return "One of the runs has too few training steps to compare them."
     low, high = row["interval"]
-    how = "slower" if row["change"] > 0 else "faster"
+    how = "more" if row["change"] > 0 else "less"
     if row["is_noise"]:
         return (
             f"Steps take {row['first_ms']:.2f} and {row['second_ms']:.2f} ms: the difference of {row['change']:+.1f} % is within the noise ({low:+.1f} to "
             f"{high:+.1f} %)."
         )
     return (
-        f"Steps of the second run are {abs(row['change']):.1f} % {how}: {row['first_ms']:.2f} and {row['second_ms']:.2f} ms (95 % interval: {low:+.1f} to "
-        f"{high:+.1f} %)."
+        f"Steps of the second run take {abs(row['change']):.1f} % {how} time: {row['first_ms']:.2f} and {row['second_ms']:.2f} ms "
+        f"(95 % interval: {low:+.1f} to {high:+.1f} %)."
     )

@@ -98,7 +98,8 @@ def _nothing(run: Run, seconds: waterfall.Seconds, trains: bool) -> str:
         return "The run has not made enough training steps to say what to change."
     whole = sum(seconds.values()) or 1.0
     part = max(seconds, key=seconds.__getitem__)
-    return f"No rule finds 5 % of the time of training to gain. Most of the time went into {PARTS[part]} ({seconds[part] / whole:.0%})."
+    most = f"{PARTS[part]} ({seconds[part] / whole:.0%})"
+    return f"No rule found a change that would save 5 % of the time of training. Most of the time of the run went into {most}."
 
 
 def _ranks(run: Run) -> list[Facts]:

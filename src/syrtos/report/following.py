@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from syrtos.errors import ConfigurationError
 from syrtos.report import facts, page, trackers
 from syrtos.report.figures import Figures, Point
 from syrtos.report.read import load
-from syrtos.report.trackers import About, Tracker
+from syrtos.report.trackers import About, Ended, Tracker
 
 _PAUSE = 1.0
 _STATE = "tracked.json"
+_ENDS: Mapping[str, Ended] = {"FINISHED": "finished", "STOPPED": "stopped"}
 
 
 def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> None:
@@ -52,9 +53,11 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
         if last:
             break
         time.sleep(_PAUSE)
-    succeeded, report = _ended(run_dir)
+    how, report = _ended(run_dir)
     for word in list(used):
-        _guarded(word, used, lambda word=word: used[word].end(succeeded, report))
+        _guarded(word, used, lambda word=word: used[word].end(how, report))
+    for word, tracker in used.items():
+        print(f"syrtos: logged to {word.partition(':')[0]} {tracker.known_as}".rstrip(), file=sys.stderr)
     if len(used) < len(words):
         raise ConfigurationError(f"The run was not logged to {', '.join(word for word in words if word not in used)}.")
 
@@ -88,6 +91,7 @@ def _about(run_dir: Path) -> About:
         request = {}
     script = str((request.get("program") or {}).get("name", "")) or run_dir.name
     parameters: dict[str, Any] = {
+        "script": script,
         "workers": request.get("workers"),
         "hosts": ", ".join(host["name"] for host in request.get("hosts") or ()) or "this machine",
         "arguments": " ".join(facts.shown_arguments((request.get("program") or {}).get("arguments") or ())),
@@ -97,14 +101,14 @@ def _about(run_dir: Path) -> About:
     return About(run_dir.name, Path(script).stem, run_dir, parameters)
 
 
-def _ended(run_dir: Path) -> tuple[bool, Path | None]:
-    """Whether the run has finished, and the file of its report."""
+def _ended(run_dir: Path) -> tuple[Ended, Path | None]:
+    """How the run has ended, and the file of its report."""
     try:
         run = load(run_dir)
-        finished = run.generations[-1].outcome.get("end") == "FINISHED"
+        how = _ENDS.get(run.generations[-1].outcome.get("end", ""), "failed")
         path = run_dir / "report.html"
         durable.replace(path, page.page([facts.of_run(run)]).encode())
-        return finished, path
+        return how, path
     except (ConfigurationError, OSError) as error:
         print(f"syrtos: there is no report: {error}", file=sys.stderr)
-        return False, None
+        return "failed", None

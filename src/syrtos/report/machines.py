@@ -34,7 +34,7 @@ def _machine(run: Run, number: int) -> dict[str, Any]:
     ranks = [rank for rank in run.trained.ranks if rank.facts.get("node", 0) == number]
     last = samples[-1]
     return {
-        "name": ranks[0].host if ranks else f"host {number}",
+        "name": (ranks[0].host if ranks else "") or f"host {number}",
         "number": number,
         "ranks": [rank.rank for rank in ranks],
         "cores": last.get("cores"),

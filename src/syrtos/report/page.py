@@ -16,9 +16,8 @@ from syrtos.report.facts import Facts
 _REFRESH = 5
 
 
-def page(facts: Sequence[Facts], comparison: Facts | None = None) -> str:
-    """The HTML of the report about one run, or of the comparison of two."""
-    live = any(each["run"]["goes_on"] for each in facts)
+def page(facts: Sequence[Facts], comparison: Facts | None = None, live: bool = False) -> str:
+    """The HTML of the report about one run, or of the comparison of two; ``live``: the file is written again and again."""
     title = html.escape(" and ".join(each["run"]["name"] for each in facts))
     refresh = f'<meta http-equiv="refresh" content="{_REFRESH}">' if live else ""
     data = json.dumps(finite({"runs": list(facts), "comparison": comparison}), allow_nan=False)

@@ -49,7 +49,7 @@ def _before(run: Run, rate: float) -> dict[str, Any] | None:
         return None
     recommended, past = (kept(earlier).get(name) for name in ("recommended", "samples_per_second"))
     changed = _changed(run.request, _request(earlier))
-    if not recommended or not past or not changed:
+    if not recommended or not past or not changed or not _followed(recommended["rule"], run.request, _request(earlier)):
         return None
     came = round(rate / past, 3)
     text = (
@@ -87,6 +87,17 @@ def _changed(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     }
     changed = [name for name, is_other in parts.items() if is_other]
     return " and ".join([", ".join(changed[:-1]), changed[-1]] if len(changed) > 1 else changed)
+
+
+def _followed(rule: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether what was changed may be what was recommended."""
+    edited = any(mine.get(name) != theirs.get(name) for name in ("sha256", "program"))
+    if rule == "tiny batches":
+        return edited or (mine.get("workers") or 0) < (theirs.get("workers") or 0)
+    flags = {"update-bound": ("shard_update",), "exchange-bound": ("compress", "sync_every")}.get(rule)
+    if flags:
+        return any(_options(mine).get(name) != _options(theirs).get(name) for name in flags)
+    return edited or (rule in ("slow host", "slow reader", "slow worker") and mine.get("hosts") != theirs.get("hosts"))
 
 
 def _options(request: Mapping[str, Any]) -> dict[str, Any]:

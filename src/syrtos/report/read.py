@@ -194,9 +194,34 @@ def load(run_dir: Path, goes_on: bool = False) -> Run:
         )
     if request:
         missing += _absent(request, found[-1], run_dir)
+    missing += _cut_off(found[-1])
     if not goes_on and not found[-1].outcome:
         missing.append("How the run ended was not written down: its launcher was killed, or is one of another version.")
     return Run(run_dir, request, found, missing, goes_on)
+
+
+def _cut_off(last: Generation) -> list[str]:
+    """Of workers that have finished no ledger ends in the middle of a line, and those that train together have made the same steps."""
+    if last.outcome.get("end") != "FINISHED":
+        return []
+    found = []
+    for rank in last.ranks:
+        path = ledger_path(last.folder, rank.rank)
+        if _last_byte(path) != b"\n":
+            found.append(f"{path} ends in the middle of a line: what followed is not there.")
+    counts = {int(rank.lines.steps[rank.lines.trains].sum()) for rank in last.ranks}
+    if len(counts) > 1 and last.ranks[0].facts.get("training") != "asynchronous":
+        words = " and ".join(map(str, sorted(counts)))
+        found.append(
+            f"The ledgers of the workers have different numbers of training steps ({words}): parts of one may be lost."
+        )
+    return found
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(file.seek(0, 2) - 1, 0))
+        return file.read()
 
 
 def _absent(request: Mapping[str, Any], last: Generation, run_dir: Path) -> list[str]:

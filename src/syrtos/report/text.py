@@ -74,9 +74,9 @@ def _steps(facts: Facts) -> Iterator[RenderableType]:
         yield Text(f"  step {outlier['number']:,} took {outlier['ms']:,.1f} ms: {outlier['why']}")
     exchange = facts["exchange"]
     if exchange["gradient_bytes"]:
-        yield Text(
-            f"  {exchange['how']}: {exchange['gradient_bytes'] / 1e6:,.3f} MB in {exchange['sums']:g} sums a step, {exchange['meetings']:g} meetings"
-        )
+        sums, small = exchange["sums"], max(exchange["meetings"] - exchange["sums"], 0)
+        bytes_each = f"{exchange['gradient_bytes'] / 1e6:,.3f} MB a step in {sums:g} sum{'s' * (sums != 1)}"
+        yield Text(f"  {exchange['how']}: {bytes_each}, and {small:g} small exchanges")
 
 
 def _metrics(facts: Facts) -> Iterator[RenderableType]:

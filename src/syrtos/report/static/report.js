@@ -156,7 +156,7 @@ const SyrtosReport = (() => {
   }
 
   function steps() {
-    const node = section("Step time", "Of rank 0: the median of steps that follow each other, and the range between the shortest and the longest.");
+    const node = section("Step time", "Of rank 0. In long runs a point is the median of steps that follow each other, in a band from the shortest to the longest; steps above the chart are marked at its top.");
     const chart = new Chart("Step time in milliseconds over the training steps", 260);
     const found = el("div");
     node.append(chart.whole, found);
@@ -183,7 +183,7 @@ const SyrtosReport = (() => {
   }
 
   function heat() {
-    const node = section("Workers over time", "What each worker needed by itself for a step, as a multiple of the median worker at that time: a row that is darker is a slow worker, host or reader, for which the others wait.");
+    const node = section("Workers over time", "What each worker needed by itself for a step, as a multiple of the median worker at that time: red is slower and blue is faster. A red row is a slow worker, host or reader, for which the others wait.");
     const chart = new Chart("Heat map of ranks against time", 120);
     const values = fold();
     node.append(chart.whole, values.node);
@@ -191,7 +191,7 @@ const SyrtosReport = (() => {
       node.hidden = !h.ranks.length;
       if (node.hidden) return;
       const cells = h.times.flatMap((row, y) => row.map((value, x) => [x, y, value]));
-      const most = Math.max(1.5, ...cells.map((cell) => cell[2]));
+      const most = Math.min(2, Math.max(1.5, ...cells.map((cell) => cell[2]))); // the scale is even around 1×
       const say = (i) => {
         const [x, y, value] = cells[i];
         return `${h.ranks[y]} until ${lasting(h.columns[x])}: ${short(h.ms[y][x])} ms a step by itself, ${short(value)}× the median; input ${short(h.input_ms[y][x])} ms`;
@@ -201,7 +201,7 @@ const SyrtosReport = (() => {
         xAxis: { type: "category", data: h.columns.map((at) => short(at)), name: "seconds since the run began", nameLocation: "middle", nameGap: 26, nameTextStyle: { color: c.quiet }, axisLabel: { color: c.quiet, hideOverlap: true }, axisLine: { lineStyle: { color: c.line } }, axisTick: { show: false } },
         yAxis: { type: "category", inverse: true, data: h.ranks, axisLabel: { color: c.ink }, axisTick: { show: false }, axisLine: { show: false } },
         tooltip: tooltip(c, { formatter: (at) => say(at.dataIndex) }),
-        visualMap: { min: 0.5, max: Number(most.toPrecision(2)), calculable: false, orient: "horizontal", left: "center", bottom: 4, itemHeight: 120, itemWidth: 12, textStyle: { color: c.quiet }, text: [`${short(most, 2)}× slower`, "0.5×"], inRange: { color: dark.matches ? ["#20303c", "#3b6f8f", "#e0b35a", "#ff7d6b"] : ["#e9f1f6", "#a9cbe2", "#e8b04a", "#b1281e"] } },
+        visualMap: { min: 2 - Number(most.toPrecision(2)), max: Number(most.toPrecision(2)), calculable: false, orient: "horizontal", left: "center", bottom: 4, itemHeight: 120, itemWidth: 12, textStyle: { color: c.quiet }, text: [`${short(most, 2)}× the median`, "less"], inRange: { color: dark.matches ? ["#4f93c7", "#2a3036", "#ff7d6b"] : ["#7fb0d3", "#eef0ef", "#b1281e"] } },
         series: [{ type: "heatmap", data: cells, itemStyle: { borderColor: c.ground, borderWidth: h.columns.length < 60 ? 1 : 0 } }],
       }) });
       values.draw("Values", () => table(["rank", "mean ms by itself", "mean × the median", "mean ms of input"], h.ranks.map((name, y) => [name, ...[h.ms, h.times, h.input_ms].map((rows) => short(sum(rows[y]) / rows[y].length))])));
@@ -280,7 +280,7 @@ const SyrtosReport = (() => {
     return { node, draw({ exchange: x, run }) {
       node.hidden = run.workers < 2 || (!x.plans.length && !x.gradient_bytes);
       if (node.hidden) return;
-      const counted = x.gradient_bytes ? `${size(x.gradient_bytes)} in ${short(x.sums)} sums a step, and ${short(Math.max(x.meetings - x.sums, 0))} small exchanges.` : "";
+      const counted = x.gradient_bytes ? `${size(x.gradient_bytes)} a step in ${short(x.sums)} sum${x.sums === 1 ? "" : "s"}, and ${short(Math.max(x.meetings - x.sums, 0))} small exchanges.` : "";
       said.textContent = `${x.how.charAt(0).toUpperCase()}${x.how.slice(1)}. ${counted}`;
       const all = x.plans.flatMap((plan) => plan.variables);
       const rows = all.slice().sort((a, b) => b.bytes - a.bytes).slice(0, FEW);
@@ -353,7 +353,7 @@ const SyrtosReport = (() => {
       const part = (title, ...inside) => { const made = section(title); made.append(...inside); parts.push(made); };
       const d = facts.data;
       const ways = { planned: "Each worker reads its own records (`syrtos.data`).", records: "Each worker reads all records and prepares its own.", sliced: "Each worker reads and prepares all records, and takes its rows of each batch." };
-      const proofs = { none: "No record of the order: it is kept for data sets of `syrtos.data`.", failed: d.text ?? "", verified: "Verified: the chain of hashes is whole, and the sums of records add up." };
+      const proofs = { none: "Which records were trained on is recorded for data sets of `syrtos.data` alone.", failed: d.text ?? "", verified: "Verified: the chain of hashes is whole, and the sums of records add up." };
       part("Data", text(`${ways[d.how] ?? ""} ${proofs[d.proof]}`.trim(), d.proof === "failed" ? "report-bad" : ""), d.epochs ? table(["data set", "epoch", "records", "trained on, each once", "left out"], d.epochs.map((e) => [e.data, e.epoch + 1, e.records.toLocaleString("en"), e.done.toLocaleString("en") + (e.complete ? "" : " (the epoch did not end)"), e.left_out])) : "");
       if (facts.incidents.length) part("Incidents", table(["at", "step", "what happened", "steps computed again", "logs"], facts.incidents.map((one) => [lasting(one.at), one.step.toLocaleString("en"), one.text || one.end, one.again ?? "the run ended", one.logs])), text(`${percent(facts.goodput)} of the time was not lost (goodput).`));
       const run = facts.run;
@@ -387,7 +387,7 @@ const SyrtosReport = (() => {
     const more = facts.findings.slice(1, FEW).map((one) => el("li", {}, ...marked(one.text)));
     node.append(el("div", { class: `report-advice${r ? "" : " report-none"}` },
       el("strong", {}, ...marked(r ? `Do this first: ${r.action}` : "Nothing to change")),
-      text(r ? `${r.cost}. ${r.gain >= 1.15 ? `${r.gain.toFixed(1)}× as fast` : `${percent(r.gain - 1)} faster`} expected, if nothing else changes.` : facts.nothing_found),
+      text(r ? `${r.cost}. If nothing else changes, training should be ${r.gain >= 1.15 ? `${r.gain.toFixed(1)}× as fast` : `${percent(r.gain - 1)} faster`}.` : facts.nothing_found),
       more.length ? el("details", {}, el("summary", {}, "Other findings"), el("ul", {}, ...more)) : null,
       facts.before?.text ? text(facts.before.text) : null));
     if (facts.trace) node.append(el("p", {}, "Profile: ", el("a", { href: facts.trace }, facts.trace), ", to be opened in ui.perfetto.dev or chrome://tracing."));
@@ -425,7 +425,7 @@ const SyrtosReport = (() => {
     const change = (row) => [row.change === null ? "" : `${row.change >= 0 ? "+" : ""}${row.change.toFixed(1)} %`, row.interval ? `${row.interval[0].toFixed(1)} to ${row.interval[1].toFixed(1)} %${row.is_noise ? ": noise" : ""}` : "too few steps"];
     const node = el("div", { class: "report" }, el("h1", {}, `${a} and ${b}`), el("div", { class: "report-advice report-none" }, el("strong", {}, found.text)));
     const put = (title, ...inside) => { const made = section(title); made.append(...inside); node.append(made); };
-    if (found.asked.length) put("What was asked for otherwise", table(["", a, b], found.asked));
+    if (found.asked.length) put("What differs between the runs", table(["", a, b], found.asked));
     const chart = new Chart("Milliseconds of a step by kind, of both runs", 40);
     const rows = found.steps;
     put("A step", chart.whole, table(["", `${a}, ms`, `${b}, ms`, "change", "95 % interval"], rows.map((row) => [row.words, short(row.first_ms, 4), short(row.second_ms, 4), ...change(row)])));

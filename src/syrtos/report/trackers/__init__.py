@@ -9,10 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from syrtos.errors import ConfigurationError
 from syrtos.report.figures import Point
+
+Ended = Literal["finished", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Tracker(ABC):
         """Writes down numbers of moments that follow each other."""
 
     @abstractmethod
-    def end(self, succeeded: bool, report: Path | None) -> None:
+    def end(self, how: Ended, report: Path | None) -> None:
         """The run has ended; its report is a file."""
 
 

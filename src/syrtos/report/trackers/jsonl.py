@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.report.figures import Point
-from syrtos.report.trackers import About, Tracker
+from syrtos.report.trackers import About, Ended, Tracker
 
 
 class JSONL(Tracker):
@@ -28,8 +28,8 @@ class JSONL(Tracker):
         for point in points:
             self._append({"time": point.time, "step": point.step, **point.values})
 
-    def end(self, succeeded: bool, report: Path | None) -> None:
-        self._append({"ended": "finished" if succeeded else "failed", "report": str(report) if report else None})
+    def end(self, how: Ended, report: Path | None) -> None:
+        self._append({"ended": how, "report": str(report) if report else None})
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:

@@ -11,7 +11,7 @@ from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImport
 
 from syrtos import settings
 from syrtos.report.figures import Point
-from syrtos.report.trackers import About, Tracker
+from syrtos.report.trackers import About, Ended, Tracker
 
 # Of one request: https://mlflow.org/docs/latest/rest-api.html#log-batch.
 _METRICS, _PARAMETERS, _LENGTH = 1000, 100, 6000
@@ -49,10 +49,10 @@ class MLflow(Tracker):
         for part in _parts(metrics, _METRICS):
             self._client.log_batch(self._run, metrics=part)
 
-    def end(self, succeeded: bool, report: Path | None) -> None:
+    def end(self, how: Ended, report: Path | None) -> None:
         if report:
             self._client.log_artifact(self._run, str(report))
-        self._client.set_terminated(self._run, "FINISHED" if succeeded else "FAILED")
+        self._client.set_terminated(self._run, {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}[how])
 
 
 def _parts(values: Sequence[Any], size: int) -> list[list[Any]]:

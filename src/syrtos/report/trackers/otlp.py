@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExporti
 from opentelemetry.sdk.resources import Resource  # pyright: ignore[reportMissingImports]
 
 from syrtos.report.figures import Point
-from syrtos.report.trackers import About, Tracker
+from syrtos.report.trackers import About, Ended, Tracker
 
 _EVERY = 5000  # ms
 
@@ -53,8 +53,8 @@ class OTLP(Tracker):
             self._gauges[name] = self._meter.create_gauge("syrtos." + re.sub(r"[^A-Za-z0-9_./-]", "_", name))
         self._gauges[name].set(value, self._attributes)
 
-    def end(self, succeeded: bool, report: Path | None) -> None:
-        self._set("succeeded", float(succeeded))
+    def end(self, how: Ended, report: Path | None) -> None:
+        self._set("succeeded", float(how == "finished"))
         self._provider.force_flush()
         arrived = self._exporter.arrived
         self._provider.shutdown()

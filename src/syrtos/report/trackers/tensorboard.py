@@ -16,7 +16,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from syrtos.report.figures import Point
-from syrtos.report.trackers import About, Tracker
+from syrtos.report.trackers import About, Ended, Tracker
 
 # Modules that protobuf makes, whose classes a type checker does not see.
 _event: Any = event_pb2
@@ -49,8 +49,8 @@ class TensorBoard(Tracker):
             )
         self._writer.flush()
 
-    def end(self, succeeded: bool, report: Path | None) -> None:
-        self._text("report", f"{'finished' if succeeded else 'failed'}: `{report}`")
+    def end(self, how: Ended, report: Path | None) -> None:
+        self._text("report", f"{how}: `{report}`")
         self._writer.close()
 
     def _text(self, tag: str, words: str) -> None:

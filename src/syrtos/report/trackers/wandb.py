@@ -10,7 +10,7 @@ import wandb  # pyright: ignore[reportMissingImports]
 
 from syrtos import settings
 from syrtos.report.figures import Point
-from syrtos.report.trackers import About, Tracker
+from syrtos.report.trackers import About, Ended, Tracker
 
 
 class WandB(Tracker):
@@ -37,7 +37,7 @@ class WandB(Tracker):
         for point in points:
             self._run.log({"step": point.step, **point.values})
 
-    def end(self, succeeded: bool, report: Path | None) -> None:
+    def end(self, how: Ended, report: Path | None) -> None:
         if report:
             self._run.log({"report": wandb.Html(report.read_text(), inject=False)})
-        self._run.finish(exit_code=0 if succeeded else 1)
+        self._run.finish(exit_code=0 if how == "finished" else 1)
