@@ -72,8 +72,8 @@ def test_a_job_that_trains(tmp_path: Path) -> None:
         until(server, lambda: scraped(server).get("syrtos_training_steps_total") == two_epochs)
         until(server, lambda: len(scraped(server).get("syrtos_host_cpu_percent", ())) == 2)
         found = scraped(server)
-        assert 0 < found["syrtos_metric"][("job", "loss")] < 100
-        assert {rank for _, rank in found["syrtos_worker_memory_bytes"]} == {"0", "1"}
+        assert 0 < found["syrtos_metric"]["loss", "job"] < 100
+        assert {rank for rank, _ in found["syrtos_worker_memory_bytes"]} == {"0", "1"}
         assert (found["syrtos_slots"][()], found["syrtos_slots_used"][()]) == (3, 2)
         assert found["syrtos_jobs"]["InProgress",] == 1
         seen.touch()
