@@ -97,3 +97,11 @@ def test_runs_of_other_lengths_can_be_compared(tmp_path: Path) -> None:
         generation(tmp_path / name, 0.0, 60.0, [[*BEFORE, step(0, 3.0, trace=2.5), *steps(count)]] * 2)
     rates = [situation.samples_per_second(load(tmp_path / name), without_first=True) for name in ("short", "long")]
     assert rates[0] == pytest.approx(rates[1])
+
+
+def test_evaluations_take_most_of_the_time(tmp_path: Path) -> None:
+    lines = [*steps(), *({"phase": "test", "wall": 1.0, "compute": 1.0, "in_fit": True} for _ in range(6))]
+    (found,) = findings(tmp_path, lines, lines)
+    assert found.rule == "frequent evaluation"
+    assert found.cost == "evaluation takes 50% of training and evaluation"
+    assert found.gain == pytest.approx(12 / 7.2)
