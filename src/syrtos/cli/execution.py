@@ -38,6 +38,7 @@ from syrtos.launch.standby import Standby
 from syrtos.launch.supervise import supervise
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
+from syrtos.report.json_files import document
 from syrtos.settings import Options
 
 if TYPE_CHECKING:
@@ -211,18 +212,10 @@ def execute(
             return _execute(request, run_dir, resume, met)
 
 
-def _written(run_dir: Path) -> dict[str, Any]:
-    """What the run in this folder has written down of itself; empty if that can't be read."""
-    try:
-        return json.loads((run_dir / _REQUEST).read_text())
-    except (OSError, ValueError):
-        return {}
-
-
 def _goes_on(request: Request, run_dir: Path) -> bool:
     """Whether the same script, options and arguments ran in this folder until a scheduler stopped the launcher, or its machine was lost; however it ended
     where the script has committed a state itself."""
-    found = _written(run_dir)
+    found = document(run_dir / _REQUEST)
     if request.differences(found):
         return False
     return found.get("end") in (None, _BY_SCHEDULER) or generations.is_of_script(run_dir)
@@ -230,7 +223,7 @@ def _goes_on(request: Request, run_dir: Path) -> bool:
 
 def _why_not(request: Request, run_dir: Path) -> str:
     """Why the same command does not go on with a run that has not finished, as the end of a sentence about it."""
-    found = _written(run_dir)
+    found = document(run_dir / _REQUEST)
     if not found:
         return "has not finished"
     if different := request.differences(found):
@@ -240,7 +233,7 @@ def _why_not(request: Request, run_dir: Path) -> str:
 
 def _may_be_forgotten(request: Request, run_dir: Path) -> bool:
     """Whether a snapshot in this folder is one that no person has asked for."""
-    asked = _written(run_dir).get("policy", {}).get("asked", True)
+    asked = document(run_dir / _REQUEST).get("policy", {}).get("asked", True)
     return not (request.policy.asked or asked or generations.is_of_script(run_dir))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos.launch import generations
+from syrtos.observe.ledger import ledger_paths
 from syrtos.report.summary import SHARES, Summary, summarize
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def print_table(run_dir: Path) -> None:
 
 def _print_recommended(console: Console, run_dir: Path, summary: Summary, folders: list[Path]) -> None:
     """What to change first, and whether what an earlier run was told came true."""
-    size = sum(path.stat().st_size for folder in folders for path in (folder / "ledger").glob("rank-*.jsonl"))
+    size = sum(path.stat().st_size for folder in folders for path in ledger_paths(folder).values())
     if summary.training_seconds < _WORTH_A_WORD or size > _LONG:
         return
     from rich.markup import escape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from syrtos.errors import ConfigurationError
+from syrtos.report.json_files import document
 
 TRACKERS = (
     "tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] (offline unless WANDB_MODE is set), jsonl[:FILE] or otlp[:URL] (OpenTelemetry); defaults are in "
@@ -40,10 +40,9 @@ def check(track: Sequence[str], metrics_port: int | None) -> None:
 
 def forget(run_dir: Path) -> None:
     """Removes what was made from an earlier run in the same folder: reports, recommendations, profiles, and what trackers have kept there."""
-    with contextlib.suppress(OSError, ValueError):
-        kept = json.loads((run_dir / "tracked.json").read_text()).get("tensorboard", {}).get("known_as", "")
-        if kept == str(run_dir / "tensorboard"):
-            shutil.rmtree(kept, ignore_errors=True)
+    kept = document(run_dir / "tracked.json").get("tensorboard", {}).get("known_as", "")
+    if kept == str(run_dir / "tensorboard"):
+        shutil.rmtree(kept, ignore_errors=True)
     for name in _MADE:
         (run_dir / name).unlink(missing_ok=True)
 

@@ -113,6 +113,11 @@ def _number(value: Any) -> float | None:
         return None
 
 
+def _steps_in_call(model: Any) -> int:
+    """Steps that one call of the training function makes; a script's own model may not say."""
+    return int(getattr(model, "steps_per_execution", None) or 1)
+
+
 def _index(batch: Any) -> int:
     """The number of a batch; a loop of the script's own may say anything."""
     try:
@@ -163,7 +168,7 @@ class BeforeUsers(_Quiet):
         self._ledger.become("callbacks")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._ledger.begin_step("train", "callbacks", steps=int(getattr(self.model, "steps_per_execution", None) or 1))
+        self._ledger.begin_step("train", "callbacks", steps=_steps_in_call(self.model))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._ledger.begin_step("test", "callbacks")
@@ -249,7 +254,7 @@ class AfterUsers(_Quiet):
         self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps"))
         if self._rounds:
             self._rounds.batch_begins()
-        self._tell_batch(_index(batch), int(getattr(self.model, "steps_per_execution", None) or 1))
+        self._tell_batch(_index(batch), _steps_in_call(self.model))
         self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -272,14 +277,14 @@ class AfterUsers(_Quiet):
         if self._protection:
             self._protection.batch_ended(self._epoch, count, logs, self._rounds is None or self._rounds.met)
         self._session.ledger.end_step(_index(batch), count)
-        self._session.ledger.point(lambda: self._measured(self._epoch, logs))
+        self._session.ledger.point(lambda: self._measured(self._epoch, logs, learning_rate.rate_of(self.model)))
 
-    def _measured(self, epoch: int, logs: Any) -> dict[str, Any]:
+    def _measured(self, epoch: int, logs: Any, rate: float | None) -> dict[str, Any]:
         """What a curve shows: numbers of the logs, in which callbacks may have put anything, and the learning rate."""
         numbers = {
             str(name): number for name, value in dict(logs or {}).items() if (number := _number(value)) is not None
         }
-        return {"epoch": epoch + 1, "logs": numbers, "learning_rate": learning_rate.rate_of(self.model)}
+        return {"epoch": epoch + 1, "logs": numbers, "learning_rate": rate}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
@@ -292,7 +297,7 @@ class AfterUsers(_Quiet):
             )
         self.scaling.epoch_ended(self._steps - self._epoch_began_at)
         self._session.ledger.epoch(
-            **self._measured(epoch, logs) | {"learning_rate": self.rate},
+            **self._measured(epoch, logs, self.rate),
             epochs=self.params.get("epochs"),
             step=self._steps,
             steps_per_epoch=self.params.get("steps"),
@@ -468,7 +473,7 @@ class AfterUsers(_Quiet):
             began = (now.epoch, now.place, self._stream.dataset.trainings if number is None else number)
             *place, number = self._protection.data_begins(began)
             position = Position(*place)
-        several = int(getattr(self.model, "steps_per_execution", None) or 1) > 1
+        several = _steps_in_call(self.model) > 1
         # Where records may be left out, so may be a batch of them, and an epoch then has fewer steps than are counted here.
         complete = self._stream.dataset.loader.policy.on_bad_record == "fail"
         endless = (self._script_counts_steps or (complete and not several)) and not asynchronous.own()
@@ -498,7 +503,7 @@ class AfterUsers(_Quiet):
         clock.step_begins()
 
     def _steps_since(self, batch: Any) -> int:
-        return min(int(getattr(self.model, "steps_per_execution", None) or 1), _index(batch) + 1)
+        return min(_steps_in_call(self.model), _index(batch) + 1)
 
     def _replicas(self) -> tuple[Communicator, list[Any]]:
         """Who must hold equal values, and which: all variables on all workers, or what an optimizer reduces that the script has asked to."""

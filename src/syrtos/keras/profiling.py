@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.comm import clocks, world
+from syrtos.comm.communicator import Communicator
 from syrtos.keras import backend
 from syrtos.observe import trace
 from syrtos.observe.trace import Event, Recorder, Span
@@ -163,22 +164,20 @@ def end_of_script(recorded: Sequence[float]) -> None:
     ahead = session.ledger.clock_ahead(clocks.ahead(comm) if comm.size > 1 else 0.0)
     for bit, kind in enumerate((PROFILE, TIMELINE)):
         if any(int(each) >> bit & 1 for each in recorded):
-            mine = b""
-            if recording := state.recordings.get(kind):
-                recording.stop()
-                mine = gzip.compress(json.dumps(recording.events(ahead)).encode())
-            parts = (
-                comm.allgather_object([mine, str(state.path(kind)) if mine else ""])
-                if comm.size > 1
-                else [[mine, str(state.path(kind))]]
-            )
-            first = next(rank for rank, (part, _) in enumerate(parts) if part)
-            if session.world.rank == first:
-                path = Path(parts[first][1])
-                write([event for part, _ in parts if part for event in json.loads(gzip.decompress(part))], path)
-                print(
-                    f"syrtos: the {kind} is in {path}; open it in ui.perfetto.dev or chrome://tracing", file=sys.stderr
-                )
+            _write_together(kind, comm, ahead)
+
+
+def _write_together(kind: str, comm: Communicator, ahead: Callable[[float], float]) -> None:
+    """The first worker that has a recording writes those of all."""
+    mine, path = b"", ""
+    if recording := state.recordings.get(kind):
+        recording.stop()
+        mine, path = gzip.compress(json.dumps(recording.events(ahead)).encode()), str(state.path(kind))
+    parts = [(rank, *each) for rank, each in enumerate(comm.allgather_object([mine, path])) if each[0]]
+    first, _, place = parts[0]
+    if comm.rank == first:
+        write([event for _, part, _ in parts for event in json.loads(gzip.decompress(part))], Path(place))
+        print(f"syrtos: the {kind} is in {place}; open it in ui.perfetto.dev or chrome://tracing", file=sys.stderr)
 
 
 def recordings() -> float:
@@ -203,43 +202,25 @@ _TRACKS = ("steps", "worker", "exchange", "agreement", "input and update")
 _FRAMEWORK = 100
 
 
-def _ours(rank: int, spans: Sequence[Span], ahead: float) -> Sequence[dict[str, Any]]:
+def _ours(rank: int, spans: Sequence[Span], ahead: float) -> list[dict[str, Any]]:
     host = world.current().ledger.host
-    names = [{"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank} on {host}"}}]
-    names += [
-        {"ph": "M", "pid": rank, "tid": number, "name": "thread_name", "args": {"name": track}}
-        for number, track in enumerate(_TRACKS)
-    ]
-    return names + [
-        {
-            "ph": "X",
-            "pid": rank,
-            "tid": _TRACKS.index(span.track),
-            "name": span.name,
-            "ts": (span.start - ahead) * 1e6,
-            "dur": (span.end - span.start) * 1e6,
-        }
-        for span in spans
-    ]
+    process = {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank} on {host}"}}
+    slices = (_slice(rank, _TRACKS.index(s.track), s.name, s.start - ahead, s.end - s.start) for s in spans)
+    return [process, *(_line(rank, number, track) for number, track in enumerate(_TRACKS)), *slices]
 
 
 def _theirs(rank: int, events: Sequence[Event], shift: float) -> list[dict[str, Any]]:
     lines = {line: _FRAMEWORK + number for number, line in enumerate(dict.fromkeys(event.line for event in events))}
-    names = [
-        {"ph": "M", "pid": rank, "tid": number, "name": "thread_name", "args": {"name": line}}
-        for line, number in lines.items()
-    ]
-    return names + [
-        {
-            "ph": "X",
-            "pid": rank,
-            "tid": lines[event.line],
-            "name": event.name,
-            "ts": (event.start + shift) * 1e6,
-            "dur": event.seconds * 1e6,
-        }
-        for event in events
-    ]
+    slices = (_slice(rank, lines[e.line], e.name, e.start + shift, e.seconds) for e in events)
+    return [*(_line(rank, number, line) for line, number in lines.items()), *slices]
+
+
+def _line(rank: int, number: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": rank, "tid": number, "name": "thread_name", "args": {"name": name}}
+
+
+def _slice(rank: int, line: int, name: str, start: float, seconds: float) -> dict[str, Any]:
+    return {"ph": "X", "pid": rank, "tid": line, "name": name, "ts": start * 1e6, "dur": seconds * 1e6}
 
 
 def install() -> None:

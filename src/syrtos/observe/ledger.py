@@ -341,6 +341,12 @@ def ledger_path(run_dir: Path, rank: int) -> Path:
     return run_dir / "ledger" / f"rank-{rank}.jsonl"
 
 
+def ledger_paths(run_dir: Path) -> dict[int, Path]:
+    """The ledgers that are there, by rank, in order."""
+    found = {int(path.stem.removeprefix("rank-")): path for path in (run_dir / "ledger").glob("rank-*.jsonl")}
+    return dict(sorted(found.items()))
+
+
 def launcher_path(run_dir: Path) -> Path:
     """The file with the times at which the run began and ended: `launching`."""
     return run_dir / "ledger" / "launcher.json"

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from syrtos.report.forecast import SHARDING
-from syrtos.report.read import EVALUATION
-from syrtos.report.situation import Situation, median
-from syrtos.report.steps import host_of
+from syrtos.report.situation import FIRST, Situation
+from syrtos.report.steps import host_of, median
 from syrtos.report.summary import SHARES
 
 # What is worth a word: seconds, and a part of the time of training.
@@ -86,9 +85,10 @@ def _share(situation: Situation, seconds: float) -> str:
 # -- rules ------------------------------------------------------------------------------------------------
 
 
+_OWN_RECORDS = "let each worker read its own records (`syrtos.data.from_tfrecord`, `from_arrays` or `from_files`)"
 _READING = {
-    "records": "let each worker read its own records (`syrtos.data.from_tfrecord`, `from_arrays` or `from_files`)",
-    "sliced": "let each worker read its own records (`syrtos.data.from_tfrecord`, `from_arrays` or `from_files`)",
+    "records": _OWN_RECORDS,
+    "sliced": _OWN_RECORDS,
     "planned": "make `parse_fn` cheaper (smaller images, fewer Python operations), or give each worker more cores",
     "own": "let the pipeline prepare batches ahead (`dataset.prefetch(tf.data.AUTOTUNE)`, `num_parallel_calls` in `map`)",
 }
@@ -137,7 +137,7 @@ def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: 
     if cause in ("callbacks", "checkpoint"):
         return None  # rules of their own
     samples = situation.samples()
-    others = median([count for k, count in enumerate(samples) if k != slowest])
+    others = _median_of_others(samples, slowest)
     if others and samples[slowest] > _SKEWED * others:
         cost = f"rank {rank} trains {samples[slowest]:,.0f} samples in a step and the others {others:,.0f}, so they wait for it"
         action = "give all workers the same number of samples (`--batch global`, or shards of one size)"
@@ -162,10 +162,9 @@ def tiny_batches(situation: Situation) -> Finding | None:
     """One worker alone would be faster: it computes all samples of a step in less time than workers take to compute a part and to meet."""
     if situation.workers < 2 or situation.facts.get("exchange") == "compiled":
         return None  # where XLA exchanges, computing is not told from exchanging
-    # of the fastest worker: what it waits beyond the least waiting is for slower ones, which is no fault of small batches
-    own = situation.own()
+    # of the fastest worker, for waiting for slower ones is no fault of small batches
+    own, meets = situation.own(), situation.meeting()
     fastest = int(np.argmin(own))
-    meets = min(e + w for e, w in zip(situation.typical("exchange"), situation.typical("wait"), strict=True))
     wall = own[fastest] + meets
     computes = situation.typical("compute")[fastest]
     if computes > _MIXED * situation.compute_with(fastest, 1):
@@ -187,10 +186,7 @@ def exchange_bound(situation: Situation) -> Finding | None:
     options = {"compress", "sync_every"} & situation.facts.keys()
     if situation.hosts < 2 or options:
         return None
-    meeting = [situation.typical(kind) for kind in ("exchange", "wait")]
-    # the worker that waits least waits for no other worker: what remains is the network's
-    each = min(e + w for e, w in zip(*meeting, strict=True))
-    seconds = each * situation.count
+    seconds = situation.meeting() * situation.count
     cost = f"exchanging gradients between {situation.hosts} hosts takes {_share(situation, seconds)}"
     if seconds > 0.7 * situation.training:
         action = (
@@ -242,7 +238,7 @@ def frequent_checkpoints(situation: Situation) -> Finding | None:
 
 def retracing(situation: Situation) -> Finding | None:
     """One `tf.function` is made a graph again and again; that each of several functions is, or each model, is as it must be."""
-    again = [each.of("trace")[2:] * each.count[2:] for each in situation.steps]
+    again = [each.of("trace")[FIRST:] * each.count[FIRST:] for each in situation.steps]
     seconds = max(float(each.sum()) for each in again)
     told: dict[str, float] = dict(situation.facts.get("graphs") or {})
     graphs = {name: count for name, count in told.items() if not name.startswith("Dataset_")}
@@ -257,7 +253,7 @@ def retracing(situation: Situation) -> Finding | None:
 
 def frequent_evaluation(situation: Situation) -> Finding | None:
     """`evaluate`, `predict` and validation take much of the time beside training."""
-    each = [float(rank.lines.wall[np.isin(rank.lines.phase, EVALUATION)].sum()) for rank in situation.ranks]
+    each = [float(rank.lines.wall[rank.lines.evaluates].sum()) for rank in situation.ranks]
     seconds, whole = float(np.mean(each)), situation.training + float(np.mean(each))
     cost = f"evaluation takes {seconds / whole:.0%} of training and evaluation"
     action = (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from syrtos.report.read import Generation, Run
+from syrtos.report.read import Run
 
 _RATE = "learning_rate"
 _RATES = (_RATE, "lr")  # the second as Keras 2 logs it
@@ -71,9 +71,3 @@ def _rate(point: Mapping[str, Any]) -> float | None:
 def _finite(value: Any) -> float | None:
     """A loss may be NaN, which JSON does not have."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def last(generation: Generation) -> Mapping[str, Any]:
-    """The logs of the last epoch, or within it."""
-    lines = generation.epochs or generation.curve
-    return (lines[-1].get("logs") or {}) if lines else {}

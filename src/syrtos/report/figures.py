@@ -11,8 +11,9 @@ from typing import Any
 
 from syrtos.launch.generations import all_folders
 from syrtos.observe.clock import KINDS
-from syrtos.observe.ledger import curve_path, epochs_path
-from syrtos.report.tail import Tail
+from syrtos.observe.ledger import curve_path, epochs_path, ledger_paths
+from syrtos.report.json_files import Tail
+from syrtos.report.summary import TRAINING
 
 # Steps that the recent time of a step is the median of.
 _RECENT = 100
@@ -39,7 +40,6 @@ class _Worker:
 
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
     steps: int = 0
-    samples: float = 0.0
     recent: collections.deque[tuple[float, float]] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_RECENT)
     )
@@ -108,17 +108,16 @@ class Figures:
         return self._tails.setdefault(path, Tail(path)).read()
 
     def _take_ledgers(self, folder: Path) -> None:
-        for path in (folder / "ledger").glob("rank-*.jsonl"):
-            worker = self.workers.setdefault(int(path.stem.partition("-")[2]), _Worker())
+        for rank, path in ledger_paths(folder).items():
+            worker = self.workers.setdefault(rank, _Worker())
             for line in self._lines(path):
                 if line["phase"] == "facts":
                     self.trained_before = int(line.get("trained", self.trained_before))
                     continue
                 for kind in KINDS:
                     worker.seconds[kind] += line.get(kind, 0.0)
-                if line["phase"] in ("train", "loop") and line.get("steps"):
+                if line["phase"] in TRAINING and line.get("steps"):
                     worker.steps += line["steps"]
-                    worker.samples += line.get("samples", 0.0)
                     worker.recent.append((line["wall"] / line["steps"], line.get("samples", 0.0) / line["steps"]))
 
     def _of_curves(self, folder: Path) -> Iterator[Point]:

@@ -13,6 +13,7 @@ from syrtos.checkpoint import durable
 from syrtos.errors import ConfigurationError
 from syrtos.report import facts, page, trackers
 from syrtos.report.figures import Figures, Point
+from syrtos.report.json_files import document
 from syrtos.report.read import load
 from syrtos.report.trackers import About, Ended, Tracker
 
@@ -28,7 +29,7 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
         ConfigurationError: a tracker is not one, or all have failed.
     """
     trackers.check(words)
-    state = _state(run_dir)
+    state = document(run_dir / _STATE)
     used: dict[str, Tracker] = {}
     for word in words:
         _guarded(
@@ -75,26 +76,16 @@ def _guarded(word: str, used: dict[str, Tracker], call: Callable[[], object]) ->
         print(f"syrtos: --track {word.partition(':')[0]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
-def _state(run_dir: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((run_dir / _STATE).read_text())
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
-        return {}
-
-
 def _about(run_dir: Path) -> About:
     """What is known when the run begins: its request."""
-    try:
-        request = json.loads((run_dir / "run.json").read_text())
-    except (OSError, ValueError):
-        request = {}
-    script = str((request.get("program") or {}).get("name", "")) or run_dir.name
+    request = document(run_dir / "run.json")
+    program = request.get("program") or {}
+    script = str(program.get("name", "")) or run_dir.name
     parameters: dict[str, Any] = {
         "script": script,
         "workers": request.get("workers"),
         "hosts": ", ".join(host["name"] for host in request.get("hosts") or ()) or "this machine",
-        "arguments": " ".join(facts.shown_arguments((request.get("program") or {}).get("arguments") or ())),
+        "arguments": " ".join(facts.shown_arguments(program.get("arguments") or ())),
         **{f"options.{name}": value for name, value in facts.changed_options(request.get("options") or {}).items()},
         **{f"versions.{name}": version for name, version in (request.get("versions") or {}).items()},
     }

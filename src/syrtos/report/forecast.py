@@ -8,15 +8,15 @@ latency, or in 2 (H - 1) around a ring. Exchanges are taken to hide behind nothi
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from syrtos.errors import ConfigurationError
 from syrtos.observe.ledger import ledger_path
+from syrtos.report.read import lines
 
 # Steps that are measured: those before it trace, compile and touch memory for the first time.
 _FIRST = 2
@@ -145,15 +145,10 @@ def _read(run_dir: Path) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
     """The steps of each worker, without the first ones, and the facts that rank 0 has told."""
     ranks = []
     while (path := ledger_path(run_dir, len(ranks))).exists():
-        ranks.append(list(_lines(path)))
+        ranks.append(list(lines(path, [])))
     told = [line for line in ranks[0] if line["phase"] == "facts"] if ranks else []
     facts = {key: value for line in told for key, value in line.items()}
-    return [[line for line in lines if line["phase"] == "train"][_FIRST:] for lines in ranks], facts
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_bytes().split(b"\n")[:-1]:  # a killed worker has not finished the last
-        yield json.loads(line)
+    return [[line for line in told if line["phase"] == "train"][_FIRST:] for told in ranks], facts
 
 
 def _problem(run_dir: Path, steps: list[list[dict[str, Any]]], facts: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from syrtos.checkpoint import durable
 from syrtos.report import advice, situation
+from syrtos.report.json_files import document
 from syrtos.report.read import Run
 
 _FILE = "advice.json"
@@ -31,11 +32,7 @@ def keep(run: Run) -> dict[str, Any]:
 
 def kept(run_dir: Path) -> dict[str, Any]:
     """What `keep` has written; empty if it has written nothing that can be read."""
-    try:
-        found = json.loads((run_dir / _FILE).read_text())
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
-        return {}
+    return document(run_dir / _FILE)
 
 
 def _before(run: Run, rate: float) -> dict[str, Any] | None:
@@ -44,12 +41,15 @@ def _before(run: Run, rate: float) -> dict[str, Any] | None:
         return None
     candidates = sorted(run.folder.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     folders = [path.parent for path in candidates if path.parent != run.folder]
-    earlier = next((folder for folder in folders if _same_script(run.request, _request(folder))), None)
+    earlier, request = next(
+        ((folder, theirs) for folder in folders if _same_script(run.request, theirs := document(folder / "run.json"))),
+        (None, {}),
+    )
     if earlier is None:
         return None
     recommended, past = (kept(earlier).get(name) for name in ("recommended", "samples_per_second"))
-    changed = _changed(run.request, _request(earlier))
-    if not recommended or not past or not changed or not _followed(recommended["rule"], run.request, _request(earlier)):
+    changed = _changed(run.request, request)
+    if not recommended or not past or not changed or not _followed(recommended["rule"], run.request, request):
         return None
     came = round(rate / past, 3)
     text = (
@@ -63,13 +63,6 @@ def _before(run: Run, rate: float) -> dict[str, Any] | None:
         "came": came,
         "text": text,
     }
-
-
-def _request(run_dir: Path) -> dict[str, Any]:
-    try:
-        return json.loads((run_dir / "run.json").read_text())
-    except (OSError, ValueError):
-        return {}
 
 
 def _same_script(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:

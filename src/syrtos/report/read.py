@@ -6,6 +6,7 @@ A record may be incomplete: of a run that goes on, that was killed, or that an o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +19,12 @@ import numpy.typing as npt
 from syrtos.errors import ConfigurationError
 from syrtos.launch.generations import all_folders
 from syrtos.observe.clock import KINDS
-from syrtos.observe.ledger import curve_path, epochs_path, launcher_path, ledger_path, usage_path
-from syrtos.report.tail import parsed
+from syrtos.observe.ledger import curve_path, epochs_path, launcher_path, ledger_path, ledger_paths, usage_path
+from syrtos.report.json_files import parsed
+from syrtos.report.summary import EVALUATION, TRAINING
 
 Floats = npt.NDArray[np.float64]
 _PART = 50_000  # lines that become columns at once: as dictionaries they take five times the memory
-TRAINING, EVALUATION = ("train", "loop"), ("test", "predict")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +51,25 @@ class Lines:
         """Seconds of one kind, by row."""
         return self.seconds[:, KINDS.index(kind)]  # type: ignore[arg-type]
 
-    @property
+    @functools.cached_property
     def trains(self) -> npt.NDArray[np.bool_]:
         """Which rows are training steps."""
         return np.isin(self.phase, TRAINING) & (self.steps > 0)
+
+    @functools.cached_property
+    def in_training(self) -> npt.NDArray[np.bool_]:
+        """Which rows are of `fit`, but for evaluations, or of loops of the script's own."""
+        return np.isin(self.phase, ("fit", *TRAINING))
+
+    @functools.cached_property
+    def evaluates(self) -> npt.NDArray[np.bool_]:
+        """Which rows are of `evaluate`, `predict` or validation."""
+        return np.isin(self.phase, EVALUATION)
+
+    @property
+    def made(self) -> int:
+        """Training steps of all rows."""
+        return int(self.steps[self.trains].sum())
 
     @property
     def end(self) -> float:
@@ -122,7 +138,7 @@ class Generation:
     @property
     def trained(self) -> int:
         """Training steps that it has made."""
-        return int(self.first.lines.steps[self.first.lines.trains].sum()) if self.first else 0
+        return self.first.lines.made if self.first else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,13 +173,6 @@ class Run:
     def kept(self, number: int) -> int | None:
         """Up to which step of the run the work of a generation was kept, by its index; None if no generation after it has trained: all of it."""
         return min((each.trained_before for each in self.generations[number + 1 :] if each.trained), default=None)
-
-    @property
-    def size(self) -> int:
-        """Bytes of its ledgers."""
-        return sum(
-            path.stat().st_size for each in self.generations for path in (each.folder / "ledger").glob("rank-*.jsonl")
-        )
 
     @property
     def seconds(self) -> float:
@@ -209,7 +218,7 @@ def _cut_off(last: Generation) -> list[str]:
         path = ledger_path(last.folder, rank.rank)
         if _last_byte(path) != b"\n":
             found.append(f"{path} ends in the middle of a line: what followed is not there.")
-    counts = {int(rank.lines.steps[rank.lines.trains].sum()) for rank in last.ranks}
+    counts = {rank.lines.made for rank in last.ranks}
     if len(counts) > 1 and last.ranks[0].facts.get("training") != "asynchronous":
         words = " and ".join(map(str, sorted(counts)))
         found.append(
@@ -240,9 +249,8 @@ def _absent(request: Mapping[str, Any], last: Generation, run_dir: Path) -> list
 
 def _generation(folder: Path, run_began: float, offset: float, missing: list[str]) -> Generation:
     launcher = _json(launcher_path(folder), missing)
-    ranks: list[Rank] = []
-    for path in sorted((folder / "ledger").glob("rank-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2])):
-        ranks.append(_rank(path, launcher.get("began", 0.0), missing))
+    paths = ledger_paths(folder)
+    ranks = [_rank(rank, path, launcher.get("began", 0.0), missing) for rank, path in paths.items()]
     began = launcher.get("began") or min((rank.facts.get("began", 0.0) for rank in ranks), default=0.0)
     lasted = launcher.get("ended", 0.0) - began
     seconds = lasted if lasted > 0 else max((rank.offset + rank.lines.end for rank in ranks), default=0.0)
@@ -260,7 +268,7 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
     )
 
 
-def _rank(path: Path, began: float, missing: list[str]) -> Rank:
+def _rank(rank: int, path: Path, began: float, missing: list[str]) -> Rank:
     facts: dict[str, Any] = {}
     told = _telling(lines(path, missing), facts)
     parts = [_columns(part) for part in iter(lambda: list(itertools.islice(told, _PART)), [])] or [_columns([])]
@@ -273,7 +281,7 @@ def _rank(path: Path, began: float, missing: list[str]) -> Rank:
         *(np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Lines))
     )
     start = np.cumsum(whole.wall) - whole.wall
-    return Rank(int(path.stem.partition("-")[2]), facts, dataclasses.replace(whole, start=start), offset)
+    return Rank(rank, facts, dataclasses.replace(whole, start=start), offset)
 
 
 def _telling(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -357,6 +365,3 @@ def _json(path: Path, missing: list[str]) -> dict[str, Any]:
         missing.append(f"{path} can't be read: {error}.")
         return {}
     return found if isinstance(found, dict) else {}
-
-
-__all__ = ["EVALUATION", "TRAINING", "Generation", "Lines", "Rank", "Run", "ledger_path", "lines", "load"]

@@ -11,10 +11,10 @@ import numpy as np
 
 from syrtos.observe.clock import KINDS
 from syrtos.report import steps
-from syrtos.report.read import TRAINING, Floats, Rank, Run
-from syrtos.report.steps import Steps
+from syrtos.report.read import Rank, Run
+from syrtos.report.steps import Steps, median
 
-_FIRST = 2  # steps that trace, compile and touch memory for the first time
+FIRST = 2  # steps that trace, compile and touch memory for the first time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Situation:
         """Seconds of training of each worker, by kind: `fit` but for evaluations, and loops of the script's own."""
         found = []
         for rank in self.ranks:
-            chosen = np.isin(rank.lines.phase, ("fit", *TRAINING))
-            found.append(dict(zip(KINDS, rank.lines.seconds[chosen].sum(axis=0).tolist(), strict=True)))
+            seconds = rank.lines.seconds[rank.lines.in_training]
+            found.append(dict(zip(KINDS, seconds.sum(axis=0).tolist(), strict=True)))
         return found
 
     def seconds(self, kind: str) -> float:
@@ -71,15 +71,19 @@ class Situation:
 
     def typical(self, kind: str) -> list[float]:
         """Seconds of one kind in a step, for each worker: means, without the first steps."""
-        return [float(each.of(kind)[_FIRST:].mean()) for each in self.steps]
+        return [float(each.of(kind)[FIRST:].mean()) for each in self.steps]
+
+    def meeting(self) -> float:
+        """Seconds of a step that go into exchanges and waiting on the worker that waits least: beyond that, workers wait for slower ones."""
+        return min(e + w for e, w in zip(self.typical("exchange"), self.typical("wait"), strict=True))
 
     def own(self) -> list[float]:
         """Seconds that each worker spends by itself in a step: means, without the first steps."""
-        return [float(each.own[_FIRST:].mean()) for each in self.steps]
+        return [float(each.own[FIRST:].mean()) for each in self.steps]
 
     def samples(self) -> list[float]:
         """Of each worker in a step: means."""
-        return [float(each.samples[_FIRST:].mean()) for each in self.steps]
+        return [float(each.samples[FIRST:].mean()) for each in self.steps]
 
     def compute_with(self, worker: int, times: float) -> float:
         """Seconds in which one of the workers would compute a step of so many times its samples.
@@ -88,7 +92,7 @@ class Situation:
         of it is taken to grow with the samples, which is the most that it can.
         """
         steps = self.steps[worker]
-        samples, compute = steps.samples[_FIRST:], steps.of("compute")[_FIRST:]
+        samples, compute = steps.samples[FIRST:], steps.of("compute")[FIRST:]
         usual = float(np.median(samples))
         seconds = median(compute[samples == usual])
         small = samples < 0.75 * usual
@@ -101,7 +105,7 @@ class Situation:
 def of(run: Run) -> Situation | None:
     """The situation of a run that has made more than a few steps together on all of its workers; else None."""
     found = steps.of_ranks(run)
-    if not found or len(found[0].wall) <= _FIRST + 1 or run.facts.get("training") == "asynchronous":
+    if not found or len(found[0].wall) <= FIRST + 1 or run.facts.get("training") == "asynchronous":
         return None
     return Situation(run, run.trained.ranks, found)
 
@@ -114,8 +118,8 @@ def samples_per_second(run: Run, without_first: bool = False) -> float:
     samples = made = longest = 0.0
     for rank in run.trained.ranks:
         lines = rank.lines
-        first = np.flatnonzero(lines.trains)[:_FIRST] if without_first else np.zeros(0, np.int64)
-        chosen = np.isin(lines.phase, ("fit", *TRAINING))
+        first = np.flatnonzero(lines.trains)[:FIRST] if without_first else np.zeros(0, np.int64)
+        chosen = lines.in_training.copy()
         chosen[first] = False
         spent = float(lines.wall[chosen].sum())
         if without_first:
@@ -124,8 +128,3 @@ def samples_per_second(run: Run, without_first: bool = False) -> float:
         made = max(made, float(lines.steps[chosen & lines.trains].sum()))
         longest = max(longest, spent)
     return (samples or made) / longest if longest > 0 else 0.0
-
-
-def median(values: Sequence[float] | Floats) -> float:
-    """The median; 0 of nothing."""
-    return float(np.median(values)) if len(values) else 0.0

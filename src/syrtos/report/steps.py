@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,11 @@ from syrtos.report.summary import SHARES
 _POINTS, _COLUMNS, _EXPLAINED = 800, 120, 12
 # A step is an outlier that took so many times the median, and so many seconds more.
 _MUCH, _WORTH = 1.5, 0.01
+
+
+def median(values: Sequence[float] | Floats) -> float:
+    """The median; 0 of nothing."""
+    return float(np.median(values)) if len(values) else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +56,14 @@ class Steps:
         """Seconds of a step that the worker spent by itself: not in exchanges, nor waiting for other workers."""
         return self.wall - self.of("exchange") - self.of("wait")
 
-    def typical(self, kind: str) -> float:
-        """The median, without the first step of each generation, which traces and compiles."""
-        return _median(self.of(kind)[1:])
+    @functools.cached_property
+    def usual(self) -> Floats:
+        """Median seconds of a step, by kind."""
+        return np.median(self.seconds, axis=0)
+
+    def rows(self, count: int) -> Steps:
+        """The first rows."""
+        return Steps(*(getattr(self, field.name)[:count] for field in dataclasses.fields(self)))
 
 
 def of_rank(run: Run, rank: int) -> Steps:
@@ -72,7 +83,7 @@ def of_ranks(run: Run, number: int | None = None) -> list[Steps]:
     generation = run.generations[number]
     found = [_of_lines(rank, generation, number, None) for rank in generation.ranks]
     common = min((len(steps.wall) for steps in found), default=0)
-    return [Steps(*(getattr(steps, field.name)[:common] for field in dataclasses.fields(Steps))) for steps in found]
+    return [steps.rows(common) for steps in found]
 
 
 def _of_lines(rank: Rank, generation: Generation, index: int, kept: int | None) -> Steps:
@@ -82,8 +93,7 @@ def _of_lines(rank: Rank, generation: Generation, index: int, kept: int | None) 
     at = (generation.offset + rank.offset + lines.start + lines.wall)[chosen]
     each = (lines.wall[chosen] / count, lines.samples[chosen] / count, lines.seconds[chosen] / count[:, None])
     found = Steps(at, number, *each, count, np.full(len(count), float(index)))
-    rows = len(number) if kept is None else int(np.searchsorted(number, kept, "right"))
-    return Steps(*(getattr(found, field.name)[:rows] for field in dataclasses.fields(Steps)))
+    return found.rows(len(number) if kept is None else int(np.searchsorted(number, kept, "right")))
 
 
 def _joined(parts: Sequence[Steps]) -> Steps:
@@ -103,8 +113,8 @@ def described(run: Run) -> dict[str, Any]:
     groups = np.array_split(np.arange(rows), min(rows, _POINTS)) if rows else []
     return {
         "count": int(max((each.trained_before + each.trained for each in run.generations), default=0)),
-        "median_ms": _median(ms[1:]) or _median(ms),
-        "p95_ms": float(np.percentile(ms[1:], 95)) if rows > 1 else _median(ms),
+        "median_ms": median(ms[1:]) or median(ms),
+        "p95_ms": float(np.percentile(ms[1:], 95)) if rows > 1 else median(ms),
         "samples": float(np.median(steps.samples)) if rows else 0.0,
         "parts_ms": {kind: float(steps.of(kind)[1:].mean() * 1e3) if rows > 1 else 0.0 for kind in KINDS},
         "number": [int(steps.number[group[-1]]) for group in groups],
@@ -155,7 +165,7 @@ def _why(run: Run, steps: Steps, row: int, others: Sequence[Steps]) -> str:
 
 def _most_beyond(steps: Steps, row: int) -> tuple[str, float]:
     """The kind, and the seconds beyond what is usual of all steps that were executed as one."""
-    beyond = (steps.seconds[row] - np.median(steps.seconds, axis=0)) * steps.count[row]
+    beyond = (steps.seconds[row] - steps.usual) * steps.count[row]
     k = int(beyond.argmax())
     return KINDS[k], float(beyond[k])
 
@@ -201,7 +211,3 @@ def host_of(run: Run, rank: int) -> str:
     names = {str(each.facts.get("host")) for each in run.trained.ranks}
     nodes = {each.facts.get("node") for each in run.trained.ranks}
     return f"{name} ({node})" if node is not None and len(names) < len(nodes) else name
-
-
-def _median(values: Floats) -> float:
-    return float(np.median(values)) if len(values) else 0.0

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from syrtos.observe.ledger import launcher_path
-from syrtos.report.tail import Tail
+from syrtos.observe.ledger import launcher_path, ledger_paths
+from syrtos.report.json_files import Tail
 
 # The kinds of time of a worker, in the order in which they are shown, and their names on the screen.
 SHARES = {
@@ -30,8 +30,8 @@ SHARES = {
     "profile": "profiling",
     "rest": "rest",
 }
-_EVALUATION = ("test", "predict")
-_TRAINING = ("train", "loop")
+EVALUATION = ("test", "predict")
+TRAINING = ("train", "loop")
 
 
 @dataclasses.dataclass
@@ -73,14 +73,14 @@ class Tally:
         if phase == "facts":
             self.facts |= {key: value for key, value in record.items() if key != "phase"}
             return
-        if phase in _EVALUATION:
+        if phase in EVALUATION:
             self.seconds["evaluation"] += record["wall"]
         else:
             for kind in SHARES:
                 self.seconds[kind] += record.get(kind, 0.0)
-        if phase in ("fit", *_TRAINING) or record.get("in_fit"):
+        if phase in ("fit", *TRAINING) or record.get("in_fit"):
             self.training += record["wall"]
-        if phase in _TRAINING and record.get("steps"):
+        if phase in TRAINING and record.get("steps"):
             self._add_step(record)
         elif not self.steps:
             self.before_steps += record["wall"]
@@ -137,7 +137,6 @@ class Summary:
         steps_per_second: the same of steps.
         step_ms: median wall time of one training step on rank 0, in milliseconds, its first step left out.
         shares: part of all time of all ranks by kind; adds up to 1, or all 0 without ledgers.
-        input_seconds: seconds of a worker, in the mean, in which it waited for data.
         training_seconds: `fit` from begin to end, or a loop of the script's own from its first update to its last: on rank 0, or, where workers train at their
             own pace, on the one that took longest.
         skew: the slowest rank (the others waited for it most), and the share of time by which it waited less than the mean.
@@ -153,7 +152,6 @@ class Summary:
     steps_per_second: float
     step_ms: float
     shares: dict[str, float]
-    input_seconds: float
     training_seconds: float
     skew: tuple[int, float] | None
     facts: dict[str, Any]
@@ -192,7 +190,6 @@ def summarize(*folders: Path) -> Summary:
         steps_per_second=computed / training if training else 0.0,
         step_ms=_median(seconds for first in firsts for seconds in first.step_seconds[1:]) * 1e3,
         shares={kind: value / whole if whole else 0.0 for kind, value in totals.items()},
-        input_seconds=totals["input"] / max(len(last.ranks), 1),
         training_seconds=training,
         skew=_skew(trained.ranks),
         facts=last.first.facts | {"left_out": sum(int(first.facts.get("left_out", 0)) for first in firsts)},
@@ -272,24 +269,20 @@ class _Reader:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._tails: dict[Path, Tail] = {}
-        self._tallies: dict[Path, Tally] = {}
+        self._tallies: dict[int, Tally] = {}
 
     def read(self) -> list[Tally]:
         """The sums of all lines so far, by rank."""
-        for path in (self._run_dir / "ledger").glob("rank-*.jsonl"):
-            tally = self._tallies.setdefault(path, Tally())
+        for rank, path in ledger_paths(self._run_dir).items():
+            tally = self._tallies.setdefault(rank, Tally())
             for line in self._tails.setdefault(path, Tail(path)).read():
                 tally.add(line)
-        return [self._tallies[path] for path in sorted(self._tallies, key=_rank)]
+        return [self._tallies[rank] for rank in sorted(self._tallies)]
 
     def launcher(self) -> dict[str, float]:
         """When the run began and ended, as far as known."""
         path = launcher_path(self._run_dir)
         return json.loads(path.read_text()) if path.exists() else {}
-
-
-def _rank(path: Path) -> int:
-    return int(path.stem.removeprefix("rank-"))
 
 
 def _skew(ranks: list[Tally]) -> tuple[int, float] | None:

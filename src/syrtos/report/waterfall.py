@@ -6,13 +6,13 @@ next generation before its first step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from syrtos.observe.clock import KINDS
-from syrtos.report.read import EVALUATION, Generation, Rank, Run
+from syrtos.report.read import Generation, Rank, Run
 from syrtos.report.summary import SHARES
 
 _MORE = {"script": "script's own code", "end": "ending", "lost": "lost work"}
@@ -53,7 +53,7 @@ def _of_rank(rank: Rank, generation: Generation, kept: int | None, is_restart: b
     lines = rank.lines
     lost = lost_lines(rank, kept, is_restart)
     seconds = dict.fromkeys(PARTS, 0.0)
-    evaluates = np.isin(lines.phase, EVALUATION)
+    evaluates = lines.evaluates
     scripts = lines.phase == "script"
     for kind, column in zip(KINDS, lines.seconds.T, strict=True):
         seconds[kind] += float(column[~lost & ~evaluates].sum())
@@ -88,8 +88,3 @@ def goodput(seconds: Mapping[str, float]) -> float:
     """The part of the time that was not lost."""
     whole = sum(seconds.values())
     return 1 - seconds["lost"] / whole if whole else 1.0
-
-
-def summed(ranks: Sequence[Seconds]) -> Seconds:
-    """The sums of some workers, by part."""
-    return {part: sum(seconds[part] for seconds in ranks) for part in PARTS}

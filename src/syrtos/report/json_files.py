@@ -1,4 +1,4 @@
-"""Files of JSON lines that grow: each call reads what is new."""
+"""JSON in files that may be missing or damaged: documents, lines, and files of lines that grow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Tail:
-    """One file, which may not be there yet."""
+    """One file of lines, which may not be there yet: each call reads what is new."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,6 +32,14 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     """A line; None if it is damaged."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def document(path: Path) -> dict[str, Any]:
+    """A whole file; empty if it is missing or damaged."""
+    try:
+        return parsed(path.read_bytes()) or {}
+    except OSError:
+        return {}
