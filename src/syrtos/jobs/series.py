@@ -137,8 +137,10 @@ def _percent(machine: Mapping[str, Any]) -> dict[str, float]:
         "CPUUtilization": machine["cpu"] * machine["cores"],
         "MemoryUtilization": 100 * machine["memory"] / machine["memory_total"],
     }
-    if gpus := machine.get("gpus"):
+    gpus = machine.get("gpus") or []
+    if gpus and all(gpu["busy"] is not None for gpu in gpus):  # a part of a GPU (MIG) does not tell it
         shares["GPUUtilization"] = sum(gpu["busy"] for gpu in gpus)
+    if gpus and all(gpu["memory"] is not None and gpu["memory_total"] for gpu in gpus):
         shares["GPUMemoryUtilization"] = sum(100 * gpu["memory"] / gpu["memory_total"] for gpu in gpus)
     return shares
 
