@@ -55,6 +55,16 @@ class SlowHere(keras.layers.Layer):
         return inputs + 0.0 * tf.reshape(waited, tf.shape(inputs))
 
 
+class Heavy(keras.layers.Layer):
+    """Has much to exchange and little to compute."""
+
+    def build(self, shape: tuple[int, ...]) -> None:
+        self.heavy = self.add_weight(shape=(2_000_000,), name="heavy")
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs + tf.reduce_mean(self.heavy)
+
+
 def loop_that_retraces() -> None:
     made = model(8)
 
@@ -79,8 +89,9 @@ def train() -> None:
         made.compile("sgd", "mse")
         made.fit(RANDOM.normal(size=(6400, 16)), RANDOM.normal(size=(6400, 1)), batch_size=32, verbose=0)
     elif WAY == "tiny batches":
-        x, y = RANDOM.normal(size=(4002, 16)), RANDOM.normal(size=(4002, 1))
-        model(8).fit(x, y, batch_size=4, epochs=3, verbose=0)
+        made = keras.Sequential([keras.Input((16,)), Heavy(), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+        made.fit(RANDOM.normal(size=(1202, 16)), RANDOM.normal(size=(1202, 1)), batch_size=4, epochs=4, verbose=0)
     elif WAY == "update":
         x, y = RANDOM.normal(size=(600, 2000)), RANDOM.normal(size=(600, 1))
         made = model(12_000, 2000, keras.optimizers.Adam())
