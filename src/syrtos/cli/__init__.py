@@ -13,6 +13,8 @@ from syrtos.errors import SyrtosError
 # The file of each subcommand: only that of the one that is asked for is imported, which takes half of the time.
 _COMMANDS = {
     "run": "run",
+    "doctor": "doctor",
+    "tune": "tune",
     "resume": "resume",
     "resize": "resize",
     "horovodrun": "horovodrun",

@@ -1,0 +1,32 @@
+"""`syrtos tune`: the batch size, the learning rate, or a search over hyperparameters."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any
+
+# The file of each form; what is none of these words is the path of a search.
+_FORMS = {"batch": "tune_batch", "lr": "tune_lr"}
+_SEARCH = "tune_search"
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommand."""
+    parser = commands.add_parser(
+        "tune",
+        usage="syrtos tune batch [...] SCRIPT | syrtos tune lr [...] SCRIPT | syrtos tune [...] SEARCH.yaml",
+        help="find a batch size, a learning rate or other hyperparameters",
+        description="Find the batch size of a script (`batch`), its learning rate (`lr`), or other hyperparameters by training jobs (SEARCH.yaml).",
+        epilog="`syrtos tune batch -h`, `syrtos tune lr -h` and `syrtos tune SEARCH.yaml -h` list their options.",
+    )
+    parser.add_argument("form", metavar="batch | lr | SEARCH.yaml", help="what to find")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="options, and the script with its arguments")
+    parser.set_defaults(main=main)
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Hands over to the file of the form."""
+    name = _FORMS.get(chosen.form, _SEARCH)
+    rest = chosen.rest if chosen.form in _FORMS else [chosen.form, *chosen.rest]
+    return importlib.import_module(f"syrtos.cli.{name}").main(rest)

@@ -1,0 +1,1 @@
+"""What will be wrong or slow: of a script on several workers, and of a machine."""

@@ -1,0 +1,1 @@
+"""Short trial runs of a script: its batch size and its learning rate."""
