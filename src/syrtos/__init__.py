@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from syrtos.comm.communicator import ReduceOp
     from syrtos.errors import SyrtosError
     from syrtos.jobs.estimator import Estimator
+    from syrtos.notebook.launcher import notebook_launcher
     from syrtos.settings import Options
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "node_rank",
+    "notebook_launcher",
     "process_set",
     "rank",
     "reducescatter",
@@ -74,6 +76,7 @@ _HOMES = {
     "Estimator": "syrtos.jobs.estimator",
     "ReduceOp": "syrtos.comm.communicator",
     "SyrtosError": "syrtos.errors",
+    "notebook_launcher": "syrtos.notebook.launcher",
     "Options": "syrtos.settings",
 }
 

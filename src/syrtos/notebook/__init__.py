@@ -1,1 +1,1 @@
-"""A function of a notebook on several workers."""
+"""A function of a notebook on many workers: what travels there, and what comes back."""

@@ -1,0 +1,63 @@
+"""The program of a notebook's workers: reads a function from standard input, calls it, and gives back rank 0's result."""
+
+from __future__ import annotations
+
+import copy
+import io
+import linecache
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+from syrtos import api
+from syrtos.errors import ConfigurationError
+from syrtos.notebook import parcel
+
+
+def main() -> None:
+    """Runs the function that the notebook has sent.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    try:
+        head, function_and_args = parcel.unpack(sys.stdin.buffer)
+    except EOFError as error:
+        raise ConfigurationError(
+            "The function of this run was in the memory of a notebook, and is gone: call `syrtos.notebook_launcher` there again."
+        ) from error
+    sys.path[:] = head.path
+    linecache.cache.update({name: (sum(map(len, lines)), None, lines, name) for name, lines in head.sources.items()})
+    function, args = function_and_args()
+    vars(sys.modules["__main__"]).update(getattr(function, "__globals__", {}))  # where its classes are looked for
+    result = function(*args)
+    if api.rank() == 0:
+        Path(head.result).write_bytes(_packed(result))
+
+
+def _packed(result: object) -> bytes:
+    """``(result, "")`` or ``(None, why it can't travel)``; classes of the notebook are found there by their names."""
+    try:
+        file = io.BytesIO()
+        _Results(file, protocol=pickle.HIGHEST_PROTOCOL).dump((result, ""))
+        return file.getvalue()
+    except Exception as error:
+        return pickle.dumps((None, f"{type(result).__name__} ({type(error).__name__}: {error})"))
+
+
+class _Results(pickle.Pickler):
+    def reducer_override(self, obj: object) -> str | tuple[Any, ...]:
+        """A Keras History travels without its model."""
+        model = getattr(obj, "_model", None) if type(obj).__name__ == "History" else None
+        if model is None:
+            return NotImplemented
+        bare = copy.copy(obj)
+        vars(bare)["_model"] = None
+        return bare.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+if __name__ == "__main__":
+    from syrtos.notebook import call  # not this module: its names would mix with those of the notebook
+
+    call.main()

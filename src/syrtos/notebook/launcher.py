@@ -1,0 +1,212 @@
+"""`syrtos.notebook_launcher`: a function of a notebook, or of a script, on many workers of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NoReturn
+
+from syrtos import settings, topology
+from syrtos.errors import ConfigurationError, LaunchError
+from syrtos.launch import signalling
+from syrtos.launch.spec import new_run_dir
+from syrtos.notebook import parcel
+from syrtos.notebook.screen import Screen
+
+_OF_RUN = ("grace", "max_restarts", "metrics_port", "oversubscribe", "profile", "run_dir", "track")
+# Names that other launchers have for ours.
+_ELSEWHERE = dict.fromkeys(("num_processes", "np", "num_proc", "nprocs", "n"), "workers")
+_NOT_HERE = ("hosts", "hostfile", "ssh", "discover", "min_workers", "env")
+_GRACE = 5.0  # seconds: a person who stops a cell waits for it
+
+
+def notebook_launcher(
+    function: Callable[..., object], args: Sequence[object] = (), *, workers: int = 2, **options: object
+) -> object:
+    """Calls ``function(*args)`` on several workers of this machine, as `syrtos run` does with a script, and returns rank 0's result.
+
+    The function trains as a script under `syrtos run`: plain `model.fit` needs no change. It travels by value, with what it uses of the notebook: functions,
+    classes, variables, imports. Models, data sets of TensorFlow, open files and the like don't: build them inside the function. Progress and the summary
+    appear in the cell. The stop button ends all workers.
+
+    Usage::
+
+        def train(epochs):
+            model = keras.Sequential([keras.layers.Dense(10, activation="softmax")])
+            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+            model.fit(x, y, epochs=epochs)
+            return model
+
+        model = syrtos.notebook_launcher(train, (5,), workers=2)
+
+    Args:
+        function: what each worker calls.
+        args: its arguments.
+        workers: how many.
+        options: those of `syrtos run`, with underscores: ``batch="per-worker"``, ``max_restarts=0``, ``run_dir="runs/first"``, ``oversubscribe=True``.
+
+    Returns:
+        What the function returns on rank 0. A Keras model comes as a copy, a `History` without its model. The other workers' results are dropped: to have
+        them, gather them inside the function with `syrtos.allgather_object`.
+
+    Raises:
+        ConfigurationError: something can't travel, an option is wrong, or this process is a worker itself. Nothing was started. Or the result can't travel
+            back: then the function has come to its end.
+        LaunchError: a worker failed. The message has its traceback, with the lines of the notebook.
+        KeyboardInterrupt: the kernel was interrupted; no worker is left.
+    """
+    _check(function, args, workers)
+    env = _environment(settings.environment())
+    options = {"grace": _GRACE, "run_dir": new_run_dir(), **options}
+    command = (sys.executable, "-P", "-m", "syrtos", "run", "-n", str(workers), *_flags(options))
+    with _memory() as parcel_file, _memory() as result:
+        parcel.pack(function, args, f"/proc/{os.getpid()}/fd/{result.fileno()}", parcel_file)
+        _run((*command, "-m", "syrtos.notebook.call"), env, parcel_file)
+        return _result(result, options["run_dir"])
+
+
+def _check(function: object, args: object, workers: object) -> None:
+    """Raises ConfigurationError where nothing can be started."""
+    if not callable(function):
+        raise ConfigurationError(
+            f"`function` must be a function. Received: {function!r}. Hand it over without calling it: `notebook_launcher(train)`."
+        )
+    if not isinstance(args, tuple | list):
+        raise ConfigurationError(
+            f"`args` must be a tuple of the function's arguments, as in `notebook_launcher(train, (5,))`. Received: {args!r:.80}."
+        )
+    if not isinstance(workers, int) or workers < 1:
+        raise ConfigurationError(f"`workers` must be 1 or more. Received: {workers!r}.")
+    started = topology.detect(settings.environment())
+    if started is not None or settings.OPTIONS_VARIABLE in settings.environment():
+        by = started.starter if started else "syrtos run"
+        raise ConfigurationError(
+            f"`notebook_launcher` was called in a process that {by} has started as one of several workers: each would start workers of its own. Call the "
+            "function itself, or start this process without it."
+        )
+    if not hasattr(os, "memfd_create"):
+        raise ConfigurationError("`notebook_launcher` needs Linux, as all of syrtos does.")
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The workers': with the backend that Keras has here, however it was chosen, and without a display of plots that only a kernel has."""
+    found = dict(env)
+    if "inline" in found.get("MPLBACKEND", ""):
+        found["MPLBACKEND"] = "agg"
+    keras = sys.modules.get("keras")
+    if keras is not None and hasattr(keras, "backend"):
+        found.setdefault("KERAS_BACKEND", keras.backend.backend())
+    return found
+
+
+def _flags(options: Mapping[str, object]) -> Iterator[str]:
+    """The options of `syrtos run` as its command line has them.
+
+    Raises:
+        ConfigurationError: there is no such option, or not for a notebook.
+    """
+    known = {field.name for field in dataclasses.fields(settings.Options)} - {"servers", "staleness"} | {*_OF_RUN}
+    for name, value in options.items():
+        if name not in known:
+            _refuse(name, known)
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            yield flag
+        elif value is not None and value is not False:
+            for each in value if isinstance(value, tuple | list) else (value,):
+                yield f"{flag}={each}"
+
+
+def _refuse(name: str, known: set[str]) -> NoReturn:
+    if name in _ELSEWHERE:
+        raise ConfigurationError(f"`{name}` is called `{_ELSEWHERE[name]}` here.")
+    if name in _NOT_HERE:
+        raise ConfigurationError(
+            f"`{name}` is for several hosts, and the workers of a notebook are on its machine: a function does not leave it. Write a script for "
+            "`syrtos run --hosts`."
+        )
+    if name in ("servers", "ps", "staleness"):
+        raise ConfigurationError(
+            f"`{name}` is for parameter servers, which a notebook can't have: write a script for `syrtos run --ps`."
+        )
+    raise ConfigurationError(f"There is no option `{name}`. Options are: {', '.join(sorted(known))}.")
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[IO[bytes]]:
+    """A file that has no name and is on no disk, and that is gone at the end."""
+    with os.fdopen(os.memfd_create("syrtos"), "w+b") as file:
+        yield file
+
+
+def _run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes]) -> None:
+    """Runs the workers to their end.
+
+    Raises:
+        ConfigurationError: an option was refused.
+        LaunchError: a worker failed.
+        KeyboardInterrupt: this process was sent SIGINT.
+    """
+    screen, came = Screen(), list[int]()
+    with warnings.catch_warnings():  # JAX warns of forks; what is forked here becomes another program at once
+        warnings.simplefilter("ignore", RuntimeWarning)
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=parcel_file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a kernel's interrupt is for its whole group
+            preexec_fn=signalling.die_with_parent,
+        )
+    with process, _interrupts(process, came):
+        try:
+            screen.follow(process)
+        except BaseException:
+            process.kill()
+            raise
+    if came:
+        screen.release()
+        raise KeyboardInterrupt
+    if process.returncode:
+        refused = process.returncode == 2 and not screen.has_report
+        raise (ConfigurationError if refused else LaunchError)(screen.report())
+    screen.release()
+
+
+@contextlib.contextmanager
+def _interrupts(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[None]:
+    """Inside, SIGINT is passed on to a process, which ends its workers; a second one kills them at once."""
+
+    def pass_on(number: int, _frame: object) -> None:
+        came.append(number)
+        process.send_signal(signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():  # which gets no signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _result(file: IO[bytes], run_dir: object) -> object:
+    file.seek(0)
+    result, refused = pickle.load(file)
+    if refused:
+        raise ConfigurationError(
+            f"The function has come to its end on all workers, but what it returned can't come back to this process: {refused}. Return numbers, texts, "
+            f"arrays (`model.get_weights()`), lists or dicts (`history.history`), or save to a file. Run directory: {Path(str(run_dir)).resolve()}"
+        )
+    return result

@@ -1,0 +1,91 @@
+"""What `syrtos run` prints, in the cell that waits for it."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import selectors
+import subprocess
+import sys
+from typing import IO
+
+_PIECE = 1 << 16
+_TAIL = 1 << 16  # characters of the errors that are kept
+# How the launcher's report on a failure begins.
+_REPORT = re.compile(r"(?:\A|\n)\nsyrtos: ")
+_FILE = re.compile(r'File "([^"]+)"')
+_OF_RESUMING = re.compile(r"syrtos: `syrtos resume .*\n?")
+
+
+class Screen:
+    """Passes the output of a process on; its report on a failure is kept back, for the exception has it."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._said = ""
+
+    def follow(self, process: subprocess.Popen[bytes]) -> None:
+        """Returns when both pipes have ended."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        decoders = {pipe: codecs.getincrementaldecoder("utf-8")("replace") for pipe in (process.stdout, process.stderr)}
+        with selectors.DefaultSelector() as selector:
+            for pipe in decoders:
+                selector.register(pipe, selectors.EVENT_READ)
+            while selector.get_map():
+                for pipe in [pipe for key, _ in selector.select() for pipe in decoders if pipe is key.fileobj]:
+                    piece = os.read(pipe.fileno(), _PIECE)
+                    if not piece:
+                        selector.unregister(pipe)
+                    text = decoders[pipe].decode(piece, final=not piece)
+                    self._error(text) if pipe is process.stderr else _show(text, sys.stdout)
+
+    def _error(self, text: str) -> None:
+        self._said = (self._said + text)[-_TAIL:]
+        self._held += text
+        begins = _REPORT.search(self._held)
+        # an empty line may be the beginning of a report
+        end = (
+            begins.start()
+            if begins
+            else len(self._held.rstrip("\n"))
+            if self._held.endswith("\n\n")
+            else len(self._held)
+        )
+        _show(self._held[:end], sys.stderr)
+        self._held = self._held[end:]
+
+    def release(self) -> None:
+        """Shows what was kept back."""
+        _show(self._held, sys.stderr)
+        self._held = ""
+
+    @property
+    def has_report(self) -> bool:
+        """Whether a report was kept back: workers had been started."""
+        return bool(self._held.strip())
+
+    def report(self) -> str:
+        """What the launcher says of a failure, or else the last line: an option that it has refused."""
+        text = _OF_RESUMING.sub("", self._held).strip() or self._said.strip().rpartition("\n")[2]
+        return _with_cells(text.removeprefix("syrtos: "))
+
+
+def _show(text: str, stream: IO[str]) -> None:
+    if text:
+        stream.write(text)
+        stream.flush()
+
+
+def _with_cells(text: str) -> str:
+    """With `Cell In[3]` in the place of the names that IPython has for its cells."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None:
+        return text
+
+    def cell(found: re.Match[str]) -> str:
+        known = shell.compile.format_code_name(found[1])
+        return " ".join(known) if known else found[0]
+
+    return _FILE.sub(cell, text)
