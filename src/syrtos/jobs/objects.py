@@ -25,8 +25,8 @@ from sqlalchemy import event, exc
 from syrtos import settings
 from syrtos.checkpoint.durable import force
 from syrtos.errors import ConfigurationError, DataError
+from syrtos.jobs.database import prepare_sqlite
 from syrtos.jobs.home import Home
-from syrtos.jobs.store import prepare_sqlite
 
 _READ = 1 << 20
 _LONGEST_UPLOAD = 7 * 86400.0

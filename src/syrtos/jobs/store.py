@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sql
-from sqlalchemy import event, exc
-from sqlalchemy.engine import Connection, Engine, RowMapping
+from sqlalchemy import exc
+from sqlalchemy.engine import Connection, RowMapping
 
-from syrtos.errors import ConfigurationError
 from syrtos.jobs.backups import ALL_DELETED
+from syrtos.jobs.database import Database
 from syrtos.jobs.states import State
 
 _metadata = sql.MetaData()
@@ -130,21 +128,12 @@ class Store:
 
     def __init__(self, url: str, place: str = "") -> None:
         self._place = place
-        self._engine = _engine(url)
-        self._sqlite = self._engine.dialect.name == "sqlite"
-        try:
-            _metadata.create_all(self._engine)
-        except exc.OperationalError as error:
-            if "already exists" not in str(error):  # another process was faster
-                raise _unreachable(url, error) from error
-        except (exc.ProgrammingError, exc.IntegrityError) as error:  # the same in Postgres
-            if "exist" not in str(error) and "pg_type" not in str(error):
-                raise _unreachable(url, error) from error
+        self._database = Database(url, _metadata)
 
     def add(self, record: Record) -> bool:
         """Writes down a new job; False if its name is taken."""
         try:
-            with self._writing() as connection:
+            with self._database.writing() as connection:
                 connection.execute(sql.insert(_jobs).values(place=self._place, **_row(record)))
                 self._note_deleted(connection, 0)
         except exc.IntegrityError:
@@ -153,19 +142,19 @@ class Store:
 
     def get(self, name: str) -> Record | None:
         """The job of this name."""
-        with self._engine.connect() as connection:
+        with self._database.engine.connect() as connection:
             row = connection.execute(_BY_NAME, {"wanted": name}).mappings().first()
         return _record(row) if row else None
 
     def by_key(self, access_key: str) -> Record | None:
         """The job whose script has these credentials."""
-        with self._engine.connect() as connection:
+        with self._database.engine.connect() as connection:
             row = connection.execute(sql.select(_jobs).where(_jobs.c.access_key == access_key)).mappings().first()
         return _record(row) if row else None
 
     def active(self) -> list[Brief]:
         """All jobs that have not ended, oldest first."""
-        with self._engine.connect() as connection:
+        with self._database.engine.connect() as connection:
             return [Brief(**row._mapping) for row in connection.execute(_ACTIVE, {"here": self._place})]
 
     def change(self, name: str, how: Callable[[Record], Record | None]) -> Record | None:
@@ -174,7 +163,7 @@ class Store:
         Returns:
             The job after the change, or None if there is none.
         """
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             row = connection.execute(_BY_NAME.with_for_update(), {"wanted": name}).mappings().first()
             if row is None:
                 return None
@@ -187,14 +176,14 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Forgets a job."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             connection.execute(sql.delete(_jobs).where(_jobs.c.name == name))
             if not connection.execute(sql.select(sql.func.count()).select_from(_jobs)).scalar():
                 self._note_deleted(connection, ALL_DELETED)
 
     def _note_deleted(self, connection: Connection, mark: int) -> None:
         """Tells a database whose jobs were deleted from one that has lost them: `Backups`."""
-        if self._sqlite:
+        if self._database.is_sqlite:
             connection.exec_driver_sql(f"PRAGMA user_version = {mark}")
 
     def find(
@@ -209,24 +198,11 @@ class Store:
         """How many jobs have each status and secondary status."""
         kinds = (_jobs.c.status, _jobs.c.secondary)
         chosen = sql.select(*kinds, sql.func.count()).group_by(*kinds)
-        with self._engine.connect() as connection:
+        with self._database.engine.connect() as connection:
             return {(status, secondary): count for status, secondary, count in connection.execute(chosen)}
 
     def _all(self, chosen: Any) -> list[Record]:
-        with self._engine.connect() as connection:
-            return [_record(row) for row in connection.execute(chosen).mappings()]
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with self._engine.connect() as connection:
-            if self._sqlite:
-                connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two readers that become writers would deadlock
-            try:
-                yield connection
-            except BaseException:
-                connection.rollback()
-                raise
-            connection.commit()
+        return [_record(row) for row in self._database.rows(chosen)]
 
 
 columns = _jobs.c
@@ -236,35 +212,6 @@ _ACTIVE = (
     .order_by(_jobs.c.created, _jobs.c.name)
 )
 _BY_NAME = sql.select(_jobs).where(_jobs.c.name == sql.bindparam("wanted"))
-
-
-@functools.cache
-def _engine(url: str) -> Engine:
-    try:
-        engine = sql.create_engine(
-            url.replace("postgresql://", "postgresql+psycopg://", 1), pool_pre_ping=not url.startswith("sqlite")
-        )
-    except (exc.ArgumentError, ImportError) as error:
-        raise _unreachable(url, error) from error
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", prepare_sqlite)
-    return engine
-
-
-def prepare_sqlite(connection: Any, _record: Any) -> None:
-    """The settings of each new connection: concurrent readers beside a writer, and durable commits."""
-    connection.isolation_level = None  # transactions are begun by us
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _unreachable(url: str, error: Exception) -> ConfigurationError:
-    shown = sql.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else "the URL"
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return ConfigurationError(
-        f"The database {shown} can't be used: {reason}. Write it as postgresql://user:password@host/name (`pip install "
-        "'syrtos[postgres]'`), or unset SYRTOS_DATABASE_URL to use a file."
-    )
 
 
 def _row(record: Record) -> dict[str, Any]:

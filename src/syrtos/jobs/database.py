@@ -1,0 +1,84 @@
+"""A database, in SQLite or Postgres: connections that read, and transactions that write."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy import event, exc
+from sqlalchemy.engine import Connection, Engine, RowMapping
+
+from syrtos.errors import ConfigurationError
+
+
+class Database:
+    """The tables of ``metadata`` in a database; they are made where they are missing.
+
+    Args:
+        url: as SQLAlchemy writes it.
+
+    Raises:
+        ConfigurationError: there is no such database, or its driver is missing.
+    """
+
+    def __init__(self, url: str, metadata: sql.MetaData) -> None:
+        self.engine = _engine(url)
+        self.is_sqlite = self.engine.dialect.name == "sqlite"
+        try:
+            metadata.create_all(self.engine)
+        except exc.OperationalError as error:
+            if "already exists" not in str(error):  # another process was faster
+                raise _unreachable(url, error) from error
+        except (exc.ProgrammingError, exc.IntegrityError) as error:  # the same in Postgres
+            if "exist" not in str(error) and "pg_type" not in str(error):
+                raise _unreachable(url, error) from error
+
+    def rows(self, chosen: Any, parameters: dict[str, Any] | None = None) -> list[RowMapping]:
+        """What a query finds."""
+        with self.engine.connect() as connection:
+            return list(connection.execute(chosen, parameters or {}).mappings())
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """One transaction, which is taken back where the block raises."""
+        with self.engine.connect() as connection:
+            if self.is_sqlite:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two readers that become writers would deadlock
+            try:
+                yield connection
+            except BaseException:
+                connection.rollback()
+                raise
+            connection.commit()
+
+
+@functools.cache
+def _engine(url: str) -> Engine:
+    try:
+        engine = sql.create_engine(
+            url.replace("postgresql://", "postgresql+psycopg://", 1), pool_pre_ping=not url.startswith("sqlite")
+        )
+    except (exc.ArgumentError, ImportError) as error:
+        raise _unreachable(url, error) from error
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", prepare_sqlite)
+    return engine
+
+
+def prepare_sqlite(connection: Any, _record: Any) -> None:
+    """The settings of each new connection: concurrent readers beside a writer, and durable commits."""
+    connection.isolation_level = None  # transactions are begun by us
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _unreachable(url: str, error: Exception) -> ConfigurationError:
+    shown = sql.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else "the URL"
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ConfigurationError(
+        f"The database {shown} can't be used: {reason}. Write it as postgresql://user:password@host/name (`pip install "
+        "'syrtos[postgres]'`), or unset SYRTOS_DATABASE_URL to use a file."
+    )
