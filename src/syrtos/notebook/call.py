@@ -12,6 +12,7 @@ from typing import Any
 
 from syrtos import api
 from syrtos.errors import ConfigurationError
+from syrtos.launch.import_hook import after_import
 from syrtos.notebook import parcel
 
 
@@ -29,11 +30,17 @@ def main() -> None:
         ) from error
     sys.path[:] = head.path
     linecache.cache.update({name: (sum(map(len, lines)), None, lines, name) for name, lines in head.sources.items()})
+    after_import("keras", lambda: _configure(head.keras))
     function, args = function_and_args()
     vars(sys.modules["__main__"]).update(getattr(function, "__globals__", {}))  # where its classes are looked for
     result = function(*args)
     if api.rank() == 0:
         Path(head.result).write_bytes(_packed(result))
+
+
+def _configure(settings: dict[str, str]) -> None:
+    for name, value in settings.items():
+        getattr(sys.modules["keras"].config, name)(value)
 
 
 def _packed(result: object) -> bytes:

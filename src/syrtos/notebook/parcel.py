@@ -34,11 +34,13 @@ class Head:
     Attributes:
         path: where modules are found: ``sys.path`` of the notebook.
         sources: lines of the cells, by the names that tracebacks have for them.
+        keras: functions of ``keras.config``, each with the argument that gives Keras the settings it has in the notebook.
         result: path of the file that rank 0 writes the result to.
     """
 
     path: list[str]
     sources: dict[str, list[str]]
+    keras: dict[str, str]
     result: str
 
 
@@ -48,7 +50,7 @@ def pack(function: Callable[..., object], args: Sequence[object], result: str, f
     Raises:
         ConfigurationError: something can't travel. It is named, with the reason and what to do.
     """
-    pickle.dump(dataclasses.asdict(Head(list(sys.path), _sources(), result)), file)
+    pickle.dump(dataclasses.asdict(Head(list(sys.path), _sources(), _keras_settings(), result)), file)
     limited = _Limited(file, LARGEST)
     try:
         _pickler(limited).dump((function, tuple(args)))
@@ -70,6 +72,19 @@ def _sources() -> dict[str, list[str]]:
         for name, entry in list(linecache.cache.items())
         if len(entry) == 4 and not os.path.exists(name)
     }
+
+
+def _keras_settings() -> dict[str, str]:
+    """What the notebook has set for all models that are built later, such as mixed precision."""
+    config = getattr(sys.modules.get("keras"), "config", None)
+    if config is None:
+        return {}
+    found = {
+        "set_floatx": config.floatx(),
+        "set_image_data_format": config.image_data_format(),
+        "set_dtype_policy": config.dtype_policy().name,
+    }
+    return {name: value for name, value in found.items() if value not in ("float32", "channels_last")}
 
 
 # -- pickling ------------------------------------------------------------------------------------

@@ -1,0 +1,258 @@
+"""`notebook_launcher` from real kernels, and from scripts."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import kernels
+import nbclient
+import nbformat
+import pytest
+
+DEFINED = """
+import numpy as np, syrtos
+from syrtos import notebook_launcher
+
+class Point:
+    def __init__(self, x): self.x = x
+
+def helper(values):
+    return float(syrtos.allreduce(values).sum()) + offset
+
+def closed(factor):
+    def inner(values):
+        print("rank", syrtos.rank(), "of", syrtos.size())
+        return Point((helper(values * factor), syrtos.rank(), syrtos.size()))
+    return inner
+
+def failing():
+    if syrtos.rank() == 1:
+        raise ValueError("no such luck")
+    syrtos.barrier()
+
+offset = 0.5
+"""
+
+TRAINING = """
+import keras, numpy as np, syrtos
+x = np.random.default_rng(1).random((96, 8), "float32")
+y = (x.sum(1) > 4).astype("int32")
+
+def build():
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(2, activation="softmax")])
+
+def train(epochs):
+    model = build()
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    history = model.fit(x, y, batch_size=32, epochs=epochs)
+    return model, history
+"""
+
+REFUSED = {
+    "`log`, which `helper` uses": (
+        "log = open('log.txt', 'w')\ndef helper(): log.write('x')\ndef train(): helper()",
+        "an open file (log.txt)",
+    ),
+    "`lock`": ("import threading\nlock = threading.Lock()\ndef train():\n    with lock: pass", "a lock"),
+    "`numbers`": ("numbers = (n for n in range(3))\ndef train(): return list(numbers)", "a generator"),
+    "`data`": ("data = np.zeros(200_000_000)\ndef train(): return data.sum()", "numpy.save"),
+    "args[1]": ("import socket\ndef train(*args): pass\nargs = (1, [socket.socket()])", "an open connection"),
+    "`secret`": (
+        "def outer():\n    secret = open('log.txt')\n    return lambda: secret.read()\ntrain = outer()",
+        "Open it inside the function",
+    ),
+}
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[kernels.Kernel]:
+    with kernels.kernel(tmp_path) as running:
+        yield running
+
+
+def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_function_its_helpers_and_its_closure_run_on_workers(kernel: kernels.Kernel, tmp_path: Path) -> None:
+    kernel.right(DEFINED)
+    cell = kernel.right("p = notebook_launcher(closed(10), (np.arange(3.),)); (type(p) is Point, p.x)")
+    assert cell.value == "(True, (60.5, 0, 2))"
+    assert cell.out == "rank 0 of 2\n"
+    assert "2 workers on this machine" in cell.err
+    assert "run directory: " in cell.err
+
+    cell = kernel.run("notebook_launcher(failing)")
+    assert cell.error.startswith("LaunchError: rank 1 on ")
+    assert 'Cell In[1], line 18, in failing\n    raise ValueError("no such luck")' in cell.error
+    assert "ValueError: no such luck" in cell.error
+    assert "/rank-1.log" in cell.error
+    assert "no such luck" not in cell.err  # it is told once
+
+    kernel.right("offset = 1000.0")
+    assert kernel.right("notebook_launcher(closed(1), [np.arange(3.)], max_restarts=0).x").value == "(1006.0, 0, 2)"
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_what_can_not_travel_is_named_before_anything_starts(kernel: kernels.Kernel, tmp_path: Path) -> None:
+    kernel.right(DEFINED)
+    for name, (code, why) in REFUSED.items():
+        kernel.right(f"args = ()\n{code}")
+        cell = kernel.run("notebook_launcher(train, args)")
+        assert cell.error.startswith("ConfigurationError: "), (name, cell)
+        assert name in cell.error
+        assert why in cell.error
+    kernel.right("def train(): return lambda: 3")
+    cell = kernel.run("notebook_launcher(train)")
+    assert "can't come back" in cell.error
+    assert "has come to its end" in cell.error
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_wrong_calls_say_what_to_do(kernel: kernels.Kernel, tmp_path: Path) -> None:
+    kernel.right(DEFINED)
+    for call, said in {
+        "notebook_launcher(print())": "Received: None",
+        "notebook_launcher(failing, 3)": "as in `notebook_launcher(train, (5,))`",
+        "notebook_launcher(failing, workers=0)": "`workers` must be 1 or more",
+        "notebook_launcher(failing, num_processes=2)": "`num_processes` is called `workers` here",
+        "notebook_launcher(failing, hosts='a,b')": "syrtos run --hosts",
+        "notebook_launcher(failing, ps=1)": "syrtos run --ps",
+        "notebook_launcher(failing, batches='global')": "There is no option `batches`. Options are: batch, ",
+        "notebook_launcher(failing, batch='all')": "batch",
+        "notebook_launcher(failing, workers=500)": "500 workers were asked for",
+    }.items():
+        cell = kernel.run(call)
+        assert cell.error.startswith("ConfigurationError: "), cell
+        assert said in cell.error
+    kernel.right("%env PMI_SIZE=4")
+    assert "has started as one of several workers" in kernel.run("notebook_launcher(failing)").error
+    assert not list(tmp_path.glob("runs/*/logs"))
+
+
+@pytest.mark.slow
+def test_the_stop_button_ends_all_workers(kernel: kernels.Kernel, tmp_path: Path) -> None:
+    kernel.right(DEFINED)
+    kernel.right(
+        "import os, time\ndef long(stubborn):\n    open(f'{syrtos.rank()}.pid', 'w').write(str(os.getpid()))\n"
+        "    while True:\n        try: time.sleep(60)\n        except KeyboardInterrupt:\n            if not stubborn: raise\n"
+    )
+    pids = [tmp_path / f"{rank}.pid" for rank in range(2)]
+    for stubborn, most in ((False, 5.0), (True, 10.0)):
+        found: list[float] = []
+
+        def press(found: list[float] = found) -> None:
+            until(lambda: all(pid.exists() and pid.read_text() for pid in pids))
+            found.append(time.monotonic())
+            kernel.manager.interrupt_kernel()
+
+        thread = threading.Thread(target=press)
+        thread.start()
+        cell = kernel.run(f"notebook_launcher(long, ({stubborn},))")
+        took = time.monotonic() - found[0]
+        thread.join()
+        assert cell.error.startswith("KeyboardInterrupt"), cell
+        assert took < most
+        assert not any(lives(int(pid.read_text())) for pid in pids)
+        for pid in pids:
+            pid.unlink()
+    assert kernel.right("notebook_launcher(closed(1), (np.arange(3.),)).x").value == "(6.5, 0, 2)"
+
+
+@pytest.mark.slow
+def test_no_worker_outlives_its_kernel(kernel: kernels.Kernel, tmp_path: Path) -> None:
+    kernel.right("import os, time, syrtos")
+    kernel.right("def long():\n    open(f'{syrtos.rank()}.pid', 'w').write(str(os.getpid()))\n    time.sleep(600)")
+    kernel.client.execute("syrtos.notebook_launcher(long)")
+    pids = [tmp_path / f"{rank}.pid" for rank in range(2)]
+    until(lambda: all(pid.exists() and pid.read_text() for pid in pids))
+    kernel.manager.shutdown_kernel(now=True)
+    until(lambda: not any(lives(int(pid.read_text())) for pid in pids), 10.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_keras_trains_as_in_one_process(tmp_path: Path, backend: str) -> None:
+    with kernels.kernel(tmp_path) as running:
+        running.right(f"import os; os.environ['KERAS_BACKEND'] = {backend!r}")
+        running.right(TRAINING)
+        cell = running.right("model, history = syrtos.notebook_launcher(train, (2,))")
+        assert "Epoch 2/2" in cell.out
+        assert "3/3" in cell.out
+        assert "accuracy: " in cell.out
+        assert "samples/s" in cell.err
+        cell = running.right(
+            "alone, one = train(2)\n"
+            "same = [float(abs(a - b).max()) for a, b in zip(model.get_weights(), alone.get_weights(), strict=True)]\n"
+            "(max(same), keras.backend.backend(), sorted(history.history), abs(history.history['loss'][-1] - one.history['loss'][-1]))"
+        )
+        apart, used, names, loss = ast.literal_eval(cell.value)
+        assert (used, names) == (backend, ["accuracy", "loss"])
+        assert apart < 1e-6
+        assert loss < 1e-6
+        cell = running.run("syrtos.notebook_launcher(lambda: model.predict(x))")
+        assert "`model` to the workers: it is a Keras model. Build it inside the function" in cell.error
+
+
+@pytest.mark.slow
+def test_what_tensorflow_holds_does_not_travel(kernel: kernels.Kernel) -> None:
+    kernel.right("import keras, tensorflow as tf, syrtos")
+    for code, what in {
+        "data = tf.data.Dataset.range(3)": "a tf.data.Dataset",
+        "data = tf.Variable(3.0)": "a TensorFlow variable",
+        "data = keras.optimizers.Adam()": "a Keras optimizer",
+        "data = {'here': [keras.layers.Dense(3)]}": "a Keras layer",
+        "data = tf.distribute.MirroredStrategy()": "a tf.distribute strategy",
+    }.items():
+        kernel.right(code)
+        cell = kernel.run("syrtos.notebook_launcher(lambda: data)")
+        assert f"can't take `data` to the workers: it is {what}" in cell.error, cell
+
+
+@pytest.mark.slow
+def test_settings_of_keras_are_those_of_the_notebook(kernel: kernels.Kernel) -> None:
+    kernel.right("import keras, syrtos\nkeras.config.set_dtype_policy('mixed_bfloat16')")
+    kernel.right("def used():\n    return keras.config.dtype_policy().name, keras.layers.Dense(3).compute_dtype")
+    assert kernel.right("syrtos.notebook_launcher(used, workers=1)").value == "('mixed_bfloat16', 'bfloat16')"
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DEFINED + "print('once', notebook_launcher(closed(2), (np.ones(2),)).x)\n")
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "rank 0 of 2\nonce (8.5, 0, 2)\n"
+
+
+@pytest.mark.slow
+def test_the_example_recognises_digits(tmp_path: Path) -> None:
+    notebook = nbformat.read(Path(__file__).parents[2] / "examples" / "notebook.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    last = notebook.cells[-1].outputs[0].text
+    accuracy, loss = re.findall(r"\d\.\d+", last)
+    assert float(accuracy) > 0.95
+    assert float(loss) < 0.2
+    shown = "".join(output.text for output in notebook.cells[-3].outputs)
+    assert "Epoch 8/8" in shown
+    assert "run directory: " in shown
