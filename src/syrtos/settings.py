@@ -34,7 +34,8 @@ SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
 INPUT_VARIABLE = "SYRTOS_INPUT"
 TASKS_VARIABLE = "SYRTOS_TASKS"
 SNAPSHOTS_VARIABLE = "SYRTOS_SNAPSHOTS"
-FOR_WORKERS = (OPTIONS_VARIABLE, SUPERVISED_VARIABLE, INPUT_VARIABLE, TASKS_VARIABLE, SNAPSHOTS_VARIABLE)
+TRIAL_VARIABLE = "SYRTOS_TRIAL"
+FOR_WORKERS = (OPTIONS_VARIABLE, SUPERVISED_VARIABLE, INPUT_VARIABLE, TASKS_VARIABLE, SNAPSHOTS_VARIABLE, TRIAL_VARIABLE)
 
 # Variables that begin like this configure libraries and hold no secrets: they may be shown, and sent to other hosts.
 # Not all of `TF_`: Terraform keeps tokens there.
@@ -245,6 +246,34 @@ class Options:
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What the first `fit` of a script does for `syrtos tune`, in place of its own training.
+
+    Attributes:
+        kind: ``"batch"``: it trains some steps with batches of another size; ``"lr"``: its learning rate rises from batch to batch.
+        steps: training steps that are measured, or batches over which the rate rises.
+        batch: with ``"batch"``, rows of a global batch; 0: as many as the script's own.
+        first_rate: with ``"lr"``, the learning rate of the first batch.
+        last_rate: and of the last.
+    """
+
+    kind: Literal["batch", "lr"]
+    steps: int
+    batch: int = 0
+    first_rate: float = 0.0
+    last_rate: float = 0.0
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+def trial_from(env: Mapping[str, str]) -> Trial | None:
+    """The trial that this process is; None for a run of its own."""
+    text = env.get(TRIAL_VARIABLE)
+    return Trial(**json.loads(text)) if text else None
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -7,9 +7,9 @@ import contextlib
 import dataclasses
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from syrtos import settings, topology
 from syrtos.comm.communicator import Communicator
@@ -47,6 +47,7 @@ class Session:
         same_processors: whether all workers compute on processors of one kind, for which compilers make the same instructions.
         others: communicators between all workers beside ``comm``, by name: see `beside`.
         rank_aware: whether the script has asked for its rank. Such a script decides itself which rank writes a file.
+        end: ends this worker in the middle of its script, as if it had come to its end; all workers call it together. None outside of a run.
     """
 
     world: topology.World
@@ -59,6 +60,7 @@ class Session:
     questions: MPI.Comm | None = None
     same_processors: bool = True
     rank_aware: bool = False
+    end: Callable[[], NoReturn] | None = None
     others: dict[str, Communicator] = dataclasses.field(default_factory=dict)
     errors: collections.deque[BaseException] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)

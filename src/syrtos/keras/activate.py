@@ -12,11 +12,12 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, profiling
+from syrtos.keras import backend, profiling, trials
 from syrtos.topology import check_keras_backend
 
 # The class of each backend, in its folder.
 _CLASSES = {"tensorflow": "TensorFlow", "jax": "Jax", "torch": "Torch"}
+_TRAINERS = {"tensorflow": "TensorFlowTrainer", "jax": "JAXTrainer", "torch": "TorchTrainer"}
 
 
 def tensorflow() -> None:
@@ -47,6 +48,7 @@ def keras3() -> None:
     if name in _CLASSES:
         importlib.import_module(f"syrtos.keras.{name}.keras3").apply_all()
         profiling.install()
+        trials.install(f"keras.src.backend.{name}.trainer:{_TRAINERS[name]}", "keras.src.optimizers.base_optimizer:BaseOptimizer")
     if name == "tensorflow":
         _make_default()
 
@@ -75,6 +77,7 @@ def legacy() -> None:
     world.init()
     importlib.import_module("syrtos.keras.tensorflow.keras2").apply_all()
     profiling.install()
+    trials.install("tf_keras.src.engine.training:Model")
     _make_default()
 
 

@@ -114,6 +114,10 @@ class Backend(abc.ABC):
         """State of a model that Keras has no variables of, in the form of variables."""
         return []
 
+    def device_memory(self) -> int:
+        """The most bytes that this process has had on its accelerator; 0 where it has none, or the framework does not tell."""
+        return 0
+
     def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
         """Starts the framework's profiler, which may write into ``folder``; the returned function stops it, and gives what it saw.
 

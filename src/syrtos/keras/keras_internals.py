@@ -93,6 +93,22 @@ def has_schedule(optimizer: Any) -> bool:
     return isinstance(rate_of(optimizer), keras_of(optimizer).optimizers.schedules.LearningRateSchedule)
 
 
+def has_fixed_rate(optimizer: Any) -> bool:
+    """Whether an optimizer's rate is a number of its own, which can be set: no schedule, and no function."""
+    return hasattr(rate_of(optimizer), "assign")
+
+
+def give_fixed_rate(optimizer: Any, rate: float) -> None:
+    """Puts a number in the place of an optimizer's schedule, among its variables as if it had been made with one."""
+    if hasattr(optimizer, "_build_learning_rate"):  # Keras 2
+        optimizer._learning_rate = optimizer._build_learning_rate(rate)
+        return
+    keras = sys.modules["keras"]
+    variable = keras.Variable(rate, name="learning_rate", dtype=keras.config.floatx(), trainable=False, aggregation="only_first_replica")
+    optimizer._track_variable(variable)
+    optimizer._learning_rate = variable
+
+
 def decays(optimizer: Any, variable: Any) -> bool:
     """Whether an optimizer's weight decay takes in this variable: it can be told, not asked."""
     return optimizer._use_weight_decay(variable)

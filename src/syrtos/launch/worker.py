@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import json
@@ -115,6 +116,7 @@ class _Worker:
         self.rank = session.world.rank
         session.watchdog.on_stall = self._stalled
         session.watchdog.on_long_wait = self._waiting
+        session.end = self._end_here
         if self._supervised and session.world.size > 1:
             heartbeat.start(lambda position: self._tell("alive", position=position))
         leftovers.unlink_early(session)
@@ -185,6 +187,20 @@ class _Worker:
         recorded = session.comm.agree("end of the script", profiling.recordings() if profiling else 0.0)
         if any(recorded):
             importlib.import_module("syrtos.keras.profiling").end_of_script(recorded)
+
+    def _end_here(self) -> NoReturn:
+        """Ends this worker in the middle of its script: what follows in it, and what it has registered for its exit, does not run."""
+        from syrtos.comm import world
+
+        self._finish()
+        self._say_finished()
+        world.current().ledger.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._close_tees()
+        _end_children()
+        events.drain(self._control)
+        _exit(0)
 
     def _say_finished(self) -> None:
         """Nothing else counts as an end: a library may end the process with exit code 0."""
@@ -342,6 +358,15 @@ def _script_begins() -> None:
     from syrtos.comm import world
 
     world.current().ledger.script_begins()
+
+
+def _end_children() -> None:
+    """Ends processes that the script has started, as readers of its data."""
+    import psutil  # only here: it takes 20 ms
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
 
 
 def _rank_before_mpi(env: Mapping[str, str]) -> int:

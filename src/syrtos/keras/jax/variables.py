@@ -26,6 +26,9 @@ class Jax(Backend):
     name = "jax"
     global_program = True
 
+    def device_memory(self) -> int:
+        return int((jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
+
     def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
         return profiler.start(folder)
 

@@ -24,6 +24,10 @@ class TensorFlow(Backend):
 
     name = "tensorflow"
 
+    def device_memory(self) -> int:
+        gpus = tf.config.list_logical_devices("GPU")
+        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"]) if gpus else 0
+
     def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
         return profiler.start(folder)
 

@@ -22,6 +22,9 @@ class Torch(Backend):
 
     name = "torch"
 
+    def device_memory(self) -> int:
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
     def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
         return profiler.start(folder)
 

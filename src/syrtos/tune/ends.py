@@ -1,0 +1,38 @@
+"""Whether a trial ended for want of memory: a pure function of what the launcher saw."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from syrtos.launch.outcome import End, Outcome, signal_name
+
+# How frameworks, NumPy, C++ and XLA say it.
+_WORDS = re.compile(
+    r"MemoryError|ResourceExhausted|RESOURCE_EXHAUSTED|OutOfMemoryError|[Oo]ut of memory|OOM when allocating|can't allocate memory|[Cc]annot allocate memory|"
+    r"Unable to allocate|Failed to allocate|bad_alloc|CUDA_ERROR_OUT_OF_MEMORY|SharedMemoryError"
+)
+# By which the kernel ends a process that has no memory any more, or a process ends itself.
+_KILLED = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+
+
+def out_of_memory(outcome: Outcome, log: str, limited: bool = False) -> str:
+    """Why a trial had too little memory, as the end of a sentence about it; empty if it ended otherwise.
+
+    Args:
+        outcome: how it ended.
+        log: the last lines of its workers.
+        limited: whether the address space of processes is limited (RLIMIT_AS): libraries then end in any way.
+    """
+    for failure in outcome.failures:
+        if found := _WORDS.search(failure.get("text", "")):
+            return f"ran out of memory ({found[0]})"
+    number = -outcome.status if outcome.status is not None and outcome.status < 0 else 0
+    if outcome.end is not End.CRASHED or number not in _KILLED:
+        return ""
+    if number == signal.SIGKILL:
+        return "was killed by SIGKILL, as the kernel does when memory ends"
+    found = _WORDS.search(log)
+    return (
+        f"ran out of memory ({found[0] if found else 'RLIMIT_AS'}; {signal_name(number)})" if found or limited else ""
+    )

@@ -1,0 +1,147 @@
+"""Which batch is tried next: a pure function of those that were tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+# Two doublings that bring less than this end the growth; batches within this of the fastest are as good.
+ALIKE = 0.05
+# The largest batch that fits is found to this part.
+_FINE = 1 / 8
+# The smallest batch is looked for so many halvings below the script's own.
+_HALVINGS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A batch size, and what became of it.
+
+    Attributes:
+        batch: rows of the global batch.
+        seconds: of each step that was measured.
+        before: bytes in memory when `fit` began, of each worker.
+        peak: the most in `fit`, likewise.
+        device: the most on the accelerator, likewise; zeros without one.
+        note: in words.
+        failed: why nothing was measured, in words; empty if it was.
+        for_memory: whether that was for want of memory.
+    """
+
+    batch: int
+    seconds: tuple[float, ...] = ()
+    before: tuple[int, ...] = ()
+    peak: tuple[int, ...] = ()
+    device: tuple[int, ...] = ()
+    note: str = ""
+    failed: str = ""
+    for_memory: bool = False
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step, the median."""
+        return statistics.median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Seconds of a step, of which a quarter each were shorter and longer."""
+        if len(self.seconds) < 2:
+            return self.step, self.step
+        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return first, third
+
+    @property
+    def speed(self) -> float:
+        """Samples per second."""
+        return self.batch / self.step
+
+
+def following(tried: Sequence[Tried], own: int, each: int = 1, most: int | None = None) -> int | None:
+    """The next batch to try; None where enough is known.
+
+    Sizes double until memory ends, two doublings bring nothing, or ``most`` is reached; between the last that fits and the first that does not they are
+    refined; then they are halved while the smaller batch is as fast as the fastest.
+
+    Args:
+        tried: what was tried, the first with the script's own size.
+        own: the script's own global batch.
+        each: sizes are multiples of it, as of the number of workers.
+        most: no size is larger.
+    """
+    good = {one.batch: one.speed for one in tried if not one.failed}
+    bad = min((one.batch for one in tried if one.failed), default=None)
+    if not good:
+        return _new(_multiple(bad // 2, each), tried) if bad else None
+    larger = _refined(good, bad, tried, each) if bad else _grown(good, each, most)
+    return _new(larger, tried) or _new(_smaller(good, own, each), tried)
+
+
+def _new(batch: int | None, tried: Sequence[Tried]) -> int | None:
+    return batch if batch and batch not in {one.batch for one in tried} else None
+
+
+def _multiple(batch: int, each: int) -> int:
+    return batch // each * each
+
+
+def _grown(good: dict[int, float], each: int, most: int | None) -> int | None:
+    top = max(good)
+    larger = _multiple(2 * top if most is None else min(2 * top, most), each)
+    return larger if larger > top and not has_stalled(good) else None
+
+
+def has_stalled(good: dict[int, float]) -> bool:
+    """Whether the two largest batches bring no more than those before, by speeds of batches."""
+    *smaller, last, top = sorted(good) if len(good) > 2 else [0, 0]
+    return bool(smaller) and max(good[last], good[top]) < (1 + ALIKE) * max(good[batch] for batch in smaller)
+
+
+def _refined(good: dict[int, float], bad: int, tried: Sequence[Tried], each: int) -> int | None:
+    for_memory = next(one for one in tried if one.batch == bad).for_memory
+    top = max(good)
+    middle = _multiple((top + bad) // 2, each)
+    return middle if for_memory and bad > top * (1 + _FINE) and top < middle < bad else None
+
+
+def _smaller(good: dict[int, float], own: int, each: int) -> int | None:
+    least = min(good)
+    half = _multiple(least // 2, each)
+    as_fast = good[least] >= (1 - ALIKE) * max(good.values())
+    return half if as_fast and half and half * 2**_HALVINGS >= min(own, max(good)) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search has found, by global batch.
+
+    Attributes:
+        largest: that fits.
+        fastest: with the most samples per second.
+        recommended: the smallest that is within 5 % of the fastest.
+        why: why no larger one was tried, as a sentence.
+    """
+
+    largest: int
+    fastest: int
+    recommended: int
+    why: str
+
+
+def conclude(tried: Sequence[Tried], most: int | None) -> Found | None:
+    """None where nothing fits."""
+    good = {one.batch: one.speed for one in tried if not one.failed}
+    if not good:
+        return None
+    fastest = max(good, key=lambda batch: good[batch])
+    recommended = min(batch for batch, speed in good.items() if speed >= (1 - ALIKE) * good[fastest])
+    return Found(max(good), fastest, recommended, _why(tried, good, most))
+
+
+def _why(tried: Sequence[Tried], good: dict[int, float], most: int | None) -> str:
+    failed = min((one for one in tried if one.failed), key=lambda one: one.batch, default=None)
+    if failed:
+        return f"A batch of {failed.batch:,} did not work: it {failed.failed}."
+    if most is not None and 2 * max(good) > most:
+        return f"Larger ones were not tried, as `--most {most}` asks for."
+    return "Larger ones were not tried: two doublings brought less than 5 %."
