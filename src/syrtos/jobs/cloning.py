@@ -38,7 +38,7 @@ def request_of(record: Record, name: str, hyperparameters: str, secrets: Mapping
     Raises:
         ConfigurationError: the hyperparameters are no JSON object.
     """
-    request = {key: value for key, value in record.request.items() if key not in ("Tags", *_PARTS)}
+    request = {key: value for key, value in record.request.items() if key not in ("Tags", "TuningJobArn", *_PARTS)}
     request["TrainingJobName"] = name
     if record.tags:
         request["Tags"] = [{"Key": key, "Value": value} for key, value in record.tags.items()]

@@ -20,8 +20,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from syrtos import settings
 from syrtos.errors import DataError, SyrtosError
@@ -437,16 +438,22 @@ class Runner:
         )
 
     def _save(self) -> None:
-        found = metrics.progress(metrics.epochs(self._run_dir))
+        epochs = metrics.epochs(self._run_dir)
+        found, values = metrics.progress(epochs), {**self._logged(epochs), **self._metrics.values}
 
         def changed(record: Record) -> Record | None:
-            after = dataclasses.replace(
-                record, metrics=dict(self._metrics.values), progress=found or record.progress, modified=time.time()
-            )
+            after = dataclasses.replace(record, metrics=values, progress=found or record.progress, modified=time.time())
             same = (after.metrics, after.progress) == (record.metrics, record.progress)
             return None if same else after
 
         self._store.change(self._name, changed)
+
+    def _logged(self, epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+        """The objective of a tuning job where the script does not print it, and Keras has logged it."""
+        name = self._job.hyperparameters.get("_tuning_objective_metric", "")
+        last = epochs[-1] if epochs else {}
+        value = (last.get("logs") or {}).get(name)
+        return {name: [value, last["time"]]} if value is not None and "time" in last else {}
 
     def _say(self, text: str) -> None:
         self._streams[0].write([self._redact(line) for line in text.splitlines()])

@@ -20,10 +20,10 @@ def secrets_of(request: Mapping[str, Any]) -> list[str]:
 
 
 def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A request without values that are secret."""
+    """A request without values that are secret; also the definition of training jobs that a tuning job has."""
     hidden = {
         part: {name: _hidden(value) if is_secret(name) else value for name, value in request[part].items()}
-        for part in ("Environment", "HyperParameters")
+        for part in ("Environment", "HyperParameters", "StaticHyperParameters")
         if request.get(part)
     }
     return {**request, **hidden}

@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from syrtos.errors import ConfigurationError, DataError
@@ -21,9 +21,10 @@ from syrtos.jobs.home import ACCOUNT, REGION, Home
 from syrtos.jobs.objects import ObjectStore
 from syrtos.jobs.places import Places
 from syrtos.jobs.programs import drivers_of
-from syrtos.jobs.request import Channel, read, source_of
+from syrtos.jobs.request import Channel, Job, read, source_of
 from syrtos.jobs.secrecy import redacted
 from syrtos.jobs.store import Record, Store, columns
+from syrtos.jobs.tunings import TuningRecord, Tunings
 
 
 class ApiError(Exception):
@@ -48,6 +49,7 @@ class Service:
 
     def __init__(self, home: Home, store: Store, places: Places, capacity: int) -> None:
         self.home, self.store, self.places, self.capacity = home, store, places, capacity
+        self.tunings = Tunings(home.database, home.place)
 
     @property
     def objects(self) -> ObjectStore:
@@ -58,24 +60,7 @@ class Service:
 
     def create_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Writes down a job; it runs as soon as there are workers for it."""
-        name, now = request["TrainingJobName"], time.time()
-        if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):  # it will be a folder's
-            raise ApiError(
-                "ValidationException", f"A job's name has letters, digits and hyphens, up to 63. Received: {name!r}."
-            )
-        try:
-            self._check_uris(request)
-            job = read(request, drivers_of(request, self.places), training.gpus())
-            metrics.Metrics((request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ())
-            self._check_folders(job.channels)
-        except (ConfigurationError, DataError) as error:
-            raise ApiError("ValidationException", str(error)) from error
-        if job.slots > self.capacity:
-            raise ApiError(
-                "ResourceLimitExceeded",
-                f"The job needs {job.slots} workers ({len(job.hosts)} instances with {job.distribution.per_host}), and this service has "
-                f"{self.capacity}. Ask for fewer, or start it with `syrtos serve --capacity {job.slots}`.",
-            )
+        name, now, job = request["TrainingJobName"], time.time(), self.checked(request)
         record = Record(
             name=name,
             request=request,
@@ -97,6 +82,32 @@ class Service:
             raise _in_use(name)
         return {"TrainingJobArn": arn(name)}
 
+    def checked(self, request: Mapping[str, Any]) -> Job:
+        """A request for a training job, read.
+
+        Raises:
+            ApiError: it asks for what can't be done here.
+        """
+        name = request["TrainingJobName"]
+        if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):  # it will be a folder's
+            raise ApiError(
+                "ValidationException", f"A job's name has letters, digits and hyphens, up to 63. Received: {name!r}."
+            )
+        try:
+            self._check_uris(request)
+            job = read(request, drivers_of(request, self.places), training.gpus())
+            metrics.Metrics((request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ())
+            self._check_folders(job.channels)
+        except (ConfigurationError, DataError) as error:
+            raise ApiError("ValidationException", str(error)) from error
+        if job.slots > self.capacity:
+            raise ApiError(
+                "ResourceLimitExceeded",
+                f"The job needs {job.slots} workers ({len(job.hosts)} instances with {job.distribution.per_host}), and this service has "
+                f"{self.capacity}. Ask for fewer, or start it with `syrtos serve --capacity {job.slots}`.",
+            )
+        return job
+
     def describe_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Everything about a job."""
         return described(self._found(request["TrainingJobName"]))
@@ -106,8 +117,8 @@ class Service:
         order = {"Name": columns.name, "Status": columns.status}.get(request.get("SortBy", ""), columns.created)
         descending = request.get("SortOrder") == "Descending"
         sorting = [order.desc() if descending else order, columns.name.desc() if descending else columns.name]
-        limit, after = request.get("MaxResults") or 10, _page(request.get("NextToken"))
-        found, following = self.store.find(_conditions(request), sorting, after, limit)
+        limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
+        found, following = self.store.find(conditions(request), sorting, after, limit)
         answer: dict[str, Any] = {"TrainingJobSummaries": [_summary(record) for record in found]}
         return answer | ({"NextToken": str(following)} if following is not None else {})
 
@@ -137,6 +148,12 @@ class Service:
         record = self._found(request["TrainingJobName"])
         if not record.state.final:
             raise ApiError("ResourceInUse", f"Training job {record.name} is {record.state.status}: stop it first.")
+        tuning = self.tunings.get(record.request.get("TuningJobArn", "").rpartition("/")[2])
+        if tuning and not tuning.final:
+            raise ApiError(
+                "ResourceInUse",
+                f"Training job {record.name} belongs to tuning job {tuning.name}, which goes on: stop that first.",
+            )
         gone = self.home.jobs / f".{record.name}-{secrets.token_hex(4)}"  # a new job may have the name at once
         with contextlib.suppress(FileNotFoundError):
             self.home.job(record.name).rename(gone)
@@ -149,24 +166,21 @@ class Service:
         new = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
         record = self._of_arn(request["ResourceArn"])
         if len({**record.tags, **new}) > 50:
-            raise ApiError("ResourceLimitExceeded", "A training job has at most 50 tags.")
-        self.store.change(record.name, lambda r: dataclasses.replace(r, tags={**r.tags, **new}))
+            raise ApiError("ResourceLimitExceeded", "A job has at most 50 tags.")
+        self._tag(record, lambda tags: {**tags, **new})
         return {"Tags": _tags({**record.tags, **new})}
 
     def list_tags(self, request: dict[str, Any]) -> dict[str, Any]:
         """A job's tags."""
         tags = _tags(self._of_arn(request["ResourceArn"]).tags)
-        after, limit = _page(request.get("NextToken")), request.get("MaxResults") or 50
+        after, limit = page_of(request.get("NextToken")), request.get("MaxResults") or 50
         more = {"NextToken": str(after + limit)} if len(tags) > after + limit else {}
         return {"Tags": tags[after : after + limit], **more}
 
     def delete_tags(self, request: dict[str, Any]) -> dict[str, Any]:
         """Removes tags."""
-        record, gone = self._of_arn(request["ResourceArn"]), {*request["TagKeys"]}
-        self.store.change(
-            record.name,
-            lambda r: dataclasses.replace(r, tags={k: v for k, v in r.tags.items() if k not in gone}),
-        )
+        gone = {*request["TagKeys"]}
+        self._tag(self._of_arn(request["ResourceArn"]), lambda tags: {k: v for k, v in tags.items() if k not in gone})
         return {}
 
     # -- helpers -------------------------------------------------------------------------------
@@ -177,12 +191,19 @@ class Service:
             raise ApiError("ValidationException", "Requested resource not found.")
         return record
 
-    def _of_arn(self, text: str) -> Record:
-        name = text.rpartition(":training-job/")[2]
-        record = self.store.get(name) if ":training-job/" in text else None
+    def _of_arn(self, text: str) -> Record | TuningRecord:
+        kind, _, name = text.rpartition(":")[2].partition("/")
+        stores = {"training-job": self.store, "hyper-parameter-tuning-job": self.tunings}
+        record = stores[kind].get(name) if kind in stores else None
         if record is None:
             raise ApiError("ValidationException", f"Resource {text} does not exist.")
         return record
+
+    def _tag(self, record: Record | TuningRecord, how: Callable[[dict[str, str]], dict[str, str]]) -> None:
+        if isinstance(record, TuningRecord):
+            self.tunings.change(record.name, lambda r: dataclasses.replace(r, tags=how(r.tags)))
+        else:
+            self.store.change(record.name, lambda r: dataclasses.replace(r, tags=how(r.tags)))
 
     def _check_folders(self, channels: Sequence[Channel]) -> None:
         """A folder of this machine that is not there will not come."""
@@ -214,7 +235,7 @@ _ECHOED = (
     "HyperParameters", "AlgorithmSpecification", "RoleArn", "InputDataConfig", "OutputDataConfig", "ResourceConfig", "VpcConfig",
     "StoppingCondition", "EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining",
     "CheckpointConfig", "DebugHookConfig", "ExperimentConfig", "DebugRuleConfigurations", "TensorBoardOutputConfig",
-    "ProfilerConfig", "ProfilerRuleConfigurations", "Environment", "RetryStrategy", "RemoteDebugConfig", "InfraCheckConfig",
+    "ProfilerConfig", "ProfilerRuleConfigurations", "Environment", "RetryStrategy", "RemoteDebugConfig", "InfraCheckConfig", "TuningJobArn",
 )  # fmt: skip
 
 
@@ -281,7 +302,8 @@ def _summary(record: Record) -> dict[str, Any]:
     }
 
 
-def _conditions(request: Mapping[str, Any]) -> list[Any]:
+def conditions(request: Mapping[str, Any], columns: Any = columns) -> list[Any]:
+    """What a request to list jobs asks for, of the table with these columns."""
     found = []
     for name, column, after in (
         ("CreationTimeAfter", columns.created, True), ("CreationTimeBefore", columns.created, False),
@@ -306,7 +328,8 @@ def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
-def _page(token: str | None) -> int:
+def page_of(token: str | None) -> int:
+    """Where the page begins that a ``NextToken`` names."""
     if token is None:
         return 0
     if not token.isdecimal() or len(token) > 15:

@@ -28,11 +28,17 @@ from syrtos.jobs.http.s3 import S3, S3Error
 from syrtos.jobs.http.signing import Refused
 from syrtos.jobs.objects import Changed
 from syrtos.jobs.service import ApiError, Service
+from syrtos.jobs.tuning.operations import Operations
 
 _TRAINING = (
     "CreateTrainingJob", "DescribeTrainingJob", "ListTrainingJobs", "StopTrainingJob", "UpdateTrainingJob",
     "DeleteTrainingJob", "AddTags", "ListTags", "DeleteTags",
 )  # fmt: skip
+_TUNING = (
+    "CreateHyperParameterTuningJob", "DescribeHyperParameterTuningJob", "ListHyperParameterTuningJobs", "StopHyperParameterTuningJob",
+    "DeleteHyperParameterTuningJob", "ListTrainingJobsForHyperParameterTuningJob",
+)  # fmt: skip
+_CHANGING = re.compile(r"(Create|Stop)(TrainingJob|HyperParameterTuningJob)")
 _LOGS = ("DescribeLogGroups", "DescribeLogStreams", "GetLogEvents", "FilterLogEvents")
 _QUICK = re.compile(r"SageMaker\.(DescribeTrainingJob|ListTrainingJobs|ListTags)")
 _Operation = Callable[[dict[str, Any]], dict[str, Any]]
@@ -52,7 +58,10 @@ class App:
         self._metrics = Metrics(service)
         self._unsigned = (Page(service, changed), Exposition(service))  # they have keys of their own
         self._operations = {
-            "sagemaker": {name: getattr(service, _snake(name)) for name in _TRAINING},
+            "sagemaker": {
+                **{name: getattr(service, _snake(name)) for name in _TRAINING},
+                **{name: getattr(Operations(service), _snake(name)) for name in _TUNING},
+            },
             "logs": {name: getattr(Logs(service), _snake(name)) for name in _LOGS},
         }
 
@@ -136,7 +145,7 @@ class App:
         request = model.parsed(described.input_shape, body)
         _check_allowed(caller, described.name, request)
         result = model.answer(described, operate(request))
-        if described.name in ("CreateTrainingJob", "StopTrainingJob"):
+        if _CHANGING.fullmatch(described.name):
             self._changed()
         return Response(result, media_type="application/x-amz-json-1.1")
 

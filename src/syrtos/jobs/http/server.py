@@ -20,6 +20,7 @@ from syrtos.jobs.places import Places
 from syrtos.jobs.queue import Queue
 from syrtos.jobs.service import Service
 from syrtos.jobs.store import Store
+from syrtos.jobs.tuning.driver import Driver
 
 _HEADERS_IN = 20.0
 _LARGEST_HEAD = 1 << 17
@@ -126,12 +127,13 @@ class Server:
         allowed = files if files is not None else (None if host in _LOOPBACK else [])
         self.service = Service(home, Store(home.database, home.place), Places(objects, allowed), capacity)
         self.queue = Queue(self.service)
+        self.tuning = Driver(self.service, self.queue.wake)
         self._socket = _listening(host, port)
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
         home.announce(self.url, str(tls[0].resolve()) if tls else None, allowed, capacity)
         config = uvicorn.Config(
-            App(self.service, self.queue.wake),
+            App(self.service, self._wake),
             http=_Patient,
             ws="none",
             lifespan="off",
@@ -151,6 +153,7 @@ class Server:
     def run(self) -> None:
         """Serves until SIGINT or SIGTERM."""
         self.queue.start()
+        self.tuning.start()
         try:
             self._server.run(sockets=[self._socket])
         finally:
@@ -159,6 +162,7 @@ class Server:
     async def serve(self) -> None:
         """The same in a thread that has no signals."""
         self.queue.start()
+        self.tuning.start()
         await self._server._serve([self._socket])
 
     def start(self) -> None:
@@ -166,9 +170,14 @@ class Server:
         self._thread = threading.Thread(target=lambda: asyncio.run(self.serve()), daemon=True)
         self._thread.start()
 
+    def _wake(self) -> None:
+        self.tuning.wake()
+        self.queue.wake()
+
     def close(self) -> None:
         """Ends the service; jobs that run go on."""
         self._server.should_exit = True
+        self.tuning.close()
         self.queue.close()
         if self._thread:
             self._thread.join()

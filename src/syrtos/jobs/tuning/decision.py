@@ -1,0 +1,79 @@
+"""What a tuning job does next: a pure function of its trials, so that nothing has to be remembered between two looks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from syrtos.jobs.tuning.search import Search
+from syrtos.jobs.tuning.trials import Trial, best, not_improving
+
+_ATTEMPTS = 5  # trials without an objective after which SageMaker gives up, if there was none with one
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What is to be done now.
+
+    Attributes:
+        start: so many trials.
+        stop: all trials that go on.
+        status: that the tuning job ends with; empty: it goes on.
+        reason: why it fails.
+    """
+
+    start: int = 0
+    stop: bool = False
+    status: str = ""
+    reason: str = ""
+
+
+def decide(search: Search, trials: Sequence[Trial], stopping: bool, seconds: float) -> Decision:
+    """What to do now.
+
+    Args:
+        trials: all that were begun.
+        stopping: whether the tuning job was asked to stop.
+        seconds: since it was created.
+    """
+    active = sum(trial.active for trial in trials)
+    if stopping or _has_enough(search, trials, seconds):
+        if active:
+            return Decision(stop=True)
+        return Decision(status="Stopped") if stopping else _ended(trials)
+    if len(trials) >= search.trials or _is_hopeless(search, trials):
+        return Decision() if active else _ended(trials)
+    return Decision(start=max(0, min(search.trials - len(trials), search.parallel - active)))
+
+
+def _ended(trials: Sequence[Trial]) -> Decision:
+    """Of a tuning job whose trials have all ended."""
+    if any(trial.succeeded for trial in trials):
+        return Decision(status="Completed")
+    if not trials:
+        return Decision(status="Failed", reason="No training job was begun in MaxRuntimeInSeconds.")
+    attempts = f"{len(trials)} attempt{'s' * (len(trials) > 1)}"
+    why = [trial.failure for trial in trials if trial.failure]
+    last = f" The last error: {why[-1]}" if why else ""
+    return Decision(
+        status="Failed",
+        reason=f"No training job succeeded after {attempts}. For additional details, list the training jobs of this tuning job.{last}",
+    )
+
+
+def _has_enough(search: Search, trials: Sequence[Trial], seconds: float) -> bool:
+    """Whether a completion criterion is met. All are such that they stay met."""
+    found = best(search, trials)
+    return (
+        (search.seconds is not None and seconds > search.seconds)
+        or (
+            search.target is not None and found is not None and not search.better(search.target, found.objective or 0.0)
+        )
+        or (search.patience is not None and not_improving(search, trials) >= search.patience)
+    )
+
+
+def _is_hopeless(search: Search, trials: Sequence[Trial]) -> bool:
+    """Whether the first trials have all ended without an objective."""
+    ended = [trial for trial in trials if not trial.active]
+    return len(ended) >= min(_ATTEMPTS, search.trials) and not any(trial.succeeded for trial in trials)

@@ -1,0 +1,170 @@
+"""Carries tuning jobs on: it creates their training jobs, ends those that are not worth going on, and writes down how tuning jobs end.
+
+What it knows is in the store: a trial is written down before its training job is created, and is created later if the service died in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from syrtos.jobs.service import ApiError, Service
+from syrtos.jobs.tuning import found, printed, requests
+from syrtos.jobs.tuning.decision import Decision, decide
+from syrtos.jobs.tuning.operations import search_of
+from syrtos.jobs.tuning.search import Search
+from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tunings import Entry, TuningRecord
+
+_LOOK = 0.4
+_LONGEST_REASON = 1024
+
+
+class Driver:
+    """Looks after all tuning jobs of a service that have not ended.
+
+    Args:
+        changed: called when a training job was created or stopped.
+    """
+
+    def __init__(self, service: Service, changed: Callable[[], None]) -> None:
+        self._service, self._changed = service, changed
+        self._ended: dict[str, Trial] = {}  # which don't change any more
+        self._over, self._wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread that looks after tuning jobs."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There may be something to do at once."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Creates no more training jobs; those that run go on."""
+        self._over.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.look()
+            except Exception as error:
+                print(f"syrtos: the tuning jobs could not be carried on: {error}", file=sys.stderr, flush=True)
+            self._wake.wait(_LOOK)
+            self._wake.clear()
+
+    def look(self) -> None:
+        """Does what is to be done now."""
+        active = self._service.tunings.active()
+        for record in active:
+            try:
+                self._carry_on(record)
+            except ApiError as error:  # the service has fewer workers than when the job was created, say
+                self._end(record.name, "Failed", str(error))
+        if not active:
+            self._ended.clear()
+
+    def _carry_on(self, record: TuningRecord) -> None:
+        record = self._complete(record)
+        search = search_of(record)
+        trials = self._trials(record, search)
+        decision = decide(search, trials, record.status == "Stopping", time.time() - record.created)
+        self._stop(trials if decision.stop else self._hopeless(search, trials))
+        for _ in range(decision.start):
+            trials.append(self._begin(record, search, trials))
+        if decision.status:
+            self._end(record.name, decision.status, decision.reason and self._why(search, trials, decision))
+
+    def _complete(self, record: TuningRecord) -> TuningRecord:
+        """Creates the training jobs that were written down, and are not there; those of a tuning job that ends are struck out."""
+        unknown = [entry for entry in record.trials if entry.name not in self._ended]
+        jobs = found.jobs_of(self._service.store, unknown)
+        missing = {entry.name for entry in unknown if entry.name not in jobs}
+        if not missing:
+            return record
+        if record.status == "InProgress":
+            for entry in record.trials:
+                if entry.name in missing:
+                    self._create(record, search_of(record), entry)
+            return record
+
+        def struck_out(now: TuningRecord) -> TuningRecord:
+            return dataclasses.replace(now, trials=tuple(entry for entry in now.trials if entry.name not in missing))
+
+        return self._service.tunings.change(record.name, struck_out) or record
+
+    def _trials(self, record: TuningRecord, search: Search) -> list[Trial]:
+        with_values = search.early_stopping or search.strategy == "Hyperband"
+        jobs = found.jobs_of(self._service.store, [entry for entry in record.trials if entry.name not in self._ended])
+        trials: list[Trial] = []
+        for entry in record.trials:
+            trial = self._ended.get(entry.name) or found.trial_of(search, entry, jobs[entry.name])
+            if entry.name not in self._ended and with_values:
+                trial = dataclasses.replace(trial, values=found.values_of(self._service.home, search, trial.name))
+            if not trial.active:
+                self._ended[entry.name] = trial
+            trials.append(trial)
+        return trials
+
+    def _hopeless(self, search: Search, trials: Sequence[Trial]) -> list[Trial]:
+        if not any(trial.active and trial.values for trial in trials):
+            return []
+        from syrtos.jobs.tuning.pruning import hopeless  # only here: Optuna takes a quarter of a second to import
+
+        return hopeless(search, trials)
+
+    def _stop(self, trials: Sequence[Trial]) -> None:
+        stopped = [trial for trial in trials if trial.status == "InProgress"]
+        for trial in stopped:
+            try:
+                self._service.stop_training_job({"TrainingJobName": trial.name})
+            except ApiError:
+                continue  # it has just ended
+        if stopped:
+            self._changed()
+
+    def _begin(self, record: TuningRecord, search: Search, trials: Sequence[Trial]) -> Trial:
+        """Chooses values, writes them down, and creates the training job."""
+        from syrtos.jobs.tuning.suggestion import suggest
+
+        taken = {trial.number for trial in trials}
+        number = next(number for number in range(1, len(taken) + 2) if number not in taken)
+        name = f"{record.name}-{number:03d}-{secrets.token_hex(4)}"
+        entry = Entry(number, name, suggest(search, trials, number))
+
+        def begun(now: TuningRecord) -> TuningRecord | None:
+            after = dataclasses.replace(now, trials=(*now.trials, entry), modified=time.time())
+            return after if now.status == "InProgress" else None
+
+        after = self._service.tunings.change(record.name, begun)
+        if after is not None and after.status == "InProgress":
+            self._create(record, search, entry)
+        return Trial(number=number, name=name, tuned=entry.tuned, status="InProgress")
+
+    def _create(self, record: TuningRecord, search: Search, entry: Entry) -> None:
+        request = requests.of_trial(record.request, search.metric, entry.name, entry.tuned)
+        self._service.create_training_job(request)
+        self._changed()
+
+    def _why(self, search: Search, trials: Sequence[Trial], decision: Decision) -> str:
+        """The reason of a failure; where trials have trained without the metric, with those that they have printed."""
+        silent = [trial.name for trial in trials if trial.status == "Completed" and trial.objective is None]
+        return decision.reason + (printed.sentence(self._service.home, search.metric, silent) if silent else "")
+
+    def _end(self, name: str, status: str, reason: str) -> None:
+        now = time.time()
+
+        def ended(record: TuningRecord) -> TuningRecord | None:
+            text = reason[:_LONGEST_REASON]
+            after = dataclasses.replace(record, status=status, ended=now, modified=now, failure=text)
+            return None if record.final else after
+
+        self._service.tunings.change(name, ended)

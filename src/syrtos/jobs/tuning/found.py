@@ -1,0 +1,53 @@
+"""The trials of a tuning job, as the rows of its training jobs tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from syrtos.jobs import series
+from syrtos.jobs.home import Home
+from syrtos.jobs.store import Record, Store, columns
+from syrtos.jobs.tuning.search import Search
+from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tunings import Entry, TuningRecord
+
+_AT_ONCE = 500  # names in a query
+
+
+def jobs_of(store: Store, entries: Sequence[Entry]) -> dict[str, Record]:
+    """The training jobs that there are, by name."""
+    names = [entry.name for entry in entries]
+    parts = [names[k : k + _AT_ONCE] for k in range(0, len(names), _AT_ONCE)]
+    return {
+        record.name: record for part in parts for record in store.find([columns.name.in_(part)], [], 0, len(part))[0]
+    }
+
+
+def trials_of(store: Store, search: Search, record: TuningRecord) -> list[Trial]:
+    """The trials whose training jobs there are, in the order in which they were begun."""
+    jobs = jobs_of(store, record.trials)
+    return [trial_of(search, entry, jobs[entry.name]) for entry in record.trials if entry.name in jobs]
+
+
+def trial_of(search: Search, entry: Entry, job: Record) -> Trial:
+    """One trial, without its values over time."""
+    started = [t["StartTime"] for t in job.state.transitions if t["Status"] == "Downloading"]
+    return Trial(
+        number=entry.number,
+        name=job.name,
+        tuned=entry.tuned,
+        status=job.state.status,
+        objective=job.metrics[search.metric][0] if search.metric in job.metrics else None,
+        created=job.created,
+        started=started[0] if started else None,
+        ended=job.state.transitions[-1]["StartTime"] if job.state.final else None,
+        failure=job.failure,
+    )
+
+
+def values_of(home: Home, search: Search, name: str) -> tuple[tuple[float, float], ...]:
+    """The values of the metric that a training job has reported, with their times: those found in its output, or else what Keras logged at the ends of
+    epochs. Values that were found at one time have their mean."""
+    folder = home.job(name)
+    samples = series.of_job(folder, True).get(search.metric) or series.of_job(folder, False).get(search.metric) or []
+    return tuple((sample.time, sample.sum / sample.count) for sample in samples for _ in range(int(sample.count)))

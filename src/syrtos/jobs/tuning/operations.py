@@ -1,0 +1,219 @@
+"""The implementation of SageMaker's tuning operations: each takes and returns the parameters of its operation, as Python values.
+
+Requests have been validated by SageMaker's service model; times are seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs import service as training
+from syrtos.jobs.secrecy import redacted
+from syrtos.jobs.service import ApiError, Service, page_of
+from syrtos.jobs.tuning import found, requests, search, space, trials
+from syrtos.jobs.tuning.search import Search
+from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tunings import TuningRecord, columns
+
+
+class Operations:
+    """The tuning jobs of a service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def create_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Writes down a tuning job, whose first training jobs are created at once."""
+        name, now = request["HyperParameterTuningJobName"], time.time()
+        seed = random.SystemRandom().randrange(2**31)
+        self._check(request, seed)
+        record = TuningRecord(
+            name=name,
+            request=request,
+            tags={tag["Key"]: tag["Value"] for tag in request.get("Tags") or ()},
+            status="InProgress",
+            created=now,
+            modified=now,
+            seed=request["HyperParameterTuningJobConfig"].get("RandomSeed", seed),
+        )
+        if not self._service.tunings.add(record):
+            raise ApiError(
+                "ResourceInUse",
+                f"Tuning job names must be unique: there is a tuning job {name} already. Choose another name.",
+            )
+        return {"HyperParameterTuningJobArn": requests.arn(name)}
+
+    def describe_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Everything about a tuning job."""
+        record = self._found(request)
+        wanted = search_of(record)
+        return described(record, wanted, found.trials_of(self._service.store, wanted, record))
+
+    def list_hyper_parameter_tuning_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Tuning jobs, page by page."""
+        by = {"CreationTime": columns.created, "Status": columns.status}.get(request.get("SortBy", ""), columns.name)
+        order = [column.desc() if request.get("SortOrder") == "Descending" else column for column in (by, columns.name)]
+        limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
+        records, following = self._service.tunings.find(training.conditions(request, columns), order, after, limit)
+        answer: dict[str, Any] = {"HyperParameterTuningJobSummaries": [self._summary(record) for record in records]}
+        return answer | ({"NextToken": str(following)} if following is not None else {})
+
+    def list_training_jobs_for_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The training jobs of a tuning job, page by page."""
+        record = self._found(request)
+        wanted = search_of(record)
+        some = [
+            trial
+            for trial in found.trials_of(self._service.store, wanted, record)
+            if request.get("StatusEquals", trial.status) == trial.status
+        ]
+        some = _sorted(some, request.get("SortBy", "Name"), request.get("SortOrder") == "Descending")
+        limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
+        answer: dict[str, Any] = {
+            "TrainingJobSummaries": [summary(wanted, trial) for trial in some[after : after + limit]]
+        }
+        return answer | ({"NextToken": str(after + limit)} if len(some) > after + limit else {})
+
+    def stop_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Asks a tuning job to end, with its training jobs; the results of those that have finished stay."""
+        record = self._found(request)
+        if record.status != "InProgress":
+            raise ApiError(
+                "ValidationException", f"The request was rejected because the tuning job is in status {record.status}."
+            )
+        jobs = found.jobs_of(self._service.store, record.trials)
+
+        def stopping(now: TuningRecord) -> TuningRecord | None:
+            over = {name for name, job in jobs.items() if job.state.final}
+            entries = tuple(dataclasses.replace(entry, interrupted=entry.name not in over) for entry in now.trials)
+            after = dataclasses.replace(now, status="Stopping", modified=time.time(), trials=entries)
+            return after if now.status == "InProgress" else None
+
+        self._service.tunings.change(record.name, stopping)
+        return {}
+
+    def delete_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Deletes a tuning job that has ended; its training jobs stay."""
+        record = self._found(request)
+        if not record.final:
+            raise ApiError("ResourceInUse", f"Tuning job {record.name} is {record.status}: stop it first.")
+        self._service.tunings.remove(record.name)
+        return {}
+
+    def go_on(self, name: str) -> None:
+        """A tuning job that was stopped goes on: with the results of trials that had finished, and without those that were interrupted."""
+        record = self._found({"HyperParameterTuningJobName": name})
+        jobs = found.jobs_of(self._service.store, record.trials)
+        done = {name for name, job in jobs.items() if job.state.status == "Completed"}
+
+        def going_on(now: TuningRecord) -> TuningRecord | None:
+            kept = tuple(
+                dataclasses.replace(e, interrupted=False) for e in now.trials if not e.interrupted or e.name in done
+            )
+            after = dataclasses.replace(now, status="InProgress", ended=None, modified=time.time(), trials=kept)
+            return after if now.status == "Stopped" else None
+
+        self._service.tunings.change(name, going_on)
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _check(self, request: Mapping[str, Any], seed: int) -> None:
+        name = request["HyperParameterTuningJobName"]
+        if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,31}", name):
+            raise ApiError(
+                "ValidationException",
+                f"A tuning job's name has letters, digits and hyphens, up to 32. Received: {name!r}.",
+            )
+        try:
+            wanted = search.read(request, seed)
+        except ConfigurationError as error:
+            raise ApiError("ValidationException", str(error)) from error
+        example = requests.of_trial(request, wanted.metric, f"{name}-001-00000000", space.corner(wanted.space))
+        self._service.checked(example)
+
+    def _found(self, request: Mapping[str, Any]) -> TuningRecord:
+        record = self._service.tunings.get(request["HyperParameterTuningJobName"])
+        if record is None:
+            raise ApiError("ResourceNotFound", "Amazon SageMaker can't find a tuning job with this name.")
+        return record
+
+    def _summary(self, record: TuningRecord) -> dict[str, Any]:
+        wanted = search_of(record)
+        some = found.trials_of(self._service.store, wanted, record)
+        config = record.request["HyperParameterTuningJobConfig"]
+        return {
+            **_common(record),
+            "Strategy": wanted.strategy,
+            "ResourceLimits": config["ResourceLimits"],
+            "TrainingJobStatusCounters": trials.status_counters(some),
+            "ObjectiveStatusCounters": trials.objective_counters(some),
+        }
+
+
+def search_of(record: TuningRecord) -> Search:
+    """What a tuning job looks for."""
+    return search.read(record.request, record.seed)
+
+
+def described(record: TuningRecord, wanted: Search, some: Sequence[Trial]) -> dict[str, Any]:
+    """DescribeHyperParameterTuningJob's answer."""
+    config = {"TrainingJobEarlyStoppingType": "Off", **record.request["HyperParameterTuningJobConfig"]}
+    answer = {
+        **_common(record),
+        "HyperParameterTuningJobConfig": config,
+        "TrainingJobDefinition": redacted(requests.definition_of(record.request, wanted.metric)),
+        "TrainingJobStatusCounters": trials.status_counters(some),
+        "ObjectiveStatusCounters": trials.objective_counters(some),
+        "TuningJobCompletionDetails": {"NumberOfTrainingJobsObjectiveNotImproving": trials.not_improving(wanted, some)},
+        "ConsumedResources": {"RuntimeInSeconds": int((record.ended or time.time()) - record.created)},
+    }
+    if best := trials.best(wanted, some):
+        answer["BestTrainingJob"] = summary(wanted, best)
+    return answer | ({"FailureReason": record.failure} if record.failure else {})
+
+
+def summary(wanted: Search, trial: Trial) -> dict[str, Any]:
+    """A training job among those of its tuning job."""
+    answer: dict[str, Any] = {
+        "TrainingJobName": trial.name,
+        "TrainingJobArn": training.arn(trial.name),
+        "CreationTime": trial.created,
+        "TrainingJobStatus": trial.status,
+        "TunedHyperParameters": dict(trial.tuned),
+        "ObjectiveStatus": trials.objective_status(trial),
+    }
+    times = {"TrainingStartTime": trial.started, "TrainingEndTime": trial.ended}
+    answer |= {key: when for key, when in times.items() if when is not None}
+    if trial.objective is not None and (trial.succeeded or trial.active):
+        kind = "Maximize" if wanted.maximize else "Minimize"
+        final = {"Type": kind, "MetricName": wanted.metric, "Value": trial.objective}
+        answer["FinalHyperParameterTuningJobObjectiveMetric"] = final
+    return answer | ({"FailureReason": trial.failure} if trial.failure else {})
+
+
+def _common(record: TuningRecord) -> dict[str, Any]:
+    ended = {"HyperParameterTuningEndTime": record.ended} if record.ended else {}
+    return {
+        "HyperParameterTuningJobName": record.name,
+        "HyperParameterTuningJobArn": requests.arn(record.name),
+        "HyperParameterTuningJobStatus": record.status,
+        "CreationTime": record.created,
+        "LastModifiedTime": record.modified,
+        **ended,
+    }
+
+
+def _sorted(some: Sequence[Trial], by: str, descending: bool) -> list[Trial]:
+    """Training jobs without an objective come last, in either order."""
+    if by == "FinalObjectiveMetricValue":
+        measured = [trial for trial in some if trial.objective is not None]
+        without = [trial for trial in some if trial.objective is None]
+        return [*sorted(measured, key=lambda trial: trial.objective or 0.0, reverse=descending), *without]
+    keys = {"CreationTime": lambda t: (t.created, t.name), "Status": lambda t: (t.status, t.name)}
+    return sorted(some, key=keys.get(by, lambda t: t.name), reverse=descending)

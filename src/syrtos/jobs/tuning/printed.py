@@ -1,0 +1,29 @@
+"""Which metrics a script has printed, for the search whose own was not among them."""
+
+from __future__ import annotations
+
+import re
+
+from syrtos.jobs import logs, metrics, runs
+from syrtos.jobs.home import Home
+
+_LAST = 500  # lines
+_MOST = 12  # names
+_NAMED = re.compile(r"(?<![\w.-])([A-Za-z_][\w./:-]*?)\s*[:=]\s*[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?(?![\w.])")
+
+
+def names(home: Home, job: str) -> list[str]:
+    """Names before numbers in a job's output, and those of what Keras logged."""
+    folder = home.job(job)
+    logged = [
+        name for run in runs.folders(folder) for epoch in metrics.epochs(run)[-1:] for name in epoch.get("logs") or {}
+    ]
+    lines = [event.text for stream in logs.of(folder / "logs") for event in stream.before(stream.size, _LAST)]
+    return list(dict.fromkeys([*logged, *(name for line in lines for name in _NAMED.findall(line))]))[:_MOST]
+
+
+def sentence(home: Home, metric: str, jobs: list[str]) -> str:
+    """Says that no job has printed a metric, and what they have printed."""
+    found = list(dict.fromkeys(name for job in jobs[-3:] for name in names(home, job)))
+    told = f"printed: {', '.join(found)}" if found else "they printed no numbers with names"
+    return f" No training job printed the metric {metric} ({told})."

@@ -1,0 +1,84 @@
+"""Which trials are ended before they have finished: Hyperband's successive halving, or the median rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import optuna
+from optuna.pruners import HyperbandPruner, MedianPruner
+
+from syrtos.jobs.tuning import studies
+from syrtos.jobs.tuning.search import Search
+from syrtos.jobs.tuning.trials import Trial
+
+_FACTOR = 3  # of trials, one goes on
+_BEFORE = 4  # trials that must have finished for a median
+
+
+def hopeless(search: Search, trials: Sequence[Trial]) -> list[Trial]:
+    """Of the trials that go on, those that are to end now.
+
+    Args:
+        trials: with the values of the metric that each has reported.
+    """
+    running = [trial for trial in trials if trial.active and trial.values]
+    if not running:
+        return []
+    if search.strategy == "Hyperband":
+        ended = _halved(search, trials)
+        return [trial for trial in running if trial.number in ended or _is_beyond(search, trial)]
+    return _below_median(search, trials, running) if search.early_stopping else []
+
+
+def _is_beyond(search: Search, trial: Trial) -> bool:
+    """Whether a trial has used more than the largest resource; one that ends by itself at it has saved its model."""
+    most = search.resource[1]
+    return most is not None and len(trial.values) > most
+
+
+def _halved(search: Search, trials: Sequence[Trial]) -> set[int]:
+    """The numbers of trials that Optuna's pruner has ended at some rung: all reports are told to it once more, in the order in which they came."""
+    most = search.resource[1] or max((len(t.values) for t in trials if t.status == "Completed"), default=0)
+    least = search.resource[0]
+    if most <= least:
+        return set()  # until a trial has finished, nobody knows how long one is
+    study = studies.study(
+        search, pruner=HyperbandPruner(min_resource=least, max_resource=most, reduction_factor=_FACTOR)
+    )
+    asked = {number: study.ask() for number in range(1, max(trial.number for trial in trials) + 1)}
+    ended = set[int]()
+    for _, number, step, value in sorted(_reports(trials, least, most)):
+        asked[number].report(value, step)
+        if asked[number].should_prune():
+            ended.add(number)
+    return ended
+
+
+def _reports(trials: Sequence[Trial], least: int, most: int) -> Iterator[tuple[float, int, int, float]]:
+    """Time, trial, step and value of what was reported at the steps of rungs, the only ones at which a trial is judged."""
+    for trial in trials:
+        step = least
+        while step < most and step <= len(trial.values):
+            when, value = trial.values[step - 1]
+            yield when, trial.number, step, value
+            step *= _FACTOR
+
+
+def _below_median(search: Search, trials: Sequence[Trial], running: Sequence[Trial]) -> list[Trial]:
+    """Those whose best value so far is worse than the median of finished trials at the same step."""
+    study = studies.study(search, pruner=MedianPruner(n_startup_trials=_BEFORE, n_warmup_steps=1))
+    for trial in trials:
+        if trial.status == "Completed" and trial.succeeded:
+            study.add_trial(optuna.create_trial(value=trial.objective, intermediate_values=_by_step(trial)))
+    return [trial for trial in running if _is_below(study, trial)]
+
+
+def _is_below(study: optuna.Study, trial: Trial) -> bool:
+    asked = study.ask()
+    for step, value in _by_step(trial).items():
+        asked.report(value, step)
+    return asked.should_prune()
+
+
+def _by_step(trial: Trial) -> dict[int, float]:
+    return {step: value for step, (_, value) in enumerate(trial.values, 1)}

@@ -1,0 +1,76 @@
+"""The training jobs of a tuning job: CreateTrainingJob's parameters, from its definition and the values that were chosen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from syrtos.jobs.home import ACCOUNT, REGION
+
+# Of a TrainingJobDefinition, what a training job has under the same name.
+_SAME = (
+    "RoleArn", "InputDataConfig", "VpcConfig", "OutputDataConfig", "ResourceConfig", "StoppingCondition", "EnableNetworkIsolation",
+    "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining", "RetryStrategy", "Environment",
+)  # fmt: skip
+OBJECTIVE = "_tuning_objective_metric"  # the hyperparameter that names the metric
+
+
+def arn(name: str) -> str:
+    """A tuning job's name for all of AWS."""
+    return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:hyper-parameter-tuning-job/{name}"
+
+
+def definition_of(request: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """The definition as SageMaker describes it: with the name of the objective among its hyperparameters."""
+    definition = request["TrainingJobDefinition"]
+    return {
+        **definition,
+        "StaticHyperParameters": {**(definition.get("StaticHyperParameters") or {}), OBJECTIVE: metric},
+    }
+
+
+def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[str, str]) -> dict[str, Any]:
+    """The request for one training job.
+
+    Args:
+        request: of the tuning job.
+        metric: its objective.
+        tuned: the values of its hyperparameters that were chosen.
+    """
+    definition = definition_of(request, metric)
+    found = {key: definition[key] for key in _SAME if key in definition}
+    found |= {
+        "TrainingJobName": name,
+        "TuningJobArn": arn(request["HyperParameterTuningJobName"]),
+        "HyperParameters": {**definition["StaticHyperParameters"], **tuned},
+        "AlgorithmSpecification": _algorithm(definition["AlgorithmSpecification"], metric),
+    }
+    if "ResourceConfig" not in found and "HyperParameterTuningResourceConfig" in definition:
+        found["ResourceConfig"] = _resources(definition["HyperParameterTuningResourceConfig"])
+    if "CheckpointConfig" in definition:  # each training job has checkpoints of its own
+        checkpoints = definition["CheckpointConfig"]
+        found["CheckpointConfig"] = {**checkpoints, "S3Uri": f"{checkpoints['S3Uri'].rstrip('/')}/{name}"}
+    return found | ({"Tags": request["Tags"]} if request.get("Tags") else {})
+
+
+def default_regex(metric: str) -> str:
+    """Finds a metric where Keras prints it (``val_accuracy: 0.97``), and where a script prints ``val_accuracy=0.97``; the last one of a line."""
+    return rf".*(?<![\w-]){re.escape(metric)}\s*[:=]\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)"
+
+
+def _algorithm(given: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    definitions: list[dict[str, str]] = list(given.get("MetricDefinitions") or ())
+    if metric not in [definition["Name"] for definition in definitions]:
+        definitions.append({"Name": metric, "Regex": default_regex(metric)})
+    return {**given, "MetricDefinitions": definitions}
+
+
+def _resources(given: Mapping[str, Any]) -> dict[str, Any]:
+    first = (given.get("InstanceConfigs") or [given])[0]
+    volume = first.get("VolumeSizeInGB") or given.get("VolumeSizeInGB") or 1
+    return {
+        "InstanceType": first.get("InstanceType", "ml.local"),
+        "InstanceCount": first.get("InstanceCount", 1),
+        "VolumeSizeInGB": volume,
+    }

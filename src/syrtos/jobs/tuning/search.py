@@ -1,0 +1,130 @@
+"""A CreateHyperParameterTuningJob request in our own terms: a pure function of the request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs.tuning import space as spaces
+from syrtos.jobs.tuning.space import Space
+
+Strategy = Literal["Random", "Grid", "Bayesian", "Hyperband"]
+_MOST_TRIALS = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+    """What a tuning job looks for, and when it has looked enough.
+
+    Attributes:
+        metric: of the training jobs; its last value is what is minimized or maximized.
+        trials: training jobs at most.
+        parallel: of them at a time.
+        seconds: that the tuning job may take; None: any.
+        target: the value of the metric at which the search ends.
+        patience: it ends after so many trials that were not better than the best before them.
+        early_stopping: whether a trial ends that is worse than the median of those before it.
+        resource: values of the metric that a Hyperband trial reports at least before it may be ended, and at most.
+        seed: of all suggestions.
+    """
+
+    name: str
+    strategy: Strategy
+    space: Space
+    metric: str
+    maximize: bool
+    trials: int
+    parallel: int
+    seconds: float | None = None
+    target: float | None = None
+    patience: int | None = None
+    early_stopping: bool = False
+    resource: tuple[int, int | None] = (1, None)
+    seed: int = 0
+
+    def better(self, value: float, other: float) -> bool:
+        """Whether one value of the metric is better than another."""
+        return value > other if self.maximize else value < other
+
+
+def read(request: Mapping[str, Any], seed: int) -> Search:
+    """Reads a request that is valid by SageMaker's service model.
+
+    Args:
+        seed: used where the request has none.
+
+    Raises:
+        ConfigurationError: it asks for what can't be done here.
+    """
+    _check_supported(request)
+    config = request["HyperParameterTuningJobConfig"]
+    limits, criteria = config["ResourceLimits"], config.get("TuningJobCompletionCriteria") or {}
+    definition = request["TrainingJobDefinition"]
+    objective = config.get("HyperParameterTuningJobObjective") or definition.get("TuningObjective")
+    if not objective:
+        raise ConfigurationError(
+            "A tuning job needs a HyperParameterTuningJobObjective: the metric, and whether to minimize or to maximize it."
+        )
+    space = spaces.read(config.get("ParameterRanges") or definition.get("HyperParameterRanges") or {})
+    both = {*spaces.names(space)} & {*(definition.get("StaticHyperParameters") or {})}
+    if both:
+        raise ConfigurationError(f"A hyperparameter is either tuned or static. Both: {', '.join(sorted(both))}.")
+    early = config.get("TrainingJobEarlyStoppingType") == "Auto"
+    if early and config["Strategy"] == "Hyperband":
+        raise ConfigurationError("Hyperband ends trials itself: leave TrainingJobEarlyStoppingType Off.")
+    return Search(
+        name=request["HyperParameterTuningJobName"],
+        strategy=config["Strategy"],
+        space=space,
+        metric=objective["MetricName"],
+        maximize=objective["Type"] == "Maximize",
+        trials=_trials(config, space, criteria),
+        parallel=limits["MaxParallelTrainingJobs"],
+        seconds=limits.get("MaxRuntimeInSeconds"),
+        target=criteria.get("TargetObjectiveMetricValue"),
+        patience=(criteria.get("BestObjectiveNotImproving") or {}).get("MaxNumberOfTrainingJobsNotImproving"),
+        early_stopping=early,
+        resource=_resource(config),
+        seed=config.get("RandomSeed", seed),
+    )
+
+
+def _check_supported(request: Mapping[str, Any]) -> None:
+    config = request["HyperParameterTuningJobConfig"]
+    criteria = config.get("TuningJobCompletionCriteria") or {}
+    refused = {
+        "TrainingJobDefinitions": request.get("TrainingJobDefinitions"),
+        "WarmStartConfig": request.get("WarmStartConfig"),
+        "Autotune": request.get("Autotune"),
+        "AutoParameters": (config.get("ParameterRanges") or {}).get("AutoParameters"),
+        "ConvergenceDetected": (criteria.get("ConvergenceDetected") or {}).get("CompleteOnConvergence") == "Enabled",
+    }
+    found = [name for name, given in refused.items() if given]
+    if found:
+        raise ConfigurationError(
+            f"syrtos does not support {', '.join(found)} of tuning jobs. Give one TrainingJobDefinition and ParameterRanges."
+        )
+    if "TrainingJobDefinition" not in request:
+        raise ConfigurationError("A tuning job needs a TrainingJobDefinition.")
+
+
+def _trials(config: Mapping[str, Any], space: Space, criteria: Mapping[str, Any]) -> int:
+    asked = config["ResourceLimits"].get("MaxNumberOfTrainingJobs")
+    if config["Strategy"] == "Grid":
+        return min(spaces.combinations(space), asked or _MOST_TRIALS)
+    ends = asked or criteria or config["ResourceLimits"].get("MaxRuntimeInSeconds")
+    if not ends:
+        raise ConfigurationError("The search would never end: give ResourceLimits.MaxNumberOfTrainingJobs.")
+    return min(asked or _MOST_TRIALS, _MOST_TRIALS)
+
+
+def _resource(config: Mapping[str, Any]) -> tuple[int, int | None]:
+    given = (config.get("StrategyConfig") or {}).get("HyperbandStrategyConfig") or {}
+    if given and config["Strategy"] != "Hyperband":
+        raise ConfigurationError("A HyperbandStrategyConfig is for the strategy Hyperband.")
+    least, most = given.get("MinResource", 1), given.get("MaxResource")
+    if most is not None and least > most:
+        raise ConfigurationError(f"MinResource is at most MaxResource. Received: {least} and {most}.")
+    return least, most

@@ -1,0 +1,138 @@
+"""The hyperparameters that a tuning job chooses, and the values they may have: ``ParameterRanges`` of the API, in our own terms."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from syrtos.errors import ConfigurationError
+
+Kind = Literal["Continuous", "Integer", "Categorical"]
+Scale = Literal["linear", "log", "reverse"]
+
+_SCALES: Mapping[str, Scale] = {"Linear": "linear", "Logarithmic": "log", "ReverseLogarithmic": "reverse"}
+_WIDE = 100  # times the least value: the scale of such a range is chosen to be logarithmic
+_MOST_COMBINATIONS = 100_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One hyperparameter.
+
+    Attributes:
+        low, high: the range of a number, both included.
+        scale: along which numbers are chosen evenly; ``reverse``: logarithmic in the distance from 1.
+        values: of a categorical parameter, as a training job gets them.
+    """
+
+    name: str
+    kind: Kind
+    low: float = 0.0
+    high: float = 0.0
+    scale: Scale = "linear"
+    values: tuple[str, ...] = ()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All values of a parameter that is not continuous."""
+        return self.values or tuple(str(number) for number in range(int(self.low), int(self.high) + 1))
+
+
+Space = tuple[Parameter, ...]
+
+
+def read(ranges: Mapping[str, Any]) -> Space:
+    """The parameters of ``ParameterRanges``, by name.
+
+    Raises:
+        ConfigurationError: there are none, two have one name, or a range is none.
+    """
+    found = [
+        *(_number(one, "Continuous") for one in ranges.get("ContinuousParameterRanges") or ()),
+        *(_number(one, "Integer") for one in ranges.get("IntegerParameterRanges") or ()),
+        *(
+            Parameter(name=one["Name"], kind="Categorical", values=tuple(dict.fromkeys(one["Values"])))
+            for one in ranges.get("CategoricalParameterRanges") or ()
+        ),
+    ]
+    names = [parameter.name for parameter in found]
+    if not found:
+        raise ConfigurationError(
+            "There is nothing to tune: give at least one hyperparameter a range or a list of values."
+        )
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"Each hyperparameter has one range. Received: {', '.join(sorted(names))}.")
+    return tuple(sorted(found, key=lambda parameter: parameter.name))
+
+
+def _number(given: Mapping[str, Any], kind: Kind) -> Parameter:
+    name = given["Name"]
+    low, high = (_value(name, given[key], kind) for key in ("MinValue", "MaxValue"))
+    if low > high:
+        raise ConfigurationError(f"The range of {name} ends before it begins: min is {low:g}, and max is {high:g}.")
+    asked = given.get("ScalingType") or "Auto"
+    scale = _SCALES.get(asked) or ("log" if low > 0 and high / low >= _WIDE else "linear")
+    if scale == "log" and low <= 0:
+        raise ConfigurationError(
+            f"A logarithmic scale needs a min above 0: {name} has {low:g}. Raise min, or use a linear scale."
+        )
+    if scale == "reverse" and (kind == "Integer" or low < 0 or high >= 1):
+        raise ConfigurationError(
+            f"A reverse logarithmic scale is for continuous ranges from 0 to less than 1. Received: {name} from {low:g} to {high:g}."
+        )
+    return Parameter(name=name, kind=kind, low=low, high=high, scale=scale)
+
+
+def _value(name: str, text: Any, kind: Kind) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or (kind == "Integer" and number != int(number)):
+        what = "a whole number" if kind == "Integer" else "a number"
+        raise ConfigurationError(f"The range of {name} begins and ends with {what}. Received: {text!r}.")
+    return number
+
+
+def combinations(space: Space) -> int:
+    """How many points a grid has.
+
+    Raises:
+        ConfigurationError: a parameter is continuous, or there are too many.
+    """
+    endless = [parameter.name for parameter in space if parameter.kind == "Continuous"]
+    if endless:
+        raise ConfigurationError(
+            f"A grid needs lists of values or ranges of whole numbers: {', '.join(endless)} is continuous. List its values, or choose another strategy."
+        )
+    sizes = [len(p.values) or int(p.high - p.low) + 1 for p in space]
+    if math.prod(sizes) > _MOST_COMBINATIONS:
+        raise ConfigurationError(
+            f"The grid has {math.prod(sizes)} combinations, more than {_MOST_COMBINATIONS}. Give fewer values."
+        )
+    return math.prod(sizes)
+
+
+def grid(space: Space) -> Iterator[dict[str, str]]:
+    """All points of a grid in their order: the last parameter changes fastest."""
+    for values in itertools.product(*(parameter.choices for parameter in space)):
+        yield {parameter.name: value for parameter, value in zip(space, values, strict=True)}
+
+
+def corner(space: Space) -> dict[str, str]:
+    """One point: of each parameter the first value."""
+    return {p.name: p.values[0] if p.values else text(p, p.low) for p in space}
+
+
+def text(parameter: Parameter, value: float) -> str:
+    """A number as a training job gets it, inside of the range."""
+    kept = min(max(value, parameter.low), parameter.high)
+    return str(int(kept)) if parameter.kind == "Integer" else repr(float(kept))
+
+
+def names(space: Sequence[Parameter]) -> list[str]:
+    """Of all parameters."""
+    return [parameter.name for parameter in space]

@@ -1,0 +1,82 @@
+"""What is known about trials, and what follows from it: their counts, and the best."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from syrtos.jobs.tuning.search import Search
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A training job of a tuning job.
+
+    Attributes:
+        number: from 1.
+        name: of the training job.
+        tuned: its values of the hyperparameters that are tuned.
+        status: ``TrainingJobStatus``.
+        objective: the last value of the metric; None without one.
+        values: of the metric with the times at which they were found, in seconds since 1970; of trials that may be ended early alone.
+        created, started, ended: seconds since 1970.
+        failure: why it failed.
+    """
+
+    number: int
+    name: str
+    tuned: Mapping[str, str]
+    status: str
+    objective: float | None = None
+    values: tuple[tuple[float, float], ...] = ()
+    created: float = 0.0
+    started: float | None = None
+    ended: float | None = None
+    failure: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether it has not ended."""
+        return self.status not in ("Completed", "Failed", "Stopped")
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether its objective counts: also that of a trial which was stopped."""
+        return self.status in ("Completed", "Stopped") and self.objective is not None
+
+
+def best(search: Search, trials: Sequence[Trial]) -> Trial | None:
+    """The trial with the best objective; of equals the first."""
+    found = [trial for trial in trials if trial.succeeded]
+    sign = -1 if search.maximize else 1
+    return min(found, key=lambda trial: (sign * (trial.objective or 0.0), trial.number), default=None)
+
+
+def not_improving(search: Search, trials: Sequence[Trial]) -> int:
+    """How many trials have ended since the best one."""
+    found = best(search, trials)
+    return sum((t.ended or 0.0) > (found.ended or 0.0) for t in trials if t.succeeded) if found else 0
+
+
+def status_counters(trials: Sequence[Trial]) -> dict[str, int]:
+    """``TrainingJobStatusCounters``."""
+    failed = [trial for trial in trials if trial.status == "Failed"]
+    retryable = sum(trial.failure.startswith("InternalServerError") for trial in failed)
+    return {
+        "Completed": sum(trial.status == "Completed" for trial in trials),
+        "InProgress": sum(trial.active for trial in trials),
+        "RetryableError": retryable,
+        "NonRetryableError": len(failed) - retryable,
+        "Stopped": sum(trial.status == "Stopped" for trial in trials),
+    }
+
+
+def objective_counters(trials: Sequence[Trial]) -> dict[str, int]:
+    """``ObjectiveStatusCounters``."""
+    found = [objective_status(trial) for trial in trials]
+    return {name: found.count(name) for name in ("Succeeded", "Pending", "Failed")}
+
+
+def objective_status(trial: Trial) -> str:
+    """``ObjectiveStatus``."""
+    return "Pending" if trial.active else "Succeeded" if trial.succeeded else "Failed"

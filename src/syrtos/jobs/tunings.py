@@ -1,0 +1,157 @@
+"""The durable record of tuning jobs: one row each, beside the table of training jobs. What is known about a trial's training is in that table alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy import exc
+from sqlalchemy.engine import RowMapping
+
+from syrtos.jobs.database import Database
+
+FINAL = frozenset({"Completed", "Failed", "Stopped"})
+
+_metadata = sql.MetaData()
+_tunings = sql.Table(
+    "tuning_jobs",
+    _metadata,
+    sql.Column("name", sql.String(32), primary_key=True),
+    sql.Column("place", sql.Text, nullable=False, index=True),
+    sql.Column("request", sql.JSON, nullable=False),
+    sql.Column("tags", sql.JSON, nullable=False),
+    sql.Column("status", sql.String(16), nullable=False, index=True),
+    sql.Column("created", sql.Float, nullable=False, index=True),
+    sql.Column("modified", sql.Float, nullable=False),
+    sql.Column("ended", sql.Float),
+    sql.Column("seed", sql.BigInteger, nullable=False),
+    sql.Column("trials", sql.JSON, nullable=False),
+    sql.Column("failure", sql.Text, nullable=False),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A trial that a tuning job has begun, or is about to begin: it is written down before its training job is created.
+
+    Attributes:
+        number: from 1.
+        name: of its training job.
+        tuned: the hyperparameters that were chosen for it.
+        interrupted: whether it was going on when the tuning job was asked to stop.
+    """
+
+    number: int
+    name: str
+    tuned: Mapping[str, str]
+    interrupted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TuningRecord:
+    """One tuning job as it is written down.
+
+    Attributes:
+        request: CreateHyperParameterTuningJob's parameters.
+        tags: by key.
+        status: ``InProgress``, ``Stopping``, ``Completed``, ``Failed`` or ``Stopped``.
+        created, modified, ended: seconds since 1970.
+        seed: of all suggestions.
+        trials: in the order in which they were begun.
+        failure: why it failed.
+    """
+
+    name: str
+    request: dict[str, Any]
+    tags: dict[str, str]
+    status: str
+    created: float
+    modified: float
+    seed: int
+    ended: float | None = None
+    trials: tuple[Entry, ...] = ()
+    failure: str = ""
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing can follow."""
+        return self.status in FINAL
+
+
+class Tunings:
+    """All tuning jobs of a service.
+
+    Args:
+        url: of a database, as SQLAlchemy writes it.
+        place: of the service; services that share a database run their own jobs only.
+    """
+
+    def __init__(self, url: str, place: str = "") -> None:
+        self._place = place
+        self._database = Database(url, _metadata)
+
+    def add(self, record: TuningRecord) -> bool:
+        """Writes down a new tuning job; False if its name is taken."""
+        try:
+            with self._database.writing() as connection:
+                connection.execute(sql.insert(_tunings).values(place=self._place, **_row(record)))
+        except exc.IntegrityError:
+            return False
+        return True
+
+    def get(self, name: str) -> TuningRecord | None:
+        """The tuning job of this name."""
+        found = self._database.rows(sql.select(_tunings).where(_tunings.c.name == name))
+        return _record(found[0]) if found else None
+
+    def active(self) -> list[TuningRecord]:
+        """All tuning jobs of this service that have not ended, oldest first."""
+        going_on = (_tunings.c.status.not_in(FINAL), _tunings.c.place == self._place)
+        return [
+            _record(row)
+            for row in self._database.rows(sql.select(_tunings).where(*going_on).order_by(_tunings.c.created))
+        ]
+
+    def change(self, name: str, how: Callable[[TuningRecord], TuningRecord | None]) -> TuningRecord | None:
+        """Replaces a tuning job by the result of ``how``, in one transaction; None leaves it unchanged.
+
+        Returns:
+            The tuning job after the change, or None if there is none.
+        """
+        with self._database.writing() as connection:
+            chosen = sql.select(_tunings).where(_tunings.c.name == name).with_for_update()
+            row = connection.execute(chosen).mappings().first()
+            before = _record(row) if row else None
+            after = how(before) if before else None
+            if after is not None:
+                connection.execute(sql.update(_tunings).where(_tunings.c.name == name).values(_row(after)))
+            return after or before
+
+    def remove(self, name: str) -> None:
+        """Forgets a tuning job."""
+        with self._database.writing() as connection:
+            connection.execute(sql.delete(_tunings).where(_tunings.c.name == name))
+
+    def find(
+        self, conditions: Sequence[Any], order: Sequence[Any], after: int, limit: int
+    ) -> tuple[list[TuningRecord], int | None]:
+        """Tuning jobs that fulfil all ``conditions``, a page of them, and where the next page begins."""
+        chosen = sql.select(_tunings).where(*conditions).order_by(*order).offset(after).limit(limit + 1)
+        found = [_record(row) for row in self._database.rows(chosen)]
+        return found[:limit], after + limit if len(found) > limit else None
+
+
+columns = _tunings.c
+
+
+def _row(record: TuningRecord) -> dict[str, Any]:
+    facts = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    trials = [dataclasses.asdict(entry) for entry in record.trials]
+    return {**facts, "trials": trials, "failure": record.failure.replace("\0", "")}  # Postgres takes no NUL
+
+
+def _record(row: RowMapping) -> TuningRecord:
+    facts: dict[str, Any] = {str(name): value for name, value in row.items() if name != "place"}
+    return TuningRecord(**{**facts, "trials": tuple(Entry(**entry) for entry in facts["trials"])})
