@@ -18,9 +18,15 @@ _REFRESH = 5
 
 def page(facts: Sequence[Facts], comparison: Facts | None = None, live: bool = False) -> str:
     """The HTML of the report about one run, or of the comparison of two; ``live``: the file is written again and again."""
-    title = html.escape(" and ".join(each["run"]["name"] for each in facts))
+    title = " and ".join(each["run"]["name"] for each in facts)
+    return standalone(title, {"runs": list(facts), "comparison": comparison}, "SyrtosReport.whole", live=live)
+
+
+def standalone(title: str, facts: Any, function: str, code: str = "", live: bool = False) -> str:
+    """A page on which ``function``, of this room's JavaScript or of ``code``, shows facts: it is called with an element and with them."""
+    title = html.escape(title)
     refresh = f'<meta http-equiv="refresh" content="{_REFRESH}">' if live else ""
-    data = json.dumps(finite({"runs": list(facts), "comparison": comparison}), allow_nan=False)
+    data = json.dumps(finite(facts), allow_nan=False)
     # a name may hold "</script>"
     safe = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return f"""<!doctype html>
@@ -40,7 +46,8 @@ def page(facts: Sequence[Facts], comparison: Facts | None = None, live: bool = F
 <script>{static("echarts.min.js")}</script>
 <script type="application/json" id="facts">{safe}</script>
 <script>{static("report.js")}
-SyrtosReport.whole(document.getElementById("report"), JSON.parse(document.getElementById("facts").textContent));</script>
+{code}
+{function}(document.getElementById("report"), JSON.parse(document.getElementById("facts").textContent));</script>
 </body>
 </html>
 """

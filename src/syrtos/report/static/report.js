@@ -457,5 +457,5 @@ const SyrtosReport = (() => {
     }
   }
 
-  return { View, whole };
+  return { View, whole, parts: { Chart, axis, tooltip, el, text, table, section, short, size, dark } };
 })();

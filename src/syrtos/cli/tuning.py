@@ -1,0 +1,102 @@
+"""What `syrtos tune batch` and `syrtos tune lr` share: the options of a run that trials have, and the files of results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from syrtos.cli.failure import print_failure
+from syrtos.errors import ConfigurationError
+from syrtos.launch.outcome import End
+from syrtos.launch.program import parse
+from syrtos.launch.spec import Spec, new_run_dir
+from syrtos.report.page import finite
+from syrtos.settings import CompileUpdate, Exchange, Options
+from syrtos.tune.runner import TrialError
+from syrtos.tune.text import page
+
+# Seconds that scripts have to end after Ctrl-C: a trial has nothing to save.
+_GRACE = 2.0
+FACTS, PAGE = "tune.json", "tune.html"
+
+
+def parser(name: str, description: str) -> argparse.ArgumentParser:
+    """With the options that both have; `add_script` comes last."""
+    made = argparse.ArgumentParser(prog=f"syrtos tune {name}", allow_abbrev=False, description=description)
+    made.add_argument(
+        "-n", type=int, default=1, dest="workers", metavar="N", help="number of workers, on this machine (default: 1)"
+    )
+    made.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="folder for trials and results (default: runs/TIME-tune)"
+    )
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+    made.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
+    return made
+
+
+def add_script(made: argparse.ArgumentParser) -> None:
+    """Options that change what a step costs or computes, as `syrtos run` has them, and the script."""
+    defaults = Options()
+    group = made.add_argument_group("as for `syrtos run`")
+    group.add_argument("--sync-batchnorm", action="store_true")
+    group.add_argument("--exchange", choices=get_args(Exchange), default=defaults.exchange)
+    group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update)
+    group.add_argument("--shard-update", action="store_true")
+    group.add_argument("--compress", default=defaults.compress, metavar="CODEC")
+    group.add_argument("--timeout", type=float, default=defaults.timeout, metavar="S")
+    made.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
+    made.add_argument("script", nargs=argparse.PARSER, help="the Python script and its arguments")
+
+
+def spec_of(chosen: argparse.Namespace) -> Spec:
+    """Raises ConfigurationError where it can't be run."""
+    names = ("sync_batchnorm", "exchange", "compile_update", "shard_update", "compress", "timeout")
+    return Spec(
+        program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
+        workers=chosen.workers,
+        options=Options(**{name: getattr(chosen, name) for name in names}),
+        oversubscribe=chosen.oversubscribe,
+        grace=_GRACE,
+    )
+
+
+def run_dir_of(chosen: argparse.Namespace) -> Path:
+    """A folder that exists.
+
+    Raises:
+        ConfigurationError: it can't be made.
+    """
+    default = new_run_dir()
+    folder: Path = (chosen.run_dir or default.with_name(f"{default.name}-tune")).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The folder {folder} can't be written to: {error.strerror}. Name another with --run-dir."
+        ) from error
+    return folder
+
+
+def finish(chosen: argparse.Namespace, run_dir: Path, facts: Mapping[str, Any]) -> None:
+    """Writes the files of a result, and prints it as JSON if that was asked for."""
+    text = json.dumps(finite(dict(facts)), indent=2)
+    (run_dir / FACTS).write_text(text + "\n")
+    words = {"batch": "Batch sizes", "lr": "Learning rates"}[facts["kind"]]
+    about = f"{' '.join(chosen.script)} · {chosen.workers} worker{'s' * (chosen.workers > 1)}"
+    (run_dir / PAGE).write_text(page(facts, f"{words} of {Path(chosen.script[0]).name}", about), encoding="utf-8")
+    if chosen.json:
+        print(text)
+
+
+def print_end(error: TrialError) -> int:
+    """Says why a trial ended early, as a run of its own would, and returns its exit code."""
+    outcome = error.ran.outcome
+    if outcome.end is End.FINISHED:
+        print(f"syrtos: {error}", file=sys.stderr)
+        return 1
+    print_failure(outcome, error.ran.folder)
+    return outcome.code

@@ -1,0 +1,158 @@
+"""The search for a batch size, trial by trial."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from syrtos.launch.outcome import End
+from syrtos.launch.plan import Machine
+from syrtos.launch.spec import Spec
+from syrtos.settings import Trial
+from syrtos.tune import memory, runner
+from syrtos.tune.ends import out_of_memory
+from syrtos.tune.memory import Memory, Point, size
+from syrtos.tune.runner import Ran
+from syrtos.tune.search import Found, Tried, conclude, following
+
+# Seconds between two looks at the machine's memory while a trial runs.
+_LOOK = 0.1
+
+
+@dataclasses.dataclass
+class Searched:
+    """What was tried, in order, and what it means.
+
+    Attributes:
+        tried: each batch size.
+        own: the script's own global batch; 0 if none of it fits into memory.
+        workers: how many train.
+        optimizer: the name of the script's.
+        rate: its learning rate, if that is a number that can be read.
+        found: None where nothing fits.
+        machine: bytes of memory of this machine, or of the container.
+    """
+
+    tried: list[Tried]
+    own: int
+    workers: int
+    machine: int
+    optimizer: str = ""
+    rate: float | None = None
+    found: Found | None = None
+
+
+def search(
+    spec: Spec,
+    machine: Machine,
+    run_dir: Path,
+    steps: int,
+    most: int | None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Searched:
+    """Tries batch sizes, from the script's own on.
+
+    Args:
+        spec: the script, and its workers.
+        machine: this one.
+        run_dir: where each trial gets a folder.
+        steps: that are measured in a trial.
+        most: no larger global batch is tried.
+        say: gets a line for each trial.
+
+    Raises:
+        TrialError: the script fails with its own batch, for another reason than memory, or is stopped.
+    """
+    trying = _Trying(spec, machine, run_dir, steps, say)
+    result = trying.result
+    trying.once(0)
+    while (batch := following(result.tried, result.own, spec.workers, most)) is not None:
+        trying.once(batch)
+    result.found = conclude(result.tried, most)
+    return result
+
+
+class _Trying:
+    def __init__(self, spec: Spec, machine: Machine, run_dir: Path, steps: int, say: Callable[[str], None]) -> None:
+        self._spec, self._machine, self._run_dir, self._steps, self._say = spec, machine, run_dir, steps, say
+        self.result = Searched([], 0, spec.workers, memory.now().total)
+
+    def once(self, batch: int) -> None:
+        """Tries a batch; 0: the script's own."""
+        tried = self._foreseen(batch) or self._ran(batch)
+        self.result.tried.append(tried)
+        self._say(in_words(tried))
+
+    def _foreseen(self, batch: int) -> Tried | None:
+        """A batch that would need more memory than there is, by what the others have needed."""
+        points = [Point(one.batch, sum(one.before), sum(one.peak)) for one in self.result.tried if not one.failed]
+        if not points or not batch:
+            return None
+        needs, has = memory.forecast(points, batch), memory.now()
+        if needs <= has.usable or batch <= max(point.batch for point in points):
+            return None
+        return Tried(batch, failed=f"would need about {size(needs)}; {_available(has)}", for_memory=True)
+
+    def _ran(self, batch: int) -> Tried:
+        trial = Trial(kind="batch", steps=self._steps, batch=batch)
+        ran = runner.run(self._spec, self._machine, trial, self._run_dir / f"batch-{batch or 'own'}", _guard())
+        self.result.own = self.result.own or ran.own
+        if not self._has_failed(ran):
+            runner.check_has_trained(ran)
+            return self._tried(ran.found)
+        why, for_memory = self._reason(ran)
+        if not for_memory and (ran.outcome.end is End.STOPPED or not self.result.tried):
+            runner.check_has_trained(ran)
+        return Tried(batch or ran.own, failed=why, for_memory=for_memory)
+
+    def _has_failed(self, ran: Ran) -> bool:
+        return ran.outcome.end is not End.FINISHED and not ran.found
+
+    def _reason(self, ran: Ran) -> tuple[str, bool]:
+        if ran.outcome.end is End.REPLACED:
+            return f"was ended: {ran.outcome.why}", True
+        limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        found = out_of_memory(ran.outcome, ran.log, limited)
+        return found or f"failed: {ran.outcome.told().rstrip('.')}", bool(found)
+
+    def _tried(self, found: Any) -> Tried:
+        self.result.optimizer, self.result.rate = found["optimizer"], found["rate"]
+        each = {name: tuple(worker[name] for worker in found["workers"]) for name in ("before", "peak", "device")}
+        return Tried(found["batch"], tuple(found["seconds"]), note=found["note"], **each)
+
+
+def _available(has: Memory) -> str:
+    return f"of {size(has.total)} that this machine may use {size(has.available)} are free"
+
+
+def _guard() -> Callable[[], str]:
+    """Looks at the machine's memory while a trial runs; a sentence once it is about to end."""
+    looks = _every(_LOOK)
+
+    def changed() -> str:
+        if next(looks) and (has := memory.now()).is_short:
+            return f"only {size(has.available)} of this machine's memory was left"
+        return ""
+
+    return changed
+
+
+def _every(seconds: float) -> Iterator[bool]:
+    """True once in so many seconds."""
+    last = time.monotonic()
+    while True:
+        now = time.monotonic()
+        last = now if (due := now - last >= seconds) else last
+        yield due
+
+
+def in_words(tried: Tried) -> str:
+    """A line about a trial."""
+    if tried.failed:
+        return f"batch {tried.batch:,}: {tried.failed}"
+    peak = size(max(tried.peak)) + (f", {size(max(tried.device))} on the accelerator" if any(tried.device) else "")
+    return f"batch {tried.batch:,}: {tried.speed:,.0f} samples/s, {tried.step * 1e3:.3g} ms a step, {peak} a worker"

@@ -1,0 +1,137 @@
+"""What a range test says about learning rates: a pure function of rates and losses."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_WEIGHT = 0.9  # of an exponential mean: over about ten batches
+# Losses above this multiple of the first ones count no more: the last batch before the end may have any loss.
+_CUT = 1.25
+# A fall of less than this part of the loss, or of less than so many standard errors, is none.
+_FLAT, _ERRORS = 0.02, 3.0
+_FIRST = 5  # batches that say where the loss began
+# The recommended rate is between these parts of the rate at the least loss.
+_LOW, _HIGH = 1 / 10, 1 / 3
+_RISEN = 0.1  # of the fall: a loss that has risen so much is no longer stable
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What was found.
+
+    Attributes:
+        smoothed: the loss, smoothed, at each rate.
+        recommended: a rate; None where none can be recommended.
+        reason: for it, or why there is none, as sentences.
+        steepest: the rate at which the loss fell fastest.
+        least: the rate with the least loss.
+        stable: the highest rate before the loss rose again.
+        diverged: whether the test ended because the loss rose.
+    """
+
+    smoothed: tuple[float, ...]
+    recommended: float | None
+    reason: str
+    steepest: float | None = None
+    least: float | None = None
+    stable: float | None = None
+    diverged: bool = False
+
+    @property
+    def tenth(self) -> float | None:
+        """The rate with the least loss, divided by 10."""
+        return self.least and self.least / 10
+
+
+def smooth(losses: Sequence[float], weight: float = _WEIGHT) -> list[float]:
+    """The exponential mean, without the bias of its beginning at 0 (Kingma & Ba 2014, arXiv:1412.6980, section 3)."""
+    mean, norm, found = 0.0, 0.0, []
+    for loss in losses:
+        mean, norm = weight * mean + (1 - weight) * loss, weight * norm + (1 - weight)
+        found.append(mean / norm)
+    return found
+
+
+def conclude(rates: Sequence[float], losses: Sequence[float], steps: int) -> Rates:
+    """The rates to learn with.
+
+    The curve is smoothed in both directions: an exponential mean in one of them lags, by which every rate would be read too high.
+
+    Args:
+        rates: of the batches, rising by the same factor.
+        losses: of the batches; the last may be infinite or NaN.
+        steps: that were asked for; fewer batches mean that the loss diverged, or that the data ended.
+    """
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    diverged = len(finite) < len(losses) or len(losses) < steps
+    if len(finite) < 2 * _FIRST:
+        return Rates(
+            tuple(finite),
+            None,
+            f"The test ended after {len(losses)} batches, which are too few. Begin with a lower `--from`.",
+            diverged=diverged,
+        )
+    start = float(np.median(finite[:_FIRST]))
+    curve = _both_ways(np.minimum(finite, start + (_CUT - 1) * abs(start)))
+    best = int(np.argmin(curve))
+    smoothed = tuple(float(loss) for loss in curve)
+    if why := _flat(np.asarray(finite), curve, best, rates, diverged):
+        return Rates(smoothed, None, why, diverged=diverged)
+    logs = np.log(np.asarray(rates[: len(curve)]))
+    steepest = int(np.argmin(np.gradient(curve, logs)[: best + 1]))
+    recommended, reason = _recommend(rates[steepest], rates[best])
+    if best == len(curve) - 1 and not diverged:
+        reason += f" The loss still fell at the highest rate, {rates[best]:.3g}: raise `--to` to see where it stops."
+    return Rates(smoothed, recommended, reason, rates[steepest], rates[best], rates[_stable(curve, best)], diverged)
+
+
+def _both_ways(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    there, back = smooth(losses.tolist()), smooth(losses[::-1].tolist())[::-1]
+    return (np.asarray(there) + np.asarray(back)) / 2
+
+
+def _flat(
+    losses: npt.NDArray[np.float64], curve: npt.NDArray[np.float64], best: int, rates: Sequence[float], diverged: bool
+) -> str:
+    """Why no rate can be recommended, if the loss did not fall; else empty."""
+    calm = losses[: max(best, 2 * _FIRST)]
+    noise = float(np.std(np.diff(calm))) / math.sqrt(2)
+    error = noise * math.sqrt((1 - _WEIGHT) / (1 + _WEIGHT))
+    fall = float(np.max(curve[: best + 1]) - curve[best])
+    if fall > max(_FLAT * abs(float(curve[0])), _ERRORS * error):
+        return ""
+    if diverged:
+        return f"The loss only rose: the lowest rate, {rates[0]:.3g}, may be too high already. Begin with a lower `--from`."
+    return (
+        f"The loss is flat: between the rates {rates[0]:.3g} and {rates[len(losses) - 1]:.3g} it fell by {max(fall, 0):.2g}; batches differ by {noise:.2g}. "
+        "No rate can be recommended. Take more `--steps` or a higher `--to`; if that does not help, look whether the model can learn from this data at all."
+    )
+
+
+def _recommend(steepest: float, least: float) -> tuple[float, str]:
+    if steepest > _HIGH * least:
+        return (
+            _HIGH * least,
+            f"A third of the rate with the least loss: the loss fell fastest at {steepest:.3g}, too near to the rate at which it stopped falling.",
+        )
+    if steepest < _LOW * least:
+        return (
+            _LOW * least,
+            f"A tenth of the rate with the least loss: the loss fell fastest at {steepest:.3g}, far below, where a longer training would be slow.",
+        )
+    return (
+        steepest,
+        f"The loss fell fastest there, and it is {least / steepest:.1f} times below the rate with the least loss.",
+    )
+
+
+def _stable(curve: npt.NDArray[np.float64], best: int) -> int:
+    """The last rate before the loss had risen by a part of its fall."""
+    limit = curve[best] + _RISEN * (np.max(curve[: best + 1]) - curve[best])
+    above = np.flatnonzero(curve[best:] > limit)
+    return best + (int(above[0]) - 1 if len(above) else len(curve) - best - 1)

@@ -1,0 +1,110 @@
+"""Runs a script as a trial, in processes of its own: what its workers print goes into a file, and what they found comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from syrtos import settings
+from syrtos.errors import LaunchError
+from syrtos.launch.outcome import End, Outcome
+from syrtos.launch.plan import Machine, make_plan
+from syrtos.launch.spec import Spec
+from syrtos.launch.supervise import supervise
+from syrtos.observe.ledger import forget, launching
+from syrtos.settings import TRIAL_VARIABLE, Trial
+
+_BEGAN, _RESULT, _CALLED = "began.json", "trial.json", "called.json"  # as `syrtos.keras.trials` writes them
+_OUTPUT = "output.txt"
+_LAST = 20_000  # characters of a log in which the reason of an end is looked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """A trial that has ended.
+
+    Attributes:
+        outcome: how.
+        folder: its run directory.
+        found: what its workers have measured; empty if it ended before.
+        own: rows of the script's own global batch, if the trial came so far.
+    """
+
+    outcome: Outcome
+    folder: Path
+    found: Mapping[str, Any]
+    own: int
+
+    @property
+    def log(self) -> str:
+        """The end of what its workers wrote."""
+        logs = [self.folder / _OUTPUT, *sorted((self.folder / "logs").glob("rank-*.log"))]
+        return "\n".join(path.read_text(errors="replace")[-_LAST:] for path in logs if path.is_file())
+
+    @property
+    def called(self) -> list[str]:
+        """Methods of Keras that the script has called, other than `fit`."""
+        path = self.folder / _CALLED
+        return json.loads(path.read_text()) if path.is_file() else []
+
+
+class TrialError(LaunchError):
+    """A trial failed, and nothing can be concluded.
+
+    Attributes:
+        ran: the trial.
+    """
+
+    def __init__(self, text: str, ran: Ran) -> None:
+        super().__init__(text)
+        self.ran = ran
+
+
+def run(spec: Spec, machine: Machine, trial: Trial, folder: Path, changed: Callable[[], str] = lambda: "") -> Ran:
+    """Runs ``spec`` as ``trial``, recorded in ``folder``, until it has ended by itself or ``changed()`` gives a reason to end it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    forget(folder)
+    for name in (_BEGAN, _RESULT, _CALLED):
+        (folder / name).unlink(missing_ok=True)
+    now = dataclasses.replace(spec, options=dataclasses.replace(spec.options, run_dir=str(folder)))
+    env = {**settings.environment(), TRIAL_VARIABLE: trial.to_json()}
+    plan = make_plan(now, machine, env)
+    with (
+        (folder / _OUTPUT).open("w", encoding="utf-8", errors="replace") as output,
+        launching(folder, time.time()) as facts,
+    ):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            outcome = supervise(plan, env, spec.grace, changed=changed)
+        facts |= outcome.facts()
+    return Ran(outcome, folder, _read(folder / _RESULT), _read(folder / _BEGAN).get("own", 0))
+
+
+def check_has_trained(ran: Ran) -> None:
+    """Raises TrialError where the trial has not come to the end of its measurement: the script failed, or never called `fit`."""
+    if ran.outcome.end is End.FINISHED and ran.found:
+        return
+    if ran.outcome.end is not End.FINISHED:
+        raise TrialError("The script failed in a trial.", ran)
+    calls = ", ".join(f"`{name}`" for name in ran.called)
+    what = (
+        f"It calls {calls}, and trains in a loop of its own."
+        if calls
+        else "It calls no method of a Keras model that trains."
+    )
+    raise TrialError(
+        f"The script came to its end and never called `fit`, in which `syrtos tune` measures. {what} Name a script that calls `model.fit`, with the arguments "
+        "that make it train.",
+        ran,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):  # it ended before, or while it wrote
+        return {}

@@ -1,0 +1,170 @@
+"""What was found about batches and rates, as sentences and as facts for JSON and the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from syrtos.report.page import standalone
+from syrtos.tune.batch import Searched
+from syrtos.tune.memory import size
+from syrtos.tune.rates import Rates
+from syrtos.tune.search import Tried
+
+# Optimizers whose update does not grow with the gradient; names of Keras.
+_ADAPTIVE = {"Adam", "AdamW", "Nadam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Lion", "Lamb", "Adafactor", "Ftrl"}
+
+
+# -- batches ------------------------------------------------------------------------------------------
+
+
+def of_batches(result: Searched) -> list[str]:
+    """Sentences about a search; the first says what to do."""
+    found = result.found
+    if found is None:
+        tried = min(result.tried, key=lambda one: one.batch)
+        return [f"No batch size fits: one of {tried.batch:,} {tried.failed}."]
+    speeds = {one.batch: one.speed for one in result.tried if not one.failed}
+    part = speeds[found.recommended] / speeds[found.fastest]
+    gained = speeds[found.recommended] / speeds[result.own] if result.own in speeds else None
+    faster = (
+        f" {gained:.2f} times as fast as with the script's own batch of {result.own:,}."
+        if gained and found.recommended != result.own
+        else ""
+    )
+    own = " It is the script's own." if found.recommended == result.own else faster and f" Training is{faster}"
+    return [
+        f"Recommended: a global batch of {found.recommended:,}.{own}",
+        f"The fastest is {found.fastest:,} ({speeds[found.fastest]:,.0f} samples/s). {found.recommended:,} reaches {part:.0%} of that, the smallest within 5 %: "
+        "a larger batch makes fewer updates from the same data, and gains no speed.",
+        f"The largest that was seen to fit is {found.largest:,}. {found.why}",
+        *_rates(result, found.recommended),
+    ]
+
+
+def _rates(result: Searched, batch: int) -> list[str]:
+    """What the two rules make of the script's learning rate at another batch."""
+    if batch == result.own or not result.own:
+        return []
+    factor = batch / result.own
+    adaptive = result.optimizer in _ADAPTIVE
+    mine = f" The script trains with {result.optimizer}."
+    return [
+        f"Learning rate, linear rule: × {factor:.3g}{_at(result, factor)}. For SGD, with or without momentum, and with some epochs of warm-up (Goyal et al., "
+        f"arXiv:1706.02677).{mine * (not adaptive)}",
+        f"Learning rate, square-root rule: × {math.sqrt(factor):.3g}{_at(result, math.sqrt(factor))}. For Adam and its like, whose updates do not "
+        f"grow with the gradient (Malladi et al., arXiv:2205.10287).{mine * adaptive}",
+    ]
+
+
+def _at(result: Searched, factor: float) -> str:
+    return f" ({result.rate:.3g} becomes {result.rate * factor:.3g})" if result.rate else ""
+
+
+def table(result: Searched) -> list[tuple[str, ...]]:
+    """Rows about all batches, the smallest first, under these headings: batch, samples/s, ms a step, quartiles, memory of a worker, accelerator, note."""
+    return [_row(one, result) for one in sorted(result.tried, key=lambda one: one.batch)]
+
+
+def _row(one: Tried, result: Searched) -> tuple[str, ...]:
+    if one.failed:
+        return (f"{one.batch:,}", "", "", "", "", "", one.failed)
+    found, first, third = result.found, *(f"{each * 1e3:.3g}" for each in one.quartiles)
+    names = {
+        "the script's own": result.own,
+        "recommended": found and found.recommended,
+        "fastest": found and found.fastest,
+        "largest": found and found.largest,
+    }
+    notes = [name for name, batch in names.items() if batch == one.batch] + ([one.note] if one.note else [])
+    device = size(max(one.device)) if any(one.device) else ""
+    return (
+        f"{one.batch:,}",
+        f"{one.speed:,.0f}",
+        f"{one.step * 1e3:.3g}",
+        f"{first} to {third}",
+        size(max(one.peak)),
+        device,
+        ", ".join(notes),
+    )
+
+
+def batch_facts(result: Searched) -> dict[str, Any]:
+    """For JSON and the page."""
+    found = result.found
+    return {
+        "kind": "batch",
+        "own": result.own,
+        "workers": result.workers,
+        "largest": found and found.largest,
+        "fastest": found and found.fastest,
+        "recommended": found and found.recommended,
+        "optimizer": result.optimizer,
+        "learning_rate": result.rate,
+        "machine_bytes": result.machine,
+        "sentences": of_batches(result),
+        "tried": [_facts(one) for one in result.tried],
+    }
+
+
+def _facts(one: Tried) -> dict[str, Any]:
+    if one.failed:
+        return {"batch": one.batch, "failed": one.failed, "for_memory": one.for_memory}
+    return {
+        "batch": one.batch,
+        "samples_per_second": one.speed,
+        "ms": one.step * 1e3,
+        "quartiles_ms": [each * 1e3 for each in one.quartiles],
+        "steps": len(one.seconds),
+        "peak_bytes": max(one.peak),
+        "device_bytes": max(one.device),
+        "note": one.note,
+    }
+
+
+# -- rates --------------------------------------------------------------------------------------------
+
+
+def of_rates(rates: Rates, own: float | None) -> list[str]:
+    """Sentences about a range test; the first says what to do."""
+    if rates.recommended is None or rates.steepest is None or rates.least is None:
+        return ["No learning rate can be recommended.", rates.reason]
+    mine = f" The script's own is {own:.3g}." if own else ""
+    end = " The test ended there: the loss diverged." if rates.diverged else ""
+    return [
+        f"Recommended: a learning rate of {rates.recommended:.2g}.{mine}",
+        rates.reason,
+        f"Steepest descent at {rates.steepest:.3g}; least loss at {rates.least:.3g}, a tenth of which is {rates.tenth:.3g}; highest stable rate "
+        f"{rates.stable:.3g}.{end}",
+        "It holds for this batch size and this optimizer. A schedule may begin there; a one-cycle schedule may peak between it and the least loss.",
+    ]
+
+
+def rate_facts(found: Mapping[str, Any], rates: Rates) -> dict[str, Any]:
+    """For JSON and the page; ``found`` is what the trial has written."""
+    return {
+        "kind": "lr",
+        "recommended": rates.recommended,
+        "steepest": rates.steepest,
+        "least": rates.least,
+        "least_tenth": rates.tenth,
+        "stable": rates.stable,
+        "diverged": rates.diverged,
+        "optimizer": found["optimizer"],
+        "own": found["rate"],
+        "rates": found["rates"],
+        "losses": found["losses"],
+        "smoothed": rates.smoothed,
+        "sentences": of_rates(rates, found["rate"]),
+    }
+
+
+# -- the page -----------------------------------------------------------------------------------------
+
+
+def page(facts: Mapping[str, Any], title: str, about: str) -> str:
+    """One HTML file that needs nothing else."""
+    code = (resources.files("syrtos.tune") / "static" / "tune.js").read_text(encoding="utf-8")
+    return standalone(title, {**facts, "title": title, "about": about}, "SyrtosTune.whole", code)
