@@ -18,7 +18,14 @@ _READ = "kind=$2; x=$4\n"  # of `--kind one --x 0.5`
 
 
 def request(
-    folder: Path, name: str, script: str, *, trials: int | None = 3, parallel: int = 1, limits: dict[str, int] | None = None, **config: Any
+    folder: Path,
+    name: str,
+    script: str,
+    *,
+    trials: int | None = 3,
+    parallel: int = 1,
+    limits: dict[str, int] | None = None,
+    **config: Any,
 ) -> dict[str, Any]:
     """A tuning job whose trials run ``script``, which knows its hyperparameters as $kind and $x."""
     of_job = job("unnamed", "true")
@@ -57,7 +64,12 @@ def described(sagemaker: Any, name: str) -> dict[str, Any]:
 
 def final(sagemaker: Any, name: str, seconds: float = 120) -> dict[str, Any]:
     """What Describe says once the tuning job has ended."""
-    return until(sagemaker, name, lambda found: found["HyperParameterTuningJobStatus"] in ("Completed", "Failed", "Stopped"), seconds)
+    return until(
+        sagemaker,
+        name,
+        lambda found: found["HyperParameterTuningJobStatus"] in ("Completed", "Failed", "Stopped"),
+        seconds,
+    )
 
 
 def until(sagemaker: Any, name: str, wanted: Any, seconds: float = 120) -> dict[str, Any]:
@@ -71,6 +83,6 @@ def until(sagemaker: Any, name: str, wanted: Any, seconds: float = 120) -> dict[
 
 def trials(sagemaker: Any, name: str) -> list[dict[str, Any]]:
     """The training jobs of a tuning job, in the order of their numbers."""
-    return sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(HyperParameterTuningJobName=name, MaxResults=100)[
-        "TrainingJobSummaries"
-    ]
+    return sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(
+        HyperParameterTuningJobName=name, MaxResults=100
+    )["TrainingJobSummaries"]

@@ -167,9 +167,10 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
     hyperparameters = dict(request.get("HyperParameters") or {})
     command = (*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ()))
     # an entry point in the request replaces that of an image, also where hyperparameters name a script
-    # SDK v3's tuner sends its drivers, which nothing starts, and the script as SDK v2 does
-    as_v2 = not command and "sagemaker_program" in hyperparameters
-    program = _program_v2(hyperparameters) if as_v2 else _program_v3(request, drivers) if drivers else None
+    # SDK v3's tuner sends its drivers without a command that would start them, and names the script as SDK v2 does
+    of_tuner = not command and "_tuning_objective_metric" in hyperparameters
+    as_v3 = drivers and not of_tuner
+    program = _program_v3(request, drivers) if as_v3 else None if command else _program_v2(hyperparameters)
     if program is None and not command:
         raise ConfigurationError(
             "The request names no script: set the hyperparameters sagemaker_program and sagemaker_submit_directory (as `TensorFlow(entry_point=...)` "
