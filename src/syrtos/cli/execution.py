@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations, losses, output
+from syrtos.launch.here import is_here
 from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Machine, Plan, make_plan
@@ -401,21 +401,5 @@ def _announce(spec: Spec, run_dir: Path) -> None:
 
 def this_machine(hosts: Sequence[Host] = (), met: Met | None = None) -> Machine:
     """The machine that launches; of ``hosts`` those that are it are known by their addresses, or by what `Met` says."""
-    here = {host.name for host in hosts if (host.name == met.here if met else _is_here(host.name))}
+    here = {host.name for host in hosts if (host.name == met.here if met else is_here(host.name))}
     return Machine(sys.executable, len(os.sched_getaffinity(0)), frozenset(here))
-
-
-def _is_here(host: str) -> bool:
-    """Whether a name is this machine's: what it sends to an address of its own, it sends from there. Addresses of a family that is off don't count."""
-    if host in ("localhost", socket.gethostname()):  # also without a network
-        return True
-    try:
-        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    own: set[bool] = set()
-    for family, kind, protocol, _, address in found:
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # which sends nothing
-            own.add(probe.getsockname()[0] == address[0])
-    return own == {True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 _FOLDER = Path("/dev/shm")
 _PREFIX = "mpich_shm_"
+_YOUNG = 10.0  # seconds in which a segment may have been made, and be about to be mapped
 
 
 def unlink_early(session: Session) -> None:
@@ -29,6 +31,13 @@ def mapped(pid: int | str = "self") -> list[str]:
         return []
     paths = {line.split(maxsplit=5)[5].removesuffix(" (deleted)") for line in lines if f"/{_PREFIX}" in line}
     return sorted(paths)
+
+
+def left() -> list[Path]:
+    """Segments that no process has mapped, for some seconds at least: workers were killed before they had removed the names."""
+    named = [path for path in _FOLDER.glob(f"{_PREFIX}*") if time.time() - path.stat().st_mtime > _YOUNG]
+    used = {path for process in Path("/proc").glob("[0-9]*") for path in mapped(process.name)} if named else set[str]()
+    return [path for path in named if str(path) not in used]
 
 
 def remove(paths: Iterable[str]) -> None:

@@ -117,12 +117,17 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: fro
 
 
 def agent_command(spec: Spec, host: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The command that starts an agent there; ssh gives it to a shell. Without the folder in which it begins among the places of modules (-P)."""
-    command = (machine.python, "-P", "-m", "syrtos.launch.agent")
+    """The command that starts an agent there."""
+    return command_on(host, "syrtos.launch.agent", spec.ssh, machine, env)
+
+
+def command_on(host: str, module: str, ssh: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The command that runs a module there; ssh gives it to a shell. Without the folder in which it begins among the places of modules (-P)."""
+    command = (machine.python, "-P", "-m", module)
     if host in machine.here:
         return command
     path = ("env", f"PYTHONPATH={env['PYTHONPATH']}") if "PYTHONPATH" in env else ()
-    return (*shlex.split(spec.ssh), host, *map(shlex.quote, (*path, *command)))
+    return (*shlex.split(ssh), host, *map(shlex.quote, (*path, *command)))
 
 
 def _placed(spec: Spec, without: frozenset[str]) -> Iterator[tuple[str, range]]:

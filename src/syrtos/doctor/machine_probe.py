@@ -1,0 +1,90 @@
+"""The doctor's part on another host: `python -m syrtos.doctor.machine_probe`, with the doctor at the other end of standard input and output.
+
+Messages are lines of JSON behind a mark. First it tells facts, and a port that it listens on for as long as it runs; it answers ``{"clock": ...}`` with its
+time, ``{"folder": path}`` with whether that is there, and ``{"peers": {host: [[address, port], ...]}}`` with why it can't connect to each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import psutil
+
+from syrtos.doctor import machine_facts
+
+MARK = "\x1esyrtos doctor "
+_SECONDS = 2.0  # for a connection
+
+
+def main() -> None:
+    """Serves the doctor until standard input ends."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+        _tell({**_facts(), "port": listener.getsockname()[1]})
+        for line in sys.stdin:
+            asked = json.loads(line)
+            if "folder" in asked:
+                _tell({"folder": os.path.isdir(asked["folder"])})
+            elif "peers" in asked:
+                _tell({host: _reached(places) for host, places in asked["peers"].items()})
+            else:
+                _tell({"time": time.time()})
+
+
+def _tell(facts: dict[str, Any]) -> None:
+    print(MARK + json.dumps(facts), flush=True)
+
+
+def _facts() -> dict[str, Any]:
+    try:
+        shared = machine_facts.shared_memory()
+    except OSError:
+        shared = 0
+    return {
+        "versions": machine_facts.compared(),
+        "host": socket.gethostname(),
+        "cores": machine_facts.cores(),
+        "memory": psutil.virtual_memory().available,
+        "shared": shared,
+        "addresses": _addresses(),
+    }
+
+
+def _addresses() -> list[str]:
+    """Of this host, but for loopback."""
+    all_of_them = (address for addresses in psutil.net_if_addrs().values() for address in addresses)
+    return [
+        each.address for each in all_of_them if each.family is socket.AF_INET and not each.address.startswith("127.")
+    ]
+
+
+def _accept(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        while True:
+            listener.accept()[0].close()
+
+
+def _reached(places: list[tuple[str, int]]) -> str:
+    """Why none of these places of one host can be connected to; empty if one can."""
+    why = "it has no address but loopback"
+    for address, port in places:
+        try:
+            socket.create_connection((address, port), _SECONDS).close()
+        except OSError as error:
+            why = f"{address}: {error.strerror or error}"
+        else:
+            return ""
+    return why
+
+
+if __name__ == "__main__":
+    main()
