@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 import subprocess
 import sys
@@ -234,6 +235,17 @@ def test_settings_of_keras_are_those_of_the_notebook(kernel: kernels.Kernel) -> 
     kernel.right("import keras, syrtos\nkeras.config.set_dtype_policy('mixed_bfloat16')")
     kernel.right("def used():\n    return keras.config.dtype_policy().name, keras.layers.Dense(3).compute_dtype")
     assert kernel.right("syrtos.notebook_launcher(used, workers=1)").value == "('mixed_bfloat16', 'bfloat16')"
+
+
+def test_workers_unpickle_nothing_but_what_a_notebook_sends(tmp_path: Path) -> None:
+    evil = tmp_path / "evil"
+    evil.write_bytes(pickle.dumps(print))
+    command = [sys.executable, "-m", "syrtos", "run", "-n", "1", "-m", "syrtos.notebook.call"]
+    for source in (evil, Path("/dev/null")):
+        with source.open("rb") as given:
+            done = subprocess.run(command, cwd=tmp_path, stdin=given, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert "was in the memory of a notebook, and is gone" in done.stderr
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:

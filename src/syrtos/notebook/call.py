@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import linecache
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -22,12 +23,11 @@ def main() -> None:
     Raises:
         ConfigurationError: there is none.
     """
-    try:
-        head, function_and_args = parcel.unpack(sys.stdin.buffer)
-    except EOFError as error:
+    if not os.readlink("/proc/self/fd/0").startswith(f"/memfd:{parcel.NAME} "):  # nothing else is unpickled
         raise ConfigurationError(
             "The function of this run was in the memory of a notebook, and is gone: call `syrtos.notebook_launcher` there again."
-        ) from error
+        )
+    head, function_and_args = parcel.unpack(sys.stdin.buffer)
     sys.path[:] = head.path
     linecache.cache.update({name: (sum(map(len, lines)), None, lines, name) for name, lines in head.sources.items()})
     after_import("keras", lambda: _configure(head.keras))

@@ -144,7 +144,7 @@ def _refuse(name: str, known: set[str]) -> NoReturn:
 @contextlib.contextmanager
 def _memory() -> Iterator[IO[bytes]]:
     """A file that has no name and is on no disk, and that is gone at the end."""
-    with os.fdopen(os.memfd_create("syrtos"), "w+b") as file:
+    with os.fdopen(os.memfd_create(parcel.NAME), "w+b") as file:
         yield file
 
 

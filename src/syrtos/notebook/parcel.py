@@ -23,6 +23,8 @@ from syrtos.notebook import refusals
 if TYPE_CHECKING:
     from cloudpickle import Pickler
 
+# Of memory files, for those who look at a process.
+NAME = "syrtos-notebook"
 # Bytes of a parcel: each worker gets a copy.
 LARGEST = 1 << 30
 

@@ -15,6 +15,7 @@ _TAIL = 1 << 16  # characters of the errors that are kept
 # How the launcher's report on a failure begins.
 _REPORT = re.compile(r"(?:\A|\n)\nsyrtos: ")
 _FILE = re.compile(r'File "([^"]+)"')
+# A function is gone with its notebook: no other process can go on with it.
 _OF_RESUMING = re.compile(r"syrtos: `syrtos resume .*\n?")
 
 
@@ -58,7 +59,7 @@ class Screen:
 
     def release(self) -> None:
         """Shows what was kept back."""
-        _show(self._held, sys.stderr)
+        _show(_OF_RESUMING.sub("", self._held), sys.stderr)
         self._held = ""
 
     @property
