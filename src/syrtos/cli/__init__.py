@@ -32,7 +32,7 @@ _COMMANDS = {
     "aws-env": "aws_env",
     "env": "env",
 }
-_OF_JOBS = ("sqlalchemy", "starlette", "uvicorn", "httptools", "botocore", "yaml", "prometheus_client")
+_OF_JOBS = ("sqlalchemy", "starlette", "uvicorn", "httptools", "botocore", "yaml", "prometheus_client", "optuna")
 
 
 def main(arguments: list[str] | None = None) -> int:

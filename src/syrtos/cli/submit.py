@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import signal
 import sys
@@ -82,7 +81,9 @@ def main(chosen: argparse.Namespace) -> int:
 def _asked(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     facts: dict[str, Any] = {"entry_point": str(chosen.what)}
     if chosen.what.suffix in (".yaml", ".yml"):
-        facts = _described(chosen.what)
+        from syrtos.jobs import job_file
+
+        facts = job_file.read(chosen.what)
     inputs = facts.pop("inputs", None)
     named = {"training": inputs} if isinstance(inputs, str) else dict(inputs or {})
     named |= _pairs(chosen.channel, "--channel")
@@ -97,29 +98,6 @@ def _asked(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
         facts["distribution"] = {"mpi": {"enabled": True, "processes_per_host": chosen.processes_per_host}}
     facts.setdefault("output_path", chosen.output)
     return facts, named
-
-
-def _described(path: Path) -> dict[str, Any]:
-    import yaml
-
-    from syrtos.jobs.estimator import Estimator
-
-    try:
-        facts = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{path} can't be read: {error}") from error
-    known = {*inspect.signature(Estimator.__init__).parameters, "inputs"} - {"self", "home"}
-    if not isinstance(facts, dict) or "entry_point" not in facts or set(facts) - known:
-        unknown = ", ".join(sorted(set(facts) - known)) if isinstance(facts, dict) else ""
-        raise ConfigurationError(
-            f"{path} must be a mapping with `entry_point`, and may have {', '.join(sorted(known))}."
-            + (f" Unknown: {unknown}." if unknown else "")
-        )
-    facts = {name: value for name, value in facts.items() if value is not None}
-    for name in ("source_dir", "entry_point"):  # relative to the file that names them
-        if name in facts and (name == "source_dir" or not {"source_dir", "git_config"} & set(facts)):
-            facts[name] = str(path.parent / facts[name])
-    return facts
 
 
 def _pairs(given: list[str], option: str) -> dict[str, str]:

@@ -114,18 +114,22 @@ class Estimator:
     ) -> str:
         """Uploads the source and creates the job; its name."""
         name = job_name or f"{self._base[:40]}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1_000_000 % 1000:03}"
-        code = f"s3://{BUCKET}/{name}/source/sourcedir.tar.gz"
-        with tempfile.TemporaryDirectory() as scratch:
-            archive = Path(scratch) / "sourcedir.tar.gz"
-            program = self._pack(archive, Path(scratch))
-            service.places.upload(archive, code)
-        request = creation.build(name, program, code, self._output, inputs, self._facts)
+        request = self.request(service, inputs, name)
         try:
             service.create_training_job(request)
         except ApiError as error:
             raise ConfigurationError(str(error)) from error
         self.latest_training_job = name
         return name
+
+    def request(self, service: Service, inputs: Mapping[str, Any] | str | None, name: str) -> dict[str, Any]:
+        """Uploads the source; the request for the job."""
+        code = f"s3://{BUCKET}/{name}/source/sourcedir.tar.gz"
+        with tempfile.TemporaryDirectory() as scratch:
+            archive = Path(scratch) / "sourcedir.tar.gz"
+            program = self._pack(archive, Path(scratch))
+            service.places.upload(archive, code)
+        return creation.build(name, program, code, self._output, inputs, self._facts)
 
     @property
     def model_data(self) -> str:

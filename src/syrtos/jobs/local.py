@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -14,6 +15,9 @@ from syrtos.jobs.places import Places
 from syrtos.jobs.service import ApiError, Service
 from syrtos.jobs.store import Record, Store
 from syrtos.jobs.training import cores
+from syrtos.jobs.tuning.found import trials_of
+from syrtos.jobs.tuning.operations import Operations, search_of
+from syrtos.jobs.tuning.trials import Trial
 
 _PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
 
@@ -72,6 +76,9 @@ def ask_to_stop(service: Service, name: str) -> None:
     Raises:
         ConfigurationError: there is none of this name, or it has ended.
     """
+    if service.store.get(name) is None and service.tunings.get(name) is not None:
+        _ask_search_to_stop(service, name)
+        return
     found(service, name)
     try:
         service.stop_training_job({"TrainingJobName": name})
@@ -79,6 +86,46 @@ def ask_to_stop(service: Service, name: str) -> None:
         raise ConfigurationError(str(error)) from error
     if not attended(service, name):
         service.store.change(name, lambda record: record.ended("Stopped"))
+
+
+def _ask_search_to_stop(service: Service, name: str) -> None:
+    """The same for a tuning job; without a running service its training jobs are asked here, and it has ended."""
+    try:
+        Operations(service).stop_hyper_parameter_tuning_job({"HyperParameterTuningJobName": name})
+    except ApiError as error:
+        raise ConfigurationError(str(error)) from error
+    if service.home.endpoint() is None:
+        for trial in trials(service, name):
+            with contextlib.suppress(ConfigurationError):
+                ask_to_stop(service, trial.name)
+        service.tunings.change(name, lambda record: dataclasses.replace(record, status="Stopped", ended=time.time()))
+
+
+def trials(service: Service, name: str) -> list[Trial]:
+    """The trials of a tuning job.
+
+    Raises:
+        ConfigurationError: there is none of this name.
+    """
+    record = service.tunings.get(name)
+    if record is None:
+        raise ConfigurationError(f"There is no tuning job {name} in {service.home.path}.")
+    return trials_of(service.store, search_of(record), record)
+
+
+def stop_search(service: Service, name: str) -> None:
+    """Ends a tuning job and its training jobs within seconds."""
+    with contextlib.suppress(ConfigurationError):
+        _ask_search_to_stop(service, name)
+    running = [trial.name for trial in trials(service, name) if trial.active]
+    for job in running:  # all at once: each may take as long as scripts have
+        with contextlib.suppress(ConfigurationError):
+            ask_to_stop(service, job)
+    for job in running:
+        stop(service, job)
+    deadline = time.monotonic() + _PATIENCE
+    while not getattr(service.tunings.get(name), "final", True) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def attended(service: Service, name: str) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 
 from syrtos.jobs.home import ACCOUNT, REGION
 
-# Of a TrainingJobDefinition, what a training job has under the same name.
-_SAME = (
+# What a TrainingJobDefinition and a training job have under the same name.
+SAME = (
     "RoleArn", "InputDataConfig", "VpcConfig", "OutputDataConfig", "ResourceConfig", "StoppingCondition", "EnableNetworkIsolation",
     "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining", "RetryStrategy", "Environment",
 )  # fmt: skip
@@ -39,7 +39,7 @@ def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[
         tuned: the values of its hyperparameters that were chosen.
     """
     definition = definition_of(request, metric)
-    found = {key: definition[key] for key in _SAME if key in definition}
+    found = {key: definition[key] for key in SAME if key in definition}
     found |= {
         "TrainingJobName": name,
         "TuningJobArn": arn(request["HyperParameterTuningJobName"]),

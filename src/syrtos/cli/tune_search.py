@@ -1,0 +1,236 @@
+"""`syrtos tune SEARCH.yaml`: one tuning job, with or without a service."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from syrtos.errors import ConfigurationError
+from syrtos.launch.signalling import is_wanted
+
+if TYPE_CHECKING:
+    from syrtos.jobs.search_file import SearchFile
+    from syrtos.jobs.service import Service
+    from syrtos.jobs.tuning.search import Search
+    from syrtos.jobs.tuning.trials import Trial
+    from syrtos.jobs.tunings import TuningRecord
+
+_LOOK = 0.5
+_SHOWN = 8  # trials, while they run
+
+
+def main(arguments: list[str]) -> int:
+    """Begins the search, or goes on with it, and follows it until it ends."""
+    from syrtos.jobs import local, search_file
+    from syrtos.jobs.home import Home
+
+    parser = argparse.ArgumentParser(
+        prog="syrtos tune",
+        description="Looks for the best hyperparameters by training jobs. With a running `syrtos serve` they go through its queue; without one they run "
+        "here. The same command again goes on with the trials that have finished, as long as the file and its script are the same.",
+    )
+    parser.add_argument(
+        "file",
+        metavar="SEARCH.yaml",
+        type=Path,
+        help="a job as `syrtos submit` takes it, with objective and parameters",
+    )
+    asked = search_file.read(parser.parse_args(arguments).file)
+    for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
+        signal.signal(number, signal.default_int_handler)  # the end of this command ends the search
+    with local.running(Home()) as (service, own):
+        return _follow(service, own, asked)
+
+
+def _follow(service: Service, own: bool, asked: SearchFile) -> int:
+    from syrtos.jobs import local
+
+    name = asked.name
+    try:
+        _begin(service, asked)
+        record = _watch(service, name)
+    except KeyboardInterrupt:
+        if not own:
+            _say(f"{name} goes on in the service; the same command shows it, `syrtos stop {name}` ends it.")
+            return 130
+        _say(f"stopping {name}")
+        local.stop_search(service, name)
+        _show_results(service, asked)
+        _say("the search was stopped; the same command goes on with the trials that have finished.")
+        return 130
+    _show_results(service, asked)
+    if record.failure:
+        _say(f"the search {name} failed. {record.failure}")
+    return 0 if record.status == "Completed" else 1
+
+
+def _begin(service: Service, asked: SearchFile) -> None:
+    """Creates the tuning job; or goes on with the one that the same file has begun."""
+    from syrtos.jobs.tuning.operations import Operations
+
+    operations, name = Operations(service), asked.name
+    record = service.tunings.get(name)
+    while record is not None and record.status == "Stopping":
+        time.sleep(_LOOK)
+        record = service.tunings.get(name)
+    if record is None or record.status == "Failed":
+        if record is not None:
+            _say(f"{name} failed before, and begins anew.")
+            operations.delete_hyper_parameter_tuning_job({"HyperParameterTuningJobName": name})
+        _create(service, asked)
+    elif record.status == "Stopped":
+        operations.go_on(name)
+        _say(f"{name} goes on with the trials that have finished.")
+    elif record.status == "InProgress":
+        _say(f"{name} is going on.")
+    else:
+        _say(f"{name} has finished before: change the file (its seed, for instance) for another search.")
+
+
+def _create(service: Service, asked: SearchFile) -> None:
+    from syrtos.jobs.estimator import Estimator
+    from syrtos.jobs.service import ApiError
+    from syrtos.jobs.tuning.operations import Operations
+
+    estimator = Estimator(**{"output_path": "runs", **asked.job})
+    of_job = estimator.request(service, asked.inputs, asked.name)
+    try:
+        Operations(service).create_hyper_parameter_tuning_job(asked.request(of_job))
+    except ApiError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+# -- while it goes on ------------------------------------------------------------------------------------
+
+
+def _watch(service: Service, name: str) -> TuningRecord:
+    """Shows the trials until the search has ended: on a terminal a picture that changes, elsewhere a line for each that has ended."""
+    console = Console(stderr=True, highlight=False)
+    told = {trial.name for trial in _look(service, name)[2] if not trial.active}
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+        while True:
+            record, search, trials = _look(service, name)
+            if console.is_terminal:
+                live.update(_picture(record, search, trials), refresh=True)
+            else:
+                _tell(search, trials, told)
+            if record.final:
+                return record
+            time.sleep(_LOOK)
+
+
+def _look(service: Service, name: str) -> tuple[TuningRecord, Search, list[Trial]]:
+    from syrtos.jobs.tuning.found import trials_of
+    from syrtos.jobs.tuning.operations import search_of
+
+    record = service.tunings.get(name)
+    if record is None:
+        raise ConfigurationError(f"The tuning job {name} was deleted.")
+    search = search_of(record)
+    return record, search, trials_of(service.store, search, record)
+
+
+def _picture(record: TuningRecord, search: Search, trials: Sequence[Trial]) -> Group:
+    ended = sum(not trial.active for trial in trials)
+    most = f" of {search.trials}"
+    head = f"{search.strategy} search {record.name}: {ended}{most} trials, {len(trials) - ended} running"
+    latest = sorted(trials, key=lambda trial: (trial.active, trial.ended or 0.0, trial.number))[-_SHOWN:]
+    return Group(Text(head, style="bold"), Text(_best(search, trials)), _table(search, latest))
+
+
+def _tell(search: Search, trials: Sequence[Trial], told: set[str]) -> None:
+    for trial in trials:
+        if not trial.active and trial.name not in told:
+            told.add(trial.name)
+            value = f"{search.metric} {_number(trial.objective)}" if trial.succeeded else trial.status
+            _say(f"trial {trial.number} of {search.trials}: {value}, {_values(trial)}")
+
+
+def _best(search: Search, trials: Sequence[Trial]) -> str:
+    from syrtos.jobs.tuning.trials import best
+
+    found = best(search, trials)
+    return f"best so far: {search.metric} {_number(found.objective)}, {_values(found)}" if found else "no result yet"
+
+
+def _table(search: Search, trials: Sequence[Trial]) -> Table:
+    names = [parameter.name for parameter in search.space]
+    table = Table("trial", "status", search.metric, *names, "seconds", box=None, pad_edge=False, header_style="bold")
+    for trial in trials:
+        values = [_plain(trial.tuned[name]) for name in names]
+        table.add_row(str(trial.number), _status(trial), _number(trial.objective), *values, _seconds(trial))
+    return table
+
+
+def _status(trial: Trial) -> str:
+    """In a colour; a trial that was stopped early counts with what it had."""
+    if trial.status == "InProgress":
+        return "[cyan]Running[/]" if trial.started else "Waiting"
+    return f"[{ {'Completed': 'green', 'Failed': 'red'}.get(trial.status, 'yellow') }]{trial.status}[/]"
+
+
+def _seconds(trial: Trial) -> str:
+    return f"{(trial.ended or time.time()) - trial.started:.0f}" if trial.started else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def _values(trial: Trial) -> str:
+    return ", ".join(f"{name}={_plain(text)}" for name, text in trial.tuned.items())
+
+
+def _plain(text: str) -> str:
+    """A value without the quotes of JSON, and with as many digits as one reads."""
+    try:
+        return f"{float(text):.6g}"
+    except ValueError:
+        return text.strip('"')
+
+
+# -- afterwards ------------------------------------------------------------------------------------------
+
+
+def _show_results(service: Service, asked: SearchFile) -> None:
+    from syrtos.jobs.tuning.trials import best
+
+    _, search, trials = _look(service, asked.name)
+    sign = -1 if search.maximize else 1
+    order = sorted(trials, key=lambda t: (not t.succeeded, sign * (t.objective or 0.0), t.number))
+    out = Console(highlight=False)
+    if trials:
+        out.print(_table(search, order))
+    if found := best(search, trials):
+        path = _write_best(asked, found)
+        out.print(
+            f"\nbest: trial {found.number}, {search.metric} {_number(found.objective)}: {_values(found)}",
+            soft_wrap=True,
+        )
+        out.print(f"train with them:  syrtos submit {path}", soft_wrap=True)
+
+
+def _write_best(asked: SearchFile, found: Trial) -> Path:
+    """The job with the best hyperparameters, as a file for `syrtos submit`."""
+    import yaml
+
+    path = Path("runs") / asked.name / "best.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        yaml.safe_dump(asked.with_values(found.tuned), sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+    return path
+
+
+def _say(text: str) -> None:
+    print(f"syrtos: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,40 @@
+"""A YAML file that describes a job: the arguments of `syrtos.Estimator`, and ``inputs``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs.estimator import Estimator
+
+
+def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
+    """What a file says; the paths of its source are relative to it.
+
+    Args:
+        also: more keys that it may have.
+
+    Raises:
+        ConfigurationError: it can't be read, or has other keys.
+    """
+    try:
+        facts = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{path} can't be read: {error}") from error
+    known = {*inspect.signature(Estimator.__init__).parameters, "inputs", *also} - {"self", "home"}
+    if not isinstance(facts, dict) or "entry_point" not in facts or set(facts) - known:
+        unknown = ", ".join(sorted(map(str, set(facts) - known))) if isinstance(facts, dict) else ""
+        raise ConfigurationError(
+            f"{path} must be a mapping with `entry_point`, and may have {', '.join(sorted(known))}."
+            + (f" Unknown: {unknown}." if unknown else "")
+        )
+    facts = {name: value for name, value in facts.items() if value is not None}
+    for name in ("source_dir", "entry_point"):  # relative to the file that names them
+        if name in facts and (name == "source_dir" or not {"source_dir", "git_config"} & set(facts)):
+            facts[name] = str(path.parent / facts[name])
+    return facts

@@ -1,0 +1,180 @@
+"""SEARCH.yaml: a job as `syrtos submit` takes it, and what is searched for, as a request for a tuning job."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs import job_file
+from syrtos.jobs.tuning import requests, search
+
+_KEYS = ("objective", "strategy", "parameters", "jobs", "parallel", "seed", "resource", "early_stopping")
+_STRATEGIES = {"random": "Random", "grid": "Grid", "bayesian": "Bayesian", "hyperband": "Hyperband"}
+_SCALES = {"auto": "Auto", "linear": "Linear", "log": "Logarithmic", "reverse_log": "ReverseLogarithmic"}
+_JOBS = 20
+_MOST_VALUES = 30  # of a list, as in SageMaker's API
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchFile:
+    """A file that was read.
+
+    Attributes:
+        name: of its tuning job, which is another one where the file or its script changes.
+        job: the arguments of `syrtos.Estimator`.
+        inputs: of its `fit`.
+        config: ``HyperParameterTuningJobConfig``.
+    """
+
+    name: str
+    job: Mapping[str, Any]
+    inputs: Any
+    config: Mapping[str, Any]
+
+    def request(self, of_job: Mapping[str, Any]) -> dict[str, Any]:
+        """CreateHyperParameterTuningJob's parameters, from those of CreateTrainingJob for one such job."""
+        definition = {key: of_job[key] for key in requests.SAME if key in of_job}
+        definition |= {
+            "StaticHyperParameters": of_job["HyperParameters"],
+            "AlgorithmSpecification": of_job["AlgorithmSpecification"],
+        }
+        definition |= {"CheckpointConfig": of_job["CheckpointConfig"]} if "CheckpointConfig" in of_job else {}
+        found = {"HyperParameterTuningJobName": self.name, "HyperParameterTuningJobConfig": self.config}
+        return {
+            **found,
+            "TrainingJobDefinition": definition,
+            **({"Tags": of_job["Tags"]} if of_job.get("Tags") else {}),
+        }
+
+    def with_values(self, tuned: Mapping[str, str]) -> dict[str, Any]:
+        """The job with these values of its hyperparameters, as `syrtos submit` takes it from a file anywhere."""
+        found = {**self.job, "hyperparameters": {**(self.job.get("hyperparameters") or {}), **_decoded(tuned)}}
+        if "git_config" not in found:
+            key = "source_dir" if "source_dir" in found else "entry_point"
+            found[key] = str(Path(found[key]).resolve())
+        return found | ({"inputs": self.inputs} if self.inputs else {})
+
+
+def read(path: Path) -> SearchFile:
+    """Reads a file.
+
+    Raises:
+        ConfigurationError: it describes no search.
+    """
+    facts = job_file.read(path, _KEYS)
+    given = {key: facts.pop(key) for key in _KEYS if key in facts}
+    missing = [key for key in ("objective", "parameters") if key not in given]
+    if missing:
+        raise ConfigurationError(
+            f"{path} needs {' and '.join(missing)}, as `objective: {{maximize: val_accuracy}}` and `parameters: {{lr: {{min: 1e-4, max: 0.1}}}}`."
+        )
+    metric, goal, regex = _objective(given["objective"])
+    if regex:
+        facts["metric_definitions"] = [*facts.get("metric_definitions", ()), {"Name": metric, "Regex": regex}]
+    config = _config(given, metric, goal)
+    inputs = facts.pop("inputs", None)
+    found = SearchFile(_name(path, {**facts, **given}), facts, inputs, config)
+    static = dict.fromkeys(facts.get("hyperparameters") or {}, "")
+    search.read(found.request({"HyperParameters": static, "AlgorithmSpecification": {}}), 0)
+    return found
+
+
+def _objective(given: Any) -> tuple[str, str, str]:
+    """The metric, ``Minimize`` or ``Maximize``, and its regular expression, or none."""
+    facts = dict(given) if isinstance(given, Mapping) else {}
+    goals = [key for key in ("minimize", "maximize") if isinstance(facts.get(key), str)]
+    regex = facts.get("regex", "")
+    if len(goals) != 1 or set(facts) - {*goals, "regex"} or not isinstance(regex, str):
+        raise ConfigurationError(
+            f"`objective` is {{maximize: METRIC}} or {{minimize: METRIC}}, and may have `regex`, with one group for the number. Received: {given!r}."
+        )
+    return facts[goals[0]], goals[0].capitalize(), regex
+
+
+def _config(given: Mapping[str, Any], metric: str, goal: str) -> dict[str, Any]:
+    strategy = _STRATEGIES.get(str(given.get("strategy", "bayesian")).lower())
+    if strategy is None:
+        raise ConfigurationError(f"`strategy` is {', '.join(_STRATEGIES)}. Received: {given['strategy']!r}.")
+    limits = {"MaxParallelTrainingJobs": _count(given, "parallel", 1)}
+    if "jobs" in given or strategy != "Grid":
+        limits["MaxNumberOfTrainingJobs"] = _count(given, "jobs", _JOBS)
+    config: dict[str, Any] = {
+        "Strategy": strategy,
+        "HyperParameterTuningJobObjective": {"Type": goal, "MetricName": metric},
+        "ResourceLimits": limits,
+        "ParameterRanges": _ranges(given["parameters"]),
+        "TrainingJobEarlyStoppingType": "Auto" if given.get("early_stopping") else "Off",
+    }
+    if "seed" in given:
+        config["RandomSeed"] = _count(given, "seed", 0, least=0)
+    return config | (
+        {"StrategyConfig": {"HyperbandStrategyConfig": _resource(given["resource"])}} if "resource" in given else {}
+    )
+
+
+def _count(given: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
+    value = given.get(key, default)
+    if type(value) is not int or value < least:
+        raise ConfigurationError(f"`{key}` is a whole number of at least {least}. Received: {value!r}.")
+    return value
+
+
+def _resource(given: Any) -> dict[str, int]:
+    if not isinstance(given, Mapping) or set(given) - {"min", "max"}:
+        raise ConfigurationError(
+            f"`resource` has `min` and `max`: values of the metric that a trial reports. Received: {given!r}."
+        )
+    names = {"min": "MinResource", "max": "MaxResource"}
+    return {names[key]: _count(given, key, 1) for key in given}
+
+
+def _ranges(given: Any) -> dict[str, list[dict[str, Any]]]:
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigurationError(
+            "`parameters` names at least one hyperparameter, as `lr: {min: 1e-4, max: 0.1, scale: log}` or `batch_size: [32, 64]`."
+        )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, facts in given.items():
+        kind, one = _range(str(name), facts)
+        found.setdefault(f"{kind}ParameterRanges", []).append({"Name": str(name), **one})
+    return found
+
+
+def _range(name: str, given: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(given, list):
+        if not 1 <= len(given) <= _MOST_VALUES:
+            raise ConfigurationError(f"A list has 1 to {_MOST_VALUES} values. Received for {name}: {len(given)}.")
+        return "Categorical", {"Values": [json.dumps(value) for value in given]}
+    if not isinstance(given, Mapping) or not {"min", "max"} <= set(given) or set(given) - {"min", "max", "scale"}:
+        unknown = (
+            ", ".join(sorted(set(map(str, given)) - {"min", "max", "scale"})) if isinstance(given, Mapping) else ""
+        )
+        raise ConfigurationError(
+            f"The hyperparameter {name} has a list of values, or min and max, and may have scale."
+            + (f" Unknown: {unknown}." if unknown else f" Received: {given!r}.")
+        )
+    scale = _SCALES.get(str(given.get("scale", "auto")))
+    if scale is None:
+        raise ConfigurationError(f"The scale of {name} is {', '.join(_SCALES)}. Received: {given['scale']!r}.")
+    whole = all(type(given[end]) is int for end in ("min", "max"))
+    ends = {"MinValue": str(given["min"]), "MaxValue": str(given["max"]), "ScalingType": scale}
+    return "Integer" if whole else "Continuous", ends
+
+
+def _name(path: Path, facts: Mapping[str, Any]) -> str:
+    """Another one for another search: the same file with the same script goes on with what it has found."""
+    script = Path(facts.get("source_dir", "") if not facts.get("git_config") else "") / str(facts["entry_point"])
+    content = script.read_bytes() if script.is_file() else b""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode() + content).hexdigest()[:6]
+    base = re.sub(r"[^A-Za-z0-9]+", "-", str(facts.get("base_job_name") or path.stem)).strip("-")[:25].strip("-")
+    return f"{base or 'search'}-{digest}"
+
+
+def _decoded(tuned: Mapping[str, str]) -> dict[str, Any]:
+    return {name: json.loads(text) for name, text in tuned.items()}
