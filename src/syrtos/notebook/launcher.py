@@ -41,8 +41,7 @@ def notebook_launcher(
     Usage::
 
         def train(epochs):
-            model = keras.Sequential([keras.layers.Dense(10, activation="softmax")])
-            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+            model = build()
             model.fit(x, y, epochs=epochs)
             return model
 
@@ -59,8 +58,7 @@ def notebook_launcher(
         them, gather them inside the function with `syrtos.allgather_object`.
 
     Raises:
-        ConfigurationError: something can't travel, an option is wrong, or this process is a worker itself. Nothing was started. Or the result can't travel
-            back: then the function has come to its end.
+        ConfigurationError: something can't travel, an option is wrong, or this process is a worker itself; or, at the end, the result can't travel back.
         LaunchError: a worker failed. The message has its traceback, with the lines of the notebook.
         KeyboardInterrupt: the kernel was interrupted; no worker is left.
     """
