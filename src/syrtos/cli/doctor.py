@@ -1,17 +1,109 @@
-"""`syrtos doctor`: what will be wrong or slow."""
+"""`syrtos doctor`: what will be wrong or slow, of a script or of a machine."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from syrtos.doctor.finding import Finding, Severity
+from syrtos.errors import ConfigurationError
+
+_COLOURS = {Severity.BREAKS: "red", Severity.WRONG: "yellow", Severity.SLOW: "cyan", Severity.NOTE: "dim"}
 
 
 def add_to(commands: Any) -> None:
     """Describes the subcommand."""
-    parser = commands.add_parser("doctor", help="what will be wrong or slow when a script runs on several workers")
+    parser = commands.add_parser(
+        "doctor",
+        usage="syrtos doctor [-n N] [--fix | --write] SCRIPT | syrtos doctor [--hosts a,b]",
+        help="what will be wrong or slow when a script runs on several workers",
+        description="Reads a script, and the modules beside it that it imports, and says what will break, come out wrong or be slow when it runs on several workers. Nothing is "
+        "run. Without a script: checks this machine, and others.",
+        epilog="The exit code is 1 if something breaks or comes out wrong. Examples: syrtos doctor -n 4 train.py; syrtos doctor --fix train.py; syrtos doctor --hosts a,b",
+    )
+    parser.add_argument("script", nargs="?", type=Path, metavar="SCRIPT", help="a Python script")
+    parser.add_argument("-n", type=int, default=2, metavar="N", dest="workers", help="number of workers it will run on (default: %(default)s)")
+    parser.add_argument("--batch", choices=("global", "per-worker"), default="global", help="as it will be given to `syrtos run`")
+    parser.add_argument("--scale-lr", metavar="RULE", help="as it will be given to `syrtos run`")
+    fixing = parser.add_mutually_exclusive_group()
+    fixing.add_argument(
+        "--fix",
+        action="store_true",
+        help="show, as a diff, the script in today's Keras; scripts of Horovod, SMDDP, multi_gpu_model and Estimators of Keras models become plain ones with the mathematics of N workers",
+    )
+    fixing.add_argument("--write", action="store_true", help="write what `--fix` shows, and keep the script as SCRIPT.before")
+    parser.add_argument("--hosts", metavar="a,b", help="check these hosts too, over ssh")
+    parser.add_argument("--json", action="store_true", help="print lines of JSON")
     parser.set_defaults(main=main)
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Prints findings."""
-    raise NotImplementedError
+    """Prints findings; 1 if something breaks or comes out wrong.
+
+    Raises:
+        ConfigurationError: the script can't be read or parsed, or options don't go together.
+    """
+    if chosen.script is None:
+        if chosen.fix or chosen.write:
+            raise ConfigurationError("`--fix` and `--write` need a script: `syrtos doctor --fix train.py`.")
+        return _machine(chosen)
+    if chosen.hosts:
+        raise ConfigurationError("`--hosts` checks machines and goes without a script: `syrtos doctor --hosts a,b`.")
+    if chosen.workers < 1:
+        raise ConfigurationError(f"`-n` must be 1 or more. Received: {chosen.workers}.")
+    if chosen.fix or chosen.write:
+        return _fixed(chosen)
+    from syrtos.doctor import diagnosis, program
+
+    found = diagnosis.findings(program.load(chosen.script, chosen.workers, chosen.batch, bool(chosen.scale_lr)))
+    if chosen.json:
+        for finding in found:
+            print(json.dumps(finding.facts()))
+    else:
+        _print(found, chosen.script, chosen.workers)
+    return int(any(finding.severity <= Severity.WRONG for finding in found))
+
+
+def _print(found: Sequence[Finding], script: Path, workers: int) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in found:
+        word = finding.severity.name.lower()
+        place = f"{_shown(finding.path)}:{finding.line}:{finding.column}"
+        console.print(Text.assemble((place, "bold"), "  ", (word, _COLOURS[finding.severity]), f" [{finding.rule}] {finding.says}."))
+        console.print(Text(f"    {finding.fix}.", "dim" if finding.severity is Severity.NOTE else ""))
+    counts = {severity: sum(finding.severity is severity for finding in found) for severity in Severity}
+    told = [f"{count} {severity.name.lower()}" for severity, count in counts.items() if count]
+    console.print(f"{script}: {', '.join(told) if told else f'nothing found that breaks or slows it on {workers} workers'}")
+
+
+def _shown(path: Path) -> Path:
+    here = Path.cwd()
+    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
+
+
+def _fixed(chosen: argparse.Namespace) -> int:
+    """Shows or writes the script in today's Keras."""
+    from syrtos.doctor.fix import convert
+
+    result = convert.converted(chosen.script, chosen.workers)
+    convert.show(result)
+    if chosen.write and result.changed:
+        convert.write(result)
+    return int(bool(result.left))
+
+
+def _machine(chosen: argparse.Namespace) -> int:
+    from syrtos.doctor import machine
+
+    checks = machine.check([host for host in (chosen.hosts or "").split(",") if host])
+    if chosen.json:
+        print(json.dumps(machine.as_json(checks)))
+    else:
+        machine.show(checks)
+    return int(any(check.status == "wrong" for check in checks))

@@ -21,7 +21,9 @@ def add_to(commands: Any) -> None:
         epilog="`syrtos tune batch -h`, `syrtos tune lr -h` and `syrtos tune SEARCH.yaml -h` list their options.",
     )
     parser.add_argument("form", metavar="batch | lr | SEARCH.yaml", help="what to find")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="options, and the script with its arguments")
+    parser.add_argument(
+        "rest", nargs=argparse.REMAINDER, metavar="...", help="options, and the script with its arguments"
+    )
     parser.set_defaults(main=main)
 
 

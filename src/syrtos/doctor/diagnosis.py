@@ -1,0 +1,21 @@
+"""All rules over one script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from syrtos.doctor.finding import Finding
+from syrtos.doctor.program import Program
+from syrtos.doctor.rules import data, files, horovod, loops, names, rates
+
+RULES: Sequence[Callable[[Program], Iterator[Finding]]] = (
+    files.files, data.own_randomness, data.seeded_by_rank, data.same_batches, data.uneven_batches, rates.rates, rates.steps, horovod.unwrapped, horovod.broadcast,
+    horovod.wrapped_twice, horovod.one_rank_alone, loops.own_loop, loops.processes, loops.inputs, names.dead_names, names.old_words, names.unsupported_values, names.sessions,
+    names.renamed_metrics,
+)  # fmt: skip
+
+
+def findings(program: Program) -> list[Finding]:
+    """What will be wrong or slow, the worst first; the same thing in the same line once."""
+    found = {(each.path, each.line, each.rule, each.says): each for rule in RULES for each in rule(program)}
+    return sorted(found.values())

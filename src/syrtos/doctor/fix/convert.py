@@ -1,0 +1,143 @@
+"""A script before and after all conversions: shown as a diff, or written."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import libcst as cst
+from libcst import matchers as m
+
+from syrtos.doctor import diagnosis
+from syrtos.doctor.finding import Severity
+from syrtos.doctor.fix.estimator import Estimators
+from syrtos.doctor.fix.multi_gpu import MultiGpu
+from syrtos.doctor.fix.per_worker import PerWorker
+from syrtos.doctor.fix.spellings import Spellings
+from syrtos.doctor.fix.transformer import Conversion, code, convert
+from syrtos.doctor.program import Program
+from syrtos.doctor.script import parse, read
+from syrtos.errors import ConfigurationError
+
+_CONVERSIONS: Sequence[type[Conversion]] = (PerWorker, MultiGpu, Estimators, Spellings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A script before and after.
+
+    Attributes:
+        path: of the script.
+        before: its text.
+        after: the text that was made of it.
+        notes: line of the script and what has become different, in words.
+        left: line and what has to be done by hand.
+    """
+
+    path: Path
+    before: str
+    after: str
+    notes: Sequence[tuple[int, str]]
+    left: Sequence[tuple[int, str]]
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to write."""
+        return self.before != self.after
+
+    @property
+    def diff(self) -> str:
+        """In the unified format."""
+        lines = difflib.unified_diff(self.before.splitlines(True), self.after.splitlines(True), str(self.path), f"{self.path} (plain Keras 3)")
+        return "".join(lines)
+
+
+def converted(path: Path, workers: int) -> Result:
+    """A script in plain Keras 3, with the mathematics that it had on so many workers.
+
+    Raises:
+        ConfigurationError: the script can't be read or parsed.
+    """
+    text = read(path).text
+    module = cst.parse_module(text)
+    notes, left, wants = [], [], set()
+    for kind in _CONVERSIONS:
+        conversion = kind(workers)
+        module = convert(module, conversion)
+        notes += conversion.notes
+        left += conversion.left
+        wants |= conversion.wants
+    after = _with_wanted(module, wants, workers).code if wants else module.code
+    left += [] if after == text else _remaining(path, after)
+    return Result(path, text, after, sorted(set(notes)), sorted(set(left)))
+
+
+def _remaining(path: Path, after: str) -> list[tuple[int, str]]:
+    """What would still break, by line of the new text."""
+    found = diagnosis.findings(Program([parse(path, after)]))
+    return [(0, f"line {f.line} of what is shown: {f.says}: {f.fix}") for f in found if f.severity is Severity.BREAKS]
+
+
+def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Module:
+    """Adds, after the imports, what the conversions refer to."""
+    lines = [""]
+    if "syrtos" in wants:
+        lines += ["import syrtos", "", "syrtos.init()"]
+    if "learning_rate_callbacks" in wants and not _imports_keras(module):
+        lines += ["import keras"] if "import tensorflow as tf" not in module.code else ["keras = tf.keras"]
+    if wants & {"WORKERS", "learning_rate_callbacks"}:
+        lines += ["", f"WORKERS = {workers}  # a step trains on the batches of so many workers, however many processes there are"]
+    if "learning_rate_callbacks" in wants:
+        lines += ["", "", resources.files("syrtos.doctor.fix").joinpath("learning_rate_callbacks.txt").read_text()]
+    added = cst.parse_module("\n".join(lines) + "\n").body
+    place = 1 + max((number for number, line in enumerate(module.body) if _is_import(line)), default=-1)
+    rest = list(module.body[place:])
+    if rest and isinstance(first := rest[0], cst.SimpleStatementLine | cst.BaseCompoundStatement):
+        blank = [] if any(line.comment is None for line in first.leading_lines) else [cst.EmptyLine(indent=False)]
+        rest[0] = first.with_changes(leading_lines=[*blank, *first.leading_lines])
+    return module.with_changes(body=[*module.body[:place], *added, *rest])
+
+
+def _is_import(line: cst.CSTNode) -> bool:
+    return m.matches(line, m.SimpleStatementLine([m.Import() | m.ImportFrom()]))
+
+
+def _imports_keras(module: cst.Module) -> bool:
+    return any(code(alias) in ("keras", "tensorflow.keras as keras") for alias in m.findall(module, m.ImportAlias())) or "from tensorflow import keras" in module.code
+
+
+def show(result: Result) -> None:
+    """Prints the diff, and what it does not do."""
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    console = Console(highlight=False, soft_wrap=True)
+    if not result.changed:
+        console.print(f"{result.path}: nothing to change.")
+    elif console.is_terminal:
+        console.print(Syntax(result.diff, "diff", background_color="default", word_wrap=True))
+    else:
+        print(result.diff, end="")
+    for line, text in result.notes:
+        console.print(f"note, line {line}: {text}.")
+    for line, text in result.left:
+        console.print(f"by hand{f', line {line}' if line else ''}: {text}.")
+
+
+def write(result: Result) -> None:
+    """Replaces the script, and keeps what it was beside it.
+
+    Raises:
+        ConfigurationError: a file of the name that it is to be kept under is there, or something has to be done by hand.
+    """
+    kept = result.path.with_name(result.path.name + ".before")
+    if result.left:
+        raise ConfigurationError(f"{result.path} is left as it is: what has to be done by hand comes first, see above.")
+    if kept.exists():
+        raise ConfigurationError(f"{kept} exists, and would be overwritten by today's {result.path.name}. Remove or rename it first.")
+    result.path.rename(kept)
+    result.path.write_text(result.after)
+    print(f"{result.path} is written; what it was is in {kept}.")

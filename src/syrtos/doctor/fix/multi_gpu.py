@@ -1,0 +1,52 @@
+"""`multi_gpu_model`: the model itself, which `syrtos run` trains on all workers."""
+
+from __future__ import annotations
+
+import libcst as cst
+from libcst import matchers as m
+
+from syrtos.doctor.fix.transformer import Conversion, method
+
+_NAMES = ("multi_gpu_model", "multi_gpu_utils", "training_utils")
+
+
+class MultiGpu(Conversion):
+    """A call of `multi_gpu_model` becomes its first argument."""
+
+    NAME = "multi_gpu_model"
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self._parallel: set[str] = set()
+
+    def visit_Assign(self, node: cst.Assign) -> None:
+        """Remembers the names of parallel models."""
+        if isinstance(node.value, cst.Call) and method(node.value) == "multi_gpu_model":
+            self._parallel.update(target.target.value for target in node.targets if isinstance(target.target, cst.Name))
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        """The model itself."""
+        if method(original_node) != "multi_gpu_model" or not updated_node.args:
+            return updated_node
+        return updated_node.args[0].value
+
+    def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
+        """`parallel.layers[-2]`, where the model stood."""
+        inner = m.Subscript(m.Attribute(m.Name(), m.Name("layers")), [m.SubscriptElement(m.Index(m.UnaryOperation(m.Minus(), m.Integer("2"))))])
+        found = original_node.value.value if m.matches(original_node, inner) and isinstance(original_node.value, cst.Attribute) else None
+        return found if isinstance(found, cst.Name) and found.value in self._parallel else updated_node
+
+    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom | cst.RemovalSentinel:
+        """Without the function's import."""
+        if isinstance(updated_node.names, cst.ImportStar):
+            return updated_node
+        kept = [name for name in updated_node.names if name.evaluated_name not in _NAMES]
+        if not kept:
+            return cst.RemoveFromParent()
+        return updated_node.with_changes(names=[*kept[:-1], kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)])
+
+    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
+        """`model = multi_gpu_model(model)` is nothing."""
+        target = updated_node.targets[0].target
+        same = isinstance(original_node.value, cst.Call) and method(original_node.value) == "multi_gpu_model" and target.deep_equals(updated_node.value)
+        return cst.RemoveFromParent() if same else updated_node

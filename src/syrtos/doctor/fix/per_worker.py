@@ -1,0 +1,297 @@
+"""Scripts of Horovod and SMDDP, where each worker has a batch, as plain Keras whose batch is that of all of them.
+
+N workers with batches of b samples whose gradients are averaged compute the mean over N·b samples: one process does with `batch_size=b * WORKERS`. Where each worker took
+every N-th record, the batches of all of them in one step are the next N·b records of the whole.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+from libcst import matchers as m
+
+from syrtos.doctor.fix.transformer import Conversion, argument, code, method, replaced, times, with_keyword
+
+_ROOTS = ("horovod.", "smdistributed.dataparallel.")
+_VANISH = frozenset(
+    {"init", "shutdown", "broadcast_variables", "broadcast_global_variables", "barrier", "join", "start_timeline", "stop_timeline", "BroadcastGlobalVariablesCallback", "MetricAverageCallback"}
+)
+_RANKS = frozenset({"rank", "local_rank", "cross_rank", "node_rank"})
+_SIZES = frozenset({"size", "local_size", "cross_size", "num_workers"})
+_VALUES = frozenset({"allreduce", "oob_allreduce", "allgather", "broadcast", "broadcast_object", "grouped_allreduce"})
+_CALLBACKS = {"LearningRateWarmupCallback": "LearningRateWarmup", "LearningRateScheduleCallback": "LearningRateSchedule"}
+_FLAGS = frozenset({"mpi_built", "nccl_built", "gloo_built", "mpi_enabled", "gloo_enabled", "mpi_threads_supported", "is_initialized"})
+_BATCHED = {"batch": 0, "padded_batch": 0}
+_LOADERS = frozenset({"flow", "flow_from_directory", "flow_from_dataframe", "image_dataset_from_directory", "text_dataset_from_directory", "timeseries_dataset_from_array", "make_csv_dataset"})
+_WRITES = ("open(", ".save(", "savefig(", ".to_csv(", "makedirs(", "mkdir(", "rmtree(", "json.dump(", "np.save", "extractall(", "urlretrieve(")
+_SHARED = (".fit(", ".evaluate(", ".predict(")
+_WORKERS = "WORKERS"
+
+
+class PerWorker(Conversion):
+    """Horovod or SMDDP to plain Keras."""
+
+    NAME = "a batch for each worker"
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self._sizes: set[str] = set()  # names that hold the number of workers
+        self._ranks: set[str] = set()
+        self._true: set[str] = set()  # names that say whether this is rank 0
+        self._shards: set[cst.CSTNode] = set()  # where the number of workers divides data
+        self._divided = False
+        self._speaks = False  # Horovod or SMDDP
+
+    # -- what stands where ------------------------------------------------------------------------------------
+
+    def visit_Module(self, node: cst.Module) -> None:
+        """Notes what holds ranks and sizes, and which of them divide data; leaves other scripts alone."""
+        imports = m.findall(node, m.Import() | m.ImportFrom())
+        self._speaks = any(f"{root}" in f"{code(each)}." for each in imports for root in ("horovod", "smdistributed"))
+        for assign in m.findall(node, m.Assign()):
+            assert isinstance(assign, cst.Assign)
+            names = {target.target.value for target in assign.targets if isinstance(target.target, cst.Name)}
+            if self._calls(assign.value, _SIZES):
+                self._sizes |= names
+            elif self._calls(assign.value, _RANKS):
+                self._ranks |= names
+            elif isinstance(assign.value, cst.Comparison) and self._calls(assign.value.left, _RANKS):
+                self._true |= names
+        self._find_shards(node)
+        divided = {inner for inner in m.findall(node, m.Call()) if isinstance(inner, cst.Call) and method(inner) in ("take", "fit") and self._has_size(inner)}
+        self._divided = bool(self._shards or divided)
+        loop = [call for call in m.findall(node, m.Call()) if self._ours(call) == "DistributedGradientTape"]
+        if loop and not self._divided and ".repeat(" not in code(node):
+            self.leave_alone(loop[0], "each worker went over all of the data, in a loop: repeat the data set WORKERS times, so that as many updates are made, and say so here")
+
+    def _find_shards(self, node: cst.Module) -> None:
+        for outer in m.findall(node, m.Call() | m.Subscript() | m.BinaryOperation()):
+            assert isinstance(outer, cst.Call | cst.Subscript | cst.BinaryOperation)
+            if isinstance(outer, cst.Call) and (method(outer) in ("fit", "print", "format") or self._ours(outer)):
+                continue
+            sizes = [inner for inner in m.findall(outer, m.Call() | m.Name()) if self._is_size(inner)]
+            if sizes and any(self._is_rank(inner) for inner in m.findall(outer, m.Call() | m.Name())):
+                self._shards.update(sizes)
+
+    def _ours(self, node: cst.CSTNode) -> str:
+        """The name of what a call calls of Horovod or SMDDP; empty for other calls."""
+        if not isinstance(node, cst.Call):
+            return ""
+        path = self.name(node.func)
+        return path.rpartition(".")[2] if path.startswith(_ROOTS) else ""
+
+    def _calls(self, node: cst.CSTNode, names: frozenset[str]) -> bool:
+        return self._ours(node) in names
+
+    def _is_size(self, node: cst.CSTNode) -> bool:
+        return self._calls(node, _SIZES) or (isinstance(node, cst.Name) and node.value in self._sizes)
+
+    def _is_rank(self, node: cst.CSTNode) -> bool:
+        return self._calls(node, _RANKS) or (isinstance(node, cst.Name) and node.value in self._ranks)
+
+    def _has_size(self, node: cst.CSTNode) -> bool:
+        return any(self._is_size(inner) for inner in m.findall(node, m.Call() | m.Name()))
+
+    # -- calls ------------------------------------------------------------------------------------------------
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        """What a call of Horovod, or one that takes a batch, becomes."""
+        ours = self._ours(original_node)
+        if ours:
+            return self._converted(ours, original_node, updated_node)
+        if not self._speaks:
+            return updated_node
+        if method(original_node) == "shard" and original_node in self._with_shards and isinstance(updated_node.func, cst.Attribute):
+            return updated_node.func.value
+        return self._batched(original_node, updated_node)
+
+    @property
+    def _with_shards(self) -> set[cst.CSTNode]:
+        """Calls that have a number of workers in them which divides data."""
+        return {self.get_metadata(cst.metadata.ParentNodeProvider, self.get_metadata(cst.metadata.ParentNodeProvider, node)) for node in self._shards}
+
+    def _converted(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
+        if ours in _SIZES:
+            if original in self._shards:
+                return cst.Integer("1")
+            self.wants.add(_WORKERS)
+            return cst.Name(_WORKERS)
+        if ours in _RANKS:
+            return cst.Integer("0")
+        if ours in _FLAGS:
+            return cst.Name("False")
+        if ours in _CALLBACKS:
+            self.wants.add("learning_rate_callbacks")
+            return self._callback(call.with_changes(func=cst.Name(_CALLBACKS[ours])))
+        if ours in ("DistributedOptimizer", "DistributedGradientTape"):
+            return self._unwrapped(ours, original, call)
+        if ours in _VALUES and call.args:
+            op = argument(call, "op") or argument(call, "average")
+            if op is not None and not code(op.value).endswith(("Average", "True")):
+                self.leave_alone(original, f"`{ours}` with `{code(op)}`: say by hand what one process computes here")
+            return call.args[0].value
+        if ours == "allgather_object" and call.args:
+            return cst.List([cst.Element(call.args[0].value)])
+        if ours == "load_model":
+            return call.with_changes(func=cst.parse_expression("keras.models.load_model"))
+        if ours not in _VANISH:
+            self.leave_alone(original, f"`{ours}` of {self.name(original.func).split('.')[0]} has no counterpart in plain Keras")
+        return call
+
+    def _callback(self, call: cst.Call) -> cst.BaseExpression:
+        """Epochs that are each worker's pass over all data become N."""
+        if self._divided:
+            return call
+        for name in ("warmup_epochs", "start_epoch", "end_epoch"):
+            if (found := argument(call, name)) is not None and code(found.value) not in ("0", "None"):
+                self.wants.add(_WORKERS)
+                call = replaced(call, found, times(found.value, _WORKERS))
+        return call
+
+    def _unwrapped(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
+        inner = argument(call, "optimizer" if ours == "DistributedOptimizer" else "gradtape", 0)
+        op, passes = argument(call, "op"), argument(call, "backward_passes_per_step")
+        if inner is None or (op is not None and not code(op.value).endswith("Average")):
+            self.leave_alone(original, f"`{ours}` with `{code(op) if op else 'no argument'}`: gradients that are not averaged have no counterpart in one process")
+            return call
+        if argument(call, "compression") is not None:
+            self.note(original, "gradients are no longer rounded to 16 bits")
+        value = inner.value
+        if passes is not None and code(passes.value) != "1":
+            if not isinstance(value, cst.Call):
+                self.leave_alone(original, f"`backward_passes_per_step`: give the optimizer `gradient_accumulation_steps={code(passes.value)}` where it is made")
+                return call
+            value = with_keyword(value, "gradient_accumulation_steps", passes.value)
+        return value
+
+    def _batched(self, original: cst.Call, call: cst.Call) -> cst.Call:
+        name = method(original)
+        if name == "fit" and isinstance(original.func, cst.Attribute):
+            return self._fit(original, call)
+        position = _BATCHED.get(name) if isinstance(original.func, cst.Attribute) else None
+        found = argument(call, "batch_size", position) if position is not None or name in _LOADERS else None
+        if found is None:
+            return call
+        self.wants.add(_WORKERS)
+        return replaced(call, found, times(found.value, _WORKERS))
+
+    def _fit(self, original: cst.Call, call: cst.Call) -> cst.Call:
+        size = argument(call, "batch_size", 2)
+        if size is not None:
+            self.wants.add(_WORKERS)
+            call = replaced(call, size, times(size.value, _WORKERS))
+        elif argument(call, "y", 1) is not None and argument(call, "steps_per_epoch") is None:
+            self.wants.add(_WORKERS)
+            call = with_keyword(call, "batch_size", times(cst.Integer("32"), _WORKERS))
+        if not self._divided and argument(call, "steps_per_epoch") is None and (epochs := argument(call, "epochs", 3)) is not None:
+            self.wants.add(_WORKERS)
+            self.note(original, "each worker went over all of the data in an epoch; the same number of updates is WORKERS times the epochs, each of one pass")
+            call = replaced(call, epochs, times(epochs.value, _WORKERS))
+        return call
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
+        """A name of the number of workers, where it divides data."""
+        return cst.Integer("1") if original_node in self._shards else updated_node
+
+    # -- statements -------------------------------------------------------------------------------------------
+
+    def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> cst.Expr | cst.RemovalSentinel:
+        """Statements that are only for several processes."""
+        call = original_node.value
+        if self._ours(call) in _VANISH:
+            return cst.RemoveFromParent()
+        if isinstance(call, cst.Call) and method(call) == "append" and call.args and self._ours(call.args[0].value) in _VANISH:
+            return cst.RemoveFromParent()
+        if isinstance(call, cst.Call) and method(call) == "set_visible_devices":
+            return cst.RemoveFromParent()
+        return updated_node
+
+    def leave_Element(self, original_node: cst.Element, updated_node: cst.Element) -> cst.Element | cst.RemovalSentinel:
+        """Callbacks that are only for several processes."""
+        return cst.RemoveFromParent() if self._ours(original_node.value) in _VANISH else updated_node
+
+    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
+        """`tape = hvd.DistributedGradientTape(tape)` is nothing; so is a callback that is not needed any more, and the GPU of a rank."""
+        target = updated_node.targets[0].target
+        if isinstance(original_node.value, cst.Call) and target.deep_equals(updated_node.value):
+            return cst.RemoveFromParent()
+        if code(target).endswith("visible_device_list") or self._ours(original_node.value) in _VANISH:
+            return cst.RemoveFromParent()
+        return updated_node
+
+    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.Import | cst.RemovalSentinel:
+        """Without the package."""
+        kept = [name for name in updated_node.names if not f"{code(name.name)}.".startswith(("horovod.", "smdistributed."))]
+        if not kept:
+            return cst.RemoveFromParent()
+        return updated_node.with_changes(names=[*kept[:-1], kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)])
+
+    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom | cst.RemovalSentinel:
+        """The same."""
+        module = code(original_node.module) if original_node.module else ""
+        return cst.RemoveFromParent() if f"{module}.".startswith(("horovod.", "smdistributed.")) else updated_node
+
+    # -- conditions about ranks -------------------------------------------------------------------------------
+
+    def _decided(self, test: cst.BaseExpression) -> bool | None:
+        """What a condition about ranks is on rank 0; None for other conditions."""
+        if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
+            left, operator, right = test.left, test.comparisons[0].operator, test.comparisons[0].comparator
+            if self._is_rank(right):
+                left, right = right, left
+            if self._is_rank(left) and isinstance(right, cst.Integer):
+                equal = right.evaluated_value == 0
+                if isinstance(operator, cst.Equal):
+                    return equal
+                if isinstance(operator, cst.NotEqual | cst.GreaterThan):
+                    return not equal if isinstance(operator, cst.NotEqual) else False
+            return None
+        if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+            inner = self._decided(test.expression)
+            return None if inner is None else not inner
+        if isinstance(test, cst.Name) and test.value in self._true:
+            return True
+        return False if self._is_rank(test) else None
+
+    def leave_BooleanOperation(self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation) -> cst.BaseExpression:
+        """`batch % 10 == 0 and hvd.rank() == 0`."""
+        for this, other in ((original_node.left, updated_node.right), (original_node.right, updated_node.left)):
+            decided = self._decided(this)
+            if decided is not None and isinstance(original_node.operator, cst.And) is decided:
+                return other
+        return updated_node
+
+    def leave_IfExp(self, original_node: cst.IfExp, updated_node: cst.IfExp) -> cst.BaseExpression:
+        """`verbose=1 if hvd.rank() == 0 else 0`."""
+        decided = self._decided(original_node.test)
+        if decided is None:
+            return updated_node
+        return updated_node.body if decided else updated_node.orelse
+
+    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> cst.BaseStatement | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
+        """What only rank 0 does, one process does; files of the script's own stay with one worker."""
+        decided = self._decided(original_node.test)
+        body = updated_node.body.body if isinstance(updated_node.body, cst.IndentedBlock) else [cst.SimpleStatementLine(updated_node.body.body)]
+        if all(m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in body) and updated_node.orelse is None:
+            return cst.RemoveFromParent()
+        if decided is None or isinstance(self.get_metadata(cst.metadata.ParentNodeProvider, original_node), cst.If):
+            return updated_node  # an `elif` keeps its condition, which holds the constant of rank 0
+        if decided:
+            kept = self._of_rank_0([line for line in body if isinstance(line, cst.BaseStatement)])
+            first = kept[0]
+            assert isinstance(first, cst.SimpleStatementLine | cst.BaseCompoundStatement)
+            return cst.FlattenSentinel([first.with_changes(leading_lines=[*updated_node.leading_lines, *first.leading_lines]), *kept[1:]])
+        if isinstance(updated_node.orelse, cst.Else) and isinstance(updated_node.orelse.body, cst.IndentedBlock):
+            return cst.FlattenSentinel(updated_node.orelse.body.body)
+        return updated_node.orelse if isinstance(updated_node.orelse, cst.If) else cst.RemoveFromParent()
+
+    def _of_rank_0(self, body: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
+        found: list[cst.BaseStatement] = []
+        for statement in body:
+            text = code(statement)
+            if any(word in text for word in _WRITES) and not any(word in text for word in _SHARED) and ".save(" not in text.replace("np.save(", ""):
+                self.wants.add("syrtos")
+                test = cst.parse_expression("syrtos.rank() == 0")
+                found.append(cst.If(test, cst.IndentedBlock([statement])))
+            else:
+                found.append(statement)
+        return found

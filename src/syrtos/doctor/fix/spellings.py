@@ -1,0 +1,135 @@
+"""Names and arguments of Keras 2, in the spelling of Keras 3."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+from libcst import matchers as m
+
+from syrtos.doctor import public_names
+from syrtos.doctor.fix.transformer import Conversion, argument, code, method, replaced, without
+
+_METHODS = {"fit_generator": "fit", "evaluate_generator": "evaluate", "predict_generator": "predict", "experimental_run_v2": "run"}
+_GONE = {
+    "fit": ("workers", "use_multiprocessing", "max_queue_size"), "evaluate": ("workers", "use_multiprocessing", "max_queue_size"),
+    "predict": ("workers", "use_multiprocessing", "max_queue_size"), "compile": ("experimental_run_tf_function", "sample_weight_mode"), "ModelCheckpoint": ("period",),
+    "TensorBoard": ("write_grads", "batch_size"), "save": ("save_format",), "save_weights": ("save_format",), "BatchNormalization": ("fused",),
+}  # fmt: skip
+_WORDS = {"compile", "fit", "evaluate", "predict", "save", "save_weights", "ModelCheckpoint", "TensorBoard", "BatchNormalization"}
+_RENAMED = {
+    "border_mode": "padding", "W_regularizer": "kernel_regularizer", "b_regularizer": "bias_regularizer", "subsample": "strides", "nb_epoch": "epochs",
+    "samples_per_epoch": "steps_per_epoch", "dim_ordering": "data_format", "init": "kernel_initializer",
+}  # fmt: skip
+_SESSIONS = re.compile(r"keras\.backend\.(set_session|get_session)$|keras\.backend\.tensorflow_backend\.")
+_CONFIGS = ("tensorflow.ConfigProto", "tensorflow.compat.v1.ConfigProto")
+
+
+class Spellings(Conversion):
+    """What needs another word today, and what needs none any more."""
+
+    NAME = "the spellings of Keras 3"
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self._configs: set[str] = set()
+
+    def visit_Assign(self, node: cst.Assign) -> None:
+        """Remembers names of configurations of sessions."""
+        if isinstance(node.value, cst.Call) and self.name(node.value.func) in _CONFIGS:
+            self._configs.update(target.target.value for target in node.targets if isinstance(target.target, cst.Name))
+
+    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
+        """Removes configurations of sessions, and what is set in them."""
+        target = original_node.targets[0].target
+        return cst.RemoveFromParent() if code(target).split(".")[0] in self._configs else updated_node
+
+    def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> cst.Expr | cst.RemovalSentinel:
+        """Removes what sets a session."""
+        call = original_node.value
+        sets = isinstance(call, cst.Call) and (_SESSIONS.search(self.meaning(call.func)) or self.name(call.func).endswith("enable_eager_execution"))
+        return cst.RemoveFromParent() if sets else updated_node
+
+    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
+        """Imports each name from where it is today."""
+        module = code(original_node.module) if original_node.module else ""
+        if not module.startswith(("keras", "tensorflow")) or isinstance(original_node.names, cst.ImportStar) or original_node.relative:
+            return updated_node
+        if all(public_names.missing(f"{module}.{name.evaluated_name}") is None for name in original_node.names):
+            return updated_node
+        root = "tensorflow.keras" if module.startswith("tensorflow") else "keras"
+        homes: dict[str, list[cst.ImportAlias]] = {}
+        for name in original_node.names:
+            homes.setdefault(self._home(module, name.evaluated_name, root), []).append(name.with_changes(comma=cst.MaybeSentinel.DEFAULT))
+        return cst.FlattenSentinel([cst.ImportFrom(_dotted(home), names) for home, names in homes.items()])
+
+    def _home(self, module: str, name: str, root: str) -> str:
+        if public_names.missing(f"{module}.{name}") is None:
+            return module
+        if name == "ImageDataGenerator":
+            return "tensorflow.keras.preprocessing.image"
+        if name == "np_utils":
+            return root
+        found = public_names.near(f"{module}.{name}")
+        return found[0].rpartition(".")[0].replace("keras", root, 1) if found else module
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        """Methods and arguments."""
+        name = method(original_node)
+        if name in _METHODS and isinstance(updated_node.func, cst.Attribute):
+            updated_node = updated_node.with_changes(func=updated_node.func.with_changes(attr=cst.Name(_METHODS[name])))
+            name = _METHODS[name]
+        meaning = self.meaning(original_node.func)
+        if meaning.startswith("keras.optimizers."):
+            updated_node = self._optimizer(original_node, updated_node)
+        if name in _WORDS and (isinstance(original_node.func, cst.Attribute) or meaning.startswith("keras.")):
+            updated_node = without(updated_node, *_GONE.get(name, ()))
+        if name in ("fit",) or meaning.startswith("keras.layers."):
+            updated_node = updated_node.with_changes(args=[_renamed(each) for each in updated_node.args])
+        return updated_node
+
+    def _optimizer(self, original: cst.Call, call: cst.Call) -> cst.Call:
+        args = [each.with_changes(keyword=cst.Name("learning_rate")) if each.keyword and each.keyword.value == "lr" else each for each in call.args]
+        call = call.with_changes(args=args)
+        decay, rate = argument(call, "decay"), argument(call, "learning_rate", 0)
+        if decay is None:
+            return call
+        if m.matches(decay.value, m.Float() | m.Integer()) and float(code(decay.value)) == 0:
+            return without(call, "decay")
+        if rate is None:
+            self.leave_alone(original, "`decay` without a learning rate")
+            return call
+        keras = code(call.func).rpartition("optimizers")[0] or "keras."
+        schedule = cst.parse_expression(f"{keras}optimizers.schedules.InverseTimeDecay({code(rate.value)}, 1, {code(decay.value)})")
+        return without(replaced(call, rate, schedule), "decay")
+
+    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
+        """`np_utils.to_categorical`, `K.get_value`, `optimizer.lr`, and optimizers of `legacy`."""
+        meaning, name = self.meaning(original_node), updated_node.attr.value
+        if meaning.startswith(("keras.optimizers.legacy.", "keras.optimizers.experimental.")) and isinstance(updated_node.value, cst.Attribute):
+            return updated_node.with_changes(value=updated_node.value.value)
+        if name == "lr" and "opt" in code(updated_node.value).lower().split(".")[-1]:
+            return updated_node.with_changes(attr=cst.Name("learning_rate"))
+        if name == "AUTOTUNE" and self.name(original_node) == "tensorflow.AUTOTUNE":
+            return updated_node.with_changes(value=cst.Attribute(updated_node.value, cst.Name("data")))
+        return updated_node
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.Name:
+        """`np_utils`, which is `utils`."""
+        return cst.Name("utils") if original_node.value == "np_utils" and self.meaning(original_node) == "keras.utils.np_utils" else updated_node
+
+    def leave_ImportAlias(self, original_node: cst.ImportAlias, updated_node: cst.ImportAlias) -> cst.ImportAlias:
+        """The same in imports."""
+        return updated_node.with_changes(name=cst.Name("utils")) if code(original_node.name) == "np_utils" else updated_node
+
+
+def _renamed(argument: cst.Arg) -> cst.Arg:
+    if argument.keyword is None or argument.keyword.value not in _RENAMED:
+        return argument
+    return argument.with_changes(keyword=cst.Name(_RENAMED[argument.keyword.value]))
+
+
+def _dotted(path: str) -> cst.Name | cst.Attribute:
+    found = cst.parse_expression(path)
+    assert isinstance(found, cst.Name | cst.Attribute)
+    return found

@@ -1,0 +1,109 @@
+"""What scripts of Horovod and SMDDP must say themselves: what is exchanged, and how workers begin alike."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from syrtos.doctor.finding import Finding, Severity, at
+from syrtos.doctor.program import Program, of_optimizer, on_one_rank, trains
+from syrtos.doctor.script import Script, method
+
+_WRAPPERS = ("DistributedOptimizer", "DistributedGradientTape", "PartialDistributedOptimizer", "PartialDistributedGradientTape", "DistributedAdasumOptimizer", "create_distributed_optimizer")
+_BEGIN = (
+    "BroadcastGlobalVariablesCallback", "broadcast_variables", "broadcast_global_variables", "BroadcastGlobalVariablesHook", "broadcast_parameters", "TensorFlowKerasState",
+    "KerasState", "TensorFlowState", "broadcast_object",
+)  # fmt: skip
+_COLLECTIVE = frozenset({"allreduce", "allgather", "broadcast", "broadcast_object", "broadcast_variables", "alltoall", "reducescatter", "barrier", "grouped_allreduce", "oob_allreduce", "allgather_object", "join"})
+
+
+def unwrapped(program: Program) -> Iterator[Finding]:
+    """No optimizer and no tape is wrapped: workers train apart, and never exchange gradients."""
+    if not program.dialect or not trains(program) or program.uses(*_WRAPPERS, "allreduce", "grouped_allreduce", "oob_allreduce"):
+        return
+    for script, call in program.calls():
+        if of_optimizer(script, call):
+            yield at(script, call, "not-wrapped", Severity.WRONG, f"the script starts {program.dialect}, but no optimizer or tape is wrapped: every worker trains a model of its own", "wrap it: `optimizer = hvd.DistributedOptimizer(optimizer)`")
+            return
+
+
+def broadcast(program: Program) -> Iterator[Finding]:
+    """Workers that do not begin with the weights of rank 0."""
+    if not program.dialect or not trains(program) or program.uses(*_BEGIN):
+        return
+    for script, call in program.calls():
+        if method(call) in _WRAPPERS:
+            says = f"nothing broadcasts the first weights. syrtos does before the first step; under {program.dialect} itself, workers with unequal weights would stay unequal"
+            yield at(script, call, "missing-broadcast", Severity.NOTE, says, "add `hvd.callbacks.BroadcastGlobalVariablesCallback(0)`, or `hvd.broadcast_variables(model.variables, 0)` before the first step")
+            return
+
+
+def wrapped_twice(program: Program) -> Iterator[Finding]:
+    """An optimizer that reduces gradients which another wrapper has reduced."""
+    if not program.dialect:
+        return
+    for script in program.scripts:
+        tapes = [call for call in script.calls if method(call).endswith("DistributedGradientTape")]
+        for call in script.calls:
+            if method(call) not in _WRAPPERS or method(call).endswith("GradientTape") or not call.args:
+                continue
+            if _is_wrapped(script, call.args[0], call):
+                yield _twice(script, call, "this optimizer is wrapped already, so gradients are exchanged twice in each step", "wrap it once")
+            elif tapes and _applies(script, call):
+                yield _twice(script, call, "both the tape and the optimizer are wrapped, so gradients are exchanged twice in each step", "wrap the tape or the optimizer, not both")
+
+
+def _twice(script: Script, call: ast.Call, says: str, fix: str) -> Finding:
+    return at(script, call, "wrapped-twice", Severity.WRONG, says, fix)
+
+
+def _is_wrapped(script: Script, node: ast.expr, call: ast.Call) -> bool:
+    """Whether the argument of a wrapper is what a wrapper has returned before this line."""
+    if isinstance(node, ast.Call):
+        return method(node) in _WRAPPERS
+    if not isinstance(node, ast.Name):
+        return False
+    before = [value for value in script.assigned.get(node.id, []) if getattr(value, "lineno", 0) < call.lineno and _same_branch(script, value, call)]
+    return bool(before) and isinstance(last := max(before, key=lambda value: value.lineno), ast.Call) and method(last) in _WRAPPERS
+
+
+def _same_branch(script: Script, first: ast.AST, second: ast.AST) -> bool:
+    """Whether both run: not in the two branches of one condition, and in the same function."""
+    if script.function_around(first) is not script.function_around(second):
+        return False
+    outer = [node for node in script.around(first) if isinstance(node, ast.If)]
+    for node in script.around(second):
+        if isinstance(node, ast.If) and node in outer:
+            return _branch(script, node, first) == _branch(script, node, second)
+    return True
+
+
+def _branch(script: Script, condition: ast.If, node: ast.AST) -> bool:
+    inside = {id(inner) for statement in condition.body for inner in ast.walk(statement)}
+    return id(node) in inside
+
+
+def _applies(script: Script, call: ast.Call) -> bool:
+    """Whether the wrapped optimizer applies gradients in a loop of the script's own."""
+    around = script.parents.get(call)
+    names = [t.id for t in around.targets if isinstance(t, ast.Name)] if isinstance(around, ast.Assign) else []
+    return any(
+        method(each) in ("apply_gradients", "apply") and isinstance(each.func, ast.Attribute) and isinstance(each.func.value, ast.Name) and each.func.value.id in names
+        for each in script.calls
+    )
+
+
+def one_rank_alone(program: Program) -> Iterator[Finding]:
+    """What all workers must call together, called by some of them."""
+    for script, call in program.calls():
+        path = script.written(call.func) or ""
+        ours = path.startswith(("horovod.", "smdistributed.", "syrtos."))
+        if ours and method(call) in _COLLECTIVE and on_one_rank(script, call):
+            yield at(script, call, "rank-0-only", Severity.BREAKS, f"`{method(call)}` waits for all workers, and only some call it: the run ends with an error that names the ranks", "call it on all workers, and use its result on one")
+        elif not program.dialect and isinstance(call.func, ast.Attribute) and method(call) in ("fit", "evaluate", "predict", "train_on_batch") and _for_one_rank(script, call):
+            yield at(script, call, "rank-0-only", Severity.BREAKS, f"`{method(call)}` is shared by all workers, and only some call it: the run ends with an error", "call it on all workers: each computes a part, and all get the same result")
+
+
+def _for_one_rank(script: Script, call: ast.Call) -> bool:
+    """Whether a condition about this script's rank among several holds: not one about machines of an API that gives only one worker."""
+    return on_one_rank(script, call) and not (isinstance(call.func, ast.Attribute) and call.func.attr == "fit" and isinstance(call.func.value, ast.Call))

@@ -1,0 +1,248 @@
+"""Names, arguments and file names that Keras 3 and TensorFlow 2 know no more."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import resources
+
+from syrtos.doctor import public_names
+from syrtos.doctor.finding import Finding, Severity, at
+from syrtos.doctor.program import Program, of_optimizer
+from syrtos.doctor.script import Script, argument, canonical, method
+
+_RULE, _OLD = "dead-api", "tf1-session"
+# What `syrtos run` answers for; docs/dialects.md has every name.
+_SERVED = (
+    "tensorflow.estimator", "tensorflow.compat.v1.estimator", "keras.estimator", "keras.utils.multi_gpu_model", "keras.utils.multi_gpu_utils", "keras.utils.training_utils",
+    "tensorflow.distribute", "tensorflow.contrib.estimator",
+)  # fmt: skip
+# What scripts of Horovod, SMDDP, multi_gpu_model and `tf.distribute` find too: `syrtos.dialects.keras2`.
+_SPELLINGS = frozenset({"fit_generator", "evaluate_generator", "predict_generator", "experimental_run_v2"})
+_ALLOWED = {
+    "optimizer": {"lr", "decay"}, "fit": {"workers", "use_multiprocessing", "max_queue_size"}, "evaluate": {"workers", "use_multiprocessing", "max_queue_size"},
+    "predict": {"workers", "use_multiprocessing", "max_queue_size"}, "compile": {"experimental_run_tf_function"}, "BatchNormalization": {"fused"},
+}  # fmt: skip
+_SPELLED = ("keras.backend.get_value", "keras.backend.set_value", "keras.optimizers.experimental", "keras.optimizers.legacy", "keras.layers.ThresholdedReLU", "keras.utils.experimental")
+_ASKS = ("MirroredStrategy", "MultiWorkerMirroredStrategy", "CentralStorageStrategy", "OneDeviceStrategy", "ParameterServerStrategy", "multi_gpu_model")
+_GONE = ("tensorflow_addons", "tensorflow.examples", "tensorflow_estimator", "keras_contrib", "tensorflow_hub.estimator")
+_SESSIONS = ("tensorflow.compat.v1.Session", "tensorflow.compat.v1.InteractiveSession", "tensorflow.compat.v1.train.MonitoredTrainingSession")
+
+
+@functools.cache
+def _replaced() -> Mapping[str, Mapping[str, str | Mapping[str, str]]]:
+    return tomllib.loads(resources.files("syrtos.doctor").joinpath("replaced.toml").read_text())
+
+
+def instead(path: str) -> str | None:
+    """What to write in the place of a dotted path, where that is known."""
+    names, parts = _replaced()["names"], canonical(path).split(".")
+    for length in range(len(parts), 1, -1):
+        if found := names.get(".".join(parts[:length])):
+            return str(found)
+    return None
+
+
+def speaks_keras_2(program: Program) -> bool:
+    """Whether syrtos teaches Keras 3 the spellings of Keras 2 for this script."""
+    return bool(program.dialect) or program.uses(*_ASKS)
+
+
+def is_legacy(program: Program) -> bool:
+    """Whether the script trains with Keras 2 itself."""
+    return any(path.split(".")[0] == "tf_keras" for script in program.scripts for path in script.imported.values()) or any(
+        "TF_USE_LEGACY_KERAS" in script.text for script in program.scripts
+    )
+
+
+def dead_names(program: Program) -> Iterator[Finding]:
+    """Names of modules, functions and classes that are gone: each once for every file."""
+    legacy, spells = is_legacy(program), speaks_keras_2(program)
+    for script in program.scripts:
+        seen: set[str] = set()
+        for node, path in _paths(script):
+            gone = next((path for root in _GONE if path == root or path.startswith(root + ".")), None) or public_names.missing(path)
+            meaning = canonical(gone or "")
+            if gone is None or gone in seen or meaning.startswith(_SERVED) or (legacy and meaning.startswith("keras")) or _is_tried(script, node):
+                continue
+            if spells and (meaning.startswith(_SPELLED) or _is_function(meaning)):
+                continue
+            seen.add(gone)
+            yield _dead(script, node, path, gone)
+
+
+def _paths(script: Script) -> Iterator[tuple[ast.AST, str]]:
+    """Every dotted path of TensorFlow or Keras in a file, with where it stands."""
+    for node in sorted(ast.walk(script.tree), key=lambda each: (getattr(each, "lineno", 0), getattr(each, "col_offset", 0))):
+        if isinstance(node, ast.Import):
+            yield from ((node, name.name) for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node, f"{node.module}.{name.name}" if name.name != "*" else node.module) for name in node.names)
+        elif isinstance(node, ast.Attribute) and not isinstance(script.parents.get(node), ast.Attribute) and (path := script.written(node)):
+            if not isinstance(node.ctx, ast.Store):
+                yield node, path
+
+
+def _dead(script: Script, node: ast.AST, path: str, gone: str) -> Finding:
+    shown = gone.replace("tensorflow.", "tf.", 1)
+    known = instead(path)
+    moved = public_names.near(path)
+    fix = f"write {known}" if known and not known.startswith(("leave", "syrtos", "tf.contrib", "train", "a ", "the ", "pass")) else known
+    fix = fix or (f"write `{moved[0]}`" if moved else f"`{path.replace('tensorflow.', 'tf.', 1)}` has no counterpart of the same name: look for it in the documentation of Keras 3")
+    if public_names.is_of_tensorflow_1(gone):
+        more = known or f"train a keras.Model by `fit`; helpers alone are at `tf.compat.v1.{gone.removeprefix('tensorflow.')}`"
+        return at(script, node, _OLD, Severity.BREAKS, f"`{shown}` belongs to TensorFlow 1", f"write {more}" if known and known.startswith("`") else more)
+    if gone.split(".")[0] in ("tensorflow_addons", "keras_contrib"):
+        return at(script, node, _RULE, Severity.BREAKS, f"the package `{gone.split('.')[0]}` ended with Keras 2", "most of it is in Keras 3: AdamW, Lamb, GroupNormalization, ...")
+    return at(script, node, _RULE, Severity.BREAKS, f"`{shown}` does not exist in the installed version", str(fix))
+
+
+def _is_function(path: str) -> bool:
+    """Whether it is a loss or a metric as a function, which `keras2` adds to `tf.keras`."""
+    return path.startswith(("keras.losses.", "keras.metrics.")) and path.rpartition(".")[2].islower()
+
+
+def _is_tried(script: Script, node: ast.AST) -> bool:
+    """Whether the script expects that the name may be missing: in a `try`, or behind a question about the version."""
+    for outer in script.around(node):
+        if isinstance(outer, ast.Try) and any(_catches(handler) for handler in outer.handlers):
+            return True
+        if isinstance(outer, ast.If | ast.IfExp) and any(word in ast.unparse(outer.test) for word in ("version", "hasattr", "VERSION", "find_spec", "PY2", "PY3")):
+            return True
+    return False
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    caught = ast.unparse(handler.type) if handler.type else "Exception"
+    return any(word in caught for word in ("ImportError", "ModuleNotFoundError", "AttributeError", "Exception"))
+
+
+def old_words(program: Program) -> Iterator[Finding]:
+    """Methods and arguments that are gone."""
+    if is_legacy(program):
+        return
+    attributes, arguments = _replaced()["attributes"], _replaced()["arguments"]
+    spells = speaks_keras_2(program)
+    for script in program.scripts:
+        for node in ast.walk(script.tree):
+            if isinstance(node, ast.Attribute) and node.attr in attributes and node.attr not in script.functions and not (spells and node.attr in _SPELLINGS) and not _is_tried(script, node):
+                if not (script.written(node) or "").startswith("tensorflow.compat.v1"):
+                    yield at(script, node, _RULE, Severity.BREAKS, f"`{node.attr}` is gone", f"use {attributes[node.attr]}")
+        for call in script.calls:
+            for kind in _kinds(script, call):
+                yield from _arguments(script, call, kind, arguments.get(kind, {}), spells)
+
+
+def _kinds(script: Script, call: ast.Call) -> Iterator[str]:
+    """Under which words the arguments of a call are listed."""
+    path, name = script.meaning(call.func), method(call)
+    if of_optimizer(script, call):
+        if path.startswith("keras."):
+            yield "optimizer"
+    elif path.startswith("keras.layers."):
+        yield from ("layer", name)
+    elif path.startswith("keras."):
+        yield name
+    elif isinstance(call.func, ast.Attribute) and name in ("fit", "evaluate", "predict", "compile", "save", "save_weights"):
+        yield name
+
+
+def _arguments(script: Script, call: ast.Call, kind: str, known: object, spells: bool) -> Iterator[Finding]:
+    assert isinstance(known, Mapping)
+    for keyword in call.keywords:
+        if keyword.arg not in known or (spells and keyword.arg in _ALLOWED.get(kind, ())):
+            continue
+        if (kind, keyword.arg) == ("save", "save_format") and script.constant(keyword.value) in ("keras", "h5"):
+            continue
+        if kind == "layer" and method(call) == "Embedding" and keyword.arg == "output_dim":
+            continue
+        if kind in ("fit", "predict", "evaluate") and not _on_model(call, keyword.arg or ""):
+            continue
+        yield at(script, call, _RULE, Severity.BREAKS, f"`{method(call)}` takes no `{keyword.arg}` in Keras 3", f"use {known[keyword.arg]}")
+
+
+def _on_model(call: ast.Call, name: str) -> bool:
+    """Whether it may be a Keras model: `workers` and the like are arguments of other things too."""
+    return isinstance(call.func, ast.Attribute) and "tuner" not in ast.unparse(call.func.value).lower()
+
+
+def unsupported_values(program: Program) -> Iterator[Finding]:
+    """File names and metrics of Keras 2 whose meaning has changed, and optimizers that are shells."""
+    if is_legacy(program):
+        return
+    for script, call in program.calls():
+        path, name = script.meaning(call.func), method(call)
+        if path == "keras.callbacks.ModelCheckpoint":
+            yield from _checkpoint(script, call)
+        elif name in ("save_weights", "load_weights") and isinstance(call.func, ast.Attribute):
+            yield from _weights(script, call, name)
+        elif name == "save" and isinstance(call.func, ast.Attribute) and "model" in ast.unparse(call.func.value).lower() and len(call.args) + len(call.keywords) == 1:
+            yield from _saved(script, call)
+        elif path.startswith("keras.optimizers.legacy.") and not speaks_keras_2(program):
+            yield at(script, call, _RULE, Severity.BREAKS, "`keras.optimizers.legacy` is empty in Keras 3", f"write `keras.optimizers.{name}`")
+        elif of_optimizer(script, call) and path.startswith("keras.") and argument(call, "decay") is not None and not speaks_keras_2(program):
+            if script.constant(argument(call, "decay")) != 0:
+                yield at(script, call, _RULE, Severity.WRONG, "Keras 3 ignores `decay`: the learning rate stays as it is", "use `keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)` as the learning rate")
+
+
+def _text(script: Script, node: ast.expr | None) -> str | None:
+    """The end of a path, where it is known: of a literal, an f-string, a sum, `os.path.join`, or a name."""
+    if isinstance(node, ast.JoinedStr) and node.values:
+        return _text(script, node.values[-1])
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Div):
+        return _text(script, node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        return _text(script, node.left)
+    if isinstance(node, ast.Call) and method(node) in ("join", "format", "str", "Path"):
+        return _text(script, node.func.value if method(node) == "format" and isinstance(node.func, ast.Attribute) else node.args[-1] if node.args else None)
+    if isinstance(node, ast.Name) and len(values := script.assigned.get(node.id, [])) == 1 and not isinstance(values[0], ast.Name):
+        return _text(script, values[0])
+    found = script.constant(node)
+    return found if isinstance(found, str) else None
+
+
+def _checkpoint(script: Script, call: ast.Call) -> Iterator[Finding]:
+    path = _text(script, argument(call, "filepath", 0))
+    weights = script.constant(argument(call, "save_weights_only", 3)) is True
+    if path is None:
+        return
+    wanted = ".weights.h5" if weights else ".keras"
+    if not path.endswith(wanted) and not (path.endswith(".h5") and not weights):
+        yield at(script, call, _RULE, Severity.BREAKS, f"ModelCheckpoint's file must end in `{wanted}`", f"write a name such as `model{wanted}`")
+
+
+def _weights(script: Script, call: ast.Call, name: str) -> Iterator[Finding]:
+    path = _text(script, argument(call, "filepath", 0))
+    allowed = (".weights.h5",) if name == "save_weights" else (".weights.h5", ".h5", ".keras", ".hdf5", ".json", ".orbax")
+    if path and not path.endswith(allowed) and "model" in ast.unparse(call.func).lower():
+        yield at(script, call, _RULE, Severity.BREAKS, f"the file of `{name}` must end in `.weights.h5`", "write a name such as `model.weights.h5`")
+
+
+def _saved(script: Script, call: ast.Call) -> Iterator[Finding]:
+    path = _text(script, argument(call, "filepath", 0))
+    if path and not path.endswith((".keras", ".h5", ".hdf5")):
+        yield at(script, call, _RULE, Severity.BREAKS, "`model.save` writes files that end in `.keras` (or `.h5`), no folders", "write `model.save('model.keras')`, or `model.export(folder)` for a SavedModel")
+
+
+def sessions(program: Program) -> Iterator[Finding]:
+    """Training in sessions of TensorFlow 1, in which nothing is exchanged."""
+    for script, call in program.calls():
+        if (script.written(call.func) or "") in _SESSIONS and program.uses("minimize", "apply_gradients"):
+            yield at(script, call, _OLD, Severity.WRONG, "this session trains on each worker by itself: its gradients are not exchanged", "train a keras.Model by `model.fit`, or keep the graph as the `model_fn` of a tf.estimator.Estimator, which syrtos serves")
+            return
+
+
+def renamed_metrics(program: Program) -> Iterator[Finding]:
+    """`acc`, which was the name of `accuracy` in the logs."""
+    named = {value.value for script, call in program.calls() if method(call) == "compile" and (m := argument(call, "metrics", 2)) for value in ast.walk(m) if isinstance(value, ast.Constant)}
+    if "acc" in named or "accuracy" not in named:
+        return
+    for script in program.scripts:
+        for node in ast.walk(script.tree):
+            key = node.slice if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) else None
+            if isinstance(key, ast.Constant) and key.value in ("acc", "val_acc") and "hist" in ast.unparse(node).lower():
+                yield at(script, node, _RULE, Severity.BREAKS, f"the logs have no `{key.value}` (KeyError)", f"write `{str(key.value).replace('acc', 'accuracy')}`")
+            elif isinstance(node, ast.keyword) and node.arg == "monitor" and isinstance(node.value, ast.Constant) and node.value.value in ("acc", "val_acc"):
+                yield at(script, node.value, _RULE, Severity.WRONG, f"the logs have no `{node.value.value}`, so this callback does nothing", f"write `{str(node.value.value).replace('acc', 'accuracy')}`")

@@ -1,0 +1,84 @@
+"""Learning rates and numbers of steps, where a batch is one worker's: N workers train on N times the samples in a step."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from syrtos.doctor.finding import Finding, Severity, at
+from syrtos.doctor.program import Program, depends_on, of_optimizer, trains
+from syrtos.doctor.script import Script, argument, method
+
+_RATES = ("learning_rate", "lr")
+_SHARDS = ("shard", "experimental_distribute_dataset", "distribute_datasets_from_function")
+
+
+def rates(program: Program) -> Iterator[Finding]:
+    """A learning rate that is not scaled with the number of workers, or scaled twice, where each has a batch of its own."""
+    if not trains(program) or not (program.dialect or program.batch == "per-worker") or program.scaled:
+        return
+    made = [(script, call) for script, call in program.calls() if of_optimizer(script, call)]
+    scaled = _scaled_elsewhere(program)
+    for script, call in made:
+        rate = _rate(call)
+        times = max((depends_on(script, factor) for factor in _products(script, rate)), default=0) if rate is not None else 0
+        if times > 1:
+            yield at(script, call, "lr-not-scaled", Severity.WRONG, "the learning rate is multiplied by the number of workers twice", "multiply it once")
+        elif not scaled and not (rate is not None and depends_on(script, rate)):
+            yield _not_scaled(program, script, call)
+
+
+def _not_scaled(program: Program, script: Script, call: ast.Call) -> Finding:
+    says = f"the learning rate stays as it is while {program.workers} workers train on {program.workers} times the samples in a step"
+    if not program.dialect:
+        return at(script, call, "lr-not-scaled", Severity.WRONG, says, "add `--scale-lr linear` (SGD; Adam-like optimizers often want `sqrt`) and `--warmup-epochs 5`, or leave `--batch per-worker` away")
+    fix = "multiply it by `hvd.size()` for SGD (linear scaling) or its square root for Adam, with a warm-up of some epochs; or say nothing if it was tuned for all workers"
+    return at(script, call, "lr-not-scaled", Severity.WRONG, says, fix)
+
+
+def _rate(call: ast.Call) -> ast.expr | None:
+    named = [found for name in _RATES if (found := argument(call, name)) is not None]
+    return named[0] if named else (call.args[0] if call.args else None)
+
+
+def _products(script: Script, rate: ast.expr) -> Iterator[ast.expr]:
+    """A rate, and the values of its name."""
+    yield rate
+    if isinstance(rate, ast.Name):
+        yield from script.assigned.get(rate.id, [])
+
+
+def _scaled_elsewhere(program: Program) -> bool:
+    """Whether something else than an optimizer's argument sets a rate by the number of workers: a callback, a schedule, an assignment."""
+    for script in program.scripts:
+        for node in ast.walk(script.tree):
+            if isinstance(node, ast.Call) and "LearningRate" in method(node):
+                return True
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.keyword) and depends_on(script, node.value):
+                names = [ast.unparse(t) for t in node.targets] if isinstance(node, ast.Assign) else [ast.unparse(node.target) if isinstance(node, ast.AugAssign) else str(node.arg)]
+                if any(name.split(".")[-1].lower().startswith("lr") or "lr" in name.lower().split("_") or "rate" in name.lower() for name in names):
+                    return True
+    return False
+
+
+def steps(program: Program) -> Iterator[Finding]:
+    """Each of N workers makes all steps of an epoch, so an epoch trains on N times the samples."""
+    if not program.dialect:
+        return
+    divided = any(
+        method(call) in _SHARDS or (method(call) == "take" and any(depends_on(script, value) for value in call.args)) for script, call in program.calls()
+    )
+    for script, call in program.calls():
+        if method(call) not in ("fit", "fit_generator") or divided:
+            continue
+        count = argument(call, "steps_per_epoch")
+        if count is None or (isinstance(count, ast.Constant) and count.value is None):
+            continue
+        if not depends_on(script, count) and not depends_on(script, argument(call, "epochs")) and not _from_divided_data(script, count):
+            says = f"each of {program.workers} workers makes all `steps_per_epoch` steps with a batch of its own: an epoch trains on {program.workers} times the samples"
+            yield at(script, call, "steps-times-workers", Severity.WRONG, says, f"divide them: `steps_per_epoch={ast.unparse(count)} // hvd.size()`")
+
+
+def _from_divided_data(script: Script, count: ast.expr) -> bool:
+    """Whether the count comes from the length of something, which may be this worker's part of the data, chosen by its rank."""
+    return any(isinstance(inner, ast.Call) and method(inner) == "len" for inner in ast.walk(count)) and bool(depends_on(script, count, "rank", "size"))
