@@ -35,12 +35,14 @@ class Searched:
         rate: its learning rate, if that is a number that can be read.
         found: None where nothing fits.
         machine: bytes of memory of this machine, or of the container.
+        usable: bytes of it that a trial might have had when the search began.
     """
 
     tried: list[Tried]
     own: int
     workers: int
     machine: int
+    usable: int
     optimizer: str = ""
     rate: float | None = None
     found: Found | None = None
@@ -79,7 +81,8 @@ def search(
 class _Trying:
     def __init__(self, spec: Spec, machine: Machine, run_dir: Path, steps: int, say: Callable[[str], None]) -> None:
         self._spec, self._machine, self._run_dir, self._steps, self._say = spec, machine, run_dir, steps, say
-        self.result = Searched([], 0, spec.workers, memory.now().total)
+        has = memory.now()
+        self.result = Searched([], 0, spec.workers, has.total, has.usable)
 
     def once(self, batch: int) -> None:
         """Tries a batch; 0: the script's own."""
@@ -150,9 +153,14 @@ def _every(seconds: float) -> Iterator[bool]:
         yield due
 
 
+def milliseconds(seconds: float) -> str:
+    """In words, with three digits."""
+    return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
+
+
 def in_words(tried: Tried) -> str:
     """A line about a trial."""
     if tried.failed:
         return f"batch {tried.batch:,}: {tried.failed}"
     peak = size(max(tried.peak)) + (f", {size(max(tried.device))} on the accelerator" if any(tried.device) else "")
-    return f"batch {tried.batch:,}: {tried.speed:,.0f} samples/s, {tried.step * 1e3:.3g} ms a step, {peak} a worker"
+    return f"batch {tried.batch:,}: {tried.speed:,.0f} samples/s, {milliseconds(tried.step)} ms a step, {peak} a worker"

@@ -90,7 +90,8 @@ def check_has_trained(ran: Ran) -> None:
         return
     if ran.outcome.end is not End.FINISHED:
         raise TrialError("The script failed in a trial.", ran)
-    calls = ", ".join(f"`{name}`" for name in ran.called)
+    called = [name for name in ran.called if name != "apply" or "train_on_batch" not in ran.called]
+    calls = ", ".join(f"`{name}`{' of an optimizer' * (name == 'apply')}" for name in called)
     what = (
         f"It calls {calls}, and trains in a loop of its own."
         if calls

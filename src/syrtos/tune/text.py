@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 from syrtos.report.page import standalone
-from syrtos.tune.batch import Searched
+from syrtos.tune.batch import Searched, milliseconds
 from syrtos.tune.memory import size
 from syrtos.tune.rates import Rates
 from syrtos.tune.search import Tried
 
 # Optimizers whose update does not grow with the gradient; names of Keras.
+_NOISY = 0.2  # of the median
 _ADAPTIVE = {"Adam", "AdamW", "Nadam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Lion", "Lamb", "Adafactor", "Ftrl"}
 
 
@@ -37,11 +39,45 @@ def of_batches(result: Searched) -> list[str]:
     own = " It is the script's own." if found.recommended == result.own else faster and f" Training is{faster}"
     return [
         f"Recommended: a global batch of {found.recommended:,}.{own}",
-        f"The fastest is {found.fastest:,} ({speeds[found.fastest]:,.0f} samples/s). {found.recommended:,} reaches {part:.0%} of that, the smallest within 5 %: "
-        "a larger batch makes fewer updates from the same data, and gains no speed.",
-        f"The largest that was seen to fit is {found.largest:,}. {found.why}",
+        f"The fastest is {found.fastest:,} ({speeds[found.fastest]:,.0f} samples/s). {found.recommended:,} reaches {part:.0%} of that, the smallest within "
+        "5 %: a larger batch makes fewer updates from the same data, and gains no speed.",
+        f"The largest that was seen to fit is {found.largest:,}. {found.why}{_would_fit(result)}",
+        *_noise(result),
         *_rates(result, found.recommended),
     ]
+
+
+def _would_fit(result: Searched) -> str:
+    """By the growth of the host's memory, where the search ended before memory did, and batches are not on an accelerator."""
+    good = sorted((one for one in result.tried if not one.failed), key=lambda one: one.batch)
+    if len(good) < 2 or any(one.failed for one in result.tried) or any(good[-1].device):
+        return ""
+    slope = (sum(good[-1].peak) - sum(good[0].peak)) / (good[-1].batch - good[0].batch)
+    room = result.usable - sum(good[-1].peak)
+    if slope <= 0 or room <= 0:
+        return ""
+    return (
+        f" By their growth of {size(slope)} a row, about {good[-1].batch + room / slope:,.2g} rows would fit."
+        if slope >= 1e6
+        else ""
+    )
+
+
+def _noise(result: Searched) -> list[str]:
+    """How much steps of a trial differ, and what data was repeated."""
+    good = [one for one in result.tried if not one.failed]
+    noise = statistics.median((one.quartiles[1] - one.quartiles[0]) / one.step for one in good)
+    sentences = [
+        f"Speeds are of the median step; the middle half of the steps lies within {noise:.0%} of it (median of the trials)."
+    ]
+    if noise > _NOISY:
+        sentences[0] += (
+            " That is much: other programs may be busy on this machine. Repeat the search when it is calm, or with more `--steps`."
+        )
+    if repeated := [one for one in good if one.note]:
+        least = min(repeated, key=lambda one: one.batch)
+        sentences.append(f"For batches of {least.batch:,} or more the data is too small for an epoch of some steps: {least.note}.")
+    return sentences
 
 
 def _rates(result: Searched, batch: int) -> list[str]:
@@ -71,14 +107,14 @@ def table(result: Searched) -> list[tuple[str, ...]]:
 def _row(one: Tried, result: Searched) -> tuple[str, ...]:
     if one.failed:
         return (f"{one.batch:,}", "", "", "", "", "", one.failed)
-    found, first, third = result.found, *(f"{each * 1e3:.3g}" for each in one.quartiles)
+    found, first, third = result.found, *(milliseconds(each) for each in one.quartiles)
     names = {
         "the script's own": result.own,
         "recommended": found and found.recommended,
         "fastest": found and found.fastest,
         "largest": found and found.largest,
     }
-    notes = [name for name, batch in names.items() if batch == one.batch] + ([one.note] if one.note else [])
+    notes = [name for name, batch in names.items() if batch == one.batch]
     device = size(max(one.device)) if any(one.device) else ""
     return (
         f"{one.batch:,}",
