@@ -244,6 +244,7 @@ def described(record: Record) -> dict[str, Any]:
     request, state = redacted(record.request), record.state
     answer = {name: request[name] for name in _ECHOED if name in request}
     answer |= {
+        "OutputDataConfig": {"KmsKeyId": "", **request["OutputDataConfig"]},  # SDK v2's attach reads the key
         "TrainingJobName": record.name,
         "TrainingJobArn": arn(record.name),
         "TrainingJobStatus": state.status,

@@ -22,12 +22,13 @@ def arn(name: str) -> str:
 
 
 def definition_of(request: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """The definition as SageMaker describes it: with the name of the objective among its hyperparameters."""
+    """The definition as it is described: the name of the objective is among its hyperparameters, and its instances are in a ``ResourceConfig``, where SDK
+    v2, which sends them as a ``HyperParameterTuningResourceConfig``, looks for them."""
     definition = request["TrainingJobDefinition"]
-    return {
-        **definition,
-        "StaticHyperParameters": {**(definition.get("StaticHyperParameters") or {}), OBJECTIVE: metric},
-    }
+    static = {**(definition.get("StaticHyperParameters") or {}), OBJECTIVE: metric}
+    instances = definition.get("HyperParameterTuningResourceConfig")
+    resources = {"ResourceConfig": _resources(instances)} if instances else {}
+    return {**resources, **definition, "StaticHyperParameters": static}
 
 
 def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[str, str]) -> dict[str, Any]:
@@ -46,8 +47,6 @@ def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[
         "HyperParameters": {**definition["StaticHyperParameters"], **tuned},
         "AlgorithmSpecification": _algorithm(definition["AlgorithmSpecification"], metric),
     }
-    if "ResourceConfig" not in found and "HyperParameterTuningResourceConfig" in definition:
-        found["ResourceConfig"] = _resources(definition["HyperParameterTuningResourceConfig"])
     if "CheckpointConfig" in definition:  # each training job has checkpoints of its own
         checkpoints = definition["CheckpointConfig"]
         found["CheckpointConfig"] = {**checkpoints, "S3Uri": f"{checkpoints['S3Uri'].rstrip('/')}/{name}"}
