@@ -41,6 +41,7 @@ class Range:
         self._model, self._trial = model, trial
         self.rates: list[float] = []
         self.losses: list[float] = []
+        self._rate = trial.first_rate
         self._mean, self._norm, self._best = 0.0, 0.0, math.inf
         _take_schedule_away(self._optimizer, trial.first_rate)
         if hasattr(model, "steps_per_execution"):
@@ -50,12 +51,11 @@ class Range:
         """Before a batch: its rate is set, and metrics begin anew, so that the loss of the logs is its own and no mean since the epoch began."""
         del batch, logs
         trial = self._trial
-        progress = len(self.rates) / max(trial.steps - 1, 1)
-        rate = trial.first_rate * (trial.last_rate / trial.first_rate) ** progress
+        progress = len(self.losses) / max(trial.steps - 1, 1)
+        self._rate = trial.first_rate * (trial.last_rate / trial.first_rate) ** progress
         backend.active().settle(self._model)
         self._model.reset_metrics()
-        self._optimizer.learning_rate = rate
-        self.rates.append(rate)
+        self._optimizer.learning_rate = self._rate  # the data may end here: then there is no such batch
 
     def end(self, logs: Mapping[str, Any] | None) -> bool:
         """After a batch. Returns whether the test is over.
@@ -66,6 +66,7 @@ class Range:
         mine = float(np.asarray(_loss_of(logs or {})))
         everyone = world.current().comm.agree("loss of a batch", mine)  # equal, but in a script that exchanges itself
         loss = float(np.mean(everyone))
+        self.rates.append(self._rate)
         self.losses.append(loss)
         if not math.isfinite(loss):
             if len(self.losses) == 1:

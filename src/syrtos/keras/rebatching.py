@@ -49,7 +49,8 @@ def rebatched(model: Any, given: Mapping[str, Any], size: Callable[[int], int]) 
     Raises:
         ConfigurationError: data of a kind whose batches can't be changed.
     """
-    keras, x = keras_internals.keras_of(model), given.get("x")
+    keras = keras_internals.keras_of(model)
+    x: Any = given.get("x")
     tree, made = _tree(keras), _made(keras, x, _steps_in_call(model))
     if made is not None:
         return made(tree, x, size)

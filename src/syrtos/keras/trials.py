@@ -86,7 +86,8 @@ def _in_place_of(trial: Trial, original: Method) -> Method:
             measure, changed = Steps(self, trial, data), data.arguments
             _write(BEGAN, {"own": data.own * _workers()})  # known also where the memory does not suffice
         else:
-            measure, changed = Range(self, trial), {}
+            x: Any = given.get("x")
+            measure, changed = Range(self, trial), {"x": itertools.cycle(x)} if hasattr(x, "__next__") else {}
         memory.training_begins()
         given |= {name: value for name, value in _LEFT_OUT.items() if name in signature.parameters}
         given |= {**changed, "epochs": ENDLESS, "callbacks": [_watching(self, measure, memory)]}

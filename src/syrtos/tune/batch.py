@@ -124,8 +124,10 @@ class _Trying:
 
     def _tried(self, found: Any) -> Tried:
         self.result.optimizer, self.result.rate = found["optimizer"], found["rate"]
-        each = {name: tuple(worker[name] for worker in found["workers"]) for name in ("before", "peak", "device")}
-        return Tried(found["batch"], tuple(found["seconds"]), note=found["note"], **each)
+        before, peak, device = (
+            tuple(worker[name] for worker in found["workers"]) for name in ("before", "peak", "device")
+        )
+        return Tried(found["batch"], tuple(found["seconds"]), before, peak, device, found["note"])
 
 
 def _available(has: Memory) -> str:

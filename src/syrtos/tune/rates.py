@@ -13,7 +13,7 @@ _WEIGHT = 0.9  # of an exponential mean: over about ten batches
 # Losses above this multiple of the first ones count no more: the last batch before the end may have any loss.
 _CUT = 1.25
 # A fall of less than this part of the loss, or of less than so many standard errors, is none.
-_FLAT, _ERRORS = 0.02, 3.0
+_FLAT, _ERRORS = 0.02, 4.0
 _FIRST = 5  # batches that say where the loss began
 # The recommended rate is between these parts of the rate at the least loss.
 _LOW, _HIGH = 1 / 10, 1 / 3
@@ -91,8 +91,10 @@ def conclude(rates: Sequence[float], losses: Sequence[float], steps: int) -> Rat
 
 
 def _both_ways(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    there, back = smooth(losses.tolist()), smooth(losses[::-1].tolist())[::-1]
-    return (np.asarray(there) + np.asarray(back)) / 2
+    """Each direction counts by the weight of the batches behind it: few at the ends."""
+    there, back = np.asarray(smooth(losses.tolist())), np.asarray(smooth(losses[::-1].tolist())[::-1])
+    counts = 1 - _WEIGHT ** np.arange(1, len(losses) + 1)
+    return (there * counts + back * counts[::-1]) / (counts + counts[::-1])
 
 
 def _flat(

@@ -39,8 +39,8 @@ def of_batches(result: Searched) -> list[str]:
     own = " It is the script's own." if found.recommended == result.own else faster and f" Training is{faster}"
     return [
         f"Recommended: a global batch of {found.recommended:,}.{own}",
-        f"The fastest is {found.fastest:,} ({speeds[found.fastest]:,.0f} samples/s). {found.recommended:,} reaches {part:.0%} of that, the smallest within "
-        "5 %: a larger batch makes fewer updates from the same data, and gains no speed.",
+        f"The fastest is {found.fastest:,} ({speeds[found.fastest]:,.0f} samples/s). {found.recommended:,} reaches {part:.0%} of that, and is the smallest "
+        "within 5 %: a larger batch makes fewer updates from the same data, and gains no speed.",
         f"The largest that was seen to fit is {found.largest:,}. {found.why}{_would_fit(result)}",
         *_noise(result),
         *_rates(result, found.recommended),
@@ -76,7 +76,9 @@ def _noise(result: Searched) -> list[str]:
         )
     if repeated := [one for one in good if one.note]:
         least = min(repeated, key=lambda one: one.batch)
-        sentences.append(f"For batches of {least.batch:,} or more the data is too small for an epoch of some steps: {least.note}.")
+        sentences.append(
+            f"For batches of {least.batch:,} or more the data is too small for an epoch of some steps: {least.note}."
+        )
     return sentences
 
 

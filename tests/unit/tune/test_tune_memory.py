@@ -1,0 +1,84 @@
+"""What a machine has left, what a trial will need, and whether it ended for want of memory."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from syrtos.launch.outcome import End, Outcome
+from syrtos.tune import memory
+from syrtos.tune.ends import out_of_memory
+from syrtos.tune.memory import Memory, Point, forecast
+
+
+def test_the_first_forecast_takes_all_growth_for_the_batchs() -> None:
+    assert forecast([Point(64, 1000, 1640)], 128) == 1000 + 2 * 640
+
+
+def test_later_forecasts_follow_the_two_largest_batches() -> None:
+    points = [Point(256, 1000, 3000), Point(64, 1000, 1900), Point(128, 1000, 2000)]
+    assert forecast(points, 512) == 3000 + (3000 - 2000) * 2
+
+
+def test_a_peak_that_did_not_grow_is_not_forecast_to_shrink() -> None:
+    assert forecast([Point(64, 1000, 2000), Point(128, 1000, 1900)], 256) == 1900
+
+
+def test_a_container_of_version_2_has_less_than_the_machine(tmp_path: Path) -> None:
+    group = tmp_path / "cgroup" / "user" / "job"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group.parent / "memory.max").write_text("200000000\n")
+    (group.parent / "memory.current").write_text("150000000\n")
+    (group.parent / "memory.stat").write_text("anon 1\ninactive_file 30000000\n")
+    (tmp_path / "own").write_text("0::/user/job\n")
+    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == Memory(80_000_000, 200_000_000)
+
+
+def test_a_container_of_version_1_has_less_than_the_machine(tmp_path: Path) -> None:
+    group = tmp_path / "cgroup" / "memory"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("200000000\n")
+    (group / "memory.usage_in_bytes").write_text("50000000\n")
+    (tmp_path / "own").write_text("4:memory:/elsewhere\n3:cpu:/\n")
+    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == Memory(150_000_000, 200_000_000)
+
+
+def test_a_machine_without_limits_is_known_by_itself(tmp_path: Path) -> None:
+    assert memory.now(tmp_path, tmp_path / "nothing").total > 0
+
+
+def test_a_little_is_left_for_others() -> None:
+    assert Memory(1000, 10_000).usable == 900
+    assert Memory(200, 10_000).is_short
+    assert not Memory(2000, 10_000).is_short
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 3 GiB",
+        "ResourceExhaustedError: Graph execution error: OOM when allocating tensor",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory",
+        "torch.OutOfMemoryError: CUDA out of memory.",
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 6553760896 bytes.",
+    ],
+)
+def test_frameworks_say_that_memory_has_ended(text: str) -> None:
+    assert out_of_memory(Outcome(end=End.FAILED, code=1, failures=[{"rank": 0, "text": text}]), "")
+
+
+def test_other_errors_are_no_want_of_memory() -> None:
+    failed = Outcome(end=End.FAILED, code=1, failures=[{"rank": 0, "text": "ValueError: shapes differ"}])
+    assert not out_of_memory(failed, "")
+    assert not out_of_memory(Outcome(end=End.CRASHED, status=-signal.SIGTERM), "")
+    assert not out_of_memory(Outcome(end=End.CRASHED, status=-signal.SIGSEGV), "")
+
+
+def test_the_kernel_kills_and_libraries_abort() -> None:
+    assert "SIGKILL" in out_of_memory(Outcome(end=End.CRASHED, status=-signal.SIGKILL), "")
+    aborted = Outcome(end=End.CRASHED, status=-signal.SIGABRT)
+    assert "bad_alloc" in out_of_memory(aborted, "terminate called after throwing an instance of 'std::bad_alloc'")
+    assert out_of_memory(Outcome(end=End.CRASHED, status=-signal.SIGSEGV), "", limited=True)
