@@ -22,11 +22,13 @@ from syrtos.jobs.http import bodies, model
 from syrtos.jobs.http.details import Details
 from syrtos.jobs.http.listing import Listing
 from syrtos.jobs.http.reports import Reports
+from syrtos.jobs.http.searches import Searches
 from syrtos.jobs.service import ApiError, Service, described
 from syrtos.jobs.store import Record
+from syrtos.jobs.tuning.operations import Operations
 from syrtos.report.page import finite
 
-_STATIC = ("page.css", "page.js", "base.js", "list.js", "about.js", "clone.js", "icon.svg")
+_STATIC = ("page.css", "page.js", "base.js", "list.js", "about.js", "clone.js", "search.js", "icon.svg")
 _REPORT = ("report.js", "report.css", "echarts.min.js")
 _FILES = {"/": "page.html"} | {f"/ui/{name}": name for name in (*_STATIC, *_REPORT)}
 _TYPES = {
@@ -42,6 +44,7 @@ _SAFE = {
     "Cache-Control": "no-store",
 }
 _JOB = r"/ui/jobs/([A-Za-z0-9-]{1,63})"
+_SEARCH = r"/ui/tuning/([A-Za-z0-9-]{1,32})"
 
 
 def token(home: Home) -> str:
@@ -59,6 +62,7 @@ class Page:
         self._listing = Listing(service)
         self._details = Details(service)
         self._reports = Reports(service)
+        self._searches = Searches(service)
 
     def serves(self, request: Request) -> bool:
         """Whether a request without a signature is for the page."""
@@ -93,6 +97,7 @@ class Page:
         pages: tuple[tuple[str, Callable[..., Response]], ...] = (
             (r"/ui/jobs", self._jobs),
             (_JOB, self._job),
+            (_SEARCH, self._search),
             (_JOB + r"/report", self._report),
             (_JOB + r"/report.html", self._report_file),
             (_JOB + r"/logs/(\d+)", self._logs),
@@ -107,11 +112,13 @@ class Page:
 
     async def _post(self, request: Request) -> Response:
         """Only from the page itself: another site's form can't send this header."""
-        found = re.fullmatch(_JOB + "/(stop|clone)", request.url.path)
+        found = re.fullmatch(_JOB + "/(stop|clone)", request.url.path) or re.fullmatch(
+            _SEARCH + "/(end)", request.url.path
+        )
         if not found or request.headers.get("x-syrtos") != "page":
             return _json({"error": "There is nothing to be done here."}, 404)
         body = await bodies.whole(request)
-        action = self._stop if found[2] == "stop" else self._clone
+        action = {"stop": self._stop, "clone": self._clone, "end": self._end_search}[found[2]]
         try:
             answer = await run_in_threadpool(action, found[1], body)
         except (ApiError, ConfigurationError) as error:
@@ -121,6 +128,9 @@ class Page:
 
     def _stop(self, name: str, body: bytes) -> dict[str, Any]:
         return self._service.stop_training_job({"TrainingJobName": name})
+
+    def _end_search(self, name: str, body: bytes) -> dict[str, Any]:
+        return Operations(self._service).stop_hyper_parameter_tuning_job({"HyperParameterTuningJobName": name})
 
     def _clone(self, name: str, body: bytes) -> dict[str, Any]:
         """Creates a job as this one, by a request that is checked as one from outside."""
@@ -132,7 +142,14 @@ class Page:
 
     def _jobs(self, request: Request) -> Response:
         wanted = request.query_params
-        return _json(self._listing.answer(wanted.get("search", ""), wanted.get("status", "")))
+        answer = self._listing.answer(wanted.get("search", ""), wanted.get("status", ""))
+        return _json(answer | {"searches": self._searches.rows()})
+
+    def _search(self, _request: Request, name: str) -> Response:
+        record = self._service.tunings.get(name)
+        if record is None:
+            return _json({"error": f"There is no tuning job {name}."}, 404)
+        return _json(self._searches.answer(record))
 
     def _job(self, _request: Request, name: str) -> Response:
         record = self._service.store.get(name)

@@ -118,6 +118,7 @@ export async function ask(path, { alone = false, ...options } = {}) {
   const told = response.headers.get("content-type")?.includes("json") ? JSON.parse(text).error : "";
   throw new Refusal(response.status, told);
 }
+export const searchAddress = (name) => `/ui/tuning/${encodeURIComponent(name)}`;
 export const address = (name) => `/ui/jobs/${encodeURIComponent(name)}`;
 
 export function trouble(error) {

@@ -1,5 +1,6 @@
 // The list of jobs: a search, a kind of status, and which workers are in use.
 
+import { drawSearches } from "./search.js";
 import { ago, announce, ask, at, duration, el, epochBar, instances, leftWords, redraw, short, status, tell } from "./base.js";
 
 const PAUSE = 1200; // milliseconds between looks
@@ -74,8 +75,9 @@ function drawFound(jobs, more) {
 /** Looks once. `left`: the job that we come back from, whose link gets the focus. */
 export async function showList(reveal, left) {
   const wanted = new URLSearchParams({ search: at("search").value, status: kind });
-  const { jobs, more, counts, capacity, used } = await ask(`/ui/jobs?${wanted}`);
+  const { jobs, more, counts, capacity, used, searches } = await ask(`/ui/jobs?${wanted}`);
   const focused = document.activeElement;
+  drawSearches(searches);
   drawList(jobs);
   if (focused.dataset.name && focused.isConnected) focused.focus(); // a new job has moved it
   const all = drawKinds(counts);
@@ -84,7 +86,7 @@ export async function showList(reveal, left) {
   drawFound(jobs, more);
   redraw(at("capacity"), { used, capacity, waiting: counts.waiting }, drawUsage);
   reveal("list");
-  if (left) [...document.querySelectorAll("#jobs a")].find((link) => link.dataset.name === left)?.focus();
+  if (left) [...document.querySelectorAll(".jobs a")].find((link) => link.dataset.name === left)?.focus();
   announce(jobs);
   return wanted.get("search").trim() ? LONG_PAUSE : PAUSE;
 }

@@ -7,6 +7,7 @@ import {
 } from "./base.js";
 import { openClone } from "./clone.js";
 import { listen, showList } from "./list.js";
+import { confirmEnd, endSearch, leaveSearch, showSearch } from "./search.js";
 
 const PAUSE = 1200; // milliseconds between looks at what may change
 const LONG_PAUSE = 8000; // at what has ended
@@ -224,11 +225,12 @@ async function stop() {
 // -- where we are, and keys -------------------------------------------------------------------
 
 const wanted = () => decodeURIComponent(/^#\/jobs\/([A-Za-z0-9-]+)$/.exec(location.hash)?.[1] ?? "");
+const wantedSearch = () => decodeURIComponent(/^#\/tuning\/([A-Za-z0-9-]+)$/.exec(location.hash)?.[1] ?? "");
 let left = ""; // the job that we come back from: its link gets the focus
 let timer = 0;
 
 function reveal(id) {
-  for (const view of ["list", "job"]) at(view).hidden = view !== id;
+  for (const view of ["list", "job", "search-page"]) at(view).hidden = view !== id;
 }
 
 /** Looks at what is shown, again and again; nothing is asked while the tab is hidden. */
@@ -237,8 +239,12 @@ async function refresh() {
   const mine = askAnew();
   let pause = LONG_PAUSE / 2;
   try {
-    pause = await (wanted() ? showJob(wanted()) : showList(reveal, left));
-    if (!wanted()) left = "";
+    if (wanted()) pause = await showJob(wanted());
+    else if (wantedSearch()) pause = await showSearch(wantedSearch(), reveal);
+    else {
+      pause = await showList(reveal, left);
+      left = "";
+    }
     tell(at("trouble"), "");
   } catch (error) {
     if (mine.signal.aborted) return;
@@ -249,9 +255,11 @@ async function refresh() {
 }
 
 function move() {
-  if (!wanted()) {
-    left = shown.name;
-    shown.name = "";
+  const job = shown.name;
+  if (!wanted()) shown.name = "";
+  const search = wantedSearch() ? "" : leaveSearch();
+  if (!wanted() && !wantedSearch()) {
+    left = job || search;
     document.title = "Syrtos";
   }
   window.scrollTo(0, 0);
@@ -259,7 +267,7 @@ function move() {
 }
 
 function step(count) {
-  const links = [...document.querySelectorAll("#jobs a")];
+  const links = [...document.querySelectorAll(".jobs a")];
   const k = links.indexOf(document.activeElement);
   links[k < 0 ? (count > 0 ? 0 : links.length - 1) : Math.max(0, Math.min(links.length - 1, k + count))]?.focus();
 }
@@ -268,6 +276,9 @@ function back() {
   if (!at("stop-ask").hidden) {
     confirmStop(false);
     at("stop").focus();
+  } else if (!at("search-stop-ask").hidden) {
+    confirmEnd(false);
+    at("search-stop").focus();
   } else location.hash = "#/";
 }
 
@@ -283,9 +294,9 @@ const inList = (action) => () => !at("list").hidden && action();
 const KEYS = {
   j: inList(() => step(1) ?? true), ArrowDown: inList(() => step(1) ?? true),
   k: inList(() => step(-1) ?? true), ArrowUp: inList(() => step(-1) ?? true),
-  "/": () => at(at("job").hidden ? "search" : "filter").focus() ?? true,
+  "/": () => at("search-page").hidden && (at(at("job").hidden ? "search" : "filter").focus() ?? true),
   "?": () => at("help").showModal() ?? true,
-  Escape: () => wanted() && (back() ?? true),
+  Escape: () => (wanted() || wantedSearch()) && (back() ?? true),
 };
 
 document.addEventListener("keydown", (event) => {
@@ -297,6 +308,9 @@ window.addEventListener("hashchange", move);
 at("stop").addEventListener("click", () => (confirmStop(true), at("stop-yes").focus()));
 at("stop-no").addEventListener("click", back);
 at("stop-yes").addEventListener("click", stop);
+at("search-stop").addEventListener("click", () => (confirmEnd(true), at("search-stop-yes").focus()));
+at("search-stop-no").addEventListener("click", back);
+at("search-stop-yes").addEventListener("click", () => endSearch(refresh));
 at("clone-open").addEventListener("click", () => shown.clone && openClone(shown.name, shown.clone));
 at("help-open").addEventListener("click", () => at("help").showModal());
 at("help-close").addEventListener("click", () => at("help").close());

@@ -1,0 +1,79 @@
+"""Tuning jobs on the page: a list of the newest, and everything about one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from syrtos.jobs.secrecy import redacted
+from syrtos.jobs.service import Service
+from syrtos.jobs.tuning.found import trials_of
+from syrtos.jobs.tuning.operations import described, search_of, summary
+from syrtos.jobs.tuning.search import Search
+from syrtos.jobs.tuning.trials import best, status_counters
+from syrtos.jobs.tunings import TuningRecord, columns
+
+_MOST = 50  # tuning jobs of the list
+
+
+class Searches:
+    """Answers about tuning jobs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._ended: dict[tuple[str, float | None], dict[str, Any]] = {}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The newest tuning jobs."""
+        found, _ = self._service.tunings.find([], [columns.created.desc(), columns.name.desc()], 0, _MOST)
+        return [self._row(record) for record in found]
+
+    def answer(self, record: TuningRecord) -> dict[str, Any]:
+        """One tuning job as Describe has it, with its trials."""
+        search = search_of(record)
+        trials = trials_of(self._service.store, search, record)
+        return {
+            "search": described(record, search, trials),
+            "trials": [{**summary(search, trial), "number": trial.number} for trial in trials],
+            "parameters": [_parameter(search, k) for k in range(len(search.space))],
+            "metric": search.metric,
+            "maximize": search.maximize,
+            "most": search.trials,
+            "parallel": search.parallel,
+            "static": _static(record),
+        }
+
+    def _row(self, record: TuningRecord) -> dict[str, Any]:
+        """Of one that has ended, its row is made once."""
+        key = (record.name, record.ended)
+        if key in self._ended:
+            return self._ended[key]
+        search = search_of(record)
+        trials = trials_of(self._service.store, search, record)
+        found = best(search, trials)
+        row = {
+            "name": record.name,
+            "status": record.status,
+            "strategy": search.strategy,
+            "created": record.created,
+            "ended": record.ended,
+            "counters": status_counters(trials),
+            "most": search.trials,
+            "best": [search.metric, found.objective] if found else None,
+            "failure": record.failure,
+        }
+        if record.final:
+            self._ended[key] = row
+        return row
+
+
+def _parameter(search: Search, k: int) -> dict[str, Any]:
+    parameter = search.space[k]
+    facts = {"name": parameter.name, "kind": parameter.kind, "scale": parameter.scale}
+    return facts | (
+        {"values": list(parameter.values)} if parameter.values else {"low": parameter.low, "high": parameter.high}
+    )
+
+
+def _static(record: TuningRecord) -> dict[str, str]:
+    definition = redacted(record.request["TrainingJobDefinition"])
+    return dict(definition.get("StaticHyperParameters") or {})
