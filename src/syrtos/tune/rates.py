@@ -13,7 +13,7 @@ _WEIGHT = 0.9  # of an exponential mean: over about ten batches
 # Losses above this multiple of the first ones count no more: the last batch before the end may have any loss.
 _CUT = 1.25
 # A fall of less than this part of the loss, or of less than so many standard errors, is none.
-_FLAT, _ERRORS = 0.02, 4.0
+_FLAT, _ERRORS = 0.02, 5.0
 _FIRST = 5  # batches that say where the loss began
 # The recommended rate is between these parts of the rate at the least loss.
 _LOW, _HIGH = 1 / 10, 1 / 3
