@@ -20,21 +20,34 @@ def add_to(commands: Any) -> None:
         "doctor",
         usage="syrtos doctor [-n N] [--fix | --write] SCRIPT | syrtos doctor [--hosts a,b]",
         help="what will be wrong or slow when a script runs on several workers",
-        description="Reads a script, and the modules beside it that it imports, and says what will break, come out wrong or be slow when it runs on several workers. Nothing is "
-        "run. Without a script: checks this machine, and others.",
-        epilog="The exit code is 1 if something breaks or comes out wrong. Examples: syrtos doctor -n 4 train.py; syrtos doctor --fix train.py; syrtos doctor --hosts a,b",
+        description="Reads a script, and the modules beside it that it imports, and says what will break, come out wrong or be slow when it runs on several "
+        "workers. Nothing is run. Without a script: checks this machine, and others.",
+        epilog="The exit code is 1 if something breaks or comes out wrong. Examples: syrtos doctor -n 4 train.py; syrtos doctor --fix train.py; "
+        "syrtos doctor --hosts a,b",
     )
     parser.add_argument("script", nargs="?", type=Path, metavar="SCRIPT", help="a Python script")
-    parser.add_argument("-n", type=int, default=2, metavar="N", dest="workers", help="number of workers it will run on (default: %(default)s)")
-    parser.add_argument("--batch", choices=("global", "per-worker"), default="global", help="as it will be given to `syrtos run`")
+    parser.add_argument(
+        "-n",
+        type=int,
+        default=2,
+        metavar="N",
+        dest="workers",
+        help="number of workers it will run on (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch", choices=("global", "per-worker"), default="global", help="as it will be given to `syrtos run`"
+    )
     parser.add_argument("--scale-lr", metavar="RULE", help="as it will be given to `syrtos run`")
     fixing = parser.add_mutually_exclusive_group()
     fixing.add_argument(
         "--fix",
         action="store_true",
-        help="show, as a diff, the script in today's Keras; scripts of Horovod, SMDDP, multi_gpu_model and Estimators of Keras models become plain ones with the mathematics of N workers",
+        help="show, as a diff, the script in today's Keras; scripts of Horovod, SMDDP, multi_gpu_model and Estimators of Keras models become plain "
+        "ones with the mathematics of N workers",
     )
-    fixing.add_argument("--write", action="store_true", help="write what `--fix` shows, and keep the script as SCRIPT.before")
+    fixing.add_argument(
+        "--write", action="store_true", help="write what `--fix` shows, and keep the script as SCRIPT.before"
+    )
     parser.add_argument("--hosts", metavar="a,b", help="check these hosts too, over ssh")
     parser.add_argument("--json", action="store_true", help="print lines of JSON")
     parser.set_defaults(main=main)
@@ -75,11 +88,17 @@ def _print(found: Sequence[Finding], script: Path, workers: int) -> None:
     for finding in found:
         word = finding.severity.name.lower()
         place = f"{_shown(finding.path)}:{finding.line}:{finding.column}"
-        console.print(Text.assemble((place, "bold"), "  ", (word, _COLOURS[finding.severity]), f" [{finding.rule}] {finding.says}."))
+        console.print(
+            Text.assemble(
+                (place, "bold"), "  ", (word, _COLOURS[finding.severity]), f" [{finding.rule}] {finding.says}."
+            )
+        )
         console.print(Text(f"    {finding.fix}.", "dim" if finding.severity is Severity.NOTE else ""))
     counts = {severity: sum(finding.severity is severity for finding in found) for severity in Severity}
     told = [f"{count} {severity.name.lower()}" for severity, count in counts.items() if count]
-    console.print(f"{script}: {', '.join(told) if told else f'nothing found that breaks or slows it on {workers} workers'}")
+    console.print(
+        f"{script}: {', '.join(told) if told else f'nothing found that breaks or slows it on {workers} workers'}"
+    )
 
 
 def _shown(path: Path) -> Path:

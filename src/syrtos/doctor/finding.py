@@ -48,4 +48,6 @@ class Finding:
 
 def at(script: Script, node: ast.AST, rule: str, severity: Severity, says: str, fix: str) -> Finding:
     """A finding about a node of a script."""
-    return Finding(severity, script.path, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, rule, says, fix)
+    return Finding(
+        severity, script.path, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, rule, says, fix
+    )

@@ -57,7 +57,8 @@ class Program:
     def uses(self, *names: str) -> bool:
         """Whether a function or an attribute of one of these names stands anywhere."""
         return any(
-            (isinstance(node, ast.Attribute) and node.attr in names) or (isinstance(node, ast.Name) and node.id in names)
+            (isinstance(node, ast.Attribute) and node.attr in names)
+            or (isinstance(node, ast.Name) and node.id in names)
             for script in self.scripts
             for node in ast.walk(script.tree)
         )
@@ -81,13 +82,21 @@ def is_rank(script: Script, node: ast.AST, *names: str) -> bool:
 
 def depends_on(script: Script, node: ast.AST | None, *names: str) -> int:
     """How many times an expression asks for the number of workers (or another of these names), itself or through names that it reads."""
-    return 0 if node is None else _depends(script, node, names or ("size", "num_replicas_in_sync", "local_size"), frozenset())
+    return (
+        0
+        if node is None
+        else _depends(script, node, names or ("size", "num_replicas_in_sync", "local_size"), frozenset())
+    )
 
 
 def _depends(script: Script, node: ast.AST, names: tuple[str, ...], seen: frozenset[str]) -> int:
     count = 0
     for inner in ast.walk(node):
-        if is_rank(script, inner, *names) or (isinstance(inner, ast.Attribute) and inner.attr in names and not isinstance(script.parents.get(inner), ast.Call)):
+        if is_rank(script, inner, *names) or (
+            isinstance(inner, ast.Attribute)
+            and inner.attr in names
+            and not isinstance(script.parents.get(inner), ast.Call)
+        ):
             count += 1
         elif isinstance(inner, ast.Name) and inner.id not in seen:
             values = script.assigned.get(inner.id, [])
@@ -99,9 +108,15 @@ def on_one_rank(script: Script, node: ast.AST, deep: bool = True) -> bool:
     """Whether a node runs only where a condition about ranks holds: its own, or that of all calls of its function."""
     inner: ast.AST = node
     for outer in script.around(node):
-        if isinstance(outer, ast.If | ast.IfExp | ast.While) and inner is not outer.test and _about_ranks(script, outer.test):
+        if (
+            isinstance(outer, ast.If | ast.IfExp | ast.While)
+            and inner is not outer.test
+            and _about_ranks(script, outer.test)
+        ):
             return True
-        if isinstance(outer, ast.BoolOp) and any(_about_ranks(script, value) for value in outer.values if value is not inner):
+        if isinstance(outer, ast.BoolOp) and any(
+            _about_ranks(script, value) for value in outer.values if value is not inner
+        ):
             return True
         if isinstance(outer, ast.stmt) and _left_before(script, outer):
             return True
@@ -115,7 +130,12 @@ def on_one_rank(script: Script, node: ast.AST, deep: bool = True) -> bool:
 
 def _about_ranks(script: Script, test: ast.expr) -> bool:
     text = ast.unparse(test)
-    named = [ast.unparse(value) for name in ast.walk(test) if isinstance(name, ast.Name) for value in script.assigned.get(name.id, [])[:1]]
+    named = [
+        ast.unparse(value)
+        for name in ast.walk(test)
+        if isinstance(name, ast.Name)
+        for value in script.assigned.get(name.id, [])[:1]
+    ]
     return any(_ONE_RANK.search(each) for each in (text, *named))
 
 
@@ -125,13 +145,18 @@ def _left_before(script: Script, statement: ast.stmt) -> bool:
     for block in (getattr(around, name, None) for name in ("body", "orelse", "finalbody")):
         if isinstance(block, list) and statement in block:
             earlier = block[: block.index(statement)]
-            return any(isinstance(e, ast.If) and not e.orelse and _about_ranks(script, e.test) and _leaves(e.body[-1]) for e in earlier)
+            return any(
+                isinstance(e, ast.If) and not e.orelse and _about_ranks(script, e.test) and _leaves(e.body[-1])
+                for e in earlier
+            )
     return False
 
 
 def _leaves(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Return | ast.Raise | ast.Continue | ast.Break) or (
-        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and method(statement.value) in ("exit", "_exit", "quit")
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Call)
+        and method(statement.value) in ("exit", "_exit", "quit")
     )
 
 
@@ -144,7 +169,9 @@ def of_optimizer(script: Script, call: ast.Call) -> bool:
     """Whether a call makes an optimizer of Keras or TensorFlow."""
     path = canonical(script.written(call.func) or "")
     last = path.rpartition(".")[2]
-    return (path.startswith(("keras.optimizers.", "tensorflow.train.", "tensorflow.compat.v1.train."))) and last.endswith(_OPTIMIZERS)
+    return (
+        path.startswith(("keras.optimizers.", "tensorflow.train.", "tensorflow.compat.v1.train."))
+    ) and last.endswith(_OPTIMIZERS)
 
 
 _OPTIMIZERS = (

@@ -1,6 +1,7 @@
 """Which public names the installed Keras and TensorFlow have, read from the files of their packages: nothing is imported.
 
-Both generate their public modules as files of plain imports (`keras/optimizers/__init__.py`, `tensorflow/_api/v2/io/__init__.py`), so that a name is public if a
+Both generate their public modules as files of plain imports (`keras/optimizers/__init__.py`, `tensorflow/_api/v2/io/__init__.py`),
+so that a name is public if a
 file imports or defines it. Seen on Keras 3.12 to 3.15 and TensorFlow 2.18 to 2.21.
 """
 
@@ -22,7 +23,18 @@ _ELSEWHERE = {
     "tensorflow.optimizers": "keras._tf_keras.keras.optimizers",
     "tensorflow.initializers": "keras._tf_keras.keras.initializers",
 }
-_PRIVATE = ("tensorflow.python", "tensorflow.core", "tensorflow.lite", "tensorflow.compiler", "tensorflow.security", "tensorflow.tools", "tensorflow.raw_ops", "tensorflow.compat.v2", "keras.src", "keras.api")
+_PRIVATE = (
+    "tensorflow.python",
+    "tensorflow.core",
+    "tensorflow.lite",
+    "tensorflow.compiler",
+    "tensorflow.security",
+    "tensorflow.tools",
+    "tensorflow.raw_ops",
+    "tensorflow.compat.v2",
+    "keras.src",
+    "keras.api",
+)
 
 
 def missing(path: str) -> str | None:
@@ -53,13 +65,34 @@ def missing(path: str) -> str | None:
 
 def is_of_tensorflow_1(path: str) -> bool:
     """Whether ``tf.compat.v1`` still has a name that TensorFlow 2 has not."""
-    return path.startswith("tensorflow.") and not path.startswith("tensorflow.compat.") and missing(path.replace("tensorflow.", "tensorflow.compat.v1.", 1)) is None
+    return (
+        path.startswith("tensorflow.")
+        and not path.startswith("tensorflow.compat.")
+        and missing(path.replace("tensorflow.", "tensorflow.compat.v1.", 1)) is None
+    )
 
 
 def near(path: str) -> list[str]:
     """Public names of the same last word anywhere in Keras's main modules: where something has moved to."""
     word = path.rpartition(".")[2]
-    rooms = ("layers", "utils", "optimizers", "callbacks", "losses", "metrics", "ops", "models", "saving", "random", "initializers", "regularizers", "constraints", "applications", "datasets", "backend")
+    rooms = (
+        "layers",
+        "utils",
+        "optimizers",
+        "callbacks",
+        "losses",
+        "metrics",
+        "ops",
+        "models",
+        "saving",
+        "random",
+        "initializers",
+        "regularizers",
+        "constraints",
+        "applications",
+        "datasets",
+        "backend",
+    )
     return [f"keras.{room}.{word}" for room in rooms if word in (_names(f"keras.{room}") or {})]
 
 
@@ -92,7 +125,11 @@ def _beside(file: Path) -> list[Path]:
     """Submodules, which an import by their full name finds."""
     if file.name != "__init__.py":
         return []
-    return [path for path in file.parent.iterdir() if (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").is_file()]
+    return [
+        path
+        for path in file.parent.iterdir()
+        if (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").is_file()
+    ]
 
 
 def _file(module: str) -> Path | None:

@@ -37,12 +37,19 @@ class NotParsed(ConfigurationError):
     def __init__(self, path: Path, line: int, reason: str, text: str) -> None:
         self.line, self.reason = line, reason
         old = _is_python_2(text)
-        says = "It is written in Python 2: convert it with `2to3` first." if old else "Mend this line first: `python -m py_compile` shows it."
+        says = (
+            "It is written in Python 2: convert it with `2to3` first."
+            if old
+            else "Mend this line first: `python -m py_compile` shows it."
+        )
         super().__init__(f"{path}, line {line}, can't be parsed: {reason}. {says}")
 
 
 def _is_python_2(text: str) -> bool:
-    return any(line.lstrip().startswith(("print ", "exec ")) or line.lstrip().startswith("raise ") and ", " in line for line in text.splitlines())
+    return any(
+        line.lstrip().startswith(("print ", "exec ")) or (line.lstrip().startswith("raise ") and ", " in line)
+        for line in text.splitlines()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +89,19 @@ class Script:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for name in node.names:
-                    found[name.asname or name.name.partition(".")[0]] = name.name if name.asname else name.name.partition(".")[0]
+                    found[name.asname or name.name.partition(".")[0]] = (
+                        name.name if name.asname else name.name.partition(".")[0]
+                    )
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for name in node.names:
                     found[name.asname or name.name] = f"{node.module}.{name.name}"
         for name, values in self.assigned.items():
-            if len(values) == 1 and name not in found and isinstance(values[0], ast.Attribute) and (path := _dotted(values[0], found)):
+            if (
+                len(values) == 1
+                and name not in found
+                and isinstance(values[0], ast.Attribute)
+                and (path := _dotted(values[0], found))
+            ):
                 found[name] = path
         return found
 
@@ -121,7 +135,11 @@ class Script:
         """The number or text that an expression is known to have, also by a name that is assigned once or an argument's default; else None."""
         if isinstance(node, ast.Constant):
             return node.value
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(value := self.constant(node.operand), int | float):
+        if (
+            isinstance(node, ast.UnaryOp)
+            and isinstance(node.op, ast.USub)
+            and isinstance(value := self.constant(node.operand), int | float)
+        ):
             return -value
         if isinstance(node, ast.Name):
             values = self.assigned.get(node.id, [])
@@ -138,7 +156,11 @@ class Script:
         """The defaults of command line arguments, by the names of their attributes."""
         found: dict[str, object] = {}
         for call in self.calls:
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument" and (names := [a.value for a in call.args if isinstance(a, ast.Constant)]):
+            if (
+                isinstance(call.func, ast.Attribute)
+                and call.func.attr == "add_argument"
+                and (names := [a.value for a in call.args if isinstance(a, ast.Constant)])
+            ):
                 default = argument(call, "default")
                 if isinstance(default, ast.Constant):
                     found[str(names[-1]).lstrip("-").replace("-", "_")] = default.value
@@ -163,7 +185,11 @@ def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
-    if position is not None and position < len(call.args) and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1]):
+    if (
+        position is not None
+        and position < len(call.args)
+        and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1])
+    ):
         return call.args[position]
     return None
 
@@ -199,7 +225,9 @@ def parse(path: Path, text: str) -> Script:
     try:
         return Script(path, text, ast.parse(text))
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise NotParsed(path, getattr(error, "lineno", None) or 1, getattr(error, "msg", None) or str(error), text) from None
+        raise NotParsed(
+            path, getattr(error, "lineno", None) or 1, getattr(error, "msg", None) or str(error), text
+        ) from None
 
 
 def with_local_modules(first: Script, limit: int = 50) -> list[Script]:
@@ -246,9 +274,15 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             if isinstance(target, ast.Name):
                 yield target.id, node.value
             elif isinstance(target, ast.Tuple | ast.List):
-                values = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) and len(node.value.elts) == len(target.elts) else [node.value] * len(target.elts)
+                values = (
+                    node.value.elts
+                    if isinstance(node.value, ast.Tuple | ast.List) and len(node.value.elts) == len(target.elts)
+                    else [node.value] * len(target.elts)
+                )
                 yield from ((t.id, v) for t, v in zip(target.elts, values, strict=True) if isinstance(t, ast.Name))
-    elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and isinstance(node.target, ast.Name) and node.value is not None:
+    elif (
+        isinstance(node, ast.AnnAssign | ast.NamedExpr) and isinstance(node.target, ast.Name) and node.value is not None
+    ):
         yield node.target.id, node.value
     elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
         yield node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)

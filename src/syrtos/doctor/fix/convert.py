@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 from collections.abc import Sequence
@@ -51,7 +52,9 @@ class Result:
     @property
     def diff(self) -> str:
         """In the unified format."""
-        lines = difflib.unified_diff(self.before.splitlines(True), self.after.splitlines(True), str(self.path), f"{self.path} (plain Keras 3)")
+        lines = difflib.unified_diff(
+            self.before.splitlines(True), self.after.splitlines(True), str(self.path), f"{self.path} (plain Keras 3)"
+        )
         return "".join(lines)
 
 
@@ -71,14 +74,23 @@ def converted(path: Path, workers: int) -> Result:
         left += conversion.left
         wants |= conversion.wants
     after = _with_wanted(module, wants, workers).code if wants else module.code
-    left += [] if after == text else _remaining(path, after)
+    left += [] if after == text else _remaining(path, text, after)
     return Result(path, text, after, sorted(set(notes)), sorted(set(left)))
 
 
-def _remaining(path: Path, after: str) -> list[tuple[int, str]]:
-    """What would still break, by line of the new text."""
-    found = diagnosis.findings(Program([parse(path, after)]))
-    return [(0, f"line {f.line} of what is shown: {f.says}: {f.fix}") for f in found if f.severity is Severity.BREAKS]
+def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
+    """What would still break, by line of the new text: names of packages that are no longer imported, and what the doctor finds."""
+    script = parse(path, after)
+    lost = {
+        name for name, full in parse(path, before).imported.items() if full.startswith(("horovod", "smdistributed"))
+    } - set(script.imported)
+    used = {node.id: node.lineno for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id in lost}
+    found = [
+        (0, f"line {line} of what is shown: `{script.line(line).strip()}` still needs `{name}`")
+        for name, line in used.items()
+    ]
+    worst = [each for each in diagnosis.findings(Program([script])) if each.severity is Severity.BREAKS]
+    return found + [(0, f"line {each.line} of what is shown: {each.says}: {each.fix}") for each in worst]
 
 
 def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Module:
@@ -89,7 +101,10 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
     if "learning_rate_callbacks" in wants and not _imports_keras(module):
         lines += ["import keras"] if "import tensorflow as tf" not in module.code else ["keras = tf.keras"]
     if wants & {"WORKERS", "learning_rate_callbacks"}:
-        lines += ["", f"WORKERS = {workers}  # a step trains on the batches of so many workers, however many processes there are"]
+        lines += [
+            "",
+            f"WORKERS = {workers}  # a step trains on the batches of so many workers, however many processes there are",
+        ]
     if "learning_rate_callbacks" in wants:
         lines += ["", "", resources.files("syrtos.doctor.fix").joinpath("learning_rate_callbacks.txt").read_text()]
     added = cst.parse_module("\n".join(lines) + "\n").body
@@ -106,7 +121,10 @@ def _is_import(line: cst.CSTNode) -> bool:
 
 
 def _imports_keras(module: cst.Module) -> bool:
-    return any(code(alias) in ("keras", "tensorflow.keras as keras") for alias in m.findall(module, m.ImportAlias())) or "from tensorflow import keras" in module.code
+    return (
+        any(code(alias) in ("keras", "tensorflow.keras as keras") for alias in m.findall(module, m.ImportAlias()))
+        or "from tensorflow import keras" in module.code
+    )
 
 
 def show(result: Result) -> None:
@@ -137,7 +155,9 @@ def write(result: Result) -> None:
     if result.left:
         raise ConfigurationError(f"{result.path} is left as it is: what has to be done by hand comes first, see above.")
     if kept.exists():
-        raise ConfigurationError(f"{kept} exists, and would be overwritten by today's {result.path.name}. Remove or rename it first.")
+        raise ConfigurationError(
+            f"{kept} exists, and would be overwritten by today's {result.path.name}. Remove or rename it first."
+        )
     result.path.rename(kept)
     result.path.write_text(result.after)
     print(f"{result.path} is written; what it was is in {kept}.")

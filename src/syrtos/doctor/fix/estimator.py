@@ -11,7 +11,8 @@ _SPECS = {"TrainSpec": "max_steps", "EvalSpec": "steps"}
 
 
 class Estimators(Conversion):
-    """`model_to_estimator` is the model; `train`, `evaluate`, `predict` and `train_and_evaluate` are calls of it, on the data set that the input function returns."""
+    """`model_to_estimator` is the model; `train`, `evaluate`, `predict` and `train_and_evaluate` are calls of it,
+    on the data set that the input function returns."""
 
     NAME = "tf.estimator"
 
@@ -55,8 +56,18 @@ class Estimators(Conversion):
         on = code(original_node.func.value) if isinstance(original_node.func, cst.Attribute) else ""
         if on in self._models and name in ("train", "evaluate", "predict"):
             return self._one(original_node, updated_node, on, name)
-        if name in ("Estimator", "DNNClassifier", "DNNRegressor", "LinearClassifier", "LinearRegressor", "BoostedTreesClassifier") and "estimator." in self.name(original_node.func):
-            self.leave_alone(original_node, f"`{name}`: a `model_fn` has to be written as a keras.Model by hand (syrtos runs tf.estimator.Estimator as it is)")
+        if name in (
+            "Estimator",
+            "DNNClassifier",
+            "DNNRegressor",
+            "LinearClassifier",
+            "LinearRegressor",
+            "BoostedTreesClassifier",
+        ) and "estimator." in self.name(original_node.func):
+            self.leave_alone(
+                original_node,
+                f"`{name}`: a `model_fn` has to be written as a keras.Model by hand (syrtos runs tf.estimator.Estimator as it is)",
+            )
         elif on in self._models:
             self.leave_alone(original_node, f"`{on}.{name}` of an Estimator")
         return updated_node
@@ -67,21 +78,38 @@ class Estimators(Conversion):
             self.leave_alone(original, f"`{name}` without an input function that takes no arguments")
             return call
         self.note(original, "the input function must return a tf.data.Dataset")
-        texts = {"train": f"{self._models[on]}.fit({data})", "evaluate": f"{self._models[on]}.evaluate({data}, return_dict=True)", "predict": f"{self._models[on]}.predict({data})"}
+        texts = {
+            "train": f"{self._models[on]}.fit({data})",
+            "evaluate": f"{self._models[on]}.evaluate({data}, return_dict=True)",
+            "predict": f"{self._models[on]}.predict({data})",
+        }
         return cst.parse_expression(texts[name])
 
     def _both(self, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
         estimator, train, test = (code(each.value) for each in original.args)
         if estimator not in self._models or train not in self._specs or test not in self._specs:
-            self.leave_alone(original, "`train_and_evaluate` of an Estimator that is not made of a Keras model in this file, or whose specs are not")
+            self.leave_alone(
+                original,
+                "`train_and_evaluate` of an Estimator that is not made of a Keras model in this file, or whose specs are not",
+            )
             return call
         self.note(original, "evaluates at the end of training, where `train_and_evaluate` does at checkpoints too")
-        return cst.parse_expression(f"{self._models[estimator]}.fit({self._specs[train]}, validation_data={self._specs[test]})")
+        return cst.parse_expression(
+            f"{self._models[estimator]}.fit({self._specs[train]}, validation_data={self._specs[test]})"
+        )
 
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
         """Estimators, specs and configurations are gone."""
         name = code(original_node.targets[0].target)
-        return cst.RemoveFromParent() if name in {*self._models, *self._specs, *self._gone} and self._is_made(original_node) else updated_node
+        return (
+            cst.RemoveFromParent()
+            if name in {*self._models, *self._specs, *self._gone} and self._is_made(original_node)
+            else updated_node
+        )
 
     def _is_made(self, assign: cst.Assign) -> bool:
-        return isinstance(assign.value, cst.Call) and method(assign.value) in ("model_to_estimator", "RunConfig", *_SPECS)
+        return isinstance(assign.value, cst.Call) and method(assign.value) in (
+            "model_to_estimator",
+            "RunConfig",
+            *_SPECS,
+        )

@@ -32,11 +32,20 @@ class MultiGpu(Conversion):
 
     def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
         """`parallel.layers[-2]`, where the model stood."""
-        inner = m.Subscript(m.Attribute(m.Name(), m.Name("layers")), [m.SubscriptElement(m.Index(m.UnaryOperation(m.Minus(), m.Integer("2"))))])
-        found = original_node.value.value if m.matches(original_node, inner) and isinstance(original_node.value, cst.Attribute) else None
+        inner = m.Subscript(
+            m.Attribute(m.Name(), m.Name("layers")),
+            [m.SubscriptElement(m.Index(m.UnaryOperation(m.Minus(), m.Integer("2"))))],
+        )
+        found = (
+            original_node.value.value
+            if m.matches(original_node, inner) and isinstance(original_node.value, cst.Attribute)
+            else None
+        )
         return found if isinstance(found, cst.Name) and found.value in self._parallel else updated_node
 
-    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom | cst.RemovalSentinel:
+    def leave_ImportFrom(
+        self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
+    ) -> cst.ImportFrom | cst.RemovalSentinel:
         """Without the function's import."""
         if isinstance(updated_node.names, cst.ImportStar):
             return updated_node
@@ -48,5 +57,9 @@ class MultiGpu(Conversion):
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
         """`model = multi_gpu_model(model)` is nothing."""
         target = updated_node.targets[0].target
-        same = isinstance(original_node.value, cst.Call) and method(original_node.value) == "multi_gpu_model" and target.deep_equals(updated_node.value)
+        same = (
+            isinstance(original_node.value, cst.Call)
+            and method(original_node.value) == "multi_gpu_model"
+            and target.deep_equals(updated_node.value)
+        )
         return cst.RemoveFromParent() if same else updated_node

@@ -1,6 +1,7 @@
 """Scripts of Horovod and SMDDP, where each worker has a batch, as plain Keras whose batch is that of all of them.
 
-N workers with batches of b samples whose gradients are averaged compute the mean over N·b samples: one process does with `batch_size=b * WORKERS`. Where each worker took
+N workers with batches of b samples whose gradients are averaged compute the mean over N·b samples: one process does with `batch_size=b * WORKERS`.
+Where each worker took
 every N-th record, the batches of all of them in one step are the next N·b records of the whole.
 """
 
@@ -8,21 +9,60 @@ from __future__ import annotations
 
 import libcst as cst
 from libcst import matchers as m
+from libcst.metadata import ParentNodeProvider
 
 from syrtos.doctor.fix.transformer import Conversion, argument, code, method, replaced, times, with_keyword
 
 _ROOTS = ("horovod.", "smdistributed.dataparallel.")
 _VANISH = frozenset(
-    {"init", "shutdown", "broadcast_variables", "broadcast_global_variables", "barrier", "join", "start_timeline", "stop_timeline", "BroadcastGlobalVariablesCallback", "MetricAverageCallback"}
+    {
+        "init",
+        "shutdown",
+        "broadcast_variables",
+        "broadcast_global_variables",
+        "barrier",
+        "join",
+        "start_timeline",
+        "stop_timeline",
+        "BroadcastGlobalVariablesCallback",
+        "MetricAverageCallback",
+    }
 )
 _RANKS = frozenset({"rank", "local_rank", "cross_rank", "node_rank"})
 _SIZES = frozenset({"size", "local_size", "cross_size", "num_workers"})
 _VALUES = frozenset({"allreduce", "oob_allreduce", "allgather", "broadcast", "broadcast_object", "grouped_allreduce"})
-_CALLBACKS = {"LearningRateWarmupCallback": "LearningRateWarmup", "LearningRateScheduleCallback": "LearningRateSchedule"}
-_FLAGS = frozenset({"mpi_built", "nccl_built", "gloo_built", "mpi_enabled", "gloo_enabled", "mpi_threads_supported", "is_initialized"})
+_CALLBACKS = {
+    "LearningRateWarmupCallback": "LearningRateWarmup",
+    "LearningRateScheduleCallback": "LearningRateSchedule",
+}
+_FLAGS = frozenset(
+    {"mpi_built", "nccl_built", "gloo_built", "mpi_enabled", "gloo_enabled", "mpi_threads_supported", "is_initialized"}
+)
 _BATCHED = {"batch": 0, "padded_batch": 0}
-_LOADERS = frozenset({"flow", "flow_from_directory", "flow_from_dataframe", "image_dataset_from_directory", "text_dataset_from_directory", "timeseries_dataset_from_array", "make_csv_dataset"})
-_WRITES = ("open(", ".save(", "savefig(", ".to_csv(", "makedirs(", "mkdir(", "rmtree(", "json.dump(", "np.save", "extractall(", "urlretrieve(")
+_LOADERS = frozenset(
+    {
+        "flow",
+        "flow_from_directory",
+        "flow_from_dataframe",
+        "image_dataset_from_directory",
+        "text_dataset_from_directory",
+        "timeseries_dataset_from_array",
+        "make_csv_dataset",
+    }
+)
+_WRITES = (
+    "open(",
+    ".save(",
+    "savefig(",
+    ".to_csv(",
+    "makedirs(",
+    "mkdir(",
+    "rmtree(",
+    "json.dump(",
+    "np.save",
+    "extractall(",
+    "urlretrieve(",
+)
 _SHARED = (".fit(", ".evaluate(", ".predict(")
 _WORKERS = "WORKERS"
 
@@ -44,7 +84,7 @@ class PerWorker(Conversion):
     # -- what stands where ------------------------------------------------------------------------------------
 
     def visit_Module(self, node: cst.Module) -> None:
-        """Notes what holds ranks and sizes, and which of them divide data; leaves other scripts alone."""
+        """Notes what holds ranks and sizes, and which of them divide data."""
         imports = m.findall(node, m.Import() | m.ImportFrom())
         self._speaks = any(f"{root}" in f"{code(each)}." for each in imports for root in ("horovod", "smdistributed"))
         for assign in m.findall(node, m.Assign()):
@@ -57,11 +97,21 @@ class PerWorker(Conversion):
             elif isinstance(assign.value, cst.Comparison) and self._calls(assign.value.left, _RANKS):
                 self._true |= names
         self._find_shards(node)
-        divided = {inner for inner in m.findall(node, m.Call()) if isinstance(inner, cst.Call) and method(inner) in ("take", "fit") and self._has_size(inner)}
+        divided = {
+            inner
+            for inner in m.findall(node, m.Call())
+            if isinstance(inner, cst.Call) and method(inner) in ("take", "fit") and self._has_size(inner)
+        }
         self._divided = bool(self._shards or divided)
+        self._note_loops(node)
+
+    def _note_loops(self, node: cst.Module) -> None:
         loop = [call for call in m.findall(node, m.Call()) if self._ours(call) == "DistributedGradientTape"]
         if loop and not self._divided and ".repeat(" not in code(node):
-            self.leave_alone(loop[0], "each worker went over all of the data, in a loop: repeat the data set WORKERS times, so that as many updates are made, and say so here")
+            self.leave_alone(
+                loop[0],
+                "each worker went over all of the data, in a loop: repeat the data set WORKERS times, so that as many updates are made, and say so here",
+            )
 
     def _find_shards(self, node: cst.Module) -> None:
         for outer in m.findall(node, m.Call() | m.Subscript() | m.BinaryOperation()):
@@ -100,14 +150,21 @@ class PerWorker(Conversion):
             return self._converted(ours, original_node, updated_node)
         if not self._speaks:
             return updated_node
-        if method(original_node) == "shard" and original_node in self._with_shards and isinstance(updated_node.func, cst.Attribute):
+        if (
+            method(original_node) == "shard"
+            and original_node in self._with_shards
+            and isinstance(updated_node.func, cst.Attribute)
+        ):
             return updated_node.func.value
         return self._batched(original_node, updated_node)
 
     @property
     def _with_shards(self) -> set[cst.CSTNode]:
-        """Calls that have a number of workers in them which divides data."""
-        return {self.get_metadata(cst.metadata.ParentNodeProvider, self.get_metadata(cst.metadata.ParentNodeProvider, node)) for node in self._shards}
+        """Calls one of whose arguments is a number of workers which divides data."""
+        return {self._around(self._around(node)) for node in self._shards}
+
+    def _around(self, node: cst.CSTNode) -> cst.CSTNode:
+        return cst.ensure_type(self.get_metadata(ParentNodeProvider, node), cst.CSTNode)
 
     def _converted(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
         if ours in _SIZES:
@@ -134,7 +191,9 @@ class PerWorker(Conversion):
         if ours == "load_model":
             return call.with_changes(func=cst.parse_expression("keras.models.load_model"))
         if ours not in _VANISH:
-            self.leave_alone(original, f"`{ours}` of {self.name(original.func).split('.')[0]} has no counterpart in plain Keras")
+            self.leave_alone(
+                original, f"`{ours}` of {self.name(original.func).split('.')[0]} has no counterpart in plain Keras"
+            )
         return call
 
     def _callback(self, call: cst.Call) -> cst.BaseExpression:
@@ -151,14 +210,20 @@ class PerWorker(Conversion):
         inner = argument(call, "optimizer" if ours == "DistributedOptimizer" else "gradtape", 0)
         op, passes = argument(call, "op"), argument(call, "backward_passes_per_step")
         if inner is None or (op is not None and not code(op.value).endswith("Average")):
-            self.leave_alone(original, f"`{ours}` with `{code(op) if op else 'no argument'}`: gradients that are not averaged have no counterpart in one process")
+            self.leave_alone(
+                original,
+                f"`{ours}` with `{code(op) if op else 'no argument'}`: gradients that are not averaged have no counterpart in one process",
+            )
             return call
         if argument(call, "compression") is not None:
             self.note(original, "gradients are no longer rounded to 16 bits")
         value = inner.value
         if passes is not None and code(passes.value) != "1":
             if not isinstance(value, cst.Call):
-                self.leave_alone(original, f"`backward_passes_per_step`: give the optimizer `gradient_accumulation_steps={code(passes.value)}` where it is made")
+                self.leave_alone(
+                    original,
+                    f"`backward_passes_per_step`: give the optimizer `gradient_accumulation_steps={code(passes.value)}` where it is made",
+                )
                 return call
             value = with_keyword(value, "gradient_accumulation_steps", passes.value)
         return value
@@ -182,9 +247,16 @@ class PerWorker(Conversion):
         elif argument(call, "y", 1) is not None and argument(call, "steps_per_epoch") is None:
             self.wants.add(_WORKERS)
             call = with_keyword(call, "batch_size", times(cst.Integer("32"), _WORKERS))
-        if not self._divided and argument(call, "steps_per_epoch") is None and (epochs := argument(call, "epochs", 3)) is not None:
+        if (
+            not self._divided
+            and argument(call, "steps_per_epoch") is None
+            and (epochs := argument(call, "epochs", 3)) is not None
+        ):
             self.wants.add(_WORKERS)
-            self.note(original, "each worker went over all of the data in an epoch; the same number of updates is WORKERS times the epochs, each of one pass")
+            self.note(
+                original,
+                "each worker went over all of the data in an epoch; the same number of updates is WORKERS times the epochs, each of one pass",
+            )
             call = replaced(call, epochs, times(epochs.value, _WORKERS))
         return call
 
@@ -199,7 +271,12 @@ class PerWorker(Conversion):
         call = original_node.value
         if self._ours(call) in _VANISH:
             return cst.RemoveFromParent()
-        if isinstance(call, cst.Call) and method(call) == "append" and call.args and self._ours(call.args[0].value) in _VANISH:
+        if (
+            isinstance(call, cst.Call)
+            and method(call) == "append"
+            and call.args
+            and self._ours(call.args[0].value) in _VANISH
+        ):
             return cst.RemoveFromParent()
         if isinstance(call, cst.Call) and method(call) == "set_visible_devices":
             return cst.RemoveFromParent()
@@ -214,18 +291,33 @@ class PerWorker(Conversion):
         target = updated_node.targets[0].target
         if isinstance(original_node.value, cst.Call) and target.deep_equals(updated_node.value):
             return cst.RemoveFromParent()
-        if code(target).endswith("visible_device_list") or self._ours(original_node.value) in _VANISH:
+        if (
+            code(target).endswith("visible_device_list")
+            or self._ours(original_node.value) in _VANISH
+            or self._is_compression(original_node.value)
+        ):
             return cst.RemoveFromParent()
         return updated_node
 
+    def _is_compression(self, value: cst.BaseExpression) -> bool:
+        """Whether it chooses how gradients are compressed."""
+        return any(
+            self.name(inner).startswith(_ROOTS) and ".Compression" in self.name(inner)
+            for inner in m.findall(value, m.Attribute())
+        )
+
     def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.Import | cst.RemovalSentinel:
         """Without the package."""
-        kept = [name for name in updated_node.names if not f"{code(name.name)}.".startswith(("horovod.", "smdistributed."))]
+        kept = [
+            name for name in updated_node.names if not f"{code(name.name)}.".startswith(("horovod.", "smdistributed."))
+        ]
         if not kept:
             return cst.RemoveFromParent()
         return updated_node.with_changes(names=[*kept[:-1], kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)])
 
-    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom | cst.RemovalSentinel:
+    def leave_ImportFrom(
+        self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
+    ) -> cst.ImportFrom | cst.RemovalSentinel:
         """The same."""
         module = code(original_node.module) if original_node.module else ""
         return cst.RemoveFromParent() if f"{module}.".startswith(("horovod.", "smdistributed.")) else updated_node
@@ -252,7 +344,9 @@ class PerWorker(Conversion):
             return True
         return False if self._is_rank(test) else None
 
-    def leave_BooleanOperation(self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation) -> cst.BaseExpression:
+    def leave_BooleanOperation(
+        self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation
+    ) -> cst.BaseExpression:
         """`batch % 10 == 0 and hvd.rank() == 0`."""
         for this, other in ((original_node.left, updated_node.right), (original_node.right, updated_node.left)):
             decided = self._decided(this)
@@ -267,19 +361,28 @@ class PerWorker(Conversion):
             return updated_node
         return updated_node.body if decided else updated_node.orelse
 
-    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> cst.BaseStatement | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
+    def leave_If(
+        self, original_node: cst.If, updated_node: cst.If
+    ) -> cst.BaseStatement | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
         """What only rank 0 does, one process does; files of the script's own stay with one worker."""
         decided = self._decided(original_node.test)
-        body = updated_node.body.body if isinstance(updated_node.body, cst.IndentedBlock) else [cst.SimpleStatementLine(updated_node.body.body)]
+        suite = updated_node.body
+        body = (
+            suite.body
+            if isinstance(suite, cst.IndentedBlock)
+            else [cst.SimpleStatementLine(cst.ensure_type(suite, cst.SimpleStatementSuite).body)]
+        )
         if all(m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in body) and updated_node.orelse is None:
             return cst.RemoveFromParent()
-        if decided is None or isinstance(self.get_metadata(cst.metadata.ParentNodeProvider, original_node), cst.If):
+        if decided is None or isinstance(self.get_metadata(ParentNodeProvider, original_node), cst.If):
             return updated_node  # an `elif` keeps its condition, which holds the constant of rank 0
         if decided:
             kept = self._of_rank_0([line for line in body if isinstance(line, cst.BaseStatement)])
             first = kept[0]
             assert isinstance(first, cst.SimpleStatementLine | cst.BaseCompoundStatement)
-            return cst.FlattenSentinel([first.with_changes(leading_lines=[*updated_node.leading_lines, *first.leading_lines]), *kept[1:]])
+            return cst.FlattenSentinel(
+                [first.with_changes(leading_lines=[*updated_node.leading_lines, *first.leading_lines]), *kept[1:]]
+            )
         if isinstance(updated_node.orelse, cst.Else) and isinstance(updated_node.orelse.body, cst.IndentedBlock):
             return cst.FlattenSentinel(updated_node.orelse.body.body)
         return updated_node.orelse if isinstance(updated_node.orelse, cst.If) else cst.RemoveFromParent()
@@ -288,7 +391,11 @@ class PerWorker(Conversion):
         found: list[cst.BaseStatement] = []
         for statement in body:
             text = code(statement)
-            if any(word in text for word in _WRITES) and not any(word in text for word in _SHARED) and ".save(" not in text.replace("np.save(", ""):
+            if (
+                any(word in text for word in _WRITES)
+                and not any(word in text for word in _SHARED)
+                and ".save(" not in text.replace("np.save(", "")
+            ):
                 self.wants.add("syrtos")
                 test = cst.parse_expression("syrtos.rank() == 0")
                 found.append(cst.If(test, cst.IndentedBlock([statement])))

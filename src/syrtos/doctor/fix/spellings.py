@@ -10,13 +10,29 @@ from libcst import matchers as m
 from syrtos.doctor import public_names
 from syrtos.doctor.fix.transformer import Conversion, argument, code, method, replaced, without
 
-_METHODS = {"fit_generator": "fit", "evaluate_generator": "evaluate", "predict_generator": "predict", "experimental_run_v2": "run"}
+_METHODS = {
+    "fit_generator": "fit",
+    "evaluate_generator": "evaluate",
+    "predict_generator": "predict",
+    "experimental_run_v2": "run",
+}
 _GONE = {
     "fit": ("workers", "use_multiprocessing", "max_queue_size"), "evaluate": ("workers", "use_multiprocessing", "max_queue_size"),
-    "predict": ("workers", "use_multiprocessing", "max_queue_size"), "compile": ("experimental_run_tf_function", "sample_weight_mode"), "ModelCheckpoint": ("period",),
+    "predict": ("workers", "use_multiprocessing", "max_queue_size"), "compile": ("experimental_run_tf_function", "sample_weight_mode"),
+    "ModelCheckpoint": ("period",),
     "TensorBoard": ("write_grads", "batch_size"), "save": ("save_format",), "save_weights": ("save_format",), "BatchNormalization": ("fused",),
 }  # fmt: skip
-_WORDS = {"compile", "fit", "evaluate", "predict", "save", "save_weights", "ModelCheckpoint", "TensorBoard", "BatchNormalization"}
+_WORDS = {
+    "compile",
+    "fit",
+    "evaluate",
+    "predict",
+    "save",
+    "save_weights",
+    "ModelCheckpoint",
+    "TensorBoard",
+    "BatchNormalization",
+}
 _RENAMED = {
     "border_mode": "padding", "W_regularizer": "kernel_regularizer", "b_regularizer": "bias_regularizer", "subsample": "strides", "nb_epoch": "epochs",
     "samples_per_epoch": "steps_per_epoch", "dim_ordering": "data_format", "init": "kernel_initializer",
@@ -47,20 +63,30 @@ class Spellings(Conversion):
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> cst.Expr | cst.RemovalSentinel:
         """Removes what sets a session."""
         call = original_node.value
-        sets = isinstance(call, cst.Call) and (_SESSIONS.search(self.meaning(call.func)) or self.name(call.func).endswith("enable_eager_execution"))
+        sets = isinstance(call, cst.Call) and (
+            _SESSIONS.search(self.meaning(call.func)) or self.name(call.func).endswith("enable_eager_execution")
+        )
         return cst.RemoveFromParent() if sets else updated_node
 
-    def leave_ImportFrom(self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
+    def leave_ImportFrom(
+        self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
+    ) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
         """Imports each name from where it is today."""
         module = code(original_node.module) if original_node.module else ""
-        if not module.startswith(("keras", "tensorflow")) or isinstance(original_node.names, cst.ImportStar) or original_node.relative:
+        if (
+            not module.startswith(("keras", "tensorflow"))
+            or isinstance(original_node.names, cst.ImportStar)
+            or original_node.relative
+        ):
             return updated_node
         if all(public_names.missing(f"{module}.{name.evaluated_name}") is None for name in original_node.names):
             return updated_node
         root = "tensorflow.keras" if module.startswith("tensorflow") else "keras"
         homes: dict[str, list[cst.ImportAlias]] = {}
         for name in original_node.names:
-            homes.setdefault(self._home(module, name.evaluated_name, root), []).append(name.with_changes(comma=cst.MaybeSentinel.DEFAULT))
+            homes.setdefault(self._home(module, name.evaluated_name, root), []).append(
+                name.with_changes(comma=cst.MaybeSentinel.DEFAULT)
+            )
         return cst.FlattenSentinel([cst.ImportFrom(_dotted(home), names) for home, names in homes.items()])
 
     def _home(self, module: str, name: str, root: str) -> str:
@@ -79,6 +105,10 @@ class Spellings(Conversion):
         if name in _METHODS and isinstance(updated_node.func, cst.Attribute):
             updated_node = updated_node.with_changes(func=updated_node.func.with_changes(attr=cst.Name(_METHODS[name])))
             name = _METHODS[name]
+        if name == "reset_states" and isinstance(updated_node.func, cst.Attribute):
+            return updated_node.with_changes(func=updated_node.func.with_changes(attr=cst.Name("reset_state")))
+        if name == "variables" and not updated_node.args and "opt" in code(updated_node.func).lower():
+            return updated_node.func
         meaning = self.meaning(original_node.func)
         if meaning.startswith("keras.optimizers."):
             updated_node = self._optimizer(original_node, updated_node)
@@ -89,7 +119,12 @@ class Spellings(Conversion):
         return updated_node
 
     def _optimizer(self, original: cst.Call, call: cst.Call) -> cst.Call:
-        args = [each.with_changes(keyword=cst.Name("learning_rate")) if each.keyword and each.keyword.value == "lr" else each for each in call.args]
+        args = [
+            each.with_changes(keyword=cst.Name("learning_rate"))
+            if each.keyword and each.keyword.value == "lr"
+            else each
+            for each in call.args
+        ]
         call = call.with_changes(args=args)
         decay, rate = argument(call, "decay"), argument(call, "learning_rate", 0)
         if decay is None:
@@ -100,13 +135,17 @@ class Spellings(Conversion):
             self.leave_alone(original, "`decay` without a learning rate")
             return call
         keras = code(call.func).rpartition("optimizers")[0] or "keras."
-        schedule = cst.parse_expression(f"{keras}optimizers.schedules.InverseTimeDecay({code(rate.value)}, 1, {code(decay.value)})")
+        schedule = cst.parse_expression(
+            f"{keras}optimizers.schedules.InverseTimeDecay({code(rate.value)}, 1, {code(decay.value)})"
+        )
         return without(replaced(call, rate, schedule), "decay")
 
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
         """`np_utils.to_categorical`, `K.get_value`, `optimizer.lr`, and optimizers of `legacy`."""
         meaning, name = self.meaning(original_node), updated_node.attr.value
-        if meaning.startswith(("keras.optimizers.legacy.", "keras.optimizers.experimental.")) and isinstance(updated_node.value, cst.Attribute):
+        if meaning.startswith(("keras.optimizers.legacy.", "keras.optimizers.experimental.")) and isinstance(
+            updated_node.value, cst.Attribute
+        ):
             return updated_node.with_changes(value=updated_node.value.value)
         if name == "lr" and "opt" in code(updated_node.value).lower().split(".")[-1]:
             return updated_node.with_changes(attr=cst.Name("learning_rate"))
@@ -116,11 +155,19 @@ class Spellings(Conversion):
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.Name:
         """`np_utils`, which is `utils`."""
-        return cst.Name("utils") if original_node.value == "np_utils" and self.meaning(original_node) == "keras.utils.np_utils" else updated_node
+        return (
+            cst.Name("utils")
+            if original_node.value == "np_utils" and self.meaning(original_node) == "keras.utils.np_utils"
+            else updated_node
+        )
 
     def leave_ImportAlias(self, original_node: cst.ImportAlias, updated_node: cst.ImportAlias) -> cst.ImportAlias:
         """The same in imports."""
-        return updated_node.with_changes(name=cst.Name("utils")) if code(original_node.name) == "np_utils" else updated_node
+        return (
+            updated_node.with_changes(name=cst.Name("utils"))
+            if code(original_node.name) == "np_utils"
+            else updated_node
+        )
 
 
 def _renamed(argument: cst.Arg) -> cst.Arg:

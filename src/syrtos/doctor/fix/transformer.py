@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import libcst as cst
 from libcst import matchers as m
-from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider, QualifiedNameProvider
+from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider, QualifiedNameProvider
 
 from syrtos.doctor.script import canonical
 
@@ -41,7 +41,9 @@ class Conversion(m.MatcherDecoratableTransformer):
 
     def line(self, node: cst.CSTNode) -> int:
         """The line of a node, from 1."""
-        return self.get_metadata(PositionProvider, node).start.line
+        place = self.get_metadata(PositionProvider, node)
+        assert isinstance(place, CodeRange)
+        return place.start.line
 
     def note(self, node: cst.CSTNode, text: str) -> None:
         """Says what has become different."""
@@ -63,7 +65,9 @@ class Conversion(m.MatcherDecoratableTransformer):
 
     def leave_For(self, original_node: cst.For, updated_node: cst.For) -> cst.BaseStatement | cst.RemovalSentinel:
         """A loop that does nothing any more is gone."""
-        return cst.RemoveFromParent() if is_empty(updated_node.body) and not is_empty(original_node.body) else updated_node
+        return (
+            cst.RemoveFromParent() if is_empty(updated_node.body) and not is_empty(original_node.body) else updated_node
+        )
 
 
 PASS = cst.SimpleStatementLine([cst.Pass()])
@@ -76,7 +80,9 @@ def convert(module: cst.Module, conversion: Conversion) -> cst.Module:
 
 def is_empty(suite: cst.BaseSuite) -> bool:
     """Whether a block does nothing."""
-    return isinstance(suite, cst.IndentedBlock) and all(m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in suite.body)
+    return isinstance(suite, cst.IndentedBlock) and all(
+        m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in suite.body
+    )
 
 
 def argument(call: cst.Call, name: str, position: int | None = None) -> cst.Arg | None:
@@ -94,7 +100,11 @@ def without(call: cst.Call, *names: str) -> cst.Call:
     if len(kept) == len(call.args):
         return call
     # what follows the last argument, a comma or the end of the line, follows the one that is last now
-    last = [kept[-1].with_changes(comma=call.args[-1].comma, whitespace_after_arg=call.args[-1].whitespace_after_arg)] if kept else []
+    last = (
+        [kept[-1].with_changes(comma=call.args[-1].comma, whitespace_after_arg=call.args[-1].whitespace_after_arg)]
+        if kept
+        else []
+    )
     return call.with_changes(args=[*kept[:-1], *last])
 
 
@@ -111,7 +121,9 @@ def with_keyword(call: cst.Call, name: str, value: cst.BaseExpression) -> cst.Ca
     last = call.args[-1]
     comma = call.args[-2].comma if len(call.args) > 1 else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     added = last.with_changes(value=value, keyword=cst.Name(name), equal=equal)
-    return call.with_changes(args=[*call.args[:-1], last.with_changes(comma=comma, whitespace_after_arg=cst.SimpleWhitespace("")), added])
+    return call.with_changes(
+        args=[*call.args[:-1], last.with_changes(comma=comma, whitespace_after_arg=cst.SimpleWhitespace("")), added]
+    )
 
 
 def method(call: cst.Call) -> str:
@@ -129,5 +141,9 @@ def code(node: cst.CSTNode) -> str:
 def times(expression: cst.BaseExpression, name: str) -> cst.BaseExpression:
     """``expression * name``."""
     simple = isinstance(expression, cst.Name | cst.Attribute | cst.Integer | cst.Float | cst.Call | cst.Subscript)
-    left = expression if simple or expression.lpar else expression.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+    left = (
+        expression
+        if simple or expression.lpar
+        else expression.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+    )
     return cst.BinaryOperation(left, cst.Multiply(), cst.Name(name))

@@ -11,9 +11,37 @@ from syrtos.doctor.finding import Finding, Severity, at
 from syrtos.doctor.program import Program, depends_on
 from syrtos.doctor.script import Script, argument, method
 
-_SEEDERS = re.compile(r"^(random\.seed|numpy\.random\.(seed|RandomState|default_rng)|tensorflow\.(random\.)?set_(random_)?seed|keras\.utils\.set_random_seed|random\.Random)$")
-_OWN_NUMBERS = frozenset({"os.urandom", "random.SystemRandom", "secrets.randbelow", "secrets.choice", "secrets.token_bytes", "secrets.SystemRandom"})
+_SEEDERS = re.compile(
+    r"^(random\.seed|numpy\.random\.(seed|RandomState|default_rng)|tensorflow\.(random\.)?set_(random_)?seed|keras\.utils\.set_random_seed|random\.Random)$"
+)
+_OWN_NUMBERS = frozenset(
+    {
+        "os.urandom",
+        "random.SystemRandom",
+        "secrets.randbelow",
+        "secrets.choice",
+        "secrets.token_bytes",
+        "secrets.SystemRandom",
+    }
+)
 _CLOCKS = re.compile(r"\b(time\.time|time_ns|perf_counter|datetime|getpid|urandom|uuid|SystemRandom|secrets)\b")
+_NO_DATA = frozenset(
+    {
+        "set_visible_devices",
+        "set_memory_growth",
+        "print",
+        "format",
+        "fit",
+        "info",
+        "str",
+        "Checkpoint",
+        "append",
+        "load_data",
+        "get_file",
+        "fit_generator",
+        "evaluate",
+    }
+)
 _IDLE = 1.1  # of the time of a step: what uneven shares may cost without a word
 _BATCHES = {"fit": ("batch_size", 2), "batch": ("batch_size", 0)}
 
@@ -22,15 +50,30 @@ def own_randomness(program: Program) -> Iterator[Finding]:
     """Random numbers that syrtos can't make equal on all workers: from the clock, the process's number or the operating system."""
     if program.dialect:
         return  # each worker draws batches of its own
-    says = "each worker draws other random numbers here, so workers shuffle, split or initialize differently: the run ends at its check of the data, or trains on other samples than one process"
+    says = (
+        "each worker draws other random numbers here, so workers shuffle, split or initialize differently: the run ends at its check of "
+        "the data, or trains on other samples than one process"
+    )
     for script, call in program.calls():
         path = script.meaning(call.func)
-        if path in _OWN_NUMBERS or (_SEEDERS.match(path) and any(_from_clock(script, value) for value in (*call.args, *(k.value for k in call.keywords)))):
-            yield at(script, call, "unseeded-shuffle", Severity.WRONG, says, "seed it with a number, or leave it unseeded: syrtos seeds `random`, NumPy and Keras alike on all workers")
+        if path in _OWN_NUMBERS or (
+            _SEEDERS.match(path)
+            and any(_from_clock(script, value) for value in (*call.args, *(k.value for k in call.keywords)))
+        ):
+            yield at(
+                script,
+                call,
+                "unseeded-shuffle",
+                Severity.WRONG,
+                says,
+                "seed it with a number, or leave it unseeded: syrtos seeds `random`, NumPy and Keras alike on all workers",
+            )
 
 
 def _from_clock(script: Script, node: ast.AST) -> bool:
-    named = [value for inner in ast.walk(node) if isinstance(inner, ast.Name) for value in script.assigned.get(inner.id, [])]
+    named = [
+        value for inner in ast.walk(node) if isinstance(inner, ast.Name) for value in script.assigned.get(inner.id, [])
+    ]
     return any(_CLOCKS.search(ast.unparse(each)) for each in (node, *named))
 
 
@@ -40,33 +83,117 @@ def seeded_by_rank(program: Program) -> Iterator[Finding]:
         return
     for script, call in program.calls():
         shuffles = method(call) == "shuffle" and isinstance(call.func, ast.Attribute)
-        if (shuffles or _SEEDERS.match(script.meaning(call.func))) and any(depends_on(script, v, "rank", "local_rank") for v in (*call.args, *(k.value for k in call.keywords))):
-            yield at(script, call, "unseeded-shuffle", Severity.WRONG, "the seed is another one on each worker, but `fit` needs the same batches on all of them and takes this worker's rows", "use one seed on all workers")
+        if (shuffles or _SEEDERS.match(script.meaning(call.func))) and any(
+            depends_on(script, v, "rank", "local_rank") for v in (*call.args, *(k.value for k in call.keywords))
+        ):
+            yield at(
+                script,
+                call,
+                "unseeded-shuffle",
+                Severity.WRONG,
+                "the seed is another one on each worker, but `fit` needs the same batches on all of them and takes this worker's rows",
+                "use one seed on all workers",
+            )
 
 
 def same_batches(program: Program) -> Iterator[Finding]:
     """Workers of Horovod or SMDDP that all draw the same batches: equal seeds (or no shuffle), and data that is not divided."""
-    if not program.dialect or program.uses("shard", "steps_per_worker", "from_sharded") or _divides(program):
+    if not program.dialect or program.uses("shard", "steps_per_worker", "from_sharded") or divides(program):
         return
     for script, call in program.calls():
-        if method(call) == "shuffle" and isinstance(call.func, ast.Attribute) and isinstance(script.constant(argument(call, "seed", 1)), int):
-            yield _same(script, call, program, "this shuffle has the same seed on all workers, and no worker takes a part of the data")
-        elif method(call) in ("set_random_seed", "set_seed") and _SEEDERS.match(script.meaning(call.func)) and isinstance(script.constant(call.args[0] if call.args else None), int):
+        if (
+            method(call) == "shuffle"
+            and isinstance(call.func, ast.Attribute)
+            and isinstance(script.constant(argument(call, "seed", 1)), int)
+        ):
+            yield _same(
+                script,
+                call,
+                program,
+                "this shuffle has the same seed on all workers, and no worker takes a part of the data",
+            )
+        elif (
+            method(call) in ("set_random_seed", "set_seed")
+            and _SEEDERS.match(script.meaning(call.func))
+            and isinstance(script.constant(call.args[0] if call.args else None), int)
+        ):
             yield _same(script, call, program, "all workers have this seed, and no worker takes a part of the data")
+
+
+_STATEFUL = re.compile(
+    r"^tensorflow\.(random\.(uniform|normal|truncated_normal|shuffle|poisson|gamma)|image\.random_|image\.sample_distorted_bounding_box|(compat\.v1\.)?random_)"
+)
+
+
+def parallel_randomness(program: Program) -> Iterator[Finding]:
+    """Random operations in a `map` of several threads: which record gets which number is left to the threads."""
+    if program.dialect or program.batch == "per-worker":
+        return
+    for script, call in program.calls():
+        parallel = argument(call, "num_parallel_calls", 1)
+        if (
+            method(call) != "map"
+            or parallel is None
+            or (script.constant(parallel) in (None, 1) and isinstance(parallel, ast.Constant))
+            or not call.args
+        ):
+            continue
+        if (drawn := _draws(script, call.args[0], frozenset())) and script.constant(
+            argument(call, "deterministic")
+        ) is not True:
+            says = (
+                f"`{drawn}` draws from one generator in several threads, so each worker gives records other numbers and reads other batches: the "
+                "run ends at its check of the data"
+            )
+            fix = (
+                "use `tf.random.stateless_*` or `tf.image.stateless_random_*` with a seed made of a counter (`tf.data.Dataset.counter()`), or "
+                "`num_parallel_calls=1`, or preprocessing layers in the model"
+            )
+            yield at(script, call, "unseeded-shuffle", Severity.BREAKS, says, fix)
+
+
+def _draws(script: Script, function: ast.AST, seen: frozenset[str]) -> str:
+    """The random operation that a function calls, itself or through functions of the file; empty if none."""
+    if isinstance(function, ast.Name):
+        found = script.functions.get(function.id)
+        return _draws(script, found, seen | {function.id}) if found and function.id not in seen else ""
+    for inner in ast.walk(function):
+        if isinstance(inner, ast.Call):
+            path = script.written(inner.func) or ""
+            if _STATEFUL.match(path):
+                return path.replace("tensorflow.", "tf.")
+            if isinstance(inner.func, ast.Name) and (deeper := _draws(script, inner.func, seen)):
+                return deeper
+    return ""
 
 
 def _same(script: Script, call: ast.Call, program: Program, why: str) -> Finding:
     says = f"{why}: under {program.dialect} all workers draw the same batches, so more workers add nothing"
-    return at(script, call, "same-batches", Severity.WRONG, says, "add the rank to the seed, or give each worker its part: `dataset.shard(hvd.size(), hvd.rank())`")
+    return at(
+        script,
+        call,
+        "same-batches",
+        Severity.WRONG,
+        says,
+        "add the rank to the seed, or give each worker its part: `dataset.shard(hvd.size(), hvd.rank())`",
+    )
 
 
-def _divides(program: Program) -> bool:
+def divides(program: Program) -> bool:
     """Whether the rank appears in an index, a seed or an argument, where it may choose data."""
     for script in program.scripts:
         for node in ast.walk(script.tree):
-            if isinstance(node, ast.Subscript | ast.BinOp) and depends_on(script, node, "rank"):
+            if (
+                isinstance(node, ast.Subscript)
+                and depends_on(script, node.slice, "rank")
+                and "gpu" not in ast.unparse(node.value).lower()
+            ):
                 return True
-            if isinstance(node, ast.Call) and any(depends_on(script, value, "rank") for value in (*node.args, *(k.value for k in node.keywords))):
+            if (
+                isinstance(node, ast.Call)
+                and method(node) not in _NO_DATA
+                and any(depends_on(script, value, "rank") for value in (*node.args, *(k.value for k in node.keywords)))
+            ):
                 return True
     return False
 
@@ -77,16 +204,35 @@ def uneven_batches(program: Program) -> Iterator[Finding]:
         return
     for script, call in program.calls():
         name, position = _BATCHES.get(method(call), ("", None))
-        size = script.constant(argument(call, name, position)) if name and isinstance(call.func, ast.Attribute) else None
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1 or math.ceil(size / program.workers) * program.workers / size <= _IDLE:
+        size = (
+            script.constant(argument(call, name, position)) if name and isinstance(call.func, ast.Attribute) else None
+        )
+        if (
+            not isinstance(size, int)
+            or isinstance(size, bool)
+            or size < 1
+            or math.ceil(size / program.workers) * program.workers / size <= _IDLE
+        ):
             continue
         if method(call) == "batch" and not _feeds_fit(program):
             continue
         share = math.ceil(size / program.workers)
-        idle = f"{program.workers - size} of {program.workers} workers have no samples" if size < program.workers else f"one worker computes {share} samples and others {size // program.workers}"
+        idle = (
+            f"{program.workers - size} of {program.workers} workers have no samples"
+            if size < program.workers
+            else f"one worker computes {share} samples and others {size // program.workers}"
+        )
         fix = f"use a multiple of {program.workers}, such as {share * program.workers}"
-        yield at(script, call, "batch-not-divisible", Severity.SLOW, f"a batch of {size} is split over {program.workers} workers: {idle}. Results stay exact", fix)
+        yield at(
+            script,
+            call,
+            "batch-not-divisible",
+            Severity.SLOW,
+            f"a batch of {size} is split over {program.workers} workers: {idle}. Results stay exact",
+            fix,
+        )
 
 
 def _feeds_fit(program: Program) -> bool:
-    return program.uses("fit")
+    """Whether `fit` splits batches: with a strategy in its RunConfig an Estimator has one for each worker."""
+    return program.uses("fit") and not program.uses("RunConfig")

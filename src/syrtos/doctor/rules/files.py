@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from syrtos.doctor.finding import Finding, Severity, at
@@ -13,15 +14,31 @@ RULE = "file-on-every-rank"
 _GUARD = "`import syrtos`, `syrtos.init()`, and write it `if syrtos.rank() == 0:` (which holds in plain Python too)"
 # Functions that write what their argument names, by the position of that argument.
 _WRITE = {
-    "numpy.save": 0, "numpy.savez": 0, "numpy.savez_compressed": 0, "numpy.savetxt": 0, "joblib.dump": 1, "cv2.imwrite": 0, "imageio.imwrite": 0, "imageio.imsave": 0,
-    "imageio.mimsave": 0, "imageio.get_writer": 0, "imageio.v2.imwrite": 0, "imageio.v2.mimsave": 0, "matplotlib.pyplot.imsave": 0, "scipy.io.savemat": 0, "scipy.misc.imsave": 0, "skimage.io.imsave": 0,
+    "numpy.save": 0, "numpy.savez": 0, "numpy.savez_compressed": 0, "numpy.savetxt": 0, "joblib.dump": 1, "cv2.imwrite": 0, "imageio.imwrite": 0,
+    "imageio.imsave": 0,
+    "imageio.mimsave": 0, "imageio.get_writer": 0, "imageio.v2.imwrite": 0, "imageio.v2.mimsave": 0, "matplotlib.pyplot.imsave": 0,
+    "scipy.io.savemat": 0, "scipy.misc.imsave": 0, "skimage.io.imsave": 0,
     "scipy.io.wavfile.write": 0, "soundfile.write": 0, "urllib.request.urlretrieve": 1, "torch.save": 1, "h5py.File": 0,
     "tensorflow.io.TFRecordWriter": 0, "tensorflow.python_io.TFRecordWriter": 0, "tensorflow.compat.v1.python_io.TFRecordWriter": 0,
-    "keras.utils.save_img": 0, "keras.preprocessing.image.save_img": 0, "keras.utils.plot_model": 1, "logging.FileHandler": 0, "wget.download": 0, "gdown.download": 1,
+    "keras.utils.save_img": 0, "keras.preprocessing.image.save_img": 0, "keras.utils.plot_model": 1, "logging.FileHandler": 0, "wget.download": 0,
+    "gdown.download": 1,
 }  # fmt: skip
 # Methods by whose names alone it is clear that they write, whatever they are called on.
 _METHODS = frozenset(
-    {"savefig", "to_csv", "to_parquet", "to_pickle", "to_excel", "to_hdf", "to_feather", "write_text", "write_bytes", "urlretrieve", "write_html", "write_image"}
+    {
+        "savefig",
+        "to_csv",
+        "to_parquet",
+        "to_pickle",
+        "to_excel",
+        "to_hdf",
+        "to_feather",
+        "write_text",
+        "write_bytes",
+        "urlretrieve",
+        "write_html",
+        "write_image",
+    }
 )
 # What a second worker finds done already, and fails.
 _ONCE = {
@@ -30,6 +47,17 @@ _ONCE = {
 }  # fmt: skip
 _COPY = frozenset({"shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree", "shutil.make_archive"})
 _UNPACK = frozenset({"extractall", "unpack_archive"})
+_SHELLS = frozenset(
+    {
+        "os.system",
+        "subprocess.run",
+        "subprocess.call",
+        "subprocess.check_call",
+        "subprocess.Popen",
+        "subprocess.check_output",
+    }
+)
+_CHANGES = re.compile(r"\b(tar|unzip|wget|curl|rm|mv|cp|mkdir|git clone|aws s3|gsutil|pip install)\b")
 _FOLDER = frozenset({"os.makedirs", "os.mkdir"})
 
 
@@ -42,22 +70,64 @@ def files(program: Program) -> Iterator[Finding]:
 
 def _written(program: Program, script: Script, call: ast.Call) -> Finding | None:
     path, name = script.meaning(call.func), method(call)
-    if (isinstance(call.func, ast.Name) and name == "open" and name not in script.imported) or path in ("io.open", "codecs.open", "gzip.open", "tensorflow.io.gfile.GFile"):
+    if (isinstance(call.func, ast.Name) and name == "open" and name not in script.imported) or path in (
+        "io.open",
+        "codecs.open",
+        "gzip.open",
+        "tensorflow.io.gfile.GFile",
+    ):
         return _opened(script, call)
     if path == "h5py.File" and not str(script.constant(argument(call, "mode", 1)) or "r").startswith(("w", "a")):
         return None
     if path in _ONCE and not _ignores_errors(script, call):
         says = f"every worker {_ONCE[path]} this, and all but the first find it done and fail"
         return at(script, call, RULE, Severity.BREAKS, says, f"do it on one worker: {_GUARD}")
-    if path in _WRITE or name in _METHODS or path == "logging.basicConfig" and argument(call, "filename"):
+    if path in _WRITE or name in _METHODS or (path == "logging.basicConfig" and argument(call, "filename")):
         if not call.args and not call.keywords and name in _METHODS:
             return None  # `to_csv()` without a path returns text
         return at(script, call, RULE, Severity.WRONG, "every worker writes this file, at the same time", _GUARD)
     if path in _COPY or (name in _UNPACK and not path.startswith("keras")):
-        return at(script, call, RULE, Severity.WRONG, "every worker unpacks or copies this to the same place, and may read what another is still writing", f"prepare data before the run, or {_GUARD}, followed by `syrtos.barrier()`")
+        return at(
+            script,
+            call,
+            RULE,
+            Severity.WRONG,
+            "every worker unpacks or copies this to the same place, and may read what another is still writing",
+            f"prepare data before the run, or {_GUARD}, followed by `syrtos.barrier()`",
+        )
+    if path in _SHELLS and call.args and _CHANGES.search(ast.unparse(call.args[0])):
+        return at(
+            script,
+            call,
+            RULE,
+            Severity.WRONG,
+            "every worker runs this command, which changes files",
+            f"prepare data before the run, or {_GUARD}, followed by `syrtos.barrier()`",
+        )
+    if name == "save" and isinstance(call.func, ast.Attribute) and _is_picture(script, call.func.value):
+        return at(script, call, RULE, Severity.WRONG, "every worker writes this file, at the same time", _GUARD)
     if path in _FOLDER and program.rank_aware and not _may_exist(script, call, path):
-        return at(script, call, RULE, Severity.BREAKS, "every worker makes this folder, and all but the first fail", "add `exist_ok=True` (`os.makedirs(path, exist_ok=True)`)")
+        return at(
+            script,
+            call,
+            RULE,
+            Severity.BREAKS,
+            "every worker makes this folder, and all but the first fail",
+            "add `exist_ok=True` (`os.makedirs(path, exist_ok=True)`)",
+        )
     return None
+
+
+def _is_picture(script: Script, node: ast.expr) -> bool:
+    values = script.assigned.get(node.id, []) if isinstance(node, ast.Name) else [node]
+    return any(
+        isinstance(each, ast.Call)
+        and (
+            script.meaning(each.func).startswith(("PIL.", "matplotlib.animation"))
+            or method(each) in ("fromarray", "array_to_img")
+        )
+        for each in values
+    )
 
 
 def _opened(script: Script, call: ast.Call) -> Finding | None:
@@ -65,9 +135,18 @@ def _opened(script: Script, call: ast.Call) -> Finding | None:
     if not isinstance(mode, str) or not set(mode) & set("wax+"):
         return None
     if "a" in mode:
-        return at(script, call, RULE, Severity.WRONG, "every worker appends to this file: each line will be in it once for every worker", _GUARD)
+        return at(
+            script,
+            call,
+            RULE,
+            Severity.WRONG,
+            "every worker appends to this file: each line will be in it once for every worker",
+            _GUARD,
+        )
     if "x" in mode:
-        return at(script, call, RULE, Severity.BREAKS, "every worker makes this file, and all but the first fail", _GUARD)
+        return at(
+            script, call, RULE, Severity.BREAKS, "every worker makes this file, and all but the first fail", _GUARD
+        )
     return at(script, call, RULE, Severity.WRONG, "every worker writes this file, at the same time", _GUARD)
 
 
@@ -85,8 +164,9 @@ def _is_temporary(script: Script, node: ast.AST, seen: frozenset[str]) -> bool:
     for inner in ast.walk(node):
         if script.meaning(inner).startswith(("tempfile.", "io.BytesIO", "io.StringIO")):
             return True
-        if isinstance(inner, ast.Name) and inner.id not in seen and inner.id not in script.imported:
-            if any(_is_temporary(script, value, seen | {inner.id}) for value in script.assigned.get(inner.id, [])):
+        if isinstance(inner, ast.Name) and inner.id not in seen:
+            values = [] if inner.id in script.imported else script.assigned.get(inner.id, [])
+            if any(_is_temporary(script, value, seen | {inner.id}) for value in values):
                 return True
     return False
 
@@ -97,4 +177,6 @@ def _ignores_errors(script: Script, call: ast.Call) -> bool:
 
 
 def _may_exist(script: Script, call: ast.Call, path: str) -> bool:
-    return _ignores_errors(script, call) or (path == "os.makedirs" and script.constant(argument(call, "exist_ok", 2)) is True)
+    return _ignores_errors(script, call) or (
+        path == "os.makedirs" and script.constant(argument(call, "exist_ok", 2)) is True
+    )

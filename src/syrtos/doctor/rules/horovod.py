@@ -7,23 +7,58 @@ from collections.abc import Iterator
 
 from syrtos.doctor.finding import Finding, Severity, at
 from syrtos.doctor.program import Program, of_optimizer, on_one_rank, trains
-from syrtos.doctor.script import Script, method
+from syrtos.doctor.script import Script, argument, method
 
-_WRAPPERS = ("DistributedOptimizer", "DistributedGradientTape", "PartialDistributedOptimizer", "PartialDistributedGradientTape", "DistributedAdasumOptimizer", "create_distributed_optimizer")
+_WRAPPERS = (
+    "DistributedOptimizer",
+    "DistributedGradientTape",
+    "PartialDistributedOptimizer",
+    "PartialDistributedGradientTape",
+    "DistributedAdasumOptimizer",
+    "create_distributed_optimizer",
+)
 _BEGIN = (
-    "BroadcastGlobalVariablesCallback", "broadcast_variables", "broadcast_global_variables", "BroadcastGlobalVariablesHook", "broadcast_parameters", "TensorFlowKerasState",
+    "BroadcastGlobalVariablesCallback", "broadcast_variables", "broadcast_global_variables", "BroadcastGlobalVariablesHook", "broadcast_parameters",
+    "TensorFlowKerasState",
     "KerasState", "TensorFlowState", "broadcast_object",
 )  # fmt: skip
-_COLLECTIVE = frozenset({"allreduce", "allgather", "broadcast", "broadcast_object", "broadcast_variables", "alltoall", "reducescatter", "barrier", "grouped_allreduce", "oob_allreduce", "allgather_object", "join"})
+_NOT_SERVED = ("horovod.ray", "horovod.spark", "horovod.torch", "horovod.mxnet")
+_COLLECTIVE = frozenset(
+    {
+        "allreduce",
+        "allgather",
+        "broadcast",
+        "broadcast_object",
+        "broadcast_variables",
+        "alltoall",
+        "reducescatter",
+        "barrier",
+        "grouped_allreduce",
+        "oob_allreduce",
+        "allgather_object",
+        "join",
+    }
+)
 
 
 def unwrapped(program: Program) -> Iterator[Finding]:
     """No optimizer and no tape is wrapped: workers train apart, and never exchange gradients."""
-    if not program.dialect or not trains(program) or program.uses(*_WRAPPERS, "allreduce", "grouped_allreduce", "oob_allreduce"):
+    if (
+        not program.dialect
+        or not trains(program)
+        or program.uses(*_WRAPPERS, "allreduce", "grouped_allreduce", "oob_allreduce")
+    ):
         return
     for script, call in program.calls():
         if of_optimizer(script, call):
-            yield at(script, call, "not-wrapped", Severity.WRONG, f"the script starts {program.dialect}, but no optimizer or tape is wrapped: every worker trains a model of its own", "wrap it: `optimizer = hvd.DistributedOptimizer(optimizer)`")
+            yield at(
+                script,
+                call,
+                "not-wrapped",
+                Severity.WRONG,
+                f"the script starts {program.dialect}, but no optimizer or tape is wrapped: every worker trains a model of its own",
+                "wrap it: `optimizer = hvd.DistributedOptimizer(optimizer)`",
+            )
             return
 
 
@@ -33,8 +68,18 @@ def broadcast(program: Program) -> Iterator[Finding]:
         return
     for script, call in program.calls():
         if method(call) in _WRAPPERS:
-            says = f"nothing broadcasts the first weights. syrtos does before the first step; under {program.dialect} itself, workers with unequal weights would stay unequal"
-            yield at(script, call, "missing-broadcast", Severity.NOTE, says, "add `hvd.callbacks.BroadcastGlobalVariablesCallback(0)`, or `hvd.broadcast_variables(model.variables, 0)` before the first step")
+            says = (
+                f"nothing broadcasts the first weights. syrtos does before the first step; under {program.dialect} itself, workers with unequal "
+                "weights would stay unequal"
+            )
+            yield at(
+                script,
+                call,
+                "missing-broadcast",
+                Severity.NOTE,
+                says,
+                "add `hvd.callbacks.BroadcastGlobalVariablesCallback(0)`, or `hvd.broadcast_variables(model.variables, 0)` before the first step",
+            )
             return
 
 
@@ -48,9 +93,19 @@ def wrapped_twice(program: Program) -> Iterator[Finding]:
             if method(call) not in _WRAPPERS or method(call).endswith("GradientTape") or not call.args:
                 continue
             if _is_wrapped(script, call.args[0], call):
-                yield _twice(script, call, "this optimizer is wrapped already, so gradients are exchanged twice in each step", "wrap it once")
+                yield _twice(
+                    script,
+                    call,
+                    "this optimizer is wrapped already, so gradients are exchanged twice in each step",
+                    "wrap it once",
+                )
             elif tapes and _applies(script, call):
-                yield _twice(script, call, "both the tape and the optimizer are wrapped, so gradients are exchanged twice in each step", "wrap the tape or the optimizer, not both")
+                yield _twice(
+                    script,
+                    call,
+                    "both the tape and the optimizer are wrapped, so gradients are exchanged twice in each step",
+                    "wrap the tape or the optimizer, not both",
+                )
 
 
 def _twice(script: Script, call: ast.Call, says: str, fix: str) -> Finding:
@@ -63,8 +118,16 @@ def _is_wrapped(script: Script, node: ast.expr, call: ast.Call) -> bool:
         return method(node) in _WRAPPERS
     if not isinstance(node, ast.Name):
         return False
-    before = [value for value in script.assigned.get(node.id, []) if getattr(value, "lineno", 0) < call.lineno and _same_branch(script, value, call)]
-    return bool(before) and isinstance(last := max(before, key=lambda value: value.lineno), ast.Call) and method(last) in _WRAPPERS
+    before = [
+        value
+        for value in script.assigned.get(node.id, [])
+        if getattr(value, "lineno", 0) < call.lineno and _same_branch(script, value, call)
+    ]
+    return (
+        bool(before)
+        and isinstance(last := max(before, key=lambda value: value.lineno), ast.Call)
+        and method(last) in _WRAPPERS
+    )
 
 
 def _same_branch(script: Script, first: ast.AST, second: ast.AST) -> bool:
@@ -88,9 +151,48 @@ def _applies(script: Script, call: ast.Call) -> bool:
     around = script.parents.get(call)
     names = [t.id for t in around.targets if isinstance(t, ast.Name)] if isinstance(around, ast.Assign) else []
     return any(
-        method(each) in ("apply_gradients", "apply") and isinstance(each.func, ast.Attribute) and isinstance(each.func.value, ast.Name) and each.func.value.id in names
+        method(each) in ("apply_gradients", "apply")
+        and isinstance(each.func, ast.Attribute)
+        and isinstance(each.func.value, ast.Name)
+        and each.func.value.id in names
         for each in script.calls
     )
+
+
+def old_callbacks(program: Program) -> Iterator[Finding]:
+    """Callbacks as they were called before Horovod 0.20."""
+    for script, call in program.calls():
+        if (
+            method(call) in ("LearningRateWarmupCallback", "LearningRateScheduleCallback")
+            and argument(call, "initial_lr", 0) is None
+            and not any(k.arg is None for k in call.keywords)
+        ):
+            yield at(
+                script,
+                call,
+                "dead-api",
+                Severity.BREAKS,
+                f"`{method(call)}` needs `initial_lr` since Horovod 0.20 (TypeError)",
+                "add `initial_lr=`, the learning rate after the warm-up: the one of the optimizer",
+            )
+
+
+def other_frameworks(program: Program) -> Iterator[Finding]:
+    """Parts of Horovod that syrtos does not serve."""
+    for script in program.scripts:
+        for node in ast.walk(script.tree):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            names += [f"{node.module}.{name.name}" for name in node.names] if isinstance(node, ast.ImportFrom) else []
+            for part in {".".join(name.split(".")[:2]) for name in names} & set(_NOT_SERVED):
+                says = f"syrtos does not serve `{part}`"
+                yield at(
+                    script,
+                    node,
+                    "dead-api",
+                    Severity.BREAKS,
+                    says,
+                    "start the function that it would run as a script of its own: `syrtos run -n 2`",
+                )
 
 
 def one_rank_alone(program: Program) -> Iterator[Finding]:
@@ -99,11 +201,32 @@ def one_rank_alone(program: Program) -> Iterator[Finding]:
         path = script.written(call.func) or ""
         ours = path.startswith(("horovod.", "smdistributed.", "syrtos."))
         if ours and method(call) in _COLLECTIVE and on_one_rank(script, call):
-            yield at(script, call, "rank-0-only", Severity.BREAKS, f"`{method(call)}` waits for all workers, and only some call it: the run ends with an error that names the ranks", "call it on all workers, and use its result on one")
-        elif not program.dialect and isinstance(call.func, ast.Attribute) and method(call) in ("fit", "evaluate", "predict", "train_on_batch") and _for_one_rank(script, call):
-            yield at(script, call, "rank-0-only", Severity.BREAKS, f"`{method(call)}` is shared by all workers, and only some call it: the run ends with an error", "call it on all workers: each computes a part, and all get the same result")
+            yield at(
+                script,
+                call,
+                "rank-0-only",
+                Severity.BREAKS,
+                f"`{method(call)}` waits for all workers, and only some call it: the run ends with an error that names the ranks",
+                "call it on all workers, and use its result on one",
+            )
+        elif (
+            not program.dialect
+            and isinstance(call.func, ast.Attribute)
+            and method(call) in ("fit", "evaluate", "predict", "train_on_batch")
+            and _for_one_rank(script, call)
+        ):
+            yield at(
+                script,
+                call,
+                "rank-0-only",
+                Severity.BREAKS,
+                f"`{method(call)}` is shared by all workers, and only some call it: the run ends with an error",
+                "call it on all workers: each computes a part, and all get the same result",
+            )
 
 
 def _for_one_rank(script: Script, call: ast.Call) -> bool:
     """Whether a condition about this script's rank among several holds: not one about machines of an API that gives only one worker."""
-    return on_one_rank(script, call) and not (isinstance(call.func, ast.Attribute) and call.func.attr == "fit" and isinstance(call.func.value, ast.Call))
+    return on_one_rank(script, call) and not (
+        isinstance(call.func, ast.Attribute) and call.func.attr == "fit" and isinstance(call.func.value, ast.Call)
+    )

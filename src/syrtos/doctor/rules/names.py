@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -16,19 +17,48 @@ from syrtos.doctor.script import Script, argument, canonical, method
 _RULE, _OLD = "dead-api", "tf1-session"
 # What `syrtos run` answers for; docs/dialects.md has every name.
 _SERVED = (
-    "tensorflow.estimator", "tensorflow.compat.v1.estimator", "keras.estimator", "keras.utils.multi_gpu_model", "keras.utils.multi_gpu_utils", "keras.utils.training_utils",
-    "tensorflow.distribute", "tensorflow.contrib.estimator",
+    "tensorflow.estimator", "tensorflow.compat.v1.estimator", "keras.estimator", "keras.utils.multi_gpu_model", "keras.utils.multi_gpu_utils",
+    "keras.utils.training_utils",
+    "tensorflow.distribute", "tensorflow.contrib.estimator", "tensorflow.compat.v1.layers",
 )  # fmt: skip
+# What it refuses of these: Estimators that bring their own models.
+_REFUSED = re.compile(r"estimator\.((DNN|Linear|BoostedTrees|Baseline)\w*|\w+Head|tpu)$")
 # What scripts of Horovod, SMDDP, multi_gpu_model and `tf.distribute` find too: `syrtos.dialects.keras2`.
-_SPELLINGS = frozenset({"fit_generator", "evaluate_generator", "predict_generator", "experimental_run_v2"})
+_SPELLINGS = frozenset(
+    {"reset_states", "fit_generator", "evaluate_generator", "predict_generator", "experimental_run_v2"}
+)
 _ALLOWED = {
     "optimizer": {"lr", "decay"}, "fit": {"workers", "use_multiprocessing", "max_queue_size"}, "evaluate": {"workers", "use_multiprocessing", "max_queue_size"},
     "predict": {"workers", "use_multiprocessing", "max_queue_size"}, "compile": {"experimental_run_tf_function"}, "BatchNormalization": {"fused"},
 }  # fmt: skip
-_SPELLED = ("keras.backend.get_value", "keras.backend.set_value", "keras.optimizers.experimental", "keras.optimizers.legacy", "keras.layers.ThresholdedReLU", "keras.utils.experimental")
-_ASKS = ("MirroredStrategy", "MultiWorkerMirroredStrategy", "CentralStorageStrategy", "OneDeviceStrategy", "ParameterServerStrategy", "multi_gpu_model")
-_GONE = ("tensorflow_addons", "tensorflow.examples", "tensorflow_estimator", "keras_contrib", "tensorflow_hub.estimator")
-_SESSIONS = ("tensorflow.compat.v1.Session", "tensorflow.compat.v1.InteractiveSession", "tensorflow.compat.v1.train.MonitoredTrainingSession")
+_SPELLED = (
+    "keras.backend.get_value",
+    "keras.backend.set_value",
+    "keras.optimizers.experimental",
+    "keras.optimizers.legacy",
+    "keras.layers.ThresholdedReLU",
+    "keras.utils.experimental",
+)
+_ASKS = (
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "CentralStorageStrategy",
+    "OneDeviceStrategy",
+    "ParameterServerStrategy",
+    "multi_gpu_model",
+)
+_GONE = (
+    "tensorflow_addons",
+    "tensorflow.examples",
+    "tensorflow_estimator",
+    "keras_contrib",
+    "tensorflow_hub.estimator",
+)
+_SESSIONS = (
+    "tensorflow.compat.v1.Session",
+    "tensorflow.compat.v1.InteractiveSession",
+    "tensorflow.compat.v1.train.MonitoredTrainingSession",
+)
 
 
 @functools.cache
@@ -52,9 +82,9 @@ def speaks_keras_2(program: Program) -> bool:
 
 def is_legacy(program: Program) -> bool:
     """Whether the script trains with Keras 2 itself."""
-    return any(path.split(".")[0] == "tf_keras" for script in program.scripts for path in script.imported.values()) or any(
-        "TF_USE_LEGACY_KERAS" in script.text for script in program.scripts
-    )
+    return any(
+        path.split(".")[0] == "tf_keras" for script in program.scripts for path in script.imported.values()
+    ) or any("TF_USE_LEGACY_KERAS" in script.text for script in program.scripts)
 
 
 def dead_names(program: Program) -> Iterator[Finding]:
@@ -63,9 +93,17 @@ def dead_names(program: Program) -> Iterator[Finding]:
     for script in program.scripts:
         seen: set[str] = set()
         for node, path in _paths(script):
-            gone = next((path for root in _GONE if path == root or path.startswith(root + ".")), None) or public_names.missing(path)
+            gone = next(
+                (path for root in _GONE if path == root or path.startswith(root + ".")), None
+            ) or public_names.missing(path)
             meaning = canonical(gone or "")
-            if gone is None or gone in seen or meaning.startswith(_SERVED) or (legacy and meaning.startswith("keras")) or _is_tried(script, node):
+            if (
+                gone is None
+                or gone in seen
+                or meaning.startswith(_SERVED)
+                or (legacy and meaning.startswith("keras"))
+                or _is_tried(script, node)
+            ):
                 continue
             if spells and (meaning.startswith(_SPELLED) or _is_function(meaning)):
                 continue
@@ -75,27 +113,59 @@ def dead_names(program: Program) -> Iterator[Finding]:
 
 def _paths(script: Script) -> Iterator[tuple[ast.AST, str]]:
     """Every dotted path of TensorFlow or Keras in a file, with where it stands."""
-    for node in sorted(ast.walk(script.tree), key=lambda each: (getattr(each, "lineno", 0), getattr(each, "col_offset", 0))):
+    for node in sorted(
+        ast.walk(script.tree), key=lambda each: (getattr(each, "lineno", 0), getattr(each, "col_offset", 0))
+    ):
         if isinstance(node, ast.Import):
             yield from ((node, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from ((node, f"{node.module}.{name.name}" if name.name != "*" else node.module) for name in node.names)
-        elif isinstance(node, ast.Attribute) and not isinstance(script.parents.get(node), ast.Attribute) and (path := script.written(node)):
-            if not isinstance(node.ctx, ast.Store):
-                yield node, path
+            yield from (
+                (node, f"{node.module}.{name.name}" if name.name != "*" else node.module) for name in node.names
+            )
+        elif (
+            isinstance(node, ast.Attribute)
+            and not isinstance(script.parents.get(node), ast.Attribute)
+            and (path := script.written(node))
+        ) and not isinstance(node.ctx, ast.Store):
+            yield node, path
 
 
 def _dead(script: Script, node: ast.AST, path: str, gone: str) -> Finding:
     shown = gone.replace("tensorflow.", "tf.", 1)
     known = instead(path)
     moved = public_names.near(path)
-    fix = f"write {known}" if known and not known.startswith(("leave", "syrtos", "tf.contrib", "train", "a ", "the ", "pass")) else known
-    fix = fix or (f"write `{moved[0]}`" if moved else f"`{path.replace('tensorflow.', 'tf.', 1)}` has no counterpart of the same name: look for it in the documentation of Keras 3")
+    fix = (
+        f"write {known}"
+        if known and not known.startswith(("leave", "syrtos", "tf.contrib", "train", "a ", "the ", "pass"))
+        else known
+    )
+    fix = fix or (
+        f"write `{moved[0]}`"
+        if moved
+        else f"`{path.replace('tensorflow.', 'tf.', 1)}` has no counterpart of the same name: look for it in the documentation of Keras 3"
+    )
     if public_names.is_of_tensorflow_1(gone):
-        more = known or f"train a keras.Model by `fit`; helpers alone are at `tf.compat.v1.{gone.removeprefix('tensorflow.')}`"
-        return at(script, node, _OLD, Severity.BREAKS, f"`{shown}` belongs to TensorFlow 1", f"write {more}" if known and known.startswith("`") else more)
+        more = (
+            known
+            or f"train a keras.Model by `fit`; helpers alone are at `tf.compat.v1.{gone.removeprefix('tensorflow.')}`"
+        )
+        return at(
+            script,
+            node,
+            _OLD,
+            Severity.BREAKS,
+            f"`{shown}` belongs to TensorFlow 1",
+            f"write {more}" if known and known.startswith("`") else more,
+        )
     if gone.split(".")[0] in ("tensorflow_addons", "keras_contrib"):
-        return at(script, node, _RULE, Severity.BREAKS, f"the package `{gone.split('.')[0]}` ended with Keras 2", "most of it is in Keras 3: AdamW, Lamb, GroupNormalization, ...")
+        return at(
+            script,
+            node,
+            _RULE,
+            Severity.BREAKS,
+            f"the package `{gone.split('.')[0]}` ended with Keras 2",
+            "most of it is in Keras 3: AdamW, Lamb, GroupNormalization, ...",
+        )
     return at(script, node, _RULE, Severity.BREAKS, f"`{shown}` does not exist in the installed version", str(fix))
 
 
@@ -109,7 +179,9 @@ def _is_tried(script: Script, node: ast.AST) -> bool:
     for outer in script.around(node):
         if isinstance(outer, ast.Try) and any(_catches(handler) for handler in outer.handlers):
             return True
-        if isinstance(outer, ast.If | ast.IfExp) and any(word in ast.unparse(outer.test) for word in ("version", "hasattr", "VERSION", "find_spec", "PY2", "PY3")):
+        if isinstance(outer, ast.If | ast.IfExp) and any(
+            word in ast.unparse(outer.test) for word in ("version", "hasattr", "VERSION", "find_spec", "PY2", "PY3")
+        ):
             return True
     return False
 
@@ -127,9 +199,14 @@ def old_words(program: Program) -> Iterator[Finding]:
     spells = speaks_keras_2(program)
     for script in program.scripts:
         for node in ast.walk(script.tree):
-            if isinstance(node, ast.Attribute) and node.attr in attributes and node.attr not in script.functions and not (spells and node.attr in _SPELLINGS) and not _is_tried(script, node):
-                if not (script.written(node) or "").startswith("tensorflow.compat.v1"):
-                    yield at(script, node, _RULE, Severity.BREAKS, f"`{node.attr}` is gone", f"use {attributes[node.attr]}")
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in attributes
+                and node.attr not in script.functions
+                and not (spells and node.attr in _SPELLINGS)
+                and not _is_tried(script, node)
+            ) and not (script.written(node) or "").startswith("tensorflow.compat.v1"):
+                yield at(script, node, _RULE, Severity.BREAKS, f"`{node.attr}` is gone", f"use {attributes[node.attr]}")
         for call in script.calls:
             for kind in _kinds(script, call):
                 yield from _arguments(script, call, kind, arguments.get(kind, {}), spells)
@@ -143,9 +220,18 @@ def _kinds(script: Script, call: ast.Call) -> Iterator[str]:
             yield "optimizer"
     elif path.startswith("keras.layers."):
         yield from ("layer", name)
-    elif path.startswith("keras."):
-        yield name
-    elif isinstance(call.func, ast.Attribute) and name in ("fit", "evaluate", "predict", "compile", "save", "save_weights"):
+    elif path.startswith("keras.") or (
+        isinstance(call.func, ast.Attribute)
+        and name
+        in (
+            "fit",
+            "evaluate",
+            "predict",
+            "compile",
+            "save",
+            "save_weights",
+        )
+    ):
         yield name
 
 
@@ -160,7 +246,14 @@ def _arguments(script: Script, call: ast.Call, kind: str, known: object, spells:
             continue
         if kind in ("fit", "predict", "evaluate") and not _on_model(call, keyword.arg or ""):
             continue
-        yield at(script, call, _RULE, Severity.BREAKS, f"`{method(call)}` takes no `{keyword.arg}` in Keras 3", f"use {known[keyword.arg]}")
+        yield at(
+            script,
+            call,
+            _RULE,
+            Severity.BREAKS,
+            f"`{method(call)}` takes no `{keyword.arg}` in Keras 3",
+            f"use {known[keyword.arg]}",
+        )
 
 
 def _on_model(call: ast.Call, name: str) -> bool:
@@ -178,13 +271,36 @@ def unsupported_values(program: Program) -> Iterator[Finding]:
             yield from _checkpoint(script, call)
         elif name in ("save_weights", "load_weights") and isinstance(call.func, ast.Attribute):
             yield from _weights(script, call, name)
-        elif name == "save" and isinstance(call.func, ast.Attribute) and "model" in ast.unparse(call.func.value).lower() and len(call.args) + len(call.keywords) == 1:
+        elif (
+            name == "save"
+            and isinstance(call.func, ast.Attribute)
+            and "model" in ast.unparse(call.func.value).lower()
+            and len(call.args) + len(call.keywords) == 1
+        ):
             yield from _saved(script, call)
         elif path.startswith("keras.optimizers.legacy.") and not speaks_keras_2(program):
-            yield at(script, call, _RULE, Severity.BREAKS, "`keras.optimizers.legacy` is empty in Keras 3", f"write `keras.optimizers.{name}`")
-        elif of_optimizer(script, call) and path.startswith("keras.") and argument(call, "decay") is not None and not speaks_keras_2(program):
-            if script.constant(argument(call, "decay")) != 0:
-                yield at(script, call, _RULE, Severity.WRONG, "Keras 3 ignores `decay`: the learning rate stays as it is", "use `keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)` as the learning rate")
+            yield at(
+                script,
+                call,
+                _RULE,
+                Severity.BREAKS,
+                "`keras.optimizers.legacy` is empty in Keras 3",
+                f"write `keras.optimizers.{name}`",
+            )
+        elif (
+            of_optimizer(script, call)
+            and path.startswith("keras.")
+            and argument(call, "decay") is not None
+            and not speaks_keras_2(program)
+        ) and script.constant(argument(call, "decay")) != 0:
+            yield at(
+                script,
+                call,
+                _RULE,
+                Severity.WRONG,
+                "Keras 3 ignores `decay`: the learning rate stays as it is",
+                "use `keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)` as the learning rate",
+            )
 
 
 def _text(script: Script, node: ast.expr | None) -> str | None:
@@ -196,9 +312,17 @@ def _text(script: Script, node: ast.expr | None) -> str | None:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
         return _text(script, node.left)
     if isinstance(node, ast.Call) and method(node) in ("join", "format", "str", "Path"):
-        return _text(script, node.func.value if method(node) == "format" and isinstance(node.func, ast.Attribute) else node.args[-1] if node.args else None)
-    if isinstance(node, ast.Name) and len(values := script.assigned.get(node.id, [])) == 1 and not isinstance(values[0], ast.Name):
-        return _text(script, values[0])
+        return _text(
+            script,
+            node.func.value
+            if method(node) == "format" and isinstance(node.func, ast.Attribute)
+            else node.args[-1]
+            if node.args
+            else None,
+        )
+    if isinstance(node, ast.Name):
+        ends = {_text(script, value) for value in script.assigned.get(node.id, []) if not isinstance(value, ast.Name)}
+        return ends.pop() if len(ends) == 1 else None
     found = script.constant(node)
     return found if isinstance(found, str) else None
 
@@ -210,39 +334,126 @@ def _checkpoint(script: Script, call: ast.Call) -> Iterator[Finding]:
         return
     wanted = ".weights.h5" if weights else ".keras"
     if not path.endswith(wanted) and not (path.endswith(".h5") and not weights):
-        yield at(script, call, _RULE, Severity.BREAKS, f"ModelCheckpoint's file must end in `{wanted}`", f"write a name such as `model{wanted}`")
+        yield at(
+            script,
+            call,
+            _RULE,
+            Severity.BREAKS,
+            f"ModelCheckpoint's file must end in `{wanted}`",
+            f"write a name such as `model{wanted}`",
+        )
 
 
 def _weights(script: Script, call: ast.Call, name: str) -> Iterator[Finding]:
     path = _text(script, argument(call, "filepath", 0))
-    allowed = (".weights.h5",) if name == "save_weights" else (".weights.h5", ".h5", ".keras", ".hdf5", ".json", ".orbax")
+    allowed = (
+        (".weights.h5",) if name == "save_weights" else (".weights.h5", ".h5", ".keras", ".hdf5", ".json", ".orbax")
+    )
     if path and not path.endswith(allowed) and "model" in ast.unparse(call.func).lower():
-        yield at(script, call, _RULE, Severity.BREAKS, f"the file of `{name}` must end in `.weights.h5`", "write a name such as `model.weights.h5`")
+        yield at(
+            script,
+            call,
+            _RULE,
+            Severity.BREAKS,
+            f"the file of `{name}` must end in `.weights.h5`",
+            "write a name such as `model.weights.h5`",
+        )
 
 
 def _saved(script: Script, call: ast.Call) -> Iterator[Finding]:
-    path = _text(script, argument(call, "filepath", 0))
+    given = argument(call, "filepath", 0)
+    path = _text(script, given)
+    if given is None or _MODEL_DIR.search(_expanded(script, given)):
+        return  # in a training job such a folder gets a SavedModel
     if path and not path.endswith((".keras", ".h5", ".hdf5")):
-        yield at(script, call, _RULE, Severity.BREAKS, "`model.save` writes files that end in `.keras` (or `.h5`), no folders", "write `model.save('model.keras')`, or `model.export(folder)` for a SavedModel")
+        yield at(
+            script,
+            call,
+            _RULE,
+            Severity.BREAKS,
+            "`model.save` writes files that end in `.keras` (or `.h5`), no folders",
+            "write `model.save('model.keras')`, or `model.export(folder)` for a SavedModel",
+        )
+
+
+_MODEL_DIR = re.compile(r"SM_MODEL_DIR|model_dir|/opt/ml/model")
+
+
+def _expanded(script: Script, node: ast.expr) -> str:
+    """The text of an expression, and those of the names in it."""
+    named = [
+        value for inner in ast.walk(node) if isinstance(inner, ast.Name) for value in script.assigned.get(inner.id, [])
+    ]
+    return " ".join(ast.unparse(each) for each in (node, *named))
 
 
 def sessions(program: Program) -> Iterator[Finding]:
     """Training in sessions of TensorFlow 1, in which nothing is exchanged."""
     for script, call in program.calls():
         if (script.written(call.func) or "") in _SESSIONS and program.uses("minimize", "apply_gradients"):
-            yield at(script, call, _OLD, Severity.WRONG, "this session trains on each worker by itself: its gradients are not exchanged", "train a keras.Model by `model.fit`, or keep the graph as the `model_fn` of a tf.estimator.Estimator, which syrtos serves")
+            yield at(
+                script,
+                call,
+                _OLD,
+                Severity.WRONG,
+                "this session trains on each worker by itself: its gradients are not exchanged",
+                "train a keras.Model by `model.fit`, or keep the graph as the `model_fn` of a tf.estimator.Estimator, which syrtos serves",
+            )
             return
+
+
+def refused_estimators(program: Program) -> Iterator[Finding]:
+    """Estimators with models of their own."""
+    for script, call in program.calls():
+        if found := _REFUSED.search((script.written(call.func) or "").replace("tensorflow.compat.v1", "tensorflow")):
+            yield at(
+                script,
+                call,
+                _RULE,
+                Severity.BREAKS,
+                f"`tf.{found.group(0)}` is gone: TensorFlow 2.16 removed it, and syrtos serves tf.estimator.Estimator alone",
+                "write its model as a keras.Model (for its columns: keras.utils.FeatureSpace) and train it by `fit`",
+            )
 
 
 def renamed_metrics(program: Program) -> Iterator[Finding]:
     """`acc`, which was the name of `accuracy` in the logs."""
-    named = {value.value for script, call in program.calls() if method(call) == "compile" and (m := argument(call, "metrics", 2)) for value in ast.walk(m) if isinstance(value, ast.Constant)}
+    named = {
+        value.value
+        for script, call in program.calls()
+        if method(call) == "compile" and (m := argument(call, "metrics", 2))
+        for value in ast.walk(m)
+        if isinstance(value, ast.Constant)
+    }
     if "acc" in named or "accuracy" not in named:
         return
     for script in program.scripts:
         for node in ast.walk(script.tree):
             key = node.slice if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) else None
-            if isinstance(key, ast.Constant) and key.value in ("acc", "val_acc") and "hist" in ast.unparse(node).lower():
-                yield at(script, node, _RULE, Severity.BREAKS, f"the logs have no `{key.value}` (KeyError)", f"write `{str(key.value).replace('acc', 'accuracy')}`")
-            elif isinstance(node, ast.keyword) and node.arg == "monitor" and isinstance(node.value, ast.Constant) and node.value.value in ("acc", "val_acc"):
-                yield at(script, node.value, _RULE, Severity.WRONG, f"the logs have no `{node.value.value}`, so this callback does nothing", f"write `{str(node.value.value).replace('acc', 'accuracy')}`")
+            if (
+                isinstance(key, ast.Constant)
+                and key.value in ("acc", "val_acc")
+                and "hist" in ast.unparse(node).lower()
+            ):
+                yield at(
+                    script,
+                    node,
+                    _RULE,
+                    Severity.BREAKS,
+                    f"the logs have no `{key.value}` (KeyError)",
+                    f"write `{str(key.value).replace('acc', 'accuracy')}`",
+                )
+            elif (
+                isinstance(node, ast.keyword)
+                and node.arg == "monitor"
+                and isinstance(node.value, ast.Constant)
+                and node.value.value in ("acc", "val_acc")
+            ):
+                yield at(
+                    script,
+                    node.value,
+                    _RULE,
+                    Severity.WRONG,
+                    f"the logs have no `{node.value.value}`, so this callback does nothing",
+                    f"write `{str(node.value.value).replace('acc', 'accuracy')}`",
+                )
