@@ -94,7 +94,7 @@ function drawObjective({ trials, metric, maximize, search }) {
   const colour = (trial, c) => (trial.TrainingJobName === search.BestTrainingJob?.TrainingJobName ? c.good : counts(trial) ? c.accent : c.quiet);
   shown.objective.draw({ count: some.length, tip: 1, say: (i) => words(some[i]), make: (c) => ({
     grid: { left: 64, right: 20, top: 30, bottom: 46 },
-    legend: { top: 0, left: "left", itemHeight: 8, textStyle: { color: c.quiet } },
+    legend: { top: 0, left: "left", itemHeight: 8, itemGap: 28, textStyle: { color: c.quiet } },
     xAxis: axis(c, "trial", { min: 0, max: Math.max(...trials.map((trial) => trial.number)) + 1, minInterval: 1 }),
     yAxis: axis(c, "", { scale: true }),
     tooltip: tooltip(c, { formatter: (point) => (point.seriesIndex === 1 ? words(some[point.dataIndex]) : "") }),
@@ -106,7 +106,7 @@ function drawObjective({ trials, metric, maximize, search }) {
 }
 
 function parallelAxis(parameter, dim, c) {
-  const common = { dim, name: parameter.name, nameTextStyle: { color: c.ink }, axisLine: { lineStyle: { color: c.line } }, axisLabel: { color: c.quiet, formatter: (x) => (typeof x === "number" ? short(x) : plain(x)) } };
+  const common = { dim, name: parameter.name, nameTextStyle: { color: c.ink }, nameTruncate: { maxWidth: 88 }, axisLine: { lineStyle: { color: c.line } }, axisLabel: { color: c.quiet, textBorderColor: c.ground, textBorderWidth: 3, formatter: (x) => (typeof x === "number" ? short(x) : plain(x)) } };
   if (parameter.values) return { ...common, type: "category", data: parameter.values };
   return { ...common, type: parameter.scale === "log" ? "log" : "value", min: parameter.low, max: parameter.high };
 }
@@ -120,7 +120,7 @@ function drawParallel({ trials, parameters, metric, search }) {
   const narrow = at("search-charts").clientWidth < NARROW;
   const tip = 2; // no series: the library can't place a tooltip at a line of this chart, whose words are under it
   shown.parallel.draw({ count: some.length, tip, say: (i) => words(some[i]), height: narrow ? 70 * (parameters.length + 1) + 50 : 320, make: (c) => ({
-    parallel: narrow ? { layout: "vertical", left: 16, right: 40, top: 40, bottom: 30 } : { left: 50, right: 70, top: 40, bottom: 24 },
+    parallel: narrow ? { layout: "vertical", left: 34, right: 96, top: 40, bottom: 30 } : { left: 50, right: 70, top: 40, bottom: 24 },
     parallelAxis: [...parameters, { name: metric, low: least, high: most }].map((parameter, dim) => parallelAxis(parameter, dim, c)),
     tooltip: tooltip(c, { formatter: (point) => words(point.seriesIndex ? some.find(isBest) : some[point.dataIndex]) }),
     series: [
