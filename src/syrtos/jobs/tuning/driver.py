@@ -56,8 +56,8 @@ class Driver:
         while not self._over.is_set():
             try:
                 self.look()
-            except Exception as error:
-                print(f"syrtos: the tuning jobs could not be carried on: {error}", file=sys.stderr, flush=True)
+            except Exception as error:  # a database that is away for a moment, say
+                _tell(f"the tuning jobs could not be looked at: {error}")
             self._wake.wait(_LOOK)
             self._wake.clear()
 
@@ -69,6 +69,8 @@ class Driver:
                 self._carry_on(record)
             except ApiError as error:  # the service has fewer workers than when the job was created, say
                 self._end(record.name, "Failed", str(error))
+            except Exception as error:  # which must not hold the others up
+                _tell(f"the tuning job {record.name} could not be carried on: {type(error).__name__}: {error}")
         if not active:
             self._ended.clear()
 
@@ -168,3 +170,7 @@ class Driver:
             return None if record.final else after
 
         self._service.tunings.change(name, ended)
+
+
+def _tell(text: str) -> None:
+    print(f"syrtos: {text}", file=sys.stderr, flush=True)

@@ -254,12 +254,11 @@ async function refresh() {
   if (mine === asking && !document.hidden) timer = setTimeout(refresh, pause);
 }
 
-function move() {
-  const job = shown.name;
+function move({ oldURL }) {
   if (!wanted()) shown.name = "";
-  const search = wantedSearch() ? "" : leaveSearch();
+  if (!wantedSearch()) leaveSearch();
   if (!wanted() && !wantedSearch()) {
-    left = job || search;
+    left = /#\/(?:jobs|tuning)\/([A-Za-z0-9-]+)$/.exec(oldURL)?.[1] ?? "";
     document.title = "Syrtos";
   }
   window.scrollTo(0, 0);

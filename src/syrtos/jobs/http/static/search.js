@@ -279,11 +279,8 @@ export async function showSearch(name, reveal) {
   return goesOn(is) ? PAUSE : LONG_PAUSE;
 }
 
-/** The name of the tuning job that is left, if one was shown. */
 export function leaveSearch() {
-  const { name } = shown;
   shown.name = "";
-  return name;
 }
 
 export function confirmEnd(wanted) {
