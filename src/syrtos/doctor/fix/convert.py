@@ -79,11 +79,9 @@ def converted(path: Path, workers: int) -> Result:
 
 
 def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
-    """What would still break, by line of the new text: names of packages that are no longer imported, and what the doctor finds."""
+    """What would still break, by line of the new text: names that nothing gives a value any more, and what the doctor finds."""
     script = parse(path, after)
-    lost = {
-        name for name, full in parse(path, before).imported.items() if full.startswith(("horovod", "smdistributed"))
-    } - set(script.imported)
+    lost = _bound(parse(path, before).tree) - _bound(script.tree)
     used = {node.id: node.lineno for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id in lost}
     found = [
         (0, f"line {line} of what is shown: `{script.line(line).strip()}` still needs `{name}`")
@@ -93,12 +91,20 @@ def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
     return found + [(0, f"line {each.line} of what is shown: {each.says}: {each.fix}") for each in worst]
 
 
+def _bound(tree: ast.Module) -> set[str]:
+    """Names that anything in a file gives a value."""
+    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    imports = [name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
+    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return stored | arguments | {name.asname or name.name.partition(".")[0] for name in imports}
+
+
 def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Module:
     """Adds, after the imports, what the conversions refer to."""
     lines = [""]
     if "syrtos" in wants:
         lines += ["import syrtos", "", "syrtos.init()"]
-    if "learning_rate_callbacks" in wants and not _imports_keras(module):
+    if wants & {"keras", "learning_rate_callbacks"} and not _imports_keras(module):
         lines += ["import keras"] if "import tensorflow as tf" not in module.code else ["keras = tf.keras"]
     if wants & {"WORKERS", "learning_rate_callbacks"}:
         lines += [

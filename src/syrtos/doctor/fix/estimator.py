@@ -40,6 +40,9 @@ class Estimators(Conversion):
         function, count = argument(call, "input_fn", 0), argument(call, steps, 1)
         if function is None:
             return None
+        for name in ("hooks", "saving_listeners", "exporters"):
+            if (found := argument(call, name)) is not None and code(found.value) not in ("None", "[]"):
+                self.leave_alone(call, f"`{name}` of an Estimator: write them as Keras callbacks")
         if isinstance(function.value, cst.Lambda) and not function.value.params.params:
             made = code(function.value.body)
         elif isinstance(function.value, cst.Name | cst.Attribute):

@@ -52,6 +52,8 @@ class MultiGpu(Conversion):
         kept = [name for name in updated_node.names if name.evaluated_name not in _NAMES]
         if not kept:
             return cst.RemoveFromParent()
+        if len(kept) == len(updated_node.names):
+            return updated_node
         return updated_node.with_changes(names=[*kept[:-1], kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)])
 
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:

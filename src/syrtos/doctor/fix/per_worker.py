@@ -35,6 +35,12 @@ _CALLBACKS = {
     "LearningRateWarmupCallback": "LearningRateWarmup",
     "LearningRateScheduleCallback": "LearningRateSchedule",
 }
+# Arguments of these callbacks that count epochs, and their positions.
+_EPOCHS = {
+    "LearningRateWarmupCallback": {"warmup_epochs": 1},
+    "LearningRateScheduleCallback": {"start_epoch": 2, "end_epoch": 3},
+}
+_FITS = ("fit", "fit_generator")
 _FLAGS = frozenset(
     {"mpi_built", "nccl_built", "gloo_built", "mpi_enabled", "gloo_enabled", "mpi_threads_supported", "is_initialized"}
 )
@@ -76,9 +82,11 @@ class PerWorker(Conversion):
         super().__init__(workers)
         self._sizes: set[str] = set()  # names that hold the number of workers
         self._ranks: set[str] = set()
+        self._values: dict[str, cst.BaseExpression] = {}  # what names are given last
         self._true: set[str] = set()  # names that say whether this is rank 0
         self._shards: set[cst.CSTNode] = set()  # where the number of workers divides data
         self._divided = False
+        self._grows = False  # each worker goes over all of the data in an epoch: one process does in as many epochs as there are workers
         self._speaks = False  # Horovod or SMDDP
 
     # -- what stands where ------------------------------------------------------------------------------------
@@ -94,24 +102,39 @@ class PerWorker(Conversion):
                 self._sizes |= names
             elif self._calls(assign.value, _RANKS):
                 self._ranks |= names
-            elif isinstance(assign.value, cst.Comparison) and self._calls(assign.value.left, _RANKS):
+            self._values.update(dict.fromkeys(names, assign.value))
+            if isinstance(assign.value, cst.Comparison) and self._calls(assign.value.left, _RANKS):
                 self._true |= names
         self._find_shards(node)
-        divided = {
-            inner
-            for inner in m.findall(node, m.Call())
-            if isinstance(inner, cst.Call) and method(inner) in ("take", "fit") and self._has_size(inner)
-        }
-        self._divided = bool(self._shards or divided)
-        self._note_loops(node)
+        calls = [call for call in m.findall(node, m.Call()) if isinstance(call, cst.Call)]
+        fits = [call for call in calls if method(call) in _FITS]
+        divided = any(method(call) in ("take", *_FITS) and self._has_size(call) for call in calls)
+        self._divided = bool(self._shards) or divided
+        self._grows = not self._divided and any(_steps(call) is None for call in fits)
+        if self._speaks:
+            self._note_loops(node, [call for call in calls if method(call).endswith("GradientTape")], bool(fits))
+            self._note_differences(calls)
 
-    def _note_loops(self, node: cst.Module) -> None:
-        loop = [call for call in m.findall(node, m.Call()) if self._ours(call) == "DistributedGradientTape"]
-        if loop and not self._divided and ".repeat(" not in code(node):
+    def _note_loops(self, node: cst.Module, tapes: list[cst.Call], fits: bool) -> None:
+        if tapes and not fits and not self._divided and ".repeat(" not in code(node):
             self.leave_alone(
-                loop[0],
-                "each worker went over all of the data, in a loop: repeat the data set WORKERS times, so that as many updates are made, and say so here",
+                tapes[0],
+                "each worker went over all of the data, in a loop: repeat the data set WORKERS times, so that as many updates are made",
             )
+
+    def _note_differences(self, calls: list[cst.Call]) -> None:
+        for call in calls:
+            reduction = argument(call, "reduction")
+            if reduction is not None and code(reduction.value).strip("'\"").lower().rpartition(".")[2] == "sum":
+                self.leave_alone(call, "this loss is a sum over the batch of one worker: divide it by WORKERS")
+            if self._grows and method(call) == "LearningRateScheduler":
+                self.leave_alone(
+                    call,
+                    "this schedule counts epochs, of which there are WORKERS times as many, each WORKERS times as short",
+                )
+        normalized = [call for call in calls if method(call) == "BatchNormalization"]
+        if normalized:
+            self.note(normalized[0], "one process normalizes over the batches of all workers, not over those of one")
 
     def _find_shards(self, node: cst.Module) -> None:
         for outer in m.findall(node, m.Call() | m.Subscript() | m.BinaryOperation()):
@@ -178,17 +201,18 @@ class PerWorker(Conversion):
             return cst.Name("False")
         if ours in _CALLBACKS:
             self.wants.add("learning_rate_callbacks")
-            return self._callback(call.with_changes(func=cst.Name(_CALLBACKS[ours])))
+            return self._callback(ours, original, call.with_changes(func=cst.Name(_CALLBACKS[ours])))
         if ours in ("DistributedOptimizer", "DistributedGradientTape"):
             return self._unwrapped(ours, original, call)
         if ours in _VALUES and call.args:
             op = argument(call, "op") or argument(call, "average")
-            if op is not None and not code(op.value).endswith(("Average", "True")):
+            if op is not None and not _averages(op.value):
                 self.leave_alone(original, f"`{ours}` with `{code(op)}`: say by hand what one process computes here")
             return call.args[0].value
         if ours == "allgather_object" and call.args:
             return cst.List([cst.Element(call.args[0].value)])
-        if ours == "load_model":
+        if ours == "load_model" and len(call.args) == 1:
+            self.wants.add("keras")
             return call.with_changes(func=cst.parse_expression("keras.models.load_model"))
         if ours not in _VANISH:
             self.leave_alone(
@@ -196,12 +220,23 @@ class PerWorker(Conversion):
             )
         return call
 
-    def _callback(self, call: cst.Call) -> cst.BaseExpression:
+    def _callback(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
         """Epochs that are each worker's pass over all data become N."""
-        if self._divided:
+        if argument(call, "initial_lr", 0) is None:
+            self.leave_alone(original, f"`{ours}` without `initial_lr`: give it the learning rate of the optimizer")
+        if not self._grows:
             return call
-        for name in ("warmup_epochs", "start_epoch", "end_epoch"):
-            if (found := argument(call, name)) is not None and code(found.value) not in ("0", "None"):
+        multiplier = argument(call, "multiplier", 1)
+        if (
+            ours == "LearningRateScheduleCallback"
+            and multiplier is not None
+            and not isinstance(multiplier.value, cst.Integer | cst.Float)
+        ):
+            self.leave_alone(original, "this multiplier counts epochs, of which there are WORKERS times as many")
+        if ours == "LearningRateWarmupCallback" and argument(call, "warmup_epochs", 1) is None:
+            call = with_keyword(call, "warmup_epochs", cst.Integer("5"))
+        for name, position in _EPOCHS[ours].items():
+            if (found := argument(call, name, position)) is not None and code(found.value) not in ("0", "None"):
                 self.wants.add(_WORKERS)
                 call = replaced(call, found, times(found.value, _WORKERS))
         return call
@@ -209,7 +244,7 @@ class PerWorker(Conversion):
     def _unwrapped(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
         inner = argument(call, "optimizer" if ours == "DistributedOptimizer" else "gradtape", 0)
         op, passes = argument(call, "op"), argument(call, "backward_passes_per_step")
-        if inner is None or (op is not None and not code(op.value).endswith("Average")):
+        if inner is None or (op is not None and not _averages(op.value)):
             self.leave_alone(
                 original,
                 f"`{ours}` with `{code(op) if op else 'no argument'}`: gradients that are not averaged have no counterpart in one process",
@@ -244,21 +279,49 @@ class PerWorker(Conversion):
         if size is not None:
             self.wants.add(_WORKERS)
             call = replaced(call, size, times(size.value, _WORKERS))
-        elif argument(call, "y", 1) is not None and argument(call, "steps_per_epoch") is None:
+        elif argument(call, "y", 1) is not None:
             self.wants.add(_WORKERS)
             call = with_keyword(call, "batch_size", times(cst.Integer("32"), _WORKERS))
+        if (steps := _steps(call)) is not None:
+            return self._counted(original, call, steps)
+        if not self._grows:
+            return call
+        self.wants.add(_WORKERS)
+        self.note(
+            original,
+            "each worker went over all of the data in an epoch; the same number of updates is WORKERS times the epochs, each of one pass",
+        )
+        epochs = argument(call, "epochs", 3)
+        if epochs is None:
+            return with_keyword(call, "epochs", cst.Name(_WORKERS))
+        return replaced(call, epochs, times(epochs.value, _WORKERS))
+
+    def _counted(self, original: cst.Call, call: cst.Call, steps: cst.Arg) -> cst.Call:
+        """Steps that were counted on one worker's part of the data are those of all of it now."""
+        before = _steps(original)
+        value = before.value if before else steps.value
+        made = self._values.get(code(value), value)
         if (
-            not self._divided
-            and argument(call, "steps_per_epoch") is None
-            and (epochs := argument(call, "epochs", 3)) is not None
+            not self._shards
+            or self._has_size(made)
+            or not any(word in code(made) for word in ("len(", ".shape", "cardinality("))
         ):
-            self.wants.add(_WORKERS)
-            self.note(
-                original,
-                "each worker went over all of the data in an epoch; the same number of updates is WORKERS times the epochs, each of one pass",
-            )
-            call = replaced(call, epochs, times(epochs.value, _WORKERS))
-        return call
+            return call
+        self.wants.add(_WORKERS)
+        self.note(original, "the steps were counted on the part of one worker: they are divided by WORKERS")
+        counted = times(steps.value, _WORKERS)
+        return replaced(call, steps, counted.with_changes(operator=cst.FloorDivide()))
+
+    def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
+        """`parts[hvd.rank()]` is a part of the data, of which one process needs all."""
+        chosen = [inner for each in original_node.slice for inner in m.findall(each, m.Call() | m.Name())]
+        if any(self._is_rank(inner) for inner in chosen) and not any(self._is_size(inner) for inner in chosen):
+            text = code(original_node)
+            if "local_rank" not in text and not any(word in text.lower() for word in ("gpu", "device")):
+                self.leave_alone(
+                    original_node, f"`{text}` is the part of one worker: write what all parts are together"
+                )
+        return updated_node
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
         """A name of the number of workers, where it divides data."""
@@ -402,3 +465,13 @@ class PerWorker(Conversion):
             else:
                 found.append(statement)
         return found
+
+
+def _steps(call: cst.Call) -> cst.Arg | None:
+    """The argument of `fit` or `fit_generator` that counts steps."""
+    return argument(call, "steps_per_epoch", 1 if method(call) == "fit_generator" else None)
+
+
+def _averages(op: cst.BaseExpression) -> bool:
+    """Whether it is `hvd.Average`, or `average=True`: no choice between several."""
+    return isinstance(op, cst.Attribute | cst.Name) and code(op).rpartition(".")[2] in ("Average", "True")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import libcst as cst
 from libcst import matchers as m
@@ -35,9 +36,23 @@ _WORDS = {
 }
 _RENAMED = {
     "border_mode": "padding", "W_regularizer": "kernel_regularizer", "b_regularizer": "bias_regularizer", "subsample": "strides", "nb_epoch": "epochs",
-    "samples_per_epoch": "steps_per_epoch", "dim_ordering": "data_format", "init": "kernel_initializer",
+    "dim_ordering": "data_format", "init": "kernel_initializer",
 }  # fmt: skip
 _SESSIONS = re.compile(r"keras\.backend\.(set_session|get_session)$|keras\.backend\.tensorflow_backend\.")
+_RATES = re.compile(r"\b(ReduceLROnPlateau|LearningRate(Scheduler|Warmup|Schedule)\w*)\(")
+# Positional arguments of methods whose successors have others there.
+_POSITIONS = {
+    "fit_generator": ("x", "steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data", "validation_steps"),
+    "evaluate_generator": ("x", "steps"),
+    "predict_generator": ("x", "steps"),
+}
+_COUNTS = {
+    "samples_per_epoch": "counted samples; `steps_per_epoch` counts batches",
+    "nb_val_samples": "counted samples; `validation_steps` counts batches",
+    "val_samples": "counted samples; `steps` counts batches",
+    "period": "saved every so many epochs; `save_freq` counts batches",
+}
+_ORDERS = {"th": "channels_first", "tf": "channels_last"}
 _CONFIGS = ("tensorflow.ConfigProto", "tensorflow.compat.v1.ConfigProto")
 
 
@@ -49,6 +64,11 @@ class Spellings(Conversion):
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
         self._configs: set[str] = set()
+        self._changes_rates = False
+
+    def visit_Module(self, node: cst.Module) -> None:
+        """Notes whether a callback sets learning rates."""
+        self._changes_rates = bool(_RATES.search(code(node)))
 
     def visit_Assign(self, node: cst.Assign) -> None:
         """Remembers names of configurations of sessions."""
@@ -83,10 +103,10 @@ class Spellings(Conversion):
             return updated_node
         root = "tensorflow.keras" if module.startswith("tensorflow") else "keras"
         homes: dict[str, list[cst.ImportAlias]] = {}
-        for name in original_node.names:
-            homes.setdefault(self._home(module, name.evaluated_name, root), []).append(
-                name.with_changes(comma=cst.MaybeSentinel.DEFAULT)
-            )
+        renamed = updated_node.names if not isinstance(updated_node.names, cst.ImportStar) else original_node.names
+        for name, now in zip(original_node.names, renamed, strict=True):
+            home = self._home(module, name.evaluated_name, root)
+            homes.setdefault(home, []).append(now.with_changes(comma=cst.MaybeSentinel.DEFAULT))
         return cst.FlattenSentinel([cst.ImportFrom(_dotted(home), names) for home, names in homes.items()])
 
     def _home(self, module: str, name: str, root: str) -> str:
@@ -102,10 +122,16 @@ class Spellings(Conversion):
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         """Methods and arguments."""
         name = method(original_node)
+        self._leave_counts(original_node)
         if name in _METHODS and isinstance(updated_node.func, cst.Attribute):
+            updated_node = _named(updated_node, _POSITIONS.get(name, ()))
             updated_node = updated_node.with_changes(func=updated_node.func.with_changes(attr=cst.Name(_METHODS[name])))
             name = _METHODS[name]
         if name == "reset_states" and isinstance(updated_node.func, cst.Attribute):
+            if "model" in code(updated_node.func.value).lower():
+                self.leave_alone(
+                    original_node, "a model has no `reset_states`: call `reset_state()` of its recurrent layers"
+                )
             return updated_node.with_changes(func=updated_node.func.with_changes(attr=cst.Name("reset_state")))
         if name == "variables" and not updated_node.args and "opt" in code(updated_node.func).lower():
             return updated_node.func
@@ -117,6 +143,21 @@ class Spellings(Conversion):
         if name in ("fit",) or meaning.startswith("keras.layers."):
             updated_node = updated_node.with_changes(args=[_renamed(each) for each in updated_node.args])
         return updated_node
+
+    def _leave_counts(self, call: cst.Call) -> None:
+        """Arguments of Keras 1 and 2 whose numbers mean something else today."""
+        for name, text in _COUNTS.items():
+            if (found := argument(call, name)) is not None and not m.matches(found.value, m.Integer("1")):
+                self.leave_alone(call, f"`{name}={code(found.value)}` {text}")
+        if (
+            method(call) == "Convolution2D"
+            and argument(call, "nb_row", 2) is not None
+            and argument(call, "kernel_size") is None
+        ):
+            self.leave_alone(
+                call,
+                "three numbers are filters, rows and columns in Keras 1; today write `Conv2D(filters, (rows, columns))`",
+            )
 
     def _optimizer(self, original: cst.Call, call: cst.Call) -> cst.Call:
         args = [
@@ -134,7 +175,11 @@ class Spellings(Conversion):
         if rate is None:
             self.leave_alone(original, "`decay` without a learning rate")
             return call
+        if self._changes_rates:
+            self.leave_alone(original, "`decay`, and a callback that sets the learning rate: a schedule can't be set")
+            return call
         keras = code(call.func).rpartition("optimizers")[0] or "keras."
+        self.wants |= {"keras"} if keras == "keras." else set()
         schedule = cst.parse_expression(
             f"{keras}optimizers.schedules.InverseTimeDecay({code(rate.value)}, 1, {code(decay.value)})"
         )
@@ -173,7 +218,27 @@ class Spellings(Conversion):
 def _renamed(argument: cst.Arg) -> cst.Arg:
     if argument.keyword is None or argument.keyword.value not in _RENAMED:
         return argument
+    if argument.keyword.value == "dim_ordering" and (order := _ORDERS.get(code(argument.value).strip("'\""))):
+        argument = argument.with_changes(value=cst.SimpleString(f'"{order}"'))
+    assert argument.keyword is not None
     return argument.with_changes(keyword=cst.Name(_RENAMED[argument.keyword.value]))
+
+
+def _named(call: cst.Call, names: Sequence[str]) -> cst.Call:
+    """The call with names for its positional arguments after the first."""
+    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    args = [
+        each.with_changes(keyword=cst.Name(name), equal=equal)
+        if number and each.keyword is None and not each.star
+        else each
+        for number, (each, name) in enumerate(zip(call.args, [*names, *[""] * len(call.args)], strict=False))
+    ]
+    return call.with_changes(
+        args=[
+            each.with_changes(keyword=cst.Name("x")) if each.keyword and each.keyword.value == "generator" else each
+            for each in args
+        ]
+    )
 
 
 def _dotted(path: str) -> cst.Name | cst.Attribute:
