@@ -76,7 +76,10 @@ def weighted_mean(
     """
     codec = chosen(comm, variables) if arrays[0].dtype == np.float32 else None
     if codec is None:
-        return _summed(comm, arrays, weight, lend)
+        means = _summed(comm, arrays, weight, lend)
+        if kind == "gradient":
+            world.current().ledger.norms.add(arrays, means, weight)
+        return means
     memories = [_memory_of(kind, v, a) for v, a in zip(variables, arrays, strict=True)]
     for memory in memories if world.current().options.on_nan in ("skip", "rollback") else ():
         memory.before = memory.residual, memory.basis

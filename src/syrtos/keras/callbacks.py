@@ -25,6 +25,7 @@ from syrtos.keras import (
     keras_internals,
     learning_rate,
     local_steps,
+    moments,
     recovery,
     replicas,
     rollback,
@@ -158,6 +159,9 @@ class BeforeUsers(_Quiet):
     def on_train_begin(self, logs: Any = None) -> None:
         self._last.scaling.begin(self.model)
         self._last.protect()
+        self._ledger.norms.is_off = bool(
+            getattr(getattr(self.model, "optimizer", None), "gradient_accumulation_steps", None)
+        )
         self._ledger.become("callbacks")
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -286,6 +290,12 @@ class AfterUsers(_Quiet):
         }
         return {"epoch": epoch + 1, "logs": numbers, "learning_rate": rate}
 
+    def _moments(self) -> dict[str, Any]:
+        """What Adam's moments say of the noise of gradients, for which nothing else is measured where XLA exchanges."""
+        compiled = self._session.ledger.told.get("exchange") == "compiled"
+        found = moments.described(self.model.optimizer) if compiled and self._session.world.rank == 0 else None
+        return {"moments": found} if found else {}
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree_to_stop()
         if asynchronous.meet(self._stops()):
@@ -301,6 +311,7 @@ class AfterUsers(_Quiet):
             epochs=self.params.get("epochs"),
             step=self._steps,
             steps_per_epoch=self.params.get("steps"),
+            **self._moments(),
         )
         if self._protection:
             self._protection.epoch_ended()

@@ -83,6 +83,15 @@ def momentums_of(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or [])
 
 
+def moments_of(optimizer: Any) -> tuple[list[Any], list[Any], float, float] | None:
+    """Adam's first and second moments, and the factors by which they decay; None for other optimizers. `_momentums` and `_velocities` in Keras 3."""
+    found = [getattr(optimizer, name, None) for name in ("_momentums", "_velocities", "beta_1", "beta_2")]
+    if any(each is None for each in found) or not found[0]:
+        return None
+    first, second, beta_1, beta_2 = found
+    return (list(first), list(second), float(beta_1), float(beta_2)) if first and second else None
+
+
 def rate_of(optimizer: Any) -> Any:
     """The variable of an optimizer's rate, or its schedule; `learning_rate` gives a schedule's number of the moment."""
     return optimizer._learning_rate
@@ -104,7 +113,9 @@ def give_fixed_rate(optimizer: Any, rate: float) -> None:
         optimizer._learning_rate = optimizer._build_learning_rate(rate)
         return
     keras = sys.modules["keras"]
-    variable = keras.Variable(rate, name="learning_rate", dtype=keras.config.floatx(), trainable=False, aggregation="only_first_replica")
+    variable = keras.Variable(
+        rate, name="learning_rate", dtype=keras.config.floatx(), trainable=False, aggregation="only_first_replica"
+    )
     optimizer._track_variable(variable)
     optimizer._learning_rate = variable
 

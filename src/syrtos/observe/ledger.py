@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import IO
 
 from syrtos.observe.clock import Clock, Kind, Part, Phase, process_age
+from syrtos.observe.gradient_norms import GradientNorms
 
 # Seconds outside of steps that are worth a line before the next step.
 _WORTH_A_LINE = 0.1
 # Seconds between two points of a curve, and between samples of a machine: at least so many, and so many parts of the time so far. A record of any length
 # then has some thousand.
 _POINT, _POINTS = 0.2, 2000
+# The squared norms of a step's gradients in its line: this worker's, and that of the mean over all.
+NORMS = ("own_square", "mean_square")
 
 
 class Ledger:
@@ -35,6 +38,7 @@ class Ledger:
         fits: calls of `fit` so far.
         told: what was said last, by name.
         host: the name of this machine.
+        norms: of the gradients of the step that goes on.
         began_ahead: a moment at the beginning, and by how much this worker's clock was ahead of rank 0's then; None: not measured.
         at_step: called before and after each training step with the number of those that are made, and that begin now.
     """
@@ -50,6 +54,7 @@ class Ledger:
         self.told: dict[str, object] = {}
         self.host = socket.gethostname()
         self.at_step: Callable[[int, int], None] | None = None
+        self.norms = GradientNorms()
         self.began_ahead: tuple[float, float] | None = None
 
     def open(self, run_dir: str, rank: int) -> None:
@@ -92,6 +97,8 @@ class Ledger:
         self.drop_step()
         if self.at_step and phase == "train":
             self.at_step(self.reached, steps)
+        if phase == "train":
+            self.norms.begin(self.reached, steps)
         outer = self.clock.top
         if self.clock.begin(phase, kind, is_step=True):
             outer.kind = "rest"  # from now on: the loop around the steps
@@ -108,7 +115,10 @@ class Ledger:
         if self.in_step:
             trains = self.clock.top.phase == "train"
             self.trained += steps if trains else 0
-            self._close(self.clock.top, step=step, steps=steps)
+            norms = self.norms.take() if trains else None
+            self._close(
+                self.clock.top, step=step, steps=steps, **(dict(zip(NORMS, norms, strict=True)) if norms else {})
+            )
             if self.at_step and trains:
                 self.at_step(self.reached, 0)
 
@@ -256,11 +266,11 @@ class Ledger:
             self._file.close()
             self._file = None
 
-    def _close(self, part: Part, **facts: int) -> None:
+    def _close(self, part: Part, **facts: float) -> None:
         self.clock.end(part)
         self._record(part, **facts)
 
-    def _record(self, part: Part, **facts: int) -> None:
+    def _record(self, part: Part, **facts: float) -> None:
         """Writes down a part's time since its last line."""
         if self._file is not None and (part.wall or facts):
             line: dict[str, object] = {"phase": "script" if part.phase == "loop" and not facts else part.phase, **facts}

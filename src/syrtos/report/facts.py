@@ -10,7 +10,7 @@ from typing import Any
 from syrtos import settings
 from syrtos.data import proof
 from syrtos.errors import DataError
-from syrtos.report import advice, curves, exchanged, machines, promises, situation, steps, waterfall
+from syrtos.report import advice, curves, exchanged, machines, noise_scale, promises, situation, steps, waterfall
 from syrtos.report.read import Run
 from syrtos.report.waterfall import PARTS
 
@@ -42,6 +42,7 @@ def of_run(run: Run) -> Facts:
         "heat": steps.heat(run),
         "curves": curves.described(run),
         "exchange": exchanged.described(run),
+        "noise_scale": noise_scale.described(run),
         "machines": machines.described(run),
         "data": _data(run),
         "incidents": _incidents(run),

@@ -38,6 +38,8 @@ class Lines:
         steps: training steps, or batches, in the line; 0 outside of steps.
         samples: of this worker.
         seconds: (rows, kinds) s by kind, see `KINDS`.
+        own_square: the squared norm of this worker's gradient; 0 where it was not measured.
+        mean_square: that of the mean over all workers.
     """
 
     phase: npt.NDArray[np.str_]
@@ -46,6 +48,8 @@ class Lines:
     steps: Floats
     samples: Floats
     seconds: Floats
+    own_square: Floats
+    mean_square: Floats
 
     def of(self, kind: str) -> Floats:
         """Seconds of one kind, by row."""
@@ -306,6 +310,8 @@ def _columns(records: Sequence[Mapping[str, Any]]) -> Lines:
         steps=column("steps"),
         samples=column("samples"),
         seconds=np.stack([column(kind) for kind in KINDS], axis=1) if records else np.zeros((0, len(KINDS))),
+        own_square=column("own_square"),
+        mean_square=column("mean_square"),
     )
 
 

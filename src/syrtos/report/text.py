@@ -77,6 +77,7 @@ def _steps(facts: Facts) -> Iterator[RenderableType]:
         sums, small = exchange["sums"], max(exchange["meetings"] - exchange["sums"], 0)
         bytes_each = f"{exchange['gradient_bytes'] / 1e6:,.3f} MB a step in {sums:g} sum{'s' * (sums != 1)}"
         yield Text(f"  {exchange['how']}: {bytes_each}, and {small:g} small exchanges")
+    yield Text(f"\nBatch size\n{facts['noise_scale']['text']}")
 
 
 def _metrics(facts: Facts) -> Iterator[RenderableType]:

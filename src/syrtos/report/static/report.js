@@ -300,6 +300,26 @@ const SyrtosReport = (() => {
     } };
   }
 
+  function batch() {
+    const node = section("Batch size", "The gradient noise scale over the run, from the gradients of single workers against their mean: up to about that many samples in a step, a larger batch saves as many steps as it is larger.");
+    const chart = new Chart("Gradient noise scale in samples over the training steps", 220);
+    const words = el("p");
+    node.append(words, chart.whole);
+    return { node, draw({ noise_scale: n }) {
+      words.textContent = n.text;
+      const points = (n.series ?? []).filter(([, scale]) => scale !== null && scale > 0);
+      chart.whole.hidden = points.length < 2;
+      if (chart.whole.hidden) return;
+      chart.draw({ count: points.length, say: (i) => `step ${points[i][0].toLocaleString("en")}: ${short(points[i][1], 2)} samples`, make: (c) => ({
+        grid: { left: 70, right: 16, top: 16, bottom: 46 },
+        xAxis: axis(c, "training step", { min: "dataMin", max: "dataMax" }),
+        yAxis: axis(c, "samples", { type: "log", nameGap: 52 }),
+        tooltip: tooltip(c, { trigger: "axis", valueFormatter: (value) => `${short(value, 2)} samples` }),
+        series: [{ type: "line", name: "noise scale", showSymbol: false, lineStyle: { color: c.accent, width: 1.6 }, itemStyle: { color: c.accent }, data: points, markLine: { silent: true, symbol: "none", lineStyle: { color: c.quiet, type: "dashed" }, label: { formatter: "the batch of this run", color: c.quiet, position: "insideEndTop" }, data: [{ yAxis: n.batch }] } }],
+      }) });
+    } };
+  }
+
   function machines() {
     const node = section("Machines", "Samples of each host while the run went on.");
     const charts = new Map();
@@ -395,7 +415,7 @@ const SyrtosReport = (() => {
   }
 
   /** What follows the head of a run: drawn once, then again with newer facts. */
-  const PARTS = { waterfall, steps, heat, curves, exchange, machines, others };
+  const PARTS = { waterfall, steps, heat, curves, batch, exchange, machines, others };
   class View {
     /** `parts`: which, in order; or `without` which. `head`: whether it begins with what is recommended. */
     constructor(root, { parts = Object.keys(PARTS), without = [], head = false } = {}) {
@@ -457,5 +477,5 @@ const SyrtosReport = (() => {
     }
   }
 
-  return { View, whole, parts: { Chart, axis, tooltip, el, text, table, section, short, size, dark } };
+  return { View, whole, parts: { Chart, axis, tooltip, el, text, table, section, folded, short, size, dark } };
 })();

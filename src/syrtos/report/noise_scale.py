@@ -1,0 +1,155 @@
+"""The gradient noise scale: up to which batch size more samples in a step are worth it, and so how many workers.
+
+With batches of b samples on each of N workers and B = N·b in a step, the squared norm of a worker's gradient is |G|² + S/b in the mean and that of the mean
+over workers |G|² + S/B, where S is the sum of the variances of a sample's gradient and G the gradient of all data. Both unknowns follow from the two
+measurements; the noise scale is S/|G|², and at a batch of that size training takes twice the fewest possible steps, and twice the fewest possible samples
+(McCandlish et al., arXiv 1812.06162, section 2 and appendix A.1). S and |G|² are averaged over steps before one is divided by the other.
+
+Where XLA exchanges (JAX) no worker sees its own gradient: there the two sizes are one step and the steps that Adam's first moment averages over.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from syrtos.report.read import Floats, Run
+
+_FEWEST = 8  # measurements
+_DRAWS, _BLOCKS, _WINDOWS = 500, 16, 40
+_NOT = "The gradient noise scale was not measured: "
+
+
+def described(run: Run) -> dict[str, Any]:
+    """The noise scale of the last generation that has trained, of the second half of its steps: it grows while a model learns.
+
+    ``scale``: samples, with ``low`` and ``high`` (95 % of draws of blocks of steps); ``batch``: samples of a step; ``series``: step and scale over the run;
+    ``text``: what follows. Without ``scale`` the text says why there is none.
+    """
+    measured = _by_moments(run) if run.facts.get("exchange") == "compiled" else _measured(run)
+    if isinstance(measured, str):
+        return {"text": _NOT + measured}
+    at, variance, square, batch = measured
+    half = slice(len(at) // 2, None)
+    scale = _ratio(variance[half], square[half])
+    low, high = _interval(variance[half], square[half])
+    if scale is None:
+        text = (
+            _NOT
+            + "over these steps the noise of the gradients hides the gradient itself. A longer run or a larger batch can tell."
+        )
+        return {"text": text, "batch": batch, "series": [], "measured": len(at)}
+    workers = len(run.trained.ranks)
+    return {
+        "scale": scale,
+        "low": low,
+        "high": high,
+        "batch": batch,
+        "series": _series(at, variance, square),
+        "measured": len(at),
+        "supported": max(int(scale / batch * workers), 1),
+        "rates": _rates(scale, batch),
+        "text": _text(scale, low, high, batch, workers),
+    }
+
+
+def _measured(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
+    """Step, S, |G|² of each measurement, and the samples of a step; or why there are none."""
+    ranks = [rank.lines for rank in run.trained.ranks]
+    if len(ranks) < 2:
+        return "it compares workers, and the run had one."
+    made = min(int(lines.trains.sum()) for lines in ranks)
+    own, mean, samples = (
+        np.stack([getattr(lines, name)[lines.trains][:made] for lines in ranks])
+        for name in ("own_square", "mean_square", "samples")
+    )
+    chosen = ((own > 0) & (samples > 0)).all(axis=0)
+    if chosen.sum() < _FEWEST:
+        return _why(run)
+    own, mean, samples = own[:, chosen], mean[0, chosen], samples[:, chosen]
+    whole = samples.sum(axis=0)
+    # the mean of 1/b, for shares may be unequal
+    variance: Floats = (own.mean(axis=0) - mean) / ((1 / samples).mean(axis=0) - 1 / whole)
+    return np.flatnonzero(chosen) + 1.0, variance, mean - variance / whole, float(np.median(whole))
+
+
+def _why(run: Run) -> str:
+    facts = run.facts
+    ways = {
+        "with --sync-every workers exchange weights.": "sync_every" in facts,
+        "parameter servers get the gradients of one worker at a time.": facts.get("training") == "asynchronous",
+        "with --shard-update no worker gets the whole mean gradient.": "asked_to_shard_update" in facts,
+        "with --compress gradients are rounded.": str(facts.get("compress", "none")) != "none",
+    }
+    return next(
+        (why for why, holds in ways.items() if holds),
+        "too few steps of `fit` exchanged gradients whose numbers of samples are known.",
+    )
+
+
+def _by_moments(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
+    """The same from Adam's moments at the ends of epochs: E|g|² of single steps, and the squared norm of their running mean."""
+    found = [(line["trained"], *line["moments"]) for line in run.trained.epochs if line.get("moments")]
+    if len(found) < 2:
+        return "XLA exchanges gradients inside of its program, and only the moments of Adam, at the ends of two epochs or more, tell it there."
+    at, squares, mean, kept = (np.array(column, np.float64) for column in zip(*found, strict=True))
+    lines = [rank.lines for rank in run.trained.ranks]
+    batch = float(sum(np.median(each.samples[each.trains]) for each in lines))
+    excess: Floats = (squares - mean) / np.maximum(1 - kept, 1e-9)  # S / B
+    return at, excess * batch, squares - excess, batch
+
+
+def _ratio(variance: Floats, square: Floats) -> float | None:
+    noise, signal = float(variance.mean()), float(square.mean())
+    return noise / signal if noise > 0 and signal > 0 else None
+
+
+def _interval(variance: Floats, square: Floats) -> tuple[float | None, float | None]:
+    """What 95 % of draws of blocks of steps lie between; None: it can't be told."""
+    random, size = np.random.default_rng(0), max(len(variance) // _BLOCKS, 1)
+    starts = random.integers(0, len(variance) - size + 1, (_DRAWS, -(-len(variance) // size)))
+    picked = (starts[:, :, None] + np.arange(size)).reshape(_DRAWS, -1)
+    noise, signal = variance[picked].mean(axis=1), square[picked].mean(axis=1)
+    scales = np.full(_DRAWS, np.inf)
+    np.divide(np.maximum(noise, 0), signal, out=scales, where=signal > 0)
+    low, high = np.percentile(scales, [2.5, 97.5], method="nearest")
+    return (float(low), float(high) if math.isfinite(high) else None)
+
+
+def _series(at: Floats, variance: Floats, square: Floats) -> list[list[float | None]]:
+    """Step and scale, of groups of measurements that follow each other."""
+    count = min(_WINDOWS, max(len(at) // 4, 1))
+    groups = zip(*(np.array_split(values, count) for values in (at, variance, square)), strict=True)
+    return [[float(steps[-1]), _ratio(noise, signal)] for steps, noise, signal in groups]
+
+
+def _rates(scale: float, batch: float) -> dict[str, float]:
+    """By what a rate that suits this batch would be multiplied for a batch as large as the noise scale: by linear scaling, by its square root, and by the
+    noise scale itself (equation 2.7: the best rate of SGD is proportional to 1 / (1 + scale/batch))."""
+    ratio = scale / batch
+    return {"linear": ratio, "square_root": math.sqrt(ratio), "noise_scale": (1 + ratio) / 2}
+
+
+def _text(scale: float, low: float | None, high: float | None, batch: float, workers: int) -> str:
+    between = f" ({_round(low or 0)} to {_round(high) if high is not None else 'unknown'})"
+    told = f"The gradient noise scale is about {_round(scale)} samples{between}, and a step has {batch:,.0f}."
+    if scale < batch:
+        return (
+            f"{told} A larger batch would mostly average noise that does not matter any more: more workers pay off only if each takes a smaller "
+            "part of this batch."
+        )
+    supported = max(int(scale / batch * workers), 1)
+    rates = _rates(scale, batch)
+    return (
+        f"{told} Batches up to that size are worth it: {supported:,} workers with as many samples as each of the {workers} has now. A learning rate "
+        f"that suits this batch would be multiplied there by {_round(rates['linear'])} (linear scaling, for SGD), {_round(rates['square_root'])} "
+        f"(square root, for Adam and the like) or {_round(rates['noise_scale'])} (what the noise scale says of SGD). The noise scale grows while a "
+        "model learns."
+    )
+
+
+def _round(value: float) -> str:
+    """Two digits: more are noise."""
+    return f"{float(f'{value:.2g}'):,.{0 if value >= 10 else 1}f}"
