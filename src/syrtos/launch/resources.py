@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -46,7 +47,10 @@ def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[s
         "TF_CPP_MIN_LOG_LEVEL": "1",
     }
     for variable, count in gpus.items():
-        visible = [gpu for gpu in env.get(variable, ",".join(map(str, range(count)))).split(",") if gpu]
+        named = env.get(variable, ",".join(map(str, range(count)))).split(",")
+        visible = [
+            gpu for gpu in itertools.takewhile(lambda gpu: not gpu.startswith("-"), named) if gpu
+        ]  # -1 hides all from there on
         if visible and local_size > 1 and not _shows_its_own(env):
             wanted[variable] = _one_of(visible, local_rank, local_size, variable)
     return wanted

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Bytes of gradients for each step between two that are measured, and the most of these steps.
-_BYTES, _MOST = 500_000, 32
+# Bytes of gradients for each step between two that are measured, and the least and most of these steps.
+_BYTES, _LEAST, _MOST = 500_000, 4, 32
 
 
 class GradientNorms:
@@ -32,7 +32,7 @@ class GradientNorms:
 
     def begin(self, step: int, steps: int) -> None:
         """A training step begins, or as many as ``steps`` executed as one; ``step`` are made, the same on all workers."""
-        every = min(1 + self._bytes // _BYTES, _MOST)
+        every = min(max(self._bytes // _BYTES, _LEAST), _MOST)
         self._measures = not self.is_off and steps == 1 and step % every == 0
         self._own = self._mean = 0.0
         self._seen = 0

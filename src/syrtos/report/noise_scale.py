@@ -71,7 +71,7 @@ def _measured(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     own, mean, samples = own[:, chosen], mean[0, chosen], samples[:, chosen]
     whole = samples.sum(axis=0)
     # the mean of 1/b, for shares may be unequal
-    variance: Floats = (own.mean(axis=0) - mean) / ((1 / samples).mean(axis=0) - 1 / whole)
+    variance = np.asarray((own.mean(axis=0) - mean) / ((1 / samples).mean(axis=0) - 1 / whole), np.float64)
     return np.flatnonzero(chosen) + 1.0, variance, mean - variance / whole, float(np.median(whole))
 
 
@@ -97,8 +97,8 @@ def _by_moments(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     at, squares, mean, kept = (np.array(column, np.float64) for column in zip(*found, strict=True))
     lines = [rank.lines for rank in run.trained.ranks]
     batch = float(sum(np.median(each.samples[each.trains]) for each in lines))
-    excess: Floats = (squares - mean) / np.maximum(1 - kept, 1e-9)  # S / B
-    return at, excess * batch, squares - excess, batch
+    excess = np.asarray((squares - mean) / np.maximum(1 - kept, 1e-9), np.float64)  # S / B
+    return np.asarray(at, np.float64), excess * batch, squares - excess, batch
 
 
 def _ratio(variance: Floats, square: Floats) -> float | None:

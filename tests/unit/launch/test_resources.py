@@ -89,3 +89,9 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     resources.apply(env)
     assert (env["OMP_NUM_THREADS"], env["CUDA_VISIBLE_DEVICES"]) == ("7", "")
     assert env["TF_NUM_INTRAOP_THREADS"] == str(len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize(("given", "gets"), [("-1", None), ("", None), ("0,1", "1"), ("2,3,-1,0", "3")])
+def test_gpus_that_are_hidden_are_none(given: str, gets: str | None) -> None:
+    env = placed(1, 2) | {"CUDA_VISIBLE_DEVICES": given}
+    assert resources.share(env, 8, {"CUDA_VISIBLE_DEVICES": 4}).get("CUDA_VISIBLE_DEVICES") == gets

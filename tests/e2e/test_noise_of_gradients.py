@@ -1,0 +1,32 @@
+"""The gradient noise scale of real runs against its definition: the variance of the gradients of all samples over the square of their mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import forking
+from syrtos.report import noise_scale
+from syrtos.report.read import load
+
+SCRIPT = Path(__file__).parent / "scripts" / "noisy_regression.py"
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("backend", "optimizer", "off"),
+    [
+        ("tensorflow", "SGD", 0.15),
+        pytest.param("torch", "SGD", 0.15, marks=pytest.mark.slow),
+        pytest.param("jax", "Adam", 0.35, marks=pytest.mark.slow),  # from its moments
+    ],
+)
+def test_the_noise_scale_is_that_of_all_samples(tmp_path: Path, backend: str, optimizer: str, off: float) -> None:
+    done = forking.run(forking.syrtos_run(tmp_path, 2, SCRIPT, optimizer), {"KERAS_BACKEND": backend})
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("noise scale"))
+    truth = float(line.split()[-1])
+    found = noise_scale.described(load(tmp_path))
+    assert found["scale"] == pytest.approx(truth, rel=off), found["text"]
+    assert found["batch"] == 64
