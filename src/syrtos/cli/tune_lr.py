@@ -82,5 +82,5 @@ def _print(found: Rates, measured: Mapping[str, Any]) -> None:
         for line in chart(found.smoothed, marked=marked):
             console.print(line)
         console.print(f"{'':11}learning rate {tested[0]:.3g} to {tested[-1]:.3g}, each batch by the same factor")
-    for sentence in text.of_rates(found, measured["rate"]):
+    for sentence in text.of_rates(found, measured["rate"], max(measured["rates"])):
         console.print(f"\n{sentence}")

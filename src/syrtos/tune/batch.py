@@ -131,7 +131,7 @@ class _Trying:
 
 
 def _available(has: Memory) -> str:
-    return f"of {size(has.total)} that this machine may use {size(has.available)} are free"
+    return f"{size(has.available)} of {size(has.total)} are free, and a tenth of that is kept back"
 
 
 def _guard() -> Callable[[], str]:

@@ -57,10 +57,15 @@ def _would_fit(result: Searched) -> str:
     if slope <= 0 or room <= 0:
         return ""
     return (
-        f" By their growth of {size(slope)} a row, about {good[-1].batch + room / slope:,.2g} rows would fit."
+        f" By their growth of {size(slope)} a row, about {_round(good[-1].batch + room / slope):,} rows would fit."
         if slope >= 1e6
         else ""
     )
+
+
+def _round(count: float) -> int:
+    """With two digits that count."""
+    return int(float(f"{count:.2g}"))
 
 
 def _noise(result: Searched) -> list[str]:
@@ -165,10 +170,15 @@ def _facts(one: Tried) -> dict[str, Any]:
 # -- rates --------------------------------------------------------------------------------------------
 
 
-def of_rates(rates: Rates, own: float | None) -> list[str]:
-    """Sentences about a range test; the first says what to do."""
+def of_rates(rates: Rates, own: float | None, highest: float) -> list[str]:
+    """Sentences about a range test up to the rate ``highest``; the first says what to do."""
     if rates.recommended is None or rates.steepest is None or rates.least is None:
-        return ["No learning rate can be recommended.", rates.reason]
+        above = (
+            [f"The script's own rate is {own:.3g}, above all that were tested: raise `--to`."]
+            if own and own > highest
+            else []
+        )
+        return ["No learning rate can be recommended.", *above, rates.reason]
     mine = f" The script's own is {own:.3g}." if own else ""
     end = " The test ended there: the loss diverged." if rates.diverged else ""
     return [
@@ -195,7 +205,7 @@ def rate_facts(found: Mapping[str, Any], rates: Rates) -> dict[str, Any]:
         "rates": found["rates"],
         "losses": found["losses"],
         "smoothed": rates.smoothed,
-        "sentences": of_rates(rates, found["rate"]),
+        "sentences": of_rates(rates, found["rate"], max(found["rates"])),
     }
 
 

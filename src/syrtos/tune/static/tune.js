@@ -2,11 +2,11 @@
 "use strict";
 
 const SyrtosTune = (() => {
-  const { Chart, axis, tooltip, el, text, table, section, short, size, dark } = SyrtosReport.parts;
+  const { Chart, axis, tooltip, el, text, table, section, folded, short, size, dark } = SyrtosReport.parts;
 
   const logarithmic = (c, name, more = {}) => axis(c, name, { type: "log", minorSplitLine: { show: false }, ...more });
   const marks = (c, found) => ({
-    silent: true, symbol: "none", label: { color: c.ink, position: "insideEndTop", formatter: (at) => at.name },
+    silent: true, symbol: "none", precision: 12, label: { color: c.ink, position: "insideEndTop", formatter: (at) => at.name },
     data: found.filter(([, at]) => at !== null && at !== undefined).map(([name, at, colour]) => ({ name, xAxis: at, lineStyle: { color: colour ?? c.quiet, type: "dashed" } })),
   });
 
@@ -55,7 +55,8 @@ const SyrtosTune = (() => {
       ],
     }) });
     const node = section("Loss against learning rate", "The thin line is the loss of each batch, the thick one the smoothed loss.");
-    node.append(one.whole, table(["rate", "loss of the batch", "smoothed"], facts.rates.map((rate, i) => [short(rate), short(facts.losses[i], 5), i < facts.smoothed.length ? short(facts.smoothed[i], 5) : ""])));
+    const rows = facts.rates.map((rate, i) => [rate.toExponential(2), short(facts.losses[i], 5), i < facts.smoothed.length ? short(facts.smoothed[i], 5) : ""]);
+    node.append(one.whole, folded("Values", () => table(["rate", "loss of the batch", "smoothed"], rows)));
     return { node, draw };
   }
 
