@@ -71,8 +71,8 @@ def _measured(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     own, mean, samples = own[:, chosen], mean[0, chosen], samples[:, chosen]
     whole = samples.sum(axis=0)
     # the mean of 1/b, for shares may be unequal
-    variance = np.asarray((own.mean(axis=0) - mean) / ((1 / samples).mean(axis=0) - 1 / whole), np.float64)
-    return np.flatnonzero(chosen) + 1.0, variance, mean - variance / whole, float(np.median(whole))
+    variance = (own.mean(axis=0) - mean) / ((1 / samples).mean(axis=0) - 1 / whole)
+    return np.flatnonzero(chosen).astype(np.float64) + 1, variance, mean - variance / whole, float(np.median(whole))
 
 
 def _why(run: Run) -> str:
