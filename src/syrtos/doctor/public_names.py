@@ -24,16 +24,16 @@ _ELSEWHERE = {
     "tensorflow.initializers": "keras._tf_keras.keras.initializers",
 }
 _PRIVATE = (
-    "tensorflow.python",
-    "tensorflow.core",
-    "tensorflow.lite",
-    "tensorflow.compiler",
-    "tensorflow.security",
-    "tensorflow.tools",
-    "tensorflow.raw_ops",
-    "tensorflow.compat.v2",
-    "keras.src",
-    "keras.api",
+    "tensorflow.python.",
+    "tensorflow.core.",
+    "tensorflow.lite.",
+    "tensorflow.compiler.",
+    "tensorflow.security.",
+    "tensorflow.tools.",
+    "tensorflow.raw_ops.",
+    "tensorflow.compat.v2.",
+    "keras.src.",
+    "keras.api.",
 )
 
 
@@ -44,7 +44,7 @@ def missing(path: str) -> str | None:
         path: begins with ``tensorflow`` or ``keras``: ``tensorflow.keras.optimizers.Adam``.
     """
     root, *parts = path.split(".")
-    if root not in ("tensorflow", "keras") or path.startswith(_PRIVATE) or folder(root) is None:
+    if root not in ("tensorflow", "keras") or f"{path}.".startswith(_PRIVATE) or folder(root) is None:
         return None
     module = root
     for number, part in enumerate(parts, 1):
