@@ -48,7 +48,9 @@ def keras3() -> None:
     if name in _CLASSES:
         importlib.import_module(f"syrtos.keras.{name}.keras3").apply_all()
         profiling.install()
-        trials.install(f"keras.src.backend.{name}.trainer:{_TRAINERS[name]}", "keras.src.optimizers.base_optimizer:BaseOptimizer")
+        trials.install(
+            f"keras.src.backend.{name}.trainer:{_TRAINERS[name]}", "keras.src.optimizers.base_optimizer:BaseOptimizer"
+        )
     if name == "tensorflow":
         _make_default()
 
