@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import shutil
+import tokenize
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -68,14 +70,22 @@ def converted(path: Path, workers: int) -> Result:
     module = cst.parse_module(text)
     notes, left, wants = [], [], set()
     for kind in _CONVERSIONS:
-        conversion = kind(workers)
+        conversion, seen = kind(workers), module.code
         module = convert(module, conversion)
-        notes += conversion.notes
-        left += conversion.left
+        notes += [(_line_before(text, seen, line), says) for line, says in conversion.notes]
+        left += [(_line_before(text, seen, line), says) for line, says in conversion.left]
         wants |= conversion.wants
     after = _with_wanted(module, wants, workers).code if wants else module.code
     left += [] if after == text else _remaining(path, text, after)
     return Result(path, text, after, sorted(set(notes)), sorted(set(left)))
+
+
+def _line_before(before: str, after: str, number: int) -> int:
+    """Where a line of a text was before the text was changed."""
+    if before == after:
+        return number
+    changes = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False).get_opcodes()
+    return next(min(i + number - j, end) for _, i, end, j, last in changes if number <= last)
 
 
 def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
@@ -164,6 +174,9 @@ def write(result: Result) -> None:
         raise ConfigurationError(
             f"{kept} exists, and would be overwritten by today's {result.path.name}. Remove or rename it first."
         )
+    original = result.path.read_bytes()
+    encoding, _ = tokenize.detect_encoding(iter(original.splitlines(True)).__next__)
     result.path.rename(kept)
-    result.path.write_text(result.after)
+    result.path.write_text(result.after, encoding, newline="\r\n" if b"\r\n" in original else None)
+    shutil.copymode(kept, result.path)
     print(f"{result.path} is written; what it was is in {kept}.")
