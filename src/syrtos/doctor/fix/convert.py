@@ -71,6 +71,8 @@ def converted(path: Path, workers: int) -> Result:
     notes, left, wants = [], [], set()
     for kind in _CONVERSIONS:
         conversion, seen = kind(workers), module.code
+        if not any(word in seen for word in kind.WORDS):
+            continue
         module = convert(module, conversion)
         notes += [(_line_before(text, seen, line), says) for line, says in conversion.notes]
         left += [(_line_before(text, seen, line), says) for line, says in conversion.left]

@@ -14,7 +14,7 @@ class Estimators(Conversion):
     """`model_to_estimator` is the model; `train`, `evaluate`, `predict` and `train_and_evaluate` are calls of it,
     on the data set that the input function returns."""
 
-    NAME = "tf.estimator"
+    WORDS = ("estimator",)
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)

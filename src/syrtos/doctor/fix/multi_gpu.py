@@ -13,7 +13,7 @@ _NAMES = ("multi_gpu_model", "multi_gpu_utils", "training_utils")
 class MultiGpu(Conversion):
     """A call of `multi_gpu_model` becomes its first argument."""
 
-    NAME = "multi_gpu_model"
+    WORDS = _NAMES
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)

@@ -76,7 +76,7 @@ _WORKERS = "WORKERS"
 class PerWorker(Conversion):
     """Horovod or SMDDP to plain Keras."""
 
-    NAME = "a batch for each worker"
+    WORDS = ("horovod", "smdistributed")
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)

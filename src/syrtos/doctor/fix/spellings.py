@@ -59,8 +59,6 @@ _CONFIGS = ("tensorflow.ConfigProto", "tensorflow.compat.v1.ConfigProto")
 class Spellings(Conversion):
     """What needs another word today, and what needs none any more."""
 
-    NAME = "the spellings of Keras 3"
-
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
         self._configs: set[str] = set()

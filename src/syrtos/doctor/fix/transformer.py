@@ -20,8 +20,8 @@ class Conversion(m.MatcherDecoratableTransformer):
         wants: names that the converted module must have: ``WORKERS``, ``syrtos``, ``learning_rate_callbacks``.
     """
 
+    WORDS: ClassVar[tuple[str, ...]] = ("",)  # a module without any of them has nothing to convert
     METADATA_DEPENDENCIES = (QualifiedNameProvider, PositionProvider, ParentNodeProvider)
-    NAME: ClassVar[str] = ""
 
     def __init__(self, workers: int) -> None:
         super().__init__()
