@@ -349,7 +349,8 @@ def _weights(script: Script, call: ast.Call, name: str) -> Iterator[Finding]:
     allowed = (
         (".weights.h5",) if name == "save_weights" else (".weights.h5", ".h5", ".keras", ".hdf5", ".json", ".orbax")
     )
-    if path and not path.endswith(allowed) and "model" in ast.unparse(call.func).lower():
+    clear = name == "save_weights" or "model" in ast.unparse(call.func).lower()
+    if path and not path.endswith(allowed) and clear and name not in script.functions:
         yield at(
             script,
             call,
