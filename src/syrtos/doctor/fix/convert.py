@@ -113,7 +113,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Module:
     """Adds, after the imports, what the conversions refer to."""
-    lines = [""]
+    lines: list[str] = []
     if "syrtos" in wants:
         lines += ["import syrtos", "", "syrtos.init()"]
     if wants & {"keras", "learning_rate_callbacks"} and not _imports_keras(module):
@@ -125,7 +125,8 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
         ]
     if "learning_rate_callbacks" in wants:
         lines += ["", "", resources.files("syrtos.doctor.fix").joinpath("learning_rate_callbacks.txt").read_text()]
-    added = cst.parse_module("\n".join(lines) + "\n").body
+    added = list(cst.parse_module("\n".join(lines) + "\n").body)
+    added[0] = added[0].with_changes(leading_lines=[cst.EmptyLine(indent=False)])
     place = 1 + max((number for number, line in enumerate(module.body) if _is_import(line)), default=-1)
     rest = list(module.body[place:])
     if rest and isinstance(first := rest[0], cst.SimpleStatementLine | cst.BaseCompoundStatement):

@@ -19,7 +19,8 @@ _WRITE = {
     "imageio.mimsave": 0, "imageio.get_writer": 0, "imageio.v2.imwrite": 0, "imageio.v2.mimsave": 0, "matplotlib.pyplot.imsave": 0,
     "scipy.io.savemat": 0, "scipy.misc.imsave": 0, "skimage.io.imsave": 0,
     "scipy.io.wavfile.write": 0, "soundfile.write": 0, "urllib.request.urlretrieve": 1, "torch.save": 1, "h5py.File": 0,
-    "tensorflow.io.TFRecordWriter": 0, "tensorflow.python_io.TFRecordWriter": 0, "tensorflow.compat.v1.python_io.TFRecordWriter": 0,
+    "tensorflow.io.TFRecordWriter": 0, "tensorflow.io.write_file": 0,
+    "tensorflow.python_io.TFRecordWriter": 0, "tensorflow.compat.v1.python_io.TFRecordWriter": 0,
     "keras.utils.save_img": 0, "keras.preprocessing.image.save_img": 0, "keras.utils.plot_model": 1, "logging.FileHandler": 0, "wget.download": 0,
     "gdown.download": 1,
 }  # fmt: skip
