@@ -38,7 +38,7 @@ class NotParsed(ConfigurationError):
         self.line, self.reason = line, reason
         old = _is_python_2(text)
         says = (
-            "It is written in Python 2: convert it with `2to3` first."
+            "It is written in Python 2: convert it first (`2to3`, which Python 3.12 and older bring)."
             if old
             else "Mend this line first: `python -m py_compile` shows it."
         )
@@ -224,7 +224,9 @@ def parse(path: Path, text: str) -> Script:
     """
     try:
         return Script(path, text, ast.parse(text))
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ConfigurationError(f"{path} is nested too deeply to be read.") from None
+    except (SyntaxError, ValueError) as error:
         raise NotParsed(
             path, getattr(error, "lineno", None) or 1, getattr(error, "msg", None) or str(error), text
         ) from None

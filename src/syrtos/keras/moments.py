@@ -12,18 +12,27 @@ _FEWEST = 20  # steps, after which a mean over some of them is one
 
 
 def described(optimizer: Any) -> list[float] | None:
-    """The mean of the squared norms of gradients, the squared norm of their mean, and what part of a single step's variance that mean keeps; None where
-    nothing can be said.
+    """The mean of the squared norms of gradients, the squared norm of their mean, what part of a single step's variance that mean keeps, and over how many
+    steps the first is a mean; None where nothing can be said.
 
     With gradients of variance V the running mean of t steps, whose weights are those of Adam with its correction, has the variance V times the sum of the
-    squares of its weights.
+    squares of its weights. The sums are made on this worker's device, of its own copy: one worker may ask alone.
     """
     found = keras_internals.moments_of(optimizer)
-    steps = int(np.asarray(optimizer.iterations)) if found else 0
-    if found is None or steps < _FEWEST:
+    if found is None or getattr(optimizer, "gradient_accumulation_steps", None):
         return None
     first, second, beta_1, beta_2 = found
-    squares = sum(float(np.sum(np.asarray(each, np.float64))) for each in second) / (1 - beta_2**steps)
-    mean = sum(float(np.sum(np.square(np.asarray(each, np.float64)))) for each in first) / (1 - beta_1**steps) ** 2
-    weights = (1 - beta_1) * beta_1 ** np.arange(steps) / (1 - beta_1**steps)
-    return [squares, mean, float(np.sum(weights**2))]
+    copies = [[_copy(each.value) for each in kind] for kind in (first, second)]
+    steps = _copy(optimizer.iterations.value)
+    if steps is None or int(steps) < _FEWEST or any(each is None for kind in copies for each in kind):
+        return None
+    made = int(steps)
+    squares = sum(float(each.sum()) for each in copies[1]) / (1 - beta_2**made)
+    mean = sum(float((each * each).sum()) for each in copies[0]) / (1 - beta_1**made) ** 2
+    weights = (1 - beta_1) * beta_1 ** np.arange(made) / (1 - beta_1**made)
+    return [squares, mean, float(np.sum(weights**2)), min(made, 1 / (1 - beta_2))]
+
+
+def _copy(value: Any) -> Any:
+    """This worker's whole copy of an array of JAX; None if the array is split over workers: then to read it takes all of them."""
+    return value.addressable_data(0).astype("float32") if getattr(value, "is_fully_replicated", False) else None

@@ -18,6 +18,7 @@ import numpy as np
 from syrtos.report.read import Floats, Run
 
 _FEWEST = 8  # measurements
+_CLEAR = 3.0  # how many times the change of the gradients their noise must be, to be told from it
 _DRAWS, _BLOCKS, _WINDOWS = 500, 16, 40
 _NOT = "The gradient noise scale was not measured: "
 
@@ -90,15 +91,20 @@ def _why(run: Run) -> str:
 
 
 def _by_moments(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
-    """The same from Adam's moments at the ends of epochs: E|g|² of single steps, and the squared norm of their running mean."""
-    found = [(line["trained"], *line["moments"]) for line in run.trained.epochs if line.get("moments")]
-    if len(found) < 2:
-        return "XLA exchanges gradients inside of its program, and only the moments of Adam, at the ends of two epochs or more, tell it there."
-    at, squares, mean, kept = (np.array(column, np.float64) for column in zip(*found, strict=True))
+    """The same from Adam's moments at the ends of epochs: E|g|² over some steps, and the squared norm of a running mean over fewer. A gradient that becomes
+    smaller makes the first larger too, so that only what is well above that change is noise."""
+    found = [(line["trained"], *line["moments"]) for line in run.trained.epochs if len(line.get("moments") or ()) == 4]
+    if len(found) < 3:
+        return "XLA exchanges gradients inside of its program, and only the moments of Adam, at the ends of three epochs or more, tell it there."
+    at, squares, mean, kept, window = (np.array(column, np.float64) for column in zip(*found, strict=True))
+    excess = np.asarray((squares - mean) / np.maximum(1 - kept, 1e-9), np.float64)  # S / B
+    changes = np.abs(np.diff(np.log(squares))) / np.maximum(np.diff(at), 1) * window[1:]
+    clear = excess[1:] > _CLEAR * changes * squares[1:]
+    if clear.sum() < 2:
+        return "the gradients changed too much from epoch to epoch to tell their noise from that, by Adam's moments."
     lines = [rank.lines for rank in run.trained.ranks]
     batch = float(sum(np.median(each.samples[each.trains]) for each in lines))
-    excess = np.asarray((squares - mean) / np.maximum(1 - kept, 1e-9), np.float64)  # S / B
-    return np.asarray(at, np.float64), excess * batch, squares - excess, batch
+    return at[1:][clear], (excess * batch)[1:][clear], (squares - excess)[1:][clear], batch
 
 
 def _ratio(variance: Floats, square: Floats) -> float | None:

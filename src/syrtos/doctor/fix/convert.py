@@ -16,15 +16,17 @@ from libcst import matchers as m
 
 from syrtos.doctor import diagnosis
 from syrtos.doctor.finding import Severity
+from syrtos.doctor.fix import understood
 from syrtos.doctor.fix.estimator import Estimators
 from syrtos.doctor.fix.multi_gpu import MultiGpu
 from syrtos.doctor.fix.per_worker import PerWorker
 from syrtos.doctor.fix.spellings import Spellings
 from syrtos.doctor.fix.transformer import Conversion, code, convert
 from syrtos.doctor.program import Program
-from syrtos.doctor.script import parse, read
+from syrtos.doctor.script import NotParsed, parse, read
 from syrtos.errors import ConfigurationError
 
+_ADDED = ("WORKERS", "LearningRateSchedule(", "LearningRateWarmup(", "syrtos.rank()")
 _CONVERSIONS: Sequence[type[Conversion]] = (PerWorker, MultiGpu, Estimators, Spellings)
 
 
@@ -66,7 +68,20 @@ def converted(path: Path, workers: int) -> Result:
     Raises:
         ConfigurationError: the script can't be read or parsed.
     """
-    text = read(path).text
+    script = read(path)
+    text = script.text
+    guessed = understood.problems(script)
+    if guessed:  # a conversion that had to guess would be another training
+        return Result(path, text, text, (), guessed)
+    try:
+        return _converted(path, text, workers)
+    except (cst.CSTValidationError, cst.ParserSyntaxError, NotParsed, RecursionError) as error:
+        raise ConfigurationError(
+            f"{path} can't be converted: the conversion does not understand something in it ({error}). The script itself may be right."
+        ) from error
+
+
+def _converted(path: Path, text: str, workers: int) -> Result:
     module = cst.parse_module(text)
     notes, left, wants = [], [], set()
     for kind in _CONVERSIONS:
@@ -125,14 +140,25 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
         ]
     if "learning_rate_callbacks" in wants:
         lines += ["", "", resources.files("syrtos.doctor.fix").joinpath("learning_rate_callbacks.txt").read_text()]
+    if not lines:
+        return module
     added = list(cst.parse_module("\n".join(lines) + "\n").body)
     added[0] = added[0].with_changes(leading_lines=[cst.EmptyLine(indent=False)])
-    place = 1 + max((number for number, line in enumerate(module.body) if _is_import(line)), default=-1)
+    place = _place(module)
     rest = list(module.body[place:])
     if rest and isinstance(first := rest[0], cst.SimpleStatementLine | cst.BaseCompoundStatement):
         blank = [] if any(line.comment is None for line in first.leading_lines) else [cst.EmptyLine(indent=False)]
         rest[0] = first.with_changes(leading_lines=[*blank, *first.leading_lines])
     return module.with_changes(body=[*module.body[:place], *added, *rest])
+
+
+def _place(module: cst.Module) -> int:
+    """Behind the imports, but before the first line that needs what is added."""
+    body = module.body
+    imports = 1 + max((number for number, line in enumerate(body) if _is_import(line)), default=-1)
+    first = 1 if body and module.get_docstring() is not None else 0
+    needs = next((number for number, line in enumerate(body) if any(word in code(line) for word in _ADDED)), len(body))
+    return max(min(imports, needs), first)
 
 
 def _is_import(line: cst.CSTNode) -> bool:

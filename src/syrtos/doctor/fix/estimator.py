@@ -80,7 +80,16 @@ class Estimators(Conversion):
         if data is None:
             self.leave_alone(original, f"`{name}` without an input function that takes no arguments")
             return call
-        self.note(original, "the input function must return a tf.data.Dataset")
+        if name == "predict":
+            self.leave_alone(original, "`predict` gives dictionaries, one for each row; `model.predict` gives arrays")
+        if name == "train" and argument(original, "max_steps") is not None:
+            self.leave_alone(
+                original, "`max_steps` counts the steps of earlier calls and runs too: `fit` has no such count"
+            )
+        self.note(
+            original,
+            "the input function must return a tf.data.Dataset; nothing is written to, or resumed from, `model_dir`: use keras.callbacks.BackupAndRestore",
+        )
         texts = {
             "train": f"{self._models[on]}.fit({data})",
             "evaluate": f"{self._models[on]}.evaluate({data}, return_dict=True)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 from libcst import matchers as m
 
-from syrtos.doctor.fix.transformer import Conversion, method
+from syrtos.doctor.fix.transformer import Conversion, argument, method
 
 _NAMES = ("multi_gpu_model", "multi_gpu_utils", "training_utils")
 
@@ -28,7 +28,8 @@ class MultiGpu(Conversion):
         """The model itself."""
         if method(original_node) != "multi_gpu_model" or not updated_node.args:
             return updated_node
-        return updated_node.args[0].value
+        model = argument(updated_node, "model", 0)
+        return updated_node if model is None else model.value
 
     def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
         """`parallel.layers[-2]`, where the model stood."""

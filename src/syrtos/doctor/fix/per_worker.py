@@ -7,10 +7,13 @@ every N-th record, the batches of all of them in one step are the next N·b reco
 
 from __future__ import annotations
 
+import ast
+
 import libcst as cst
 from libcst import matchers as m
 from libcst.metadata import ParentNodeProvider
 
+from syrtos.doctor.fix import understood
 from syrtos.doctor.fix.transformer import Conversion, argument, code, method, replaced, times, with_keyword
 
 _ROOTS = ("horovod.", "smdistributed.dataparallel.")
@@ -29,7 +32,7 @@ _VANISH = frozenset(
     }
 )
 _RANKS = frozenset({"rank", "local_rank", "cross_rank", "node_rank"})
-_SIZES = frozenset({"size", "local_size", "cross_size", "num_workers"})
+_SIZES = frozenset({"size", "num_workers"})
 _VALUES = frozenset({"allreduce", "oob_allreduce", "allgather", "broadcast", "broadcast_object", "grouped_allreduce"})
 _CALLBACKS = {
     "LearningRateWarmupCallback": "LearningRateWarmup",
@@ -85,6 +88,7 @@ class PerWorker(Conversion):
         self._values: dict[str, cst.BaseExpression] = {}  # what names are given last
         self._true: set[str] = set()  # names that say whether this is rank 0
         self._shards: set[cst.CSTNode] = set()  # where the number of workers divides data
+        self._sharded: set[cst.CSTNode] = set()  # the calls and slices that do so
         self._divided = False
         self._grows = False  # each worker goes over all of the data in an epoch: one process does in as many epochs as there are workers
         self._speaks = False  # Horovod or SMDDP
@@ -107,7 +111,7 @@ class PerWorker(Conversion):
                 self._true |= names
         self._find_shards(node)
         calls = [call for call in m.findall(node, m.Call()) if isinstance(call, cst.Call)]
-        fits = [call for call in calls if method(call) in _FITS]
+        fits = [call for call in calls if method(call) in _FITS and _trains(call)]
         divided = any(method(call) in ("take", *_FITS) and self._has_size(call) for call in calls)
         self._divided = bool(self._shards) or divided
         self._grows = not self._divided and any(_steps(call) is None for call in fits)
@@ -137,13 +141,22 @@ class PerWorker(Conversion):
             self.note(normalized[0], "one process normalizes over the batches of all workers, not over those of one")
 
     def _find_shards(self, node: cst.Module) -> None:
-        for outer in m.findall(node, m.Call() | m.Subscript() | m.BinaryOperation()):
-            assert isinstance(outer, cst.Call | cst.Subscript | cst.BinaryOperation)
-            if isinstance(outer, cst.Call) and (method(outer) in ("fit", "print", "format") or self._ours(outer)):
+        """`shard(size, rank)`, `load(rank, size)`, `x[rank::size]`: both stand side by side; `understood` has the same rule."""
+        for outer in m.findall(node, m.Call() | m.Slice()):
+            if isinstance(outer, cst.Slice):
+                parts = [outer.lower, outer.upper, outer.step]
+            elif (
+                isinstance(outer, cst.Call)
+                and not self._ours(outer)
+                and method(outer) not in ("fit", "print", "format", "append")
+            ):
+                parts = [each.value for each in outer.args]
+            else:
                 continue
-            sizes = [inner for inner in m.findall(outer, m.Call() | m.Name()) if self._is_size(inner)]
-            if sizes and any(self._is_rank(inner) for inner in m.findall(outer, m.Call() | m.Name())):
-                self._shards.update(sizes)
+            given = [each for each in parts if each is not None]
+            if any(map(self._is_rank, given)):
+                self._shards.update(each for each in given if self._is_size(each))
+                self._sharded.update({outer} if any(map(self._is_size, given)) else ())
 
     def _ours(self, node: cst.CSTNode) -> str:
         """The name of what a call calls of Horovod or SMDDP; empty for other calls."""
@@ -175,19 +188,11 @@ class PerWorker(Conversion):
             return updated_node
         if (
             method(original_node) == "shard"
-            and original_node in self._with_shards
+            and original_node in self._sharded
             and isinstance(updated_node.func, cst.Attribute)
         ):
             return updated_node.func.value
         return self._batched(original_node, updated_node)
-
-    @property
-    def _with_shards(self) -> set[cst.CSTNode]:
-        """Calls one of whose arguments is a number of workers which divides data."""
-        return {self._around(self._around(node)) for node in self._shards}
-
-    def _around(self, node: cst.CSTNode) -> cst.CSTNode:
-        return cst.ensure_type(self.get_metadata(ParentNodeProvider, node), cst.CSTNode)
 
     def _converted(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
         if ours in _SIZES:
@@ -265,11 +270,11 @@ class PerWorker(Conversion):
 
     def _batched(self, original: cst.Call, call: cst.Call) -> cst.Call:
         name = method(original)
-        if name == "fit" and isinstance(original.func, cst.Attribute):
-            return self._fit(original, call)
+        if name == "fit":
+            return self._fit(original, call) if _trains(original) else call
         position = _BATCHED.get(name) if isinstance(original.func, cst.Attribute) else None
         found = argument(call, "batch_size", position) if position is not None or name in _LOADERS else None
-        if found is None:
+        if found is None or code(found.value) == "None":
             return call
         self.wants.add(_WORKERS)
         return replaced(call, found, times(found.value, _WORKERS))
@@ -470,6 +475,12 @@ class PerWorker(Conversion):
 def _steps(call: cst.Call) -> cst.Arg | None:
     """The argument of `fit` or `fit_generator` that counts steps."""
     return argument(call, "steps_per_epoch", 1 if method(call) == "fit_generator" else None)
+
+
+def _trains(call: cst.Call) -> bool:
+    """Whether a call named `fit` is that of a Keras model, not of an encoder of labels."""
+    parsed = ast.parse(code(call).strip(), mode="eval").body
+    return isinstance(parsed, ast.Call) and understood.trains(parsed)
 
 
 def _averages(op: cst.BaseExpression) -> bool:

@@ -62,6 +62,7 @@ class Spellings(Conversion):
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
         self._configs: set[str] = set()
+        self._optimizers: set[str] = set()
         self._changes_rates = False
 
     def visit_Module(self, node: cst.Module) -> None:
@@ -70,6 +71,8 @@ class Spellings(Conversion):
 
     def visit_Assign(self, node: cst.Assign) -> None:
         """Remembers names of configurations of sessions."""
+        if isinstance(node.value, cst.Call) and self.meaning(node.value.func).startswith("keras.optimizers."):
+            self._optimizers.update(code(target.target) for target in node.targets)
         if isinstance(node.value, cst.Call) and self.name(node.value.func) in _CONFIGS:
             self._configs.update(target.target.value for target in node.targets if isinstance(target.target, cst.Name))
 
@@ -122,7 +125,13 @@ class Spellings(Conversion):
         name = method(original_node)
         self._leave_counts(original_node)
         if name in _METHODS and isinstance(updated_node.func, cst.Attribute):
-            updated_node = _named(updated_node, _POSITIONS.get(name, ()))
+            names = _POSITIONS.get(name, ())
+            if any(each.star for each in original_node.args) or sum(
+                each.keyword is None for each in original_node.args
+            ) > max(len(names), 1):
+                self.leave_alone(original_node, f"`{name}` with so many arguments without names, or with a star")
+                return updated_node
+            updated_node = _named(updated_node, names)
             updated_node = updated_node.with_changes(func=updated_node.func.with_changes(attr=cst.Name(_METHODS[name])))
             name = _METHODS[name]
         if name == "reset_states" and isinstance(updated_node.func, cst.Attribute):
@@ -131,7 +140,12 @@ class Spellings(Conversion):
                     original_node, "a model has no `reset_states`: call `reset_state()` of its recurrent layers"
                 )
             return updated_node.with_changes(func=updated_node.func.with_changes(attr=cst.Name("reset_state")))
-        if name == "variables" and not updated_node.args and "opt" in code(updated_node.func).lower():
+        if (
+            name == "variables"
+            and not updated_node.args
+            and isinstance(original_node.func, cst.Attribute)
+            and self._is_optimizer(original_node.func.value)
+        ):
             return updated_node.func
         meaning = self.meaning(original_node.func)
         if meaning.startswith("keras.optimizers."):
@@ -183,6 +197,10 @@ class Spellings(Conversion):
         )
         return without(replaced(call, rate, schedule), "decay")
 
+    def _is_optimizer(self, node: cst.BaseExpression) -> bool:
+        """Whether it is `model.optimizer`, or a name that was given an optimizer of Keras."""
+        return code(node).endswith(".optimizer") or code(node) in self._optimizers
+
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
         """`np_utils.to_categorical`, `K.get_value`, `optimizer.lr`, and optimizers of `legacy`."""
         meaning, name = self.meaning(original_node), updated_node.attr.value
@@ -190,7 +208,7 @@ class Spellings(Conversion):
             updated_node.value, cst.Attribute
         ):
             return updated_node.with_changes(value=updated_node.value.value)
-        if name == "lr" and "opt" in code(updated_node.value).lower().split(".")[-1]:
+        if name == "lr" and self._is_optimizer(original_node.value):
             return updated_node.with_changes(attr=cst.Name("learning_rate"))
         if name == "AUTOTUNE" and self.name(original_node) == "tensorflow.AUTOTUNE":
             return updated_node.with_changes(value=cst.Attribute(updated_node.value, cst.Name("data")))
