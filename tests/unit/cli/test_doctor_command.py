@@ -150,13 +150,13 @@ def test_fix_shows_and_write_writes_once(script: Path, capsys: pytest.CaptureFix
         ("optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Sum if a else hvd.Average)", "op="),
         ("total = hvd.allreduce(x, op=hvd.Sum)", "Sum"),
         ("state = hvd.elastic.KerasState(model)", "KerasState"),
-        ("files = np.array_split(names, hvd.size())[hvd.rank()]", "part of one worker"),
+        ("files = np.array_split(names, hvd.size())[hvd.rank()]", "hvd.rank()"),
         ("hvd.callbacks.LearningRateWarmupCallback(warmup_epochs=5)", "initial_lr"),
         ("model = hvd.load_model('a', custom_objects={})", "load_model"),
         ("loss = keras.losses.MeanSquaredError(reduction='sum')", "sum over the batch"),
         ("hvd.join; hvd.BroadcastGlobalVariablesHook(0)", "BroadcastGlobalVariablesHook"),
         ("e = tf.estimator.Estimator(model_fn)", "model_fn"),
-        ("model.fit(g, samples_per_epoch=500)", "counted samples"),
+        ("model.fit(x, y, samples_per_epoch=500)", "counted samples"),
         ("layer = Convolution2D(8, 3, 3)", "rows and columns"),
         ("keras.optimizers.SGD(0.1, decay=0.1); keras.callbacks.ReduceLROnPlateau()", "decay"),
         ("model.fit(x, y, epochs=3, callbacks=[keras.callbacks.LearningRateScheduler(f)])", "counts epochs"),
@@ -180,7 +180,7 @@ def test_what_is_done_by_hand_is_named_and_nothing_is_written(
     ("before", "after"),
     [
         ("model.fit(x, y, epochs=3)", "model.fit(x, y, epochs=3 * WORKERS, batch_size=32 * WORKERS)"),
-        ("model.fit(data)", "model.fit(data, epochs=WORKERS)"),
+        ("data = data.batch(8)\nmodel.fit(data)", "data = data.batch(8 * WORKERS)\nmodel.fit(data, epochs=WORKERS)"),
         ("model.fit(x, y, steps_per_epoch=500 // hvd.size())", "model.fit(x, y, steps_per_epoch=500 // WORKERS, batch_size=32 * WORKERS)"),
         ("data = data.shard(hvd.size(), hvd.rank()).batch(8)", "data = data.batch(8 * WORKERS)"),
         ("x = x[hvd.rank()::hvd.size()]", "x = x[0::1]"),
@@ -193,7 +193,7 @@ def test_what_is_done_by_hand_is_named_and_nothing_is_written(
     ],
 )  # fmt: skip
 def test_a_line_is_converted(script: Path, before: str, after: str, capsys: pytest.CaptureFixture[str]) -> None:
-    start = HOROVOD if "np_utils" not in before else "import keras\n"
+    start = "import keras\n" if "np_utils" in before or "_generator" in before else HOROVOD
     written(script, start + before + "\n")
     doctor(script, "--write")
     assert after in script.read_text(), capsys.readouterr().out

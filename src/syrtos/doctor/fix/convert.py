@@ -143,7 +143,7 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
     if not lines:
         return module
     added = list(cst.parse_module("\n".join(lines) + "\n").body)
-    added[0] = added[0].with_changes(leading_lines=[cst.EmptyLine(indent=False)])
+    added[:1] = [first.with_changes(leading_lines=[cst.EmptyLine(indent=False)]) for first in added[:1]]
     place = _place(module)
     rest = list(module.body[place:])
     if rest and isinstance(first := rest[0], cst.SimpleStatementLine | cst.BaseCompoundStatement):
