@@ -112,7 +112,7 @@ def _fixed(chosen: argparse.Namespace) -> int:
 
     result = convert.converted(chosen.script, chosen.workers)
     convert.show(result)
-    if chosen.write and result.changed:
+    if chosen.write and (result.changed or result.left):
         convert.write(result)
     return int(bool(result.left))
 

@@ -19,6 +19,13 @@ _WORDS_OF_A_CRASH = re.compile(
 )
 
 
+# How scripts fail whose names Keras and TensorFlow have no more.
+_OF_OLD_NAMES = re.compile(
+    r"^(ModuleNotFoundError|ImportError|AttributeError|TypeError|ValueError|\S*GoneError): .*(keras|tensorflow|keyword argument|not recognized)",
+    re.MULTILINE,
+)
+
+
 def print_failure(outcome: Outcome, run_dir: Path) -> None:
     """Prints the worker that failed first, the reason, and the path of its log in ``run_dir``, the folder of its generation."""
     reported = outcome.failures or _reported(run_dir)
@@ -50,9 +57,12 @@ def _reported(run_dir: Path) -> list[dict[str, Any]]:
 
 def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
     rank = failure["rank"]
+    old = "\n`syrtos doctor SCRIPT` lists names that Keras and TensorFlow have no more, and what to write." * bool(
+        _OF_OLD_NAMES.search(failure["text"])
+    )
     _say(
         f"rank {rank} on {failure.get('host', 'an unknown host')} failed first:\n\n{failure['text'].rstrip()}\n\n"
-        f"Its output is in {run_dir / 'logs' / f'rank-{rank}.log'}"
+        f"Its output is in {run_dir / 'logs' / f'rank-{rank}.log'}{old}"
     )
 
 

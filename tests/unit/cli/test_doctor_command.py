@@ -170,7 +170,7 @@ def test_what_is_done_by_hand_is_named_and_nothing_is_written(
     assert doctor(written(script, text), "--fix") == 1
     out = [each for each in capsys.readouterr().out.splitlines() if each.startswith("by hand") and told in each]
     assert out
-    assert any("line 7" in each or "of what is shown" in each for each in out)
+    assert any("line 7" in each or "of the converted script" in each for each in out)
     assert doctor(script, "--write") == 2
     assert script.read_text() == text
     assert list(script.parent.iterdir()) == [script]

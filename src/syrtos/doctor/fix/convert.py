@@ -111,11 +111,11 @@ def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
     lost = _bound(parse(path, before).tree) - _bound(script.tree)
     used = {node.id: node.lineno for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id in lost}
     found = [
-        (0, f"line {line} of what is shown: `{script.line(line).strip()}` still needs `{name}`")
+        (0, f"line {line} of the converted script: `{script.line(line).strip()}` still needs `{name}`")
         for name, line in used.items()
     ]
     worst = [each for each in diagnosis.findings(Program([script])) if each.severity is Severity.BREAKS]
-    return found + [(0, f"line {each.line} of what is shown: {each.says}: {each.fix}") for each in worst]
+    return found + [(0, f"line {each.line} of the converted script: {each.says}: {each.fix}") for each in worst]
 
 
 def _bound(tree: ast.Module) -> set[str]:
@@ -179,7 +179,12 @@ def show(result: Result) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     if not result.changed:
-        console.print(f"{result.path}: nothing to change.")
+        words = (
+            "nothing is changed"
+            if result.left
+            else "nothing to change: it has no old API (files, data and rates are for you to change)"
+        )
+        console.print(f"{result.path}: {words}.")
     elif console.is_terminal:
         console.print(Syntax(result.diff, "diff", background_color="default", word_wrap=True))
     else:

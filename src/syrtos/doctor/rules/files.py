@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 
@@ -66,7 +67,7 @@ def files(program: Program) -> Iterator[Finding]:
     """Files and folders that every worker would write, remove or unpack."""
     for script, call in program.calls():
         if not on_one_rank(script, call) and not _own(script, call) and (found := _written(program, script, call)):
-            yield found
+            yield dataclasses.replace(found, fix=f"{_together(call)}{found.fix}")
 
 
 def _written(program: Program, script: Script, call: ast.Call) -> Finding | None:
@@ -129,6 +130,16 @@ def _is_picture(script: Script, node: ast.expr) -> bool:
         )
         for each in values
     )
+
+
+def _together(call: ast.Call) -> str:
+    """What comes first where a value to be written is computed by all workers together."""
+    shared = [
+        method(inner)
+        for inner in ast.walk(call)
+        if isinstance(inner, ast.Call) and method(inner) in ("predict", "evaluate", "fit")
+    ]
+    return f"call `{shared[0]}` on all workers first, and with its result: " if shared else ""
 
 
 def _opened(script: Script, call: ast.Call) -> Finding | None:
