@@ -30,3 +30,14 @@ def test_the_noise_scale_is_that_of_all_samples(tmp_path: Path, backend: str, op
     found = noise_scale.described(load(tmp_path))
     assert found["scale"] == pytest.approx(truth, rel=off), found["text"]
     assert found["batch"] == 64
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_moments_that_are_split_over_workers_are_left_alone(tmp_path: Path) -> None:
+    """Reading one takes all workers, and rank 0 alone writes epochs down."""
+    script = SCRIPT.with_name("split_kernels.py")
+    done = forking.run(forking.syrtos_run(tmp_path, 2, script), {"KERAS_BACKEND": "jax"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trained" in done.stdout
+    assert "scale" not in noise_scale.described(load(tmp_path))
