@@ -83,6 +83,18 @@ def test_a_search_without_any_result_fails_and_says_what_was_printed(tmp_path: P
     assert "BestTrainingJob" not in other
 
 
+def test_a_trial_that_diverges_has_no_objective_and_is_never_best(tmp_path: Path) -> None:
+    script = 'echo "loss: 0.0010"; if [ $kind = two ]; then echo "loss: nan"; echo "loss: inf"; else echo "loss: 5"; fi'
+    with served(tmp_path / "home", capacity=2) as client:
+        sagemaker = client("sagemaker")
+        sagemaker.create_hyper_parameter_tuning_job(**request(tmp_path, "some", script, trials=6, parallel=2))
+        found, some = final(sagemaker, "some"), trials(sagemaker, "some")
+    succeeded = {trial["TunedHyperParameters"]["kind"]: trial["ObjectiveStatus"] for trial in some}
+    assert succeeded == {"one": "Succeeded", "two": "Failed"}
+    assert found["BestTrainingJob"]["FinalHyperParameterTuningJobObjectiveMetric"]["Value"] == 5
+    assert all(trial["TrainingJobStatus"] == "Completed" for trial in some)
+
+
 def test_stopping_ends_running_trials_and_keeps_results(tmp_path: Path) -> None:
     quick = f'echo "loss: $x"; mkdir {tmp_path}/first 2>/dev/null || sleep 300'  # one trial ends by itself
     with served(tmp_path / "home", capacity=2) as client:

@@ -17,12 +17,17 @@ from syrtos.observe.ledger import epochs_path
 class Metrics:
     """The last value of each metric that a request defines by a regular expression with one group.
 
+    Attributes:
+        values: the value and its time, by name. A metric whose last value is NaN or infinite has none: neither JSON nor the API has such numbers.
+        diverged: the names of these metrics.
+
     Raises:
         ConfigurationError: an expression can't be read.
     """
 
     def __init__(self, definitions: Sequence[Mapping[str, str]]) -> None:
         self.values: dict[str, list[float]] = {}
+        self.diverged: set[str] = set()
         self._patterns = [(definition["Name"], _compiled(definition)) for definition in definitions]
 
     def take(self, lines: Sequence[str]) -> list[tuple[str, float]]:
@@ -32,10 +37,18 @@ class Metrics:
             for name, pattern in self._patterns:
                 found = pattern.search(line)
                 value = _number(found[1]) if found and pattern.groups else None
-                if value is not None:
+                if value is not None and self._keep(name, value):
                     taken.append((name, value))
-                    self.values[name] = [value, time.time()]
         return taken
+
+    def _keep(self, name: str, value: float) -> bool:
+        if not math.isfinite(value):
+            self.diverged.add(name)
+            self.values.pop(name, None)
+            return False
+        self.diverged.discard(name)
+        self.values[name] = [value, time.time()]
+        return True
 
 
 def _compiled(definition: Mapping[str, str]) -> re.Pattern[str]:
@@ -49,10 +62,9 @@ def _compiled(definition: Mapping[str, str]) -> re.Pattern[str]:
 
 def _number(text: str | None) -> float | None:
     try:
-        value = float(text or "")
+        return float(text or "")
     except ValueError:
         return None
-    return value if math.isfinite(value) else None  # neither JSON nor the API has others
 
 
 def epochs(run_dir: Path) -> list[dict[str, Any]]:

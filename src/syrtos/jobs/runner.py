@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import math
 import os
 import platform
 import random
@@ -453,7 +454,8 @@ class Runner:
         name = self._job.hyperparameters.get("_tuning_objective_metric", "")
         last = epochs[-1] if epochs else {}
         value = (last.get("logs") or {}).get(name)
-        return {name: [value, last["time"]]} if value is not None and "time" in last else {}
+        known = value is not None and math.isfinite(value) and name not in self._metrics.diverged
+        return {name: [value, last["time"]]} if known and "time" in last else {}
 
     def _say(self, text: str) -> None:
         self._streams[0].write([self._redact(line) for line in text.splitlines()])

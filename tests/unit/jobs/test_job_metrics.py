@@ -46,6 +46,14 @@ def test_what_json_can_not_say_is_no_value(text: str) -> None:
     assert all(math.isfinite(value) for value in values(found).values())
 
 
+def test_a_metric_that_ends_in_nan_has_no_value_until_it_is_finite_again() -> None:
+    found = Metrics([LOSS])
+    assert found.take(["loss: 0.001", "loss: nan", "loss: inf"]) == [("loss", 0.001)]
+    assert (values(found), found.diverged) == ({}, {"loss"})
+    found.take(["loss: 2"])
+    assert (values(found), found.diverged) == ({"loss": 2.0}, set())
+
+
 def test_groups_that_are_not_there_or_did_not_match() -> None:
     found = Metrics([{"Name": "none", "Regex": r"loss: \d"}, {"Name": "other", "Regex": r"loss: \d|acc: (\d)"}])
     found.take(["loss: 1"])

@@ -89,11 +89,25 @@ def test_a_trials_request() -> None:
         ("loss", "loss = -.5", -0.5),
         ("validation:mae", "validation:mae: 3", 3.0),
         ("loss", "val_loss: 1 my-loss: 2 losses: 3", None),
+        ("loss", "loss: 3. Done", 3.0),
+        ("loss", "loss=0.5, accuracy=1", 0.5),
+        ("best", "best: 1.2.3", None),
+        ("best", "best = 12:30", None),
+        ("best", "best: 2024-01-31", None),
+        ("best", "best: 5ms", None),
+        ("best", "best: information", None),
     ],
 )
 def test_metrics_are_found_by_name(metric: str, line: str, value: float | None) -> None:
     found = Metrics([{"Name": metric, "Regex": requests.default_regex(metric)}]).take([line])
     assert found == ([] if value is None else [(metric, value)])
+
+
+@pytest.mark.parametrize("text", ["nan", "NaN", "inf", "-inf", "Infinity", "1e999"])
+def test_a_metric_that_diverges_has_no_value(text: str) -> None:
+    found = Metrics([{"Name": "loss", "Regex": requests.default_regex("loss")}])
+    found.take(["loss: 0.0010", f"9/9 - loss: {text} - val_loss: 1"])
+    assert found.values == {}
 
 
 def of(**facts: Any) -> Search:

@@ -6,10 +6,11 @@ import re
 
 from syrtos.jobs import logs, metrics, runs
 from syrtos.jobs.home import Home
+from syrtos.jobs.tuning.requests import NUMBER
 
 _LAST = 500  # lines
 _MOST = 12  # names
-_NAMED = re.compile(r"(?<![\w.-])([A-Za-z_][\w./:-]*?)\s*[:=]\s*[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?(?![\w.])")
+_NAMED = re.compile(rf"(?<![\w.-])([A-Za-z_][\w./:-]*?)\s*[:=]\s*{NUMBER}")
 
 
 def names(home: Home, job: str) -> list[str]:
@@ -19,11 +20,13 @@ def names(home: Home, job: str) -> list[str]:
         name for run in runs.folders(folder) for epoch in metrics.epochs(run)[-1:] for name in epoch.get("logs") or {}
     ]
     lines = [event.text for stream in logs.of(folder / "logs") for event in stream.before(stream.size, _LAST)]
-    return list(dict.fromkeys([*logged, *(name for line in lines for name in _NAMED.findall(line))]))[:_MOST]
+    return list(dict.fromkeys([*logged, *(name for line in lines for name in _NAMED.findall(line))]))
 
 
 def sentence(home: Home, metric: str, jobs: list[str]) -> str:
-    """Says that no job has printed a metric, and what they have printed."""
+    """Says that no job has printed a metric, and what they have printed; or that its last value was none."""
     found = list(dict.fromkeys(name for job in jobs[-3:] for name in names(home, job)))
-    told = f"printed: {', '.join(found)}" if found else "they printed no numbers with names"
+    if metric in found:
+        return f" The last value of {metric} is NaN or infinite, or its regular expression found none."
+    told = f"printed: {', '.join(found[:_MOST])}" if found else "they printed no numbers with names"
     return f" No training job printed the metric {metric} ({told})."

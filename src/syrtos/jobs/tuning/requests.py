@@ -13,6 +13,8 @@ SAME = (
     "RoleArn", "InputDataConfig", "VpcConfig", "OutputDataConfig", "ResourceConfig", "StoppingCondition", "EnableNetworkIsolation",
     "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining", "RetryStrategy", "Environment",
 )  # fmt: skip
+# NaN and infinity among them; it ends where the number does: neither a version (1.2.3) nor a time (12:30) nor a date begins with one.
+NUMBER = r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[nN][aA][nN]|[iI][nN][fF](?:inity|INITY)?)(?!\w|[.,:/-][0-9])"
 OBJECTIVE = "_tuning_objective_metric"  # the hyperparameter that names the metric
 
 
@@ -55,7 +57,7 @@ def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[
 
 def default_regex(metric: str) -> str:
     """Finds a metric where Keras prints it (``val_accuracy: 0.97``), and where a script prints ``val_accuracy=0.97``; the last one of a line."""
-    return rf".*(?<![\w-]){re.escape(metric)}\s*[:=]\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)"
+    return rf".*(?<![\w-]){re.escape(metric)}\s*[:=]\s*({NUMBER})"
 
 
 def _algorithm(given: Mapping[str, Any], metric: str) -> dict[str, Any]:
