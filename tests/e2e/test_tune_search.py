@@ -160,6 +160,41 @@ def test_beside_a_service_the_search_outlives_the_command(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("results", [True, False])
+def test_a_search_whose_next_trial_can_not_be_created_keeps_its_results(tmp_path: Path, results: bool) -> None:
+    """The second trial finds its data, and removes it: the third can't be created."""
+    data, began = tmp_path / "data", tmp_path / "began"
+    data.mkdir()
+    (data / "x").touch()
+    removing = f"""
+import os, shutil, sys
+if os.path.exists({str(began)!r}): shutil.rmtree({str(data)!r}, ignore_errors=True)
+open({str(began)!r}, "a").close()
+if not {results} and not os.path.exists({str(tmp_path / "again")!r}): sys.exit("no result")
+"""
+    search(tmp_path, script=removing + TRIAL)
+    path = tmp_path / "search.yaml"
+    path.write_text(path.read_text().replace("parallel: 2", "parallel: 1\ninputs: {train: data}"))
+    code, out, err = done(command(tmp_path, "tune", "search.yaml"))
+    assert code == (0 if results else 1), out + err
+    assert "Trial 3 could not be created" in err
+    assert "no file or folder" in err
+    finished = [line.split()[2] for line in out.splitlines() if "Completed" in line]
+    assert len(finished) == 2 * results
+    assert ("ended before all trials were begun" if results else "failed. Trial 3") in err
+
+    began.unlink()
+    (tmp_path / "again").touch()
+    data.mkdir()
+    (data / "x").touch()
+    code, out, err = done(command(tmp_path, "tune", "search.yaml"))
+    assert "goes on with the trials that have finished" in err
+    after = [line.split()[2] for line in out.splitlines() if "Completed" in line]
+    assert (code, len(after)) == (0, 3 if results else 2), out + err
+    assert {*finished} <= {*after}
+
+
+@pytest.mark.slow
 def test_a_metric_that_no_trial_prints(tmp_path: Path) -> None:
     search(tmp_path, jobs=2, script=TRIAL.replace("val_accuracy", "accuracy"))
     code, out, err = done(command(tmp_path, "tune", "search.yaml"))

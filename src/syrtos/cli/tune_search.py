@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -70,7 +70,8 @@ def _follow(service: Service, own: bool, asked: SearchFile) -> int:
         return 130
     _show_results(service, asked)
     if record.failure:
-        _say(f"the search {name} failed. {record.failure}")
+        ended = "ended before all trials were begun" if record.status == "Completed" else "failed"
+        _say(f"the search {name} {ended}. {record.failure}")
     return 0 if record.status == "Completed" else 1
 
 
@@ -83,29 +84,34 @@ def _begin(service: Service, asked: SearchFile) -> None:
     while record is not None and record.status == "Stopping":
         time.sleep(_LOOK)
         record = service.tunings.get(name)
-    if record is None or record.status == "Failed":
-        if record is not None:
-            _say(f"{name} failed before, and begins anew.")
-            operations.delete_hyper_parameter_tuning_job({"HyperParameterTuningJobName": name})
+    if record is None:
         _create(service, asked)
-    elif record.status == "Stopped":
+    elif record.status in ("Stopped", "Failed") or (record.final and record.failure):
+        _request(service, asked)  # its source may be gone
         operations.go_on(name)
-        _say(f"{name} goes on with the trials that have finished.")
+        failed = "failed before, and " if record.status == "Failed" else ""
+        _say(f"{name} {failed}goes on with the trials that have finished.")
     elif record.status == "InProgress":
         _say(f"{name} is going on.")
     else:
         _say(f"{name} has finished before: change the file (its seed, for instance) for another search.")
 
 
-def _create(service: Service, asked: SearchFile) -> None:
+def _request(service: Service, asked: SearchFile) -> dict[str, Any]:
+    """Uploads the source; the request for the tuning job."""
     from syrtos.jobs.estimator import Estimator
+
+    estimator = Estimator(**{"output_path": "runs", **asked.job})
+    return asked.request(estimator.request(service, asked.inputs, asked.name))
+
+
+def _create(service: Service, asked: SearchFile) -> None:
     from syrtos.jobs.service import ApiError
     from syrtos.jobs.tuning.operations import Operations
 
-    estimator = Estimator(**{"output_path": "runs", **asked.job})
-    of_job = estimator.request(service, asked.inputs, asked.name)
+    request = _request(service, asked)
     try:
-        Operations(service).create_hyper_parameter_tuning_job(asked.request(of_job))
+        Operations(service).create_hyper_parameter_tuning_job(request)
     except ApiError as error:
         raise ConfigurationError(str(error)) from error
 

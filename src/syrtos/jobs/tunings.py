@@ -60,7 +60,7 @@ class TuningRecord:
         created, modified, ended: seconds since 1970.
         seed: of all suggestions.
         trials: in the order in which they were begun.
-        failure: why it failed.
+        failure: why it failed, or, from then on, why no more trials could be begun.
     """
 
     name: str

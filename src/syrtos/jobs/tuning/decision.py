@@ -28,20 +28,21 @@ class Decision:
     reason: str = ""
 
 
-def decide(search: Search, trials: Sequence[Trial], stopping: bool, seconds: float) -> Decision:
+def decide(search: Search, trials: Sequence[Trial], stopping: bool, seconds: float, refused: bool = False) -> Decision:
     """What to do now.
 
     Args:
         trials: all that were begun.
         stopping: whether the tuning job was asked to stop.
         seconds: since it was created.
+        refused: whether a training job could not be created: no more are begun.
     """
     active = sum(trial.active for trial in trials)
     if stopping or _has_enough(search, trials, seconds):
         if active:
             return Decision(stop=True)
         return Decision(status="Stopped") if stopping else _ended(trials)
-    if len(trials) >= search.trials or _is_hopeless(search, trials):
+    if refused or len(trials) >= search.trials or _is_hopeless(search, trials):
         return Decision() if active else _ended(trials)
     return Decision(start=max(0, min(search.trials - len(trials), search.parallel - active)))
 
@@ -54,7 +55,8 @@ def _ended(trials: Sequence[Trial]) -> Decision:
         return Decision(status="Failed", reason="No training job was begun in MaxRuntimeInSeconds.")
     attempts = f"{len(trials)} attempt{'s' * (len(trials) > 1)}"
     why = [trial.failure for trial in trials if trial.failure]
-    last = f" The last error: {why[-1]}" if why else ""
+    names = [trial.name for trial in trials if trial.failure]
+    last = f" The last error: {why[-1]} `syrtos logs {names[-1]}` shows its output." if why else ""
     return Decision(
         status="Failed",
         reason=f"No training job succeeded after {attempts}. For additional details, list the training jobs of this tuning job.{last}",

@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from syrtos.jobs.service import ApiError, Service
 from syrtos.jobs.tuning import found, printed, requests
@@ -67,8 +67,6 @@ class Driver:
         for record in active:
             try:
                 self._carry_on(record)
-            except ApiError as error:  # the service has fewer workers than when the job was created, say
-                self._end(record.name, "Failed", str(error))
             except Exception as error:  # which must not hold the others up
                 _tell(f"the tuning job {record.name} could not be carried on: {type(error).__name__}: {error}")
         if not active:
@@ -78,12 +76,17 @@ class Driver:
         record = self._complete(record)
         search = search_of(record)
         trials = self._trials(record, search)
-        decision = decide(search, trials, record.status == "Stopping", time.time() - record.created)
+        stopping, seconds = record.status == "Stopping", time.time() - record.created
+        decision = decide(search, trials, stopping, seconds, refused=bool(record.failure))
         self._stop(trials if decision.stop else self._hopeless(search, trials))
         for _ in range(decision.start):
-            trials.append(self._begin(record, search, trials))
+            begun = self._begin(record, search, trials)
+            if begun is None:
+                break  # the next look sees why
+            trials.append(begun)
         if decision.status:
-            self._end(record.name, decision.status, decision.reason and self._why(search, trials, decision))
+            reason = record.failure or (decision.reason and self._why(search, trials, decision))
+            self._end(record.name, decision.status, reason)
 
     def _complete(self, record: TuningRecord) -> TuningRecord:
         """Creates the training jobs that were written down, and are not there; those of a tuning job that ends are struck out."""
@@ -92,14 +95,19 @@ class Driver:
         missing = {entry.name for entry in unknown if entry.name not in jobs}
         if not missing:
             return record
-        if record.status == "InProgress":
-            for entry in record.trials:
-                if entry.name in missing:
-                    self._create(record, search_of(record), entry)
-            return record
+        if record.status == "InProgress" and not record.failure:
+            entries = [entry for entry in record.trials if entry.name in missing]
+            if all(self._create(record, search_of(record), entry) for entry in entries):
+                return record
+            return self._complete(self._service.tunings.get(record.name) or record)
+        return self._strike_out(record, missing, record.failure)
+
+    def _strike_out(self, record: TuningRecord, names: Collection[str], failure: str) -> TuningRecord:
+        """Forgets trials whose training jobs were not created."""
 
         def struck_out(now: TuningRecord) -> TuningRecord:
-            return dataclasses.replace(now, trials=tuple(entry for entry in now.trials if entry.name not in missing))
+            kept = tuple(entry for entry in now.trials if entry.name not in names)
+            return dataclasses.replace(now, trials=kept, failure=failure[:_LONGEST_REASON])
 
         return self._service.tunings.change(record.name, struck_out) or record
 
@@ -133,8 +141,8 @@ class Driver:
         if stopped:
             self._changed()
 
-    def _begin(self, record: TuningRecord, search: Search, trials: Sequence[Trial]) -> Trial:
-        """Chooses values, writes them down, and creates the training job."""
+    def _begin(self, record: TuningRecord, search: Search, trials: Sequence[Trial]) -> Trial | None:
+        """Chooses values, writes them down, and creates the training job; None where it can't be created."""
         from syrtos.jobs.tuning.suggestion import suggest
 
         taken = {trial.number for trial in trials}
@@ -147,14 +155,21 @@ class Driver:
             return after if now.status == "InProgress" else None
 
         after = self._service.tunings.change(record.name, begun)
-        if after is not None and after.status == "InProgress":
-            self._create(record, search, entry)
+        going_on = after is not None and after.status == "InProgress"
+        if going_on and not self._create(record, search, entry):
+            return None
         return Trial(number=number, name=name, tuned=entry.tuned, status="InProgress")
 
-    def _create(self, record: TuningRecord, search: Search, entry: Entry) -> None:
+    def _create(self, record: TuningRecord, search: Search, entry: Entry) -> bool:
+        """Creates a training job. One that is refused (its data is gone, or the service has fewer workers than before) is the last that is tried."""
         request = requests.of_trial(record.request, search.metric, entry.name, entry.tuned)
-        self._service.create_training_job(request)
+        try:
+            self._service.create_training_job(request)
+        except ApiError as error:
+            self._strike_out(record, {entry.name}, f"Trial {entry.number} could not be created: {error}")
+            return False
         self._changed()
+        return True
 
     def _why(self, search: Search, trials: Sequence[Trial], decision: Decision) -> str:
         """The reason of a failure; where trials have trained without the metric, with those that they have printed."""

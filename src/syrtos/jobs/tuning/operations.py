@@ -107,17 +107,23 @@ class Operations:
         return {}
 
     def go_on(self, name: str) -> None:
-        """A tuning job that was stopped goes on: with the results of trials that had finished, and without those that were interrupted."""
+        """A tuning job that has ended goes on with the results of trials that had finished: one that was stopped without those that were interrupted,
+        one that could not begin or finish its trials without those that have no result."""
         record = self._found({"HyperParameterTuningJobName": name})
         jobs = found.jobs_of(self._service.store, record.trials)
         done = {name for name, job in jobs.items() if job.state.status == "Completed"}
+        wanted = search_of(record)
+        results = {trial.name for trial in found.trials_of(self._service.store, wanted, record) if trial.succeeded}
 
         def going_on(now: TuningRecord) -> TuningRecord | None:
+            stopped = now.status == "Stopped"
             kept = tuple(
-                dataclasses.replace(e, interrupted=False) for e in now.trials if not e.interrupted or e.name in done
+                dataclasses.replace(e, interrupted=False)
+                for e in now.trials
+                if (not e.interrupted or e.name in done if stopped else e.name in results)
             )
-            after = dataclasses.replace(now, status="InProgress", ended=None, modified=time.time(), trials=kept)
-            return after if now.status == "Stopped" else None
+            changed = {"status": "InProgress", "ended": None, "modified": time.time(), "failure": ""}
+            return dataclasses.replace(now, trials=kept, **changed) if now.final else None
 
         self._service.tunings.change(name, going_on)
 
