@@ -201,6 +201,41 @@ def test_the_batch_of_a_horovod_script_is_that_of_all_its_workers(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_ctrl_c_shows_the_trials_that_had_finished(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [
+        sys.executable,
+        "-m",
+        "syrtos",
+        "tune",
+        "batch",
+        "--steps",
+        "3",
+        "--run-dir",
+        "tuned",
+        "train.py",
+        "generator",
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, **ENV},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "tuned" / "batch-64" / "output.txt").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    shown, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "the script's own" in shown
+    assert f"stopped by SIGINT. Run directory: {tmp_path / 'tuned'}\n" in said
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_everything_in_seconds(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [

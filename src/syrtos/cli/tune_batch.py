@@ -45,6 +45,10 @@ def main(arguments: list[str]) -> int:
         result = search(spec, this_machine(), run_dir, chosen.steps, chosen.most, output.say)
     except TrialError as error:
         return tuning.print_end(error)
+    if result.stopped:
+        if not chosen.json:
+            _print_table(result)
+        return tuning.print_end(result.stopped, run_dir)
     if result.found is None:
         print(f"syrtos: {text.of_batches(result)[0]}", file=sys.stderr)
         return 1
@@ -56,6 +60,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _print(result: Searched) -> None:
+    _print_table(result)
+    console = Console(highlight=False, markup=False)
+    for sentence in text.of_batches(result):
+        console.print(f"\n{sentence}")
+
+
+def _print_table(result: Searched) -> None:
     rows = text.table(result)
     shown = [k for k in range(len(_HEADINGS)) if any(row[k] for row in rows)]
     made = Table(box=None, pad_edge=False)
@@ -63,7 +74,4 @@ def _print(result: Searched) -> None:
         made.add_column(_HEADINGS[k], justify="left" if _HEADINGS[k] == "note" else "right", overflow="fold")
     for row in rows:
         made.add_row(*(row[k] for k in shown))
-    console = Console(highlight=False, markup=False)
-    console.print(made)
-    for sentence in text.of_batches(result):
-        console.print(f"\n{sentence}")
+    Console(highlight=False, markup=False).print(made)

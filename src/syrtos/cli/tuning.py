@@ -92,11 +92,11 @@ def finish(chosen: argparse.Namespace, run_dir: Path, facts: Mapping[str, Any]) 
         print(text)
 
 
-def print_end(error: TrialError) -> int:
-    """Says why a trial ended early, as a run of its own would, and returns its exit code."""
+def print_end(error: TrialError, run_dir: Path | None = None) -> int:
+    """Says why a trial ended early, as a run of its own would, and returns its exit code; ``run_dir``: where the whole search is, if others had finished."""
     outcome = error.ran.outcome
     if outcome.end is End.FINISHED:
         print(f"syrtos: {error}", file=sys.stderr)
         return 1
-    print_failure(outcome, error.ran.folder)
+    print_failure(outcome, run_dir if run_dir and outcome.end is End.STOPPED else error.ran.folder)
     return outcome.code

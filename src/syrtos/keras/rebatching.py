@@ -35,12 +35,14 @@ class Rebatched:
         batch: rows of a batch.
         own: rows of the script's batches.
         note: what else the data differs in from the script's, in words; empty for nothing.
+        rows: that an epoch of the script trains on; 0 if that is not known.
     """
 
     arguments: dict[str, Any]
     batch: int
     own: int
     note: str = ""
+    rows: int = 0
 
 
 def rebatched(model: Any, given: Mapping[str, Any], size: Callable[[int], int]) -> Rebatched:
@@ -101,16 +103,22 @@ def _rows(tree: Any, batch: Any) -> int:
 def _of_arrays(
     tree: Any, given: Mapping[str, Any], leaves: list[Any], size: Callable[[int], int], each: int
 ) -> Rebatched:
-    own, rows = int(given.get("batch_size") or _KERAS_DEFAULT), int(leaves[0].shape[0])
-    own = min(own, rows)
+    rows = _trained(int(leaves[0].shape[0]), given)
+    own = min(int(given.get("batch_size") or _KERAS_DEFAULT), rows)
     batch = size(own)
     least, whole = _steps(rows // batch, each)
     if least > rows // batch:
-        take, note = functools.partial(_repeated, rows=least * batch), _repeated_note(rows, "rows")
+        take, note = functools.partial(_repeated, rows=least * batch, of=rows), _repeated_note(rows, "rows")
     else:
         take, note = functools.partial(_first, rows=whole * batch), ""
     data = {name: tree.map_structure(take, given[name]) for name in _IN_MEMORY if given.get(name) is not None}
-    return Rebatched({**data, "batch_size": batch, "steps_per_epoch": None}, batch, own, note)
+    return Rebatched({**data, "batch_size": batch, "steps_per_epoch": None}, batch, own, note, rows)
+
+
+def _trained(rows: int, given: Mapping[str, Any]) -> int:
+    """Of so many rows those that Keras does not split off for validation, which are the last."""
+    split = 0.0 if given.get("validation_data") is not None else given.get("validation_split") or 0.0
+    return max(math.floor(rows * (1.0 - split)), 1)
 
 
 def _steps(steps: int, each: int) -> tuple[int, int]:
@@ -126,10 +134,10 @@ def _first(leaf: Any, rows: int) -> Any:
     return leaf if leaf is None else leaf.iloc[:rows] if hasattr(leaf, "iloc") else leaf[:rows]
 
 
-def _repeated(leaf: Any, rows: int) -> Any:
+def _repeated(leaf: Any, rows: int, of: int) -> Any:
     if leaf is None:
         return leaf
-    array = np.asarray(leaf)
+    array = np.asarray(_first(leaf, of))
     return np.concatenate([array] * math.ceil(rows / len(array)))[:rows]
 
 
@@ -143,7 +151,8 @@ def _of_pipeline(tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
     batch = size(own)
     same = x.filter(functools.partial(_is_whole, tree, own)).repeat()
     made = same if batch == own else x.repeat().rebatch(batch, drop_remainder=True).prefetch(2)
-    return Rebatched({"x": made, "steps_per_epoch": ENDLESS}, batch, own)
+    rows = max(int(x.cardinality()), 0) * own  # less than 0: endless, or not known
+    return Rebatched({"x": made, "steps_per_epoch": ENDLESS}, batch, own, rows=rows)
 
 
 def _is_whole(tree: Any, rows: int, *batch: Any) -> Any:
@@ -162,7 +171,7 @@ def _of_planned(_tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
             f"A batch of {batch:,} has more rows than the data set of syrtos.data, which has {records:,} records."
         )
     loader = dataclasses.replace(x.loader, batch=batch)
-    return Rebatched({"x": type(x)(loader), "steps_per_epoch": None}, batch, own)
+    return Rebatched({"x": type(x)(loader), "steps_per_epoch": None}, batch, own, rows=records)
 
 
 def _of_loader(data: Any, _tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
@@ -193,7 +202,8 @@ def _of_loader(data: Any, _tree: Any, x: Any, size: Callable[[int], int]) -> Reb
     )
     options |= {name: getattr(x, name) for name in same}
     made = data.DataLoader(dataset, batch_size=batch, drop_last=True, **options)
-    return Rebatched({"x": made, "steps_per_epoch": None}, batch, x.batch_size, note)
+    rows = 0 if endless else len(x.sampler)
+    return Rebatched({"x": made, "steps_per_epoch": None}, batch, x.batch_size, note, rows)
 
 
 def _of_py_dataset(keras: Any, each: int, tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
@@ -208,7 +218,9 @@ def _of_py_dataset(keras: Any, each: int, tree: Any, x: Any, size: Callable[[int
         note = _repeated_note(whole * own, "rows") if steps < least else ""
         steps = max(least, steps)
     made = _class_over(keras.utils.Sequence)(tree, x, own, batch, whole, steps)
-    return Rebatched({"x": made, "steps_per_epoch": ENDLESS if whole is None else None}, batch, own, note)
+    return Rebatched(
+        {"x": made, "steps_per_epoch": ENDLESS if whole is None else None}, batch, own, note, (whole or 0) * own
+    )
 
 
 def _length(x: Any) -> int | None:

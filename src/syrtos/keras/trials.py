@@ -84,7 +84,8 @@ def _in_place_of(trial: Trial, original: Method) -> Method:
         if trial.kind == "batch":
             data = rebatching.rebatched(self, given, functools.partial(_rows_of_fit, trial))
             measure, changed = Steps(self, trial, data), data.arguments
-            _write(BEGAN, {"own": data.own * _workers()})  # known also where the memory does not suffice
+            # known also where the memory does not suffice
+            _write(BEGAN, {"own": data.own * _workers(), "rows": data.rows * _workers()})
         else:
             x: Any = given.get("x")
             measure, changed = Range(self, trial), {"x": itertools.cycle(x)} if hasattr(x, "__next__") else {}
@@ -171,11 +172,12 @@ class Steps:
         return spans if all(first) else later
 
     def facts(self) -> dict[str, Any]:
-        """Rows of the global batch and of the script's own, and seconds of each step."""
+        """Rows of the global batch, of the script's own and of an epoch, and seconds of each step."""
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         return {
             "batch": self._data.batch * _workers(),
             "own": self._data.own * _workers(),
+            "rows": self._data.rows * _workers(),
             "note": self._data.note,
             "seconds": [round(span, 6) for span in self._seconds()],
             "optimizer": type(inner).__name__,

@@ -16,9 +16,11 @@ from syrtos.settings import Trial
 from syrtos.tune import memory, runner
 from syrtos.tune.ends import out_of_memory
 from syrtos.tune.memory import Memory, Point, size
-from syrtos.tune.runner import Ran
-from syrtos.tune.search import Found, Tried, conclude, following
+from syrtos.tune.runner import Ran, TrialError
+from syrtos.tune.search import Found, Tried, conclude, doubtful, following
 
+# Winners that are tried once more.
+_AGAIN = 2
 # Seconds between two looks at the machine's memory while a trial runs.
 _LOOK = 0.1
 
@@ -33,7 +35,9 @@ class Searched:
         workers: how many train.
         optimizer: the name of the script's.
         rate: its learning rate, if that is a number that can be read.
-        found: None where nothing fits.
+        rows: that an epoch of the script trains on; 0 if that is not known.
+        found: None where nothing fits, or the search was stopped.
+        stopped: the trial in which it was, after others had finished.
         machine: bytes of memory of this machine, or of the container.
         usable: bytes of it that a trial might have had when the search began.
     """
@@ -45,7 +49,9 @@ class Searched:
     usable: int
     optimizer: str = ""
     rate: float | None = None
+    rows: int = 0
     found: Found | None = None
+    stopped: TrialError | None = None
 
 
 def search(
@@ -67,15 +73,16 @@ def search(
         say: gets a line for each trial.
 
     Raises:
-        TrialError: the script fails with its own batch, for another reason than memory, or is stopped.
+        TrialError: the script fails with its own batch, for another reason than memory, or is stopped in its first trial.
     """
     trying = _Trying(spec, machine, run_dir, steps, say)
-    result = trying.result
-    trying.once(0)
-    while (batch := following(result.tried, result.own, spec.workers, most)) is not None:
-        trying.once(batch)
-    result.found = conclude(result.tried, most)
-    return result
+    try:
+        trying.all(most)
+    except TrialError as error:
+        if not trying.result.tried:
+            raise
+        trying.result.found, trying.result.stopped = None, error
+    return trying.result
 
 
 class _Trying:
@@ -83,6 +90,25 @@ class _Trying:
         self._spec, self._machine, self._run_dir, self._steps, self._say = spec, machine, run_dir, steps, say
         has = memory.now()
         self.result = Searched([], 0, spec.workers, has.total, has.usable)
+
+    def all(self, most: int | None) -> None:
+        """Tries batches until enough is known, and a winner that may be an outlier twice."""
+        result = self.result
+        self.once(0)
+        ceiling = min((limit for limit in (most, result.rows) if limit), default=None)
+        while (batch := following(result.tried, result.own, self._spec.workers, ceiling)) is not None:
+            self.once(batch)
+        result.found = conclude(result.tried, most, result.own, result.rows)
+        for _ in range(_AGAIN):
+            if result.found and (batch := doubtful(result.tried, result.found)):
+                self._again(batch)
+                result.found = conclude(result.tried, most, result.own, result.rows)
+
+    def _again(self, batch: int) -> None:
+        self._say(f"batch {batch:,} once more: its speed stands out, or its steps differ much")
+        again = self._ran(batch, "-again")
+        self._say(in_words(again))
+        self.result.tried = [one.joined(again) if one.batch == batch else one for one in self.result.tried]
 
     def once(self, batch: int) -> None:
         """Tries a batch; 0: the script's own."""
@@ -100,10 +126,10 @@ class _Trying:
             return None
         return Tried(batch, failed=f"would need about {size(needs)}; {_available(has)}", for_memory=True)
 
-    def _ran(self, batch: int) -> Tried:
+    def _ran(self, batch: int, more: str = "") -> Tried:
         trial = Trial(kind="batch", steps=self._steps, batch=batch)
-        ran = runner.run(self._spec, self._machine, trial, self._run_dir / f"batch-{batch or 'own'}", _guard())
-        self.result.own = self.result.own or ran.own
+        ran = runner.run(self._spec, self._machine, trial, self._run_dir / f"batch-{batch or 'own'}{more}", _guard())
+        self.result.own, self.result.rows = self.result.own or ran.own, self.result.rows or ran.rows
         if not self._has_failed(ran):
             runner.check_has_trained(ran)
             return self._tried(ran.found)

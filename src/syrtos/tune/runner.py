@@ -33,12 +33,14 @@ class Ran:
         folder: its run directory.
         found: what its workers have measured; empty if it ended before.
         own: rows of the script's own global batch, if the trial came so far.
+        rows: that an epoch trains on; 0 if that is not known.
     """
 
     outcome: Outcome
     folder: Path
     found: Mapping[str, Any]
     own: int
+    rows: int
 
     @property
     def log(self) -> str:
@@ -81,7 +83,8 @@ def run(spec: Spec, machine: Machine, trial: Trial, folder: Path, changed: Calla
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             outcome = supervise(plan, env, spec.grace, changed=changed)
         facts |= outcome.facts()
-    return Ran(outcome, folder, _read(folder / _RESULT), _read(folder / _BEGAN).get("own", 0))
+    began = _read(folder / _BEGAN)
+    return Ran(outcome, folder, _read(folder / _RESULT), began.get("own", 0), began.get("rows", 0))
 
 
 def check_has_trained(ran: Ran) -> None:

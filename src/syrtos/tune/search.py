@@ -10,6 +10,10 @@ from collections.abc import Sequence
 ALIKE = 0.05
 # The largest batch that fits is found to this part.
 _FINE = 1 / 8
+# An epoch has so many steps with the recommended batch, at least.
+MIN_STEPS = 10
+# A trial counts twice where its speed is so far above those of its neighbours, or its quartiles so far apart, by the median.
+_ALONE, _WIDE = 1.2, 0.2
 # The smallest batch is looked for so many halvings below the script's own.
 _HALVINGS = 3
 
@@ -27,6 +31,7 @@ class Tried:
         note: in words.
         failed: why nothing was measured, in words; empty if it was.
         for_memory: whether that was for want of memory.
+        runs: how many trials `seconds` are of.
     """
 
     batch: int
@@ -37,6 +42,7 @@ class Tried:
     note: str = ""
     failed: str = ""
     for_memory: bool = False
+    runs: int = 1
 
     @property
     def step(self) -> float:
@@ -55,6 +61,24 @@ class Tried:
     def speed(self) -> float:
         """Samples per second."""
         return self.batch / self.step
+
+    @property
+    def spread(self) -> float:
+        """How far the quartiles are apart, in medians."""
+        first, third = self.quartiles
+        return (third - first) / self.step
+
+    def joined(self, again: Tried) -> Tried:
+        """Both trials of this batch as one; the second alone if it failed."""
+        if again.failed:
+            return again
+        return dataclasses.replace(
+            self,
+            seconds=self.seconds + again.seconds,
+            peak=tuple(map(max, self.peak, again.peak)),
+            device=tuple(map(max, self.device, again.device)),
+            runs=self.runs + again.runs,
+        )
 
 
 def following(tried: Sequence[Tried], own: int, each: int = 1, most: int | None = None) -> int | None:
@@ -118,30 +142,58 @@ class Found:
     Attributes:
         largest: that fits.
         fastest: with the most samples per second.
-        recommended: the smallest that is within 5 % of the fastest.
+        recommended: the smallest that is within 5 % of the fastest, of those with 10 steps in an epoch and those up to the script's own.
+        capped: whether a larger one would be recommended if an epoch had more steps.
         why: why no larger one was tried, as a sentence.
     """
 
     largest: int
     fastest: int
     recommended: int
+    capped: bool
     why: str
 
 
-def conclude(tried: Sequence[Tried], most: int | None) -> Found | None:
-    """None where nothing fits."""
+def conclude(tried: Sequence[Tried], most: int | None, own: int = 0, rows: int = 0) -> Found | None:
+    """None where nothing fits.
+
+    Args:
+        tried: what was tried.
+        most: no larger batch was to be tried.
+        own: the script's own global batch.
+        rows: that an epoch trains on; 0 if that is not known.
+    """
     good = {one.batch: one.speed for one in tried if not one.failed}
     if not good:
         return None
+    cap = max(rows // MIN_STEPS, own) if rows else max(good)
+    best, recommended = _smallest(good), _smallest({k: v for k, v in good.items() if k <= cap} or {min(good): 1.0})
     fastest = max(good, key=lambda batch: good[batch])
-    recommended = min(batch for batch, speed in good.items() if speed >= (1 - ALIKE) * good[fastest])
-    return Found(max(good), fastest, recommended, _why(tried, good, most))
+    return Found(max(good), fastest, recommended, recommended < best, _why(tried, good, most, rows))
 
 
-def _why(tried: Sequence[Tried], good: dict[int, float], most: int | None) -> str:
+def _smallest(good: dict[int, float]) -> int:
+    """The smallest batch within 5 % of the fastest."""
+    return min(batch for batch, speed in good.items() if speed >= (1 - ALIKE) * max(good.values()))
+
+
+def doubtful(tried: Sequence[Tried], found: Found) -> int | None:
+    """A winner whose single trial stands out from its neighbours or has wide quartiles; None where none does."""
+    good = sorted((one for one in tried if not one.failed), key=lambda one: one.batch)
+    for at, one in enumerate(good):
+        beside = [each.speed for each in good[max(at - 1, 0) : at + 2] if each is not one]
+        stands_out = bool(beside) and one.speed > _ALONE * max(beside)
+        if one.batch in (found.recommended, found.fastest) and one.runs == 1 and (stands_out or one.spread > _WIDE):
+            return one.batch
+    return None
+
+
+def _why(tried: Sequence[Tried], good: dict[int, float], most: int | None, rows: int) -> str:
     failed = min((one for one in tried if one.failed), key=lambda one: one.batch, default=None)
     if failed:
         return f"A batch of {failed.batch:,} did not work: it {failed.failed}."
     if most is not None and 2 * max(good) > most:
         return f"Larger ones were not tried, as `--most {most}` asks for."
+    if rows and 2 * max(good) > rows:
+        return f"Larger ones were not tried: an epoch trains on {rows:,} rows."
     return "Larger ones were not tried: two doublings brought less than 5 %."

@@ -12,10 +12,10 @@ from syrtos.report.page import standalone
 from syrtos.tune.batch import Searched, milliseconds
 from syrtos.tune.memory import size
 from syrtos.tune.rates import Rates
-from syrtos.tune.search import Tried
+from syrtos.tune.search import MIN_STEPS, Tried
 
-# Optimizers whose update does not grow with the gradient; names of Keras.
 _NOISY = 0.2  # of the median
+# Optimizers whose update does not grow with the gradient; names of Keras.
 _ADAPTIVE = {"Adam", "AdamW", "Nadam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Lion", "Lamb", "Adafactor", "Ftrl"}
 
 
@@ -30,21 +30,43 @@ def of_batches(result: Searched) -> list[str]:
         return [f"No batch size fits: one of {tried.batch:,} {tried.failed}."]
     speeds = {one.batch: one.speed for one in result.tried if not one.failed}
     part = speeds[found.recommended] / speeds[found.fastest]
-    gained = speeds[found.recommended] / speeds[result.own] if result.own in speeds else None
-    faster = (
-        f" {gained:.2f} times as fast as with the script's own batch of {result.own:,}."
-        if gained and found.recommended != result.own
-        else ""
+    why = (
+        f"the larger ones that were tried leave fewer than {MIN_STEPS} updates in an epoch, which trains on {result.rows:,} rows."
+        if found.capped
+        else "it is the smallest within 5 %: a larger batch makes fewer updates from the same data, and gains no speed."
     )
-    own = " It is the script's own." if found.recommended == result.own else faster and f" Training is{faster}"
     return [
-        f"Recommended: a global batch of {found.recommended:,}.{own}",
-        f"The fastest is {found.fastest:,} ({speeds[found.fastest]:,.0f} samples/s). {found.recommended:,} reaches {part:.0%} of that, and is the smallest "
-        "within 5 %: a larger batch makes fewer updates from the same data, and gains no speed.",
+        f"Recommended: a global batch of {found.recommended:,}.{_gain(result, found.recommended, speeds)}",
+        *_updates(result, found.recommended),
+        f"The fastest is {found.fastest:,} ({speeds[found.fastest]:,.0f} samples/s). {found.recommended:,} reaches {part:.0%} of that; {why}",
         f"The largest that was seen to fit is {found.largest:,}. {found.why}{_would_fit(result)}",
         *_noise(result),
         *_rates(result, found.recommended),
     ]
+
+
+def _gain(result: Searched, batch: int, speeds: Mapping[int, float]) -> str:
+    """Against the script's own batch, if that was measured."""
+    if batch == result.own:
+        return " It is the script's own."
+    if result.own not in speeds:
+        return ""
+    times = speeds[batch] / speeds[result.own]
+    return f" Samples per second are {times:.2f} times those of the script's own batch of {result.own:,}."
+
+
+def _updates(result: Searched, batch: int) -> list[str]:
+    """What another batch means for learning, and where its other half is measured."""
+    support = "The other half of the question is how large a batch the training can use: the gradient noise scale in `syrtos report`, of several workers."
+    if batch <= result.own or not result.own:
+        return [support]
+    now, then = (math.ceil(result.rows / each) for each in (batch, result.own))
+    count = (
+        f"An epoch has {now:,} updates in place of {then:,}"
+        if result.rows
+        else f"An epoch has {batch / result.own:.3g} times fewer updates"
+    )
+    return [f"{count}: training may need more epochs to become as good. {support}"]
 
 
 def _would_fit(result: Searched) -> str:
@@ -71,13 +93,17 @@ def _round(count: float) -> int:
 def _noise(result: Searched) -> list[str]:
     """How much steps of a trial differ, and what data was repeated."""
     good = [one for one in result.tried if not one.failed]
-    noise = statistics.median((one.quartiles[1] - one.quartiles[0]) / one.step for one in good)
+    noise = statistics.median(one.spread for one in good)
     sentences = [
         f"Speeds are of the median step; the middle half of the steps lies within {noise:.0%} of it (median of the trials)."
     ]
     if noise > _NOISY:
         sentences[0] += (
             " That is much: other programs may be busy on this machine. Repeat the search when it is calm, or with more `--steps`."
+        )
+    if twice := [f"{one.batch:,}" for one in good if one.runs > 1]:
+        sentences.append(
+            f"{' and '.join(twice)} ran twice, as the first trial stood out or its steps differed much: the median is of both."
         )
     if repeated := [one for one in good if one.note]:
         least = min(repeated, key=lambda one: one.batch)
@@ -139,7 +165,9 @@ def batch_facts(result: Searched) -> dict[str, Any]:
     found = result.found
     return {
         "kind": "batch",
+        "sentences": of_batches(result),
         "own": result.own,
+        "rows": result.rows or None,
         "workers": result.workers,
         "largest": found and found.largest,
         "fastest": found and found.fastest,
@@ -147,7 +175,6 @@ def batch_facts(result: Searched) -> dict[str, Any]:
         "optimizer": result.optimizer,
         "learning_rate": result.rate,
         "machine_bytes": result.machine,
-        "sentences": of_batches(result),
         "tried": [_facts(one) for one in result.tried],
     }
 
@@ -161,6 +188,7 @@ def _facts(one: Tried) -> dict[str, Any]:
         "ms": one.step * 1e3,
         "quartiles_ms": [each * 1e3 for each in one.quartiles],
         "steps": len(one.seconds),
+        "trials": one.runs,
         "peak_bytes": max(one.peak),
         "device_bytes": max(one.device),
         "note": one.note,

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from syrtos.tune.search import Tried, conclude, following
+from syrtos.tune.batch import Searched
+from syrtos.tune.search import Tried, conclude, doubtful, following
+from syrtos.tune.text import of_batches
 
 
 def searched(
@@ -87,3 +89,44 @@ def test_a_step_is_the_median_and_noise_lies_between_quartiles() -> None:
     assert one.step == 0.2
     assert one.quartiles == (0.1, 0.4)
     assert one.speed == pytest.approx(320)
+
+
+def test_the_search_ends_at_the_rows_and_the_recommendation_leaves_ten_updates_in_an_epoch() -> None:
+    tried = searched(lambda batch: batch, fits=10**9, own=32, most=2160)
+    found = conclude(tried, None, own=32, rows=2160)
+    assert found is not None
+    assert max(batches(tried)) == found.fastest == 2160
+    assert (found.recommended, found.capped) == (128, True)
+    assert "2,160 rows" in found.why
+    said = " ".join(of_batches(Searched(tried, 32, 1, 0, 0, rows=2160, found=found)))
+    assert "Samples per second are 4.00 times those of the script's own batch of 32." in said
+    assert "17 updates in place of 68" in said
+    assert "fewer than 10 updates" in said
+    assert "gradient noise scale" in said
+    assert "Training is" not in said
+
+
+def test_a_script_whose_own_batch_makes_few_updates_is_not_given_a_smaller_one_for_that() -> None:
+    tried = searched(lambda batch: batch, fits=10**9, own=512, most=1000)
+    found = conclude(tried, None, own=512, rows=1000)
+    assert found is not None
+    assert found.recommended == 512
+
+
+def test_a_winner_that_stands_out_or_varies_is_tried_twice_and_both_count() -> None:
+    calm = [Tried(batch, seconds=(batch / 100,) * 4) for batch in (32, 64, 128)]
+    found = conclude(calm, None)
+    assert found is not None
+    assert doubtful(calm, found) is None
+    lucky = Tried(64, seconds=(64 / 150,) * 4)
+    found = conclude(tried := [calm[0], lucky, calm[2]], None)
+    assert found is not None
+    assert doubtful(tried, found) == found.recommended == 64
+    both = lucky.joined(Tried(64, seconds=(64 / 100,) * 4))
+    assert both.speed == pytest.approx(120)
+    assert doubtful([calm[0], both, calm[2]], found) is None  # no third time
+    assert lucky.joined(failed := Tried(64, failed="ran out of memory")) is failed
+    wide = Tried(32, seconds=(0.2, 0.32, 0.32, 0.5))
+    found = conclude(tried := [wide, *calm[1:]], None)
+    assert found is not None
+    assert doubtful(tried, found) == 32
