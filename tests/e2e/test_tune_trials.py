@@ -232,7 +232,7 @@ def test_ctrl_c_shows_the_trials_that_had_finished(tmp_path: Path) -> None:
     shown, said = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "the script's own" in shown
-    assert f"stopped by SIGINT. Run directory: {tmp_path / 'tuned'}\n" in said
+    assert f"stopped by SIGINT (signal 2). Run directory: {tmp_path / 'tuned'}\n" in said
 
 
 @pytest.mark.slow

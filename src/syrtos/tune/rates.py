@@ -17,6 +17,7 @@ _FLAT, _ERRORS = 0.02, 5.0
 _FIRST = 5  # batches that say where the loss began
 # The recommended rate is between these parts of the rate at the least loss.
 _LOW, _HIGH = 1 / 10, 1 / 3
+_LITTLE = 0.25  # of the loss: a fall by less says little about rates
 _RISEN = 0.1  # of the fall: a loss that has risen so much is no longer stable
 
 
@@ -41,6 +42,18 @@ class Rates:
     least: float | None = None
     stable: float | None = None
     diverged: bool = False
+
+    @property
+    def fall(self) -> tuple[float, float]:
+        """The smoothed loss where it was highest before its least, and the least."""
+        best = min(range(len(self.smoothed)), key=self.smoothed.__getitem__)
+        return max(self.smoothed[: best + 1]), self.smoothed[best]
+
+    @property
+    def is_little(self) -> bool:
+        """Whether the loss fell by so little that a recommendation is rough."""
+        high, low = self.fall
+        return high - low < _LITTLE * abs(high)
 
     @property
     def tenth(self) -> float | None:

@@ -208,9 +208,12 @@ def of_rates(rates: Rates, own: float | None, highest: float) -> list[str]:
         )
         return ["No learning rate can be recommended.", *above, rates.reason]
     mine = f" The script's own is {own:.3g}." if own else ""
-    end = " The test ended there: the loss diverged." if rates.diverged else ""
+    end = f" The test ended at {highest:.3g}: the loss diverged." if rates.diverged else ""
+    high, low = rates.fall
+    little = f"The smoothed loss fell by little in the test, from {high:.4g} to {low:.4g}: the rate is a rough guess. A test with more `--steps` can say more."
     return [
-        f"Recommended: a learning rate of {rates.recommended:.2g}.{mine}",
+        f"Recommended{', with little confidence' * rates.is_little}: a learning rate of {rates.recommended:.2g}.{mine}",
+        *([little] if rates.is_little else []),
         rates.reason,
         f"Steepest descent at {rates.steepest:.3g}; least loss at {rates.least:.3g}, a tenth of which is {rates.tenth:.3g}; highest stable rate "
         f"{rates.stable:.3g}.{end}",
@@ -222,6 +225,7 @@ def rate_facts(found: Mapping[str, Any], rates: Rates) -> dict[str, Any]:
     """For JSON and the page; ``found`` is what the trial has written."""
     return {
         "kind": "lr",
+        "sentences": of_rates(rates, found["rate"], max(found["rates"])),
         "recommended": rates.recommended,
         "steepest": rates.steepest,
         "least": rates.least,
@@ -233,7 +237,6 @@ def rate_facts(found: Mapping[str, Any], rates: Rates) -> dict[str, Any]:
         "rates": found["rates"],
         "losses": found["losses"],
         "smoothed": rates.smoothed,
-        "sentences": of_rates(rates, found["rate"], max(found["rates"])),
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from syrtos.tune.rates import conclude, smooth
 from syrtos.tune.terminal import chart
+from syrtos.tune.text import of_rates, rate_facts
 
 RATES = [10 ** (-6 + 6 * k / 99) for k in range(100)]
 
@@ -78,3 +79,24 @@ def test_a_chart_has_its_least_value_at_the_bottom_and_a_mark() -> None:
     lines = chart([3.0, 2.0, 1.0, 2.0], height=2, marked=2)
     assert lines[0].startswith("        3 │█")
     assert lines[-1].index("▲") == lines[1].index("│") + 1 + 2
+
+
+def test_the_rate_at_which_the_test_ended_is_said_beside_the_highest_stable_one() -> None:
+    losses = curve(1e-2)
+    found = conclude(RATES[: len(losses)], losses, 100)
+    assert found.stable is not None
+    ended = RATES[len(losses) - 1]
+    assert found.stable < ended
+    said = " ".join(of_rates(found, None, ended))
+    assert f"highest stable rate {found.stable:.3g}. The test ended at {ended:.3g}: the loss diverged." in said
+    assert "little" not in said
+
+
+def test_a_loss_that_fell_by_little_is_said_to_say_little() -> None:
+    losses = [4 + loss for loss in curve(1e-2)]  # from 6 to 5
+    facts = {"rates": RATES[: len(losses)], "losses": losses, "rate": 1e-3, "optimizer": "Adam"}
+    told = rate_facts(facts, conclude(RATES[: len(losses)], losses, 100))
+    assert told["sentences"][0].startswith("Recommended, with little confidence: a learning rate of ")
+    assert "fell by little in the test, from 5.994 to 5.395:" in told["sentences"][1]
+    assert list(told)[:2] == ["kind", "sentences"]
+    assert list(told)[-3:] == ["rates", "losses", "smoothed"]

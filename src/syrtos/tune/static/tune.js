@@ -10,6 +10,14 @@ const SyrtosTune = (() => {
     data: found.filter(([, at]) => at !== null && at !== undefined).map(([name, at, colour]) => ({ name, xAxis: at, lineStyle: { color: colour ?? c.quiet, type: "dashed" } })),
   });
 
+  /** Marks that are nearer to each other than ``near``, in natural logarithms, as one with both names: their labels would overlap. */
+  const merged = (found, near) => found.reduce((kept, [name, at, ...more]) => {
+    const same = at && kept.find((one) => one[1] && Math.abs(Math.log(one[1] / at)) < near);
+    if (same) same[0] += `, ${name}`;
+    else kept.push([name, at, ...more]);
+    return kept;
+  }, []);
+
   function batch(facts) {
     const good = facts.tried.filter((one) => !one.failed).sort((a, b) => a.batch - b.batch);
     const ends = { min: good[0].batch / 1.2, max: good[good.length - 1].batch * 1.2, axisLabel: { formatter: (value) => Math.round(value).toLocaleString("en") } };
@@ -50,7 +58,7 @@ const SyrtosTune = (() => {
       grid: { left: 66, right: 24, top: 30, bottom: 46 }, tooltip: tooltip(c, { trigger: "axis", formatter: (at) => say(at[0].dataIndex) }),
       xAxis: logarithmic(c, "learning rate", { min: facts.rates[0], max: facts.rates[facts.rates.length - 1], axisLabel: { color: c.quiet, formatter: (value) => Number(value).toExponential(0) } }), yAxis: axis(c, "loss", { scale: true, max: Number(top.toPrecision(3)), nameGap: 50 }),
       series: [
-        { type: "line", name: "smoothed", showSymbol: false, lineStyle: { color: c.accent, width: 2 }, itemStyle: { color: c.accent }, data: facts.smoothed.map((loss, i) => [facts.rates[i], loss]), markLine: marks(c, [["recommended", facts.recommended, c.good], ["least loss", facts.least], ["highest stable", facts.stable, c.bad]]) },
+        { type: "line", name: "smoothed", showSymbol: false, lineStyle: { color: c.accent, width: 2 }, itemStyle: { color: c.accent }, data: facts.smoothed.map((loss, i) => [facts.rates[i], loss]), markLine: marks(c, merged([["recommended", facts.recommended, c.good], ["least loss", facts.least], ["highest stable", facts.stable, c.bad]], 0.025 * Math.log(facts.rates[facts.rates.length - 1] / facts.rates[0]))) },
         { type: "line", name: "each batch", showSymbol: false, lineStyle: { color: c.quiet, width: 0.8, opacity: 0.6 }, itemStyle: { color: c.quiet }, data: facts.losses.map((loss, i) => [facts.rates[i], loss === null ? null : Math.min(loss, top)]) },
       ],
     }) });
