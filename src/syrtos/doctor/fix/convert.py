@@ -23,7 +23,7 @@ from syrtos.doctor.fix.per_worker import PerWorker
 from syrtos.doctor.fix.spellings import Spellings
 from syrtos.doctor.fix.transformer import Conversion, code, convert
 from syrtos.doctor.program import Program
-from syrtos.doctor.script import NotParsed, parse, read
+from syrtos.doctor.script import NotParsed, parse, read, with_local_modules
 from syrtos.errors import ConfigurationError
 
 _ADDED = ("WORKERS", "LearningRateSchedule(", "LearningRateWarmup(", "syrtos.rank()")
@@ -71,6 +71,12 @@ def converted(path: Path, workers: int) -> Result:
     script = read(path)
     text = script.text
     guessed = understood.problems(script)
+    others = [each.path for each in with_local_modules(script)[1:] if understood.speaks(each)]
+    if others and understood.speaks(script):
+        guessed = [
+            *guessed,
+            (0, f"{others[0].name}, which the script imports, belongs to the same training: put both into one file"),
+        ]
     if guessed:  # a conversion that had to guess would be another training
         return Result(path, text, text, (), guessed)
     try:
