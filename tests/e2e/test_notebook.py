@@ -108,9 +108,12 @@ def test_a_function_its_helpers_and_its_closure_run_on_workers(kernel: kernels.K
     assert "/rank-1.log" in cell.error
     assert "no such luck" not in cell.err  # it is told once
 
+    kernel.right("import sys\ndef leaving(): sys.exit(0)")
+    assert kernel.run("notebook_launcher(leaving)").error.startswith("LaunchError: rank 0 ended without returning")
+
     kernel.right("offset = 1000.0")
     assert kernel.right("notebook_launcher(closed(1), [np.arange(3.)], max_restarts=0).x").value == "(1006.0, 0, 2)"
-    assert len(list((tmp_path / "runs").iterdir())) == 3
+    assert len(list((tmp_path / "runs").iterdir())) == 4
 
 
 @pytest.mark.slow
@@ -141,11 +144,12 @@ def test_wrong_calls_say_what_to_do(kernel: kernels.Kernel, tmp_path: Path) -> N
         "notebook_launcher(failing, ps=1)": "syrtos run --ps",
         "notebook_launcher(failing, batches='global')": "There is no option `batches`. Options are: batch, ",
         "notebook_launcher(failing, batch='all')": "batch",
-        "notebook_launcher(failing, workers=500)": "500 workers were asked for",
+        "notebook_launcher(failing, workers=500)": "or `oversubscribe=True` if that is what you want",
     }.items():
         cell = kernel.run(call)
         assert cell.error.startswith("ConfigurationError: "), cell
         assert said in cell.error
+        assert "500 workers" not in cell.err  # it is told once
     kernel.right("%env PMI_SIZE=4")
     assert "has started as one of several workers" in kernel.run("notebook_launcher(failing)").error
     assert not list(tmp_path.glob("runs/*/logs"))

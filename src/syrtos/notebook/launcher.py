@@ -59,10 +59,11 @@ def notebook_launcher(
 
     Raises:
         ConfigurationError: something can't travel, an option is wrong, or this process is a worker itself; or, at the end, the result can't travel back.
-        LaunchError: a worker failed. The message has its traceback, with the lines of the notebook.
+        LaunchError: a worker failed, and the message has its traceback, with the lines of the notebook; or rank 0 ended without returning.
         KeyboardInterrupt: the kernel was interrupted; no worker is left.
     """
     _check(function, args, workers)
+    _check_cores(workers, bool(options.get("oversubscribe")))
     env = _environment(settings.environment())
     options = {"grace": _GRACE, "run_dir": new_run_dir(), **options}
     command = (sys.executable, "-P", "-m", "syrtos", "run", "-n", str(workers), *_flags(options))
@@ -93,6 +94,16 @@ def _check(function: object, args: object, workers: object) -> None:
         )
     if not hasattr(os, "memfd_create"):
         raise ConfigurationError("`notebook_launcher` needs Linux, as all of syrtos does.")
+
+
+def _check_cores(workers: int, oversubscribe: bool) -> None:
+    """Raises ConfigurationError as `syrtos run` does, with what can be typed in a notebook."""
+    cores = len(os.sched_getaffinity(0))
+    if workers > cores and not oversubscribe:
+        raise ConfigurationError(
+            f"{workers} workers were asked for, and this machine offers {cores} core{'s' * (cores != 1)}: they would take turns. Use `workers={cores}`, or "
+            "`oversubscribe=True` if that is what you want."
+        )
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -200,6 +211,11 @@ def _interrupts(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[N
 
 
 def _result(file: IO[bytes], run_dir: object) -> object:
+    if not os.fstat(file.fileno()).st_size:
+        raise LaunchError(
+            "rank 0 ended without returning, as after `sys.exit(0)`: there is no result. Let the function come to its end, or return early. "
+            f"Run directory: {Path(str(run_dir)).resolve()}"
+        )
     file.seek(0)
     result, refused = pickle.load(file)
     if refused:
