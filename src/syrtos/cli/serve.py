@@ -13,6 +13,7 @@ from syrtos.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from syrtos.jobs.home import Home
+    from syrtos.jobs.http.server import Server
 
 PORT = 9470
 
@@ -44,7 +45,6 @@ def add_to(commands: Any) -> None:
 def main(chosen: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     from syrtos.jobs.home import Home
-    from syrtos.jobs.http.page import token
     from syrtos.jobs.http.server import Server
     from syrtos.jobs.training import cores
 
@@ -57,6 +57,19 @@ def main(chosen: argparse.Namespace) -> int:
     files = [path.resolve() for path in chosen.files] if chosen.files else None
     server = Server(home, chosen.capacity or cores(), chosen.host, chosen.port, tls, files)
     out = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        _serve(server, home, out)
+    except KeyboardInterrupt:  # of a person; uvicorn raises it again when it has closed its connections
+        code = 130
+    else:
+        code = 0
+    out.print("syrtos: ended; running jobs continue, and the next start adopts them")
+    return code
+
+
+def _serve(server: Server, home: Home, out: Console) -> None:
+    from syrtos.jobs.http.page import token
+
     out.print(
         f"syrtos: serving training jobs at {server.url}, {server.service.capacity} workers at once, in {home.path}"
     )
@@ -64,8 +77,6 @@ def main(chosen: argparse.Namespace) -> int:
     out.print(f"  page:                {server.url}/?token={token(home)}")
     sys.stderr.flush()
     server.run()
-    out.print("syrtos: ended; running jobs continue, and the next start adopts them")
-    return 0
 
 
 def _restore(home: Home) -> int:
