@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Collection
 from pathlib import Path
@@ -23,18 +24,24 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
         ConfigurationError: it can't be read, or has other keys.
     """
     try:
-        facts = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        with path.open(encoding="utf-8") as file:  # whose name is then in what YAML says
+            facts = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} can't be read: {error}") from error
     known = {*inspect.signature(Estimator.__init__).parameters, "inputs", *also} - {"self", "home"}
     if not isinstance(facts, dict) or "entry_point" not in facts or set(facts) - known:
-        unknown = ", ".join(sorted(map(str, set(facts) - known))) if isinstance(facts, dict) else ""
+        unknown = sorted(map(str, set(facts) - known)) if isinstance(facts, dict) else []
         raise ConfigurationError(
-            f"{path} must be a mapping with `entry_point`, and may have {', '.join(sorted(known))}."
-            + (f" Unknown: {unknown}." if unknown else "")
+            (f"Unknown: {', '.join(_meant(name, known) for name in unknown)}. " if unknown else "")
+            + f"{path} must be a mapping with `entry_point`, and may have {', '.join(sorted(known))}."
         )
     facts = {name: value for name, value in facts.items() if value is not None}
     for name in ("source_dir", "entry_point"):  # relative to the file that names them
         if name in facts and (name == "source_dir" or not {"source_dir", "git_config"} & set(facts)):
             facts[name] = str(path.parent / facts[name])
     return facts
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"{name} (did you mean {near[0]}?)" if near else name

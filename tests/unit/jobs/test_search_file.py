@@ -126,6 +126,8 @@ def test_a_regular_expression_of_ones_own(folder: Path) -> None:
         (("epochs: 3", "lr: 3"), "Both: lr"),
         ((GOOD[GOOD.index("\nparameters") :], "\nparameters: {}\n"), "`parameters` names at least one"),
         ((GOOD, "a: ["), "can't be read"),
+        ((GOOD, "a: ["), 'search.yaml", line 1'),
+        (("entry_point: train.py", "entry_point: train.py\nparalel: 2"), "Unknown: paralel (did you mean parallel?). "),
     ],
 )
 def test_mistakes(folder: Path, change: tuple[str, str], said: str) -> None:
