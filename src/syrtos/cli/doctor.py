@@ -48,7 +48,12 @@ def add_to(commands: Any) -> None:
     fixing.add_argument(
         "--write", action="store_true", help="write what `--fix` shows, and keep the script as SCRIPT.before"
     )
-    parser.add_argument("--hosts", metavar="a,b", help="check these hosts too, over ssh")
+    parser.add_argument(
+        "--hosts",
+        metavar="a,b",
+        help="check these hosts too, over ssh. For some seconds each listens on a free port of all its interfaces, as workers will, and the others connect "
+        "to it: nothing is read there, and each connection is closed at once",
+    )
     parser.add_argument("--json", action="store_true", help="print lines of JSON")
     parser.set_defaults(main=main)
 
