@@ -149,8 +149,8 @@ def _text(scale: float, low: float | None, high: float | None, batch: float, wor
     supported = max(int(scale / batch * workers), 1)
     rates = _rates(scale, batch)
     return (
-        f"{told} Batches up to that size are worth it: about {_round(supported)} workers with as many samples as each of the {workers} has now. A learning rate "
-        f"that suits this batch would be multiplied there by {_round(rates['linear'])} (linear scaling, for SGD), {_round(rates['square_root'])} "
+        f"{told} Batches up to that size are worth it: about {_round(supported)} workers with as many samples as each of the {workers} has now. A learning "
+        f"rate that suits this batch would be multiplied there by {_round(rates['linear'])} (linear scaling, for SGD), {_round(rates['square_root'])} "
         f"(square root, for Adam and the like) or {_round(rates['noise_scale'])} (what the noise scale says of SGD). The noise scale grows while a "
         "model learns."
     )
