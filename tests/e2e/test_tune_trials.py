@@ -39,6 +39,7 @@ class Noted(keras.callbacks.Callback):
     def on_train_begin(self, logs=None): Path("left-behind-callback").touch()
     def on_test_begin(self, logs=None): Path("left-behind-validation").touch()
 more = {"callbacks": [Noted(), keras.callbacks.ModelCheckpoint("left-behind.keras")], "validation_data": (x, y), "verbose": 0}
+if kind == "split": model.fit(x, y, batch_size=32, validation_split=0.1, verbose=0)
 if kind == "arrays": history = model.fit(x, y, batch_size=32, epochs=4, **more)
 if kind == "rows": model.fit(Rows(), epochs=2, **more)
 if kind == "generator": model.fit(endless(), steps_per_epoch=10, epochs=2, **more)
@@ -151,6 +152,7 @@ def test_what_can_not_be_tested_is_said(tmp_path: Path) -> None:
 # -- batches ------------------------------------------------------------------------------------------
 
 KINDS = [
+    ("split", "tensorflow"),
     ("rows", "tensorflow"),
     ("generator", "tensorflow"),
     ("pipeline", "tensorflow"),
@@ -168,6 +170,11 @@ def test_batches_of_any_data_are_tried_on_two_workers(tmp_path: Path, kind: str,
     result = found(done)
     tried = {one["batch"]: one for one in result["tried"]}
     assert result["own"] == 32
+    # of a PyDataset whole batches count, of a pipeline all as whole
+    assert (
+        result["rows"]
+        == {"arrays": 330, "split": 297, "rows": 320, "generator": None, "pipeline": 352, "loader": 330}[kind]
+    )
     assert {32, 48} <= set(tried)
     assert all(one["samples_per_second"] > 0 and one["peak_bytes"] > 1e7 for one in tried.values())
     assert result["largest"] == 48
