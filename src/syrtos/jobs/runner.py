@@ -454,8 +454,14 @@ class Runner:
         name = self._job.hyperparameters.get("_tuning_objective_metric", "")
         last = epochs[-1] if epochs else {}
         value = (last.get("logs") or {}).get(name)
-        known = value is not None and math.isfinite(value) and name not in self._metrics.diverged
-        return {name: [value, last["time"]]} if known and "time" in last else {}
+        if (
+            not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or name in self._metrics.diverged
+            or "time" not in last
+        ):
+            return {}
+        return {name: [float(value), last["time"]]}
 
     def _say(self, text: str) -> None:
         self._streams[0].write([self._redact(line) for line in text.splitlines()])

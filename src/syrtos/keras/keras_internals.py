@@ -85,11 +85,9 @@ def momentums_of(optimizer: Any) -> list[Any]:
 
 def moments_of(optimizer: Any) -> tuple[list[Any], list[Any], float, float] | None:
     """Adam's first and second moments, and the factors by which they decay; None for other optimizers. `_momentums` and `_velocities` in Keras 3."""
-    found = [getattr(optimizer, name, None) for name in ("_momentums", "_velocities", "beta_1", "beta_2")]
-    if any(each is None for each in found) or not found[0]:
-        return None
-    first, second, beta_1, beta_2 = found
-    return (list(first), list(second), float(beta_1), float(beta_2)) if first and second else None
+    first, second = (list(getattr(optimizer, name, None) or []) for name in ("_momentums", "_velocities"))
+    rates: list[Any] = [getattr(optimizer, name, None) for name in ("beta_1", "beta_2")]
+    return (first, second, float(rates[0]), float(rates[1])) if first and second and None not in rates else None
 
 
 def rate_of(optimizer: Any) -> Any:
