@@ -76,7 +76,9 @@ def processes_of(folder: Path) -> str:
 
 
 def test_a_search_and_the_same_again(tmp_path: Path) -> None:
-    search(tmp_path)
+    search(tmp_path, script="import beside; open('k.txt')\n" + TRIAL)
+    for name in ("beside.py", "k.txt"):
+        (tmp_path / name).touch()  # they travel with the script
     code, out, err = done(command(tmp_path, "tune", "search.yaml"))
     assert code == 0, out + err
     assert len(re.findall(r"trial \d of 3: val_accuracy 0\.\d+, lr=\S+, units=\d+", err)) == 3
@@ -163,14 +165,14 @@ def test_beside_a_service_the_search_outlives_the_command(tmp_path: Path) -> Non
 @pytest.mark.parametrize("results", [True, False])
 def test_a_search_whose_next_trial_can_not_be_created_keeps_its_results(tmp_path: Path, results: bool) -> None:
     """The second trial finds its data, and removes it: the third can't be created."""
-    data, began = tmp_path / "data", tmp_path / "began"
+    data, began = tmp_path / "data", tmp_path / ".began"
     data.mkdir()
     (data / "x").touch()
     removing = f"""
 import os, shutil, sys
 if os.path.exists({str(began)!r}): shutil.rmtree({str(data)!r}, ignore_errors=True)
 open({str(began)!r}, "a").close()
-if not {results} and not os.path.exists({str(tmp_path / "again")!r}): sys.exit("no result")
+if not {results} and not os.path.exists({str(tmp_path / ".again")!r}): sys.exit("no result")
 """
     search(tmp_path, script=removing + TRIAL)
     path = tmp_path / "search.yaml"
@@ -179,12 +181,13 @@ if not {results} and not os.path.exists({str(tmp_path / "again")!r}): sys.exit("
     assert code == (0 if results else 1), out + err
     assert "Trial 3 could not be created" in err
     assert "no file or folder" in err
+    assert results or re.search(r"Command \"trial.py\" `syrtos logs search-\w+-00\d-\w+` shows its output", err), err
     finished = [line.split()[2] for line in out.splitlines() if "Completed" in line]
     assert len(finished) == 2 * results
     assert ("ended before all trials were begun" if results else "failed. Trial 3") in err
 
     began.unlink()
-    (tmp_path / "again").touch()
+    (tmp_path / ".again").touch()
     data.mkdir()
     (data / "x").touch()
     code, out, err = done(command(tmp_path, "tune", "search.yaml"))

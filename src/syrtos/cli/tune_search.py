@@ -159,7 +159,8 @@ def _tell(search: Search, trials: Sequence[Trial], told: set[str]) -> None:
         if not trial.active and trial.name not in told:
             told.add(trial.name)
             value = f"{search.metric} {_number(trial.objective)}" if trial.succeeded else trial.status
-            _say(f"trial {trial.number} of {search.trials}: {value}, {_values(trial)}")
+            more = f"; `syrtos logs {trial.name}` shows its output" if trial.status == "Failed" else ""
+            _say(f"trial {trial.number} of {search.trials}: {value}, {_values(trial)}{more}")
 
 
 def _best(search: Search, trials: Sequence[Trial]) -> str:
@@ -217,6 +218,11 @@ def _show_results(service: Service, asked: SearchFile) -> None:
     out = Console(highlight=False)
     if trials:
         out.print(_table(search, order))
+    failed = [trial for trial in trials if trial.status == "Failed"]
+    if failed:
+        _say(f"trial {failed[-1].number}: {failed[-1].failure} `syrtos logs {failed[-1].name}` shows its output.")
+        if asked.alone:
+            _say(asked.alone)
     if found := best(search, trials):
         path = _write_best(asked, found)
         out.print(

@@ -6,12 +6,12 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs import job_file
+from syrtos.jobs import job_file, travelling
 from syrtos.jobs.tuning import requests, search
 
 _KEYS = ("objective", "strategy", "parameters", "jobs", "parallel", "seed", "resource", "early_stopping")
@@ -30,12 +30,14 @@ class SearchFile:
         job: the arguments of `syrtos.Estimator`.
         inputs: of its `fit`.
         config: ``HyperParameterTuningJobConfig``.
+        alone: why only the script travels, where the files beside it are too many.
     """
 
     name: str
     job: Mapping[str, Any]
     inputs: Any
     config: Mapping[str, Any]
+    alone: str = ""
 
     def request(self, of_job: Mapping[str, Any]) -> dict[str, Any]:
         """CreateHyperParameterTuningJob's parameters, from those of CreateTrainingJob for one such job."""
@@ -58,6 +60,11 @@ class SearchFile:
         if "git_config" not in found:
             key = "source_dir" if "source_dir" in found else "entry_point"
             found[key] = str(Path(found[key]).resolve())
+            found |= {
+                k: [str(Path(one).resolve()) for one in found[k]]
+                for k in ("dependencies",)
+                if found.get("dependencies")
+            }
         return found | ({"inputs": self.inputs} if self.inputs else {})
 
 
@@ -78,8 +85,11 @@ def read(path: Path) -> SearchFile:
     if regex:
         facts["metric_definitions"] = [*facts.get("metric_definitions", ()), {"Name": metric, "Regex": regex}]
     config = _config(given, metric, goal)
+    staying = travelling.staying(path, facts)
+    name = _name(path, {**facts, **given}, staying)
+    alone = _send_along(facts, staying)
     inputs = facts.pop("inputs", None)
-    found = SearchFile(_name(path, {**facts, **given}), facts, inputs, config)
+    found = SearchFile(name, facts, inputs, config, alone)
     static = dict.fromkeys(facts.get("hyperparameters") or {}, "")
     search.read(found.request({"HyperParameters": static, "AlgorithmSpecification": {}}), 0)
     return found
@@ -167,11 +177,37 @@ def _range(name: str, given: Any) -> tuple[str, dict[str, Any]]:
     return "Integer" if whole else "Continuous", ends
 
 
-def _name(path: Path, facts: Mapping[str, Any]) -> str:
-    """Another one for another search: the same file with the same script goes on with what it has found."""
-    script = Path(facts.get("source_dir", "") if not facts.get("git_config") else "") / str(facts["entry_point"])
-    content = script.read_bytes() if script.is_file() else b""
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode() + content).hexdigest()[:6]
+def _send_along(facts: dict[str, Any], staying: Collection[Path]) -> str:
+    """The files beside a script become its dependencies, where the file does not say what travels. Where they are too many, the reason is returned."""
+    script = Path(str(facts["entry_point"]))
+    if _says_what_travels(facts) or not script.is_file():
+        return ""
+    found = travelling.beside(script, staying)
+    if found:
+        facts["dependencies"] = [str(path) for path in found]
+    return (
+        f"The folder of {script.name} has more than 2000 files or 64 MiB, so only {script.name} itself was sent along: if it needs files beside it, "
+        "set `source_dir: .` in the file of the search."
+        if found is None
+        else ""
+    )
+
+
+def _says_what_travels(facts: Mapping[str, Any]) -> bool:
+    return bool({"source_dir", "git_config", "dependencies"} & set(facts))
+
+
+def _name(path: Path, facts: Mapping[str, Any], staying: Collection[Path]) -> str:
+    """Another one for another search: the same file in the same folder, with the same source, goes on with what it has found."""
+    script = Path(str(facts["entry_point"]))
+    sent = [] if facts.get("git_config") else [Path(one) for one in facts.get("dependencies") or ()]
+    if "source_dir" in facts and not facts.get("git_config"):
+        sent.append(Path(facts["source_dir"]))
+    elif script.is_file():
+        sent += [script, *([] if _says_what_travels(facts) else travelling.beside(script, staying) or [])]
+    known = json.dumps([str(path.parent.resolve()), facts], sort_keys=True, default=str)
+    source = travelling.digest([one for one in sent if one.exists()], staying)
+    digest = hashlib.sha256((known + source).encode()).hexdigest()[:6]
     base = re.sub(r"[^A-Za-z0-9]+", "-", str(facts.get("base_job_name") or path.stem)).strip("-")[:25].strip("-")
     return f"{base or 'search'}-{digest}"
 

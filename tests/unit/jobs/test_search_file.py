@@ -93,6 +93,40 @@ def test_a_name_stands_for_the_file_and_its_script(folder: Path) -> None:
     assert name != search_file.read(written(folder, GOOD)).name
 
 
+@pytest.mark.parametrize("source", ["", "source_dir: .\n"])
+def test_a_name_stands_for_the_files_that_travel_and_for_the_folder(tmp_path: Path, source: str) -> None:
+    def name(folder: str) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "train.py").write_text("import data")
+        return search_file.read(written(tmp_path / folder, GOOD + source)).name
+
+    first = name("a")
+    assert first != name("b")
+    (tmp_path / "a" / "runs").mkdir()
+    (tmp_path / "a" / "runs" / "best.yaml").touch()
+    assert name("a") == first
+    (tmp_path / "a" / "lib").mkdir()
+    (tmp_path / "a" / "lib" / "data.py").write_text("1")
+    second = name("a")
+    (tmp_path / "a" / "lib" / "data.py").write_text("2")
+    assert len({first, second, name("a")}) == 3
+
+
+def test_what_lies_beside_a_script_travels(folder: Path) -> None:
+    for name in (".hidden", "k.txt", "data", "helper.py"):
+        (folder / name).touch()
+    (folder / "link").symlink_to("/etc/hostname")
+    found = search_file.read(written(folder, GOOD.replace("train: data", f"train: {folder}/data")))
+    assert found.job["dependencies"] == [str(folder / "helper.py"), str(folder / "k.txt")]
+    assert found.alone == ""
+    assert "dependencies" not in search_file.read(written(folder, GOOD + "source_dir: .\n")).job
+    with (folder / "huge").open("wb") as file:
+        file.truncate(65 << 20)
+    found = search_file.read(written(folder, GOOD))
+    assert "dependencies" not in found.job
+    assert "set `source_dir: .`" in found.alone
+
+
 def test_a_regular_expression_of_ones_own(folder: Path) -> None:
     text = GOOD.replace("{maximize: val_accuracy}", "{minimize: score, regex: 'score is (.*)'}")
     assert search_file.read(written(folder, text)).job["metric_definitions"] == [
