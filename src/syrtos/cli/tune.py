@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 from typing import Any
 
 # The file of each form; what is none of these words is the path of a search.
@@ -31,4 +32,7 @@ def main(chosen: argparse.Namespace) -> int:
     """Hands over to the file of the form."""
     name = _FORMS.get(chosen.form, _SEARCH)
     rest = chosen.rest if chosen.form in _FORMS else [chosen.form, *chosen.rest]
-    return importlib.import_module(f"syrtos.cli.{name}").main(rest)
+    try:
+        return importlib.import_module(f"syrtos.cli.{name}").main(rest)
+    except KeyboardInterrupt:  # between two trials
+        return 128 + signal.SIGINT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -81,7 +82,10 @@ def run(spec: Spec, machine: Machine, trial: Trial, folder: Path, changed: Calla
         launching(folder, time.time()) as facts,
     ):
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            outcome = supervise(plan, env, spec.grace, changed=changed)
+            try:
+                outcome = supervise(plan, env, spec.grace, changed=changed)
+            except KeyboardInterrupt:  # before it forwards signals, or after
+                outcome = Outcome(End.STOPPED, 128 + signal.SIGINT)
         facts |= outcome.facts()
     began = _read(folder / _BEGAN)
     return Ran(outcome, folder, _read(folder / _RESULT), began.get("own", 0), began.get("rows", 0))
