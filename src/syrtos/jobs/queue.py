@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 
 from syrtos import settings
 from syrtos.jobs import processes, runner, states
 from syrtos.jobs.home import is_locked
+from syrtos.jobs.looking import Looking
 from syrtos.jobs.service import Service
 from syrtos.jobs.store import Brief, Record
 
@@ -24,42 +24,23 @@ _RESTARTS = 3
 _WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting"})
 
 
-class Queue:
+class Queue(Looking):
     """Starts jobs, and notices when their runners are gone."""
 
     def __init__(self, service: Service) -> None:
+        super().__init__(_LOOK)
         self._service = service
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._over = threading.Event()
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
         self._kept_at = -_KEEP_EVERY
 
-    def start(self) -> None:
-        """Starts the thread that schedules jobs."""
-        self._thread.start()
+    def failed(self, error: Exception) -> None:
+        """Says so."""
+        print(f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True)
 
-    def wake(self) -> None:
-        """There may be something to do at once."""
-        self._wake.set()
-
-    def close(self) -> None:
-        """Starts no more jobs; those that run go on."""
-        self._over.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            try:
-                self.look()
-            except Exception as error:
-                print(f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True)
-            if time.monotonic() >= self._kept_at + _KEEP_EVERY:
-                self._keep_safe()
-            self._wake.wait(_LOOK)
-            self._wake.clear()
+    def looked(self) -> None:
+        """Keeps what is to be kept, now and then."""
+        if time.monotonic() >= self._kept_at + _KEEP_EVERY:
+            self._keep_safe()
 
     def _keep_safe(self) -> None:
         """Copies the database once a day, and keeps room for the record of jobs that fill the disk."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 
 from syrtos.doctor.script import Script, argument, method
@@ -124,6 +125,7 @@ def _handed_over(script: Script) -> Iterator[Problem]:
             return
 
 
+@functools.lru_cache(maxsize=8)  # is asked for at each name of a script
 def _held(script: Script, names: frozenset[str]) -> set[str]:
     """Names that hold a rank or a size: given once, alone, and nowhere a parameter."""
     return {name for name, values in script.assigned.items() if any(_ours(script, value) in names for value in values)}
@@ -163,7 +165,7 @@ def _is(script: Script, node: ast.AST, names: frozenset[str]) -> bool:
     )
 
 
-def is_share(script: Script, outer: ast.AST) -> bool:
+def _is_share(script: Script, outer: ast.AST) -> bool:
     """Whether a node gives this worker's part: `shard(size, rank)`, `load(rank, size)`, `x[rank::size]`, `slice(rank, n, size)`."""
     if isinstance(outer, ast.Slice):
         parts = [outer.lower, outer.upper, outer.step]
@@ -192,7 +194,7 @@ def _is_harmless(script: Script, node: ast.AST) -> bool:
     """Whether the constant 0 in place of a rank means what one process for all workers does."""
     inner = node
     for outer in script.around(node):
-        if is_share(script, outer) or isinstance(
+        if _is_share(script, outer) or isinstance(
             outer, ast.Assign | ast.JoinedStr | ast.Expr | ast.If | ast.IfExp | ast.Compare | ast.BoolOp
         ):
             return _is_decided(script, outer, inner, node)

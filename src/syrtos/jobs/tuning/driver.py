@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from syrtos.jobs.looking import Looking
 from syrtos.jobs.service import ApiError, Service
 from syrtos.jobs.tuning import found, printed, requests
 from syrtos.jobs.tuning.decision import Decision, decide
@@ -24,7 +24,7 @@ _LOOK = 0.4
 _LONGEST_REASON = 1024
 
 
-class Driver:
+class Driver(Looking):
     """Looks after all tuning jobs of a service that have not ended.
 
     Args:
@@ -32,34 +32,13 @@ class Driver:
     """
 
     def __init__(self, service: Service, changed: Callable[[], None]) -> None:
+        super().__init__(_LOOK)
         self._service, self._changed = service, changed
         self._ended: dict[str, Trial] = {}  # which don't change any more
-        self._over, self._wake = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> None:
-        """Starts the thread that looks after tuning jobs."""
-        self._thread.start()
-
-    def wake(self) -> None:
-        """There may be something to do at once."""
-        self._wake.set()
-
-    def close(self) -> None:
-        """Creates no more training jobs; those that run go on."""
-        self._over.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            try:
-                self.look()
-            except Exception as error:  # a database that is away for a moment, say
-                _tell(f"the tuning jobs could not be looked at: {error}")
-            self._wake.wait(_LOOK)
-            self._wake.clear()
+    def failed(self, error: Exception) -> None:
+        """Says so."""
+        _tell(f"the tuning jobs could not be looked at: {error}")
 
     def look(self) -> None:
         """Does what is to be done now."""
