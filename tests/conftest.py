@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-for folder in (".", "contract", "parity", "e2e"):
+for folder in (".", "conformance", "contract", "e2e", "faults", "parity", "unit/jobs", "unit/report"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # A shell starts what runs in its background with SIGINT ignored, and every process that a test starts would inherit that.

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from stored_records import record
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.backups import Backups
@@ -104,8 +105,6 @@ def test_a_copy_that_was_not_finished_is_none(tmp_path: Path, backups: Backups) 
 
 
 def test_jobs_that_were_deleted_are_not_missed(tmp_path: Path) -> None:
-    from test_job_store import record
-
     store, found = (
         Store(f"sqlite:///{tmp_path / 'jobs.sqlite'}"),
         Backups(tmp_path / "jobs.sqlite", tmp_path / "backups"),

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
+from stored_records import record
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs import states
@@ -86,21 +86,8 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def store(url: str) -> Iterator[Store]:
     found = Store(url)
     yield found
-    for record in found.find([], [], 0, 10_000)[0]:
-        found.remove(record.name)
-
-
-def record(name: str, created: float = 1.5, **facts: Any) -> Record:
-    usual: dict[str, Any] = {
-        "request": {"TrainingJobName": name},
-        "tags": {},
-        "state": states.created(created),
-        "modified": created,
-        "slots": 1,
-        "spot": False,
-        "access_key": f"KEY{name}",
-    }
-    return Record(name=name, created=created, **(usual | facts))
+    for kept in found.find([], [], 0, 10_000)[0]:
+        found.remove(kept.name)
 
 
 def test_what_was_added_is_found(store: Store) -> None:
