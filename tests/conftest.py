@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-for folder in (".", "conformance", "contract", "e2e", "faults", "parity", "unit/jobs", "unit/report"):
+HELPERS = (".", "conformance", "contract", "e2e", "faults", "parity", "unit/data", "unit/jobs", "unit/report")
+for folder in HELPERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 # A shell starts what runs in its background with SIGINT ignored, and every process that a test starts would inherit that.

@@ -7,10 +7,10 @@ import itertools
 import multiprocessing
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from cache_users import die, slowly, use
 
 from syrtos.data.cache import Cache
 
@@ -32,17 +32,6 @@ def test_a_file_is_made_once(tmp_path: Path) -> None:
     assert len(made) == 1
 
 
-def slowly(path: Path) -> None:
-    with (path.parents[1] / "made").open("a") as file:
-        file.write("once\n")
-    time.sleep(0.3)
-    path.write_bytes(b"x")
-
-
-def use(folder: Path) -> None:
-    Cache(folder).file("piece", "a", slowly)
-
-
 def test_processes_wait_for_the_one_that_makes_it(tmp_path: Path) -> None:
     processes = [multiprocessing.get_context("spawn").Process(target=use, args=(tmp_path,)) for _ in range(3)]
     for process in processes:
@@ -50,14 +39,6 @@ def test_processes_wait_for_the_one_that_makes_it(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     assert (tmp_path / "made").read_text() == "once\n"
-
-
-def die(folder: Path) -> None:
-    def make(path: Path) -> None:
-        path.write_bytes(b"half")
-        os._exit(9)
-
-    Cache(folder).file("piece", "a", make)
 
 
 def test_what_a_killed_process_has_not_finished_is_not_there(tmp_path: Path) -> None:
