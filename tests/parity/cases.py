@@ -27,7 +27,12 @@ CASES: dict[str, Case] = {}
 # Cases that Keras 2 can't run, or defines otherwise.
 KERAS3_ONLY: set[str] = set()
 # Half precision rounds shares of a sum differently; the bound of the others is 1e-5.
-TOLERANCE: dict[str, float] = {"mixed_float16": 3e-2, "mixed_bfloat16": 5e-2, "every_optimizer": 1e-6}
+TOLERANCE: dict[str, float] = {
+    "mixed_float16": 3e-2,
+    "mixed_bfloat16": 5e-2,
+    "every_optimizer": 1e-6,
+    "metric_of_extremes": 1e-5,
+}
 
 
 def case(function: Case) -> Case:
@@ -813,6 +818,44 @@ def stop_from_batch_callback() -> tuple[Any, Logs]:
                 self.model.stop_training = True
 
     return regression(callbacks=[Stop()], epochs=30)
+
+
+class Errors(keras.metrics.Metric):  # type: ignore[misc]
+    """States that are no sums: the largest error, the least prediction, the error of the last batch, and an average that moves; and one that is."""
+
+    def __init__(self) -> None:
+        super().__init__(name="errors")
+        self.largest = self.add_weight(name="largest", initializer="zeros")
+        self.least = self.add_weight(name="least", initializer=keras.initializers.Constant(np.inf))
+        self.last = self.add_weight(name="last", initializer="zeros")
+        self.moving = self.add_weight(name="moving", initializer="zeros")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        errors = keras.ops.abs(y_true - y_pred)
+        least = keras.ops.minimum(self.least, keras.ops.min(y_pred))
+        self.largest.assign(keras.ops.maximum(keras.ops.max(errors), self.largest))
+        self.least.assign(least)
+        self.last.assign(keras.ops.mean(errors))
+        self.moving.assign(0.8 * self.moving + 0.2 * keras.ops.mean(errors))
+        self.total.assign(self.total + keras.ops.sum(errors))
+
+    def result(self) -> Any:
+        return {name: getattr(self, name) + 0.0 for name in ("largest", "least", "last", "moving", "total")}
+
+    def reset_state(self) -> None:
+        self.least.assign(np.inf)
+        for counted in (self.largest, self.last, self.moving, self.total):
+            counted.assign(0.0)
+
+
+@keras3
+def metric_of_extremes() -> tuple[Any, Logs]:
+    keras.utils.set_random_seed(3)
+    x, y = data()
+    model = mlp()
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Errors()])
+    return fit(model, x, y, validation_data=(x[:77], y[:77]))
 
 
 # -- loops of a script's own ------------------------------------------------------------------------------

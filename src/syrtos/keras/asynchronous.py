@@ -18,7 +18,7 @@ import numpy as np
 from syrtos.comm import world
 from syrtos.comm.communicator import Array
 from syrtos.comm.servers import Servers
-from syrtos.keras import state
+from syrtos.keras import metric_states, state
 
 
 class Held(Protocol):
@@ -107,17 +107,26 @@ def end_round(wish: bool = False) -> bool:
     assert asked is not None
     added: dict[str, Array] = {_WISH: np.ones(1)} if wish else {}
     variables = _own_variables()
+    rules = {name: _rule_of(variable) for name, variable in variables.items()}
     for name, variable in variables.items():
         value = variable.numpy()
+        if rules[name] in ("max", "min"):
+            place = world.current().world
+            added[name] = metric_states.in_own_row(value, place.rank, place.size)
+            continue
         change = value - _base.get(name, np.zeros_like(value))
         if np.any(change):
             added[name] = change
     sums = asked.end_round(added)
     for name, (total, count) in sums.items():
-        variable = variables.get(name)
-        if variable is not None:
-            share = count if _is_mean(variable) else 1
-            variable.assign(_base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))
+        variable, rule = variables.get(name), rules.get(name)
+        if variable is None:
+            continue
+        if rule in ("max", "min"):
+            variable.assign(total.max(axis=0) if rule == "max" else total.min(axis=0))
+            continue
+        share = count if rule == "mean" else 1
+        variable.assign(_base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))
     _pull()
     meet()  # or the next update of a fast worker would be in the weights of a slow one
     return _WISH in sums
@@ -162,10 +171,12 @@ def _pull() -> None:
         one.pull()
 
 
-def _is_mean(variable: Any) -> bool:
-    """Moving statistics; metrics, counters and what a script trains by hand are sums of what all have added."""
+def _rule_of(variable: Any) -> metric_states.Rule:
+    """Moving statistics become a mean; metrics, counters and what a script trains by hand are sums of what all have added."""
+    if variable.aggregation.name == "SUM":
+        return metric_states.rule_of(variable)
     by_hand = variable.trainable and not hasattr(variable, KERAS)
-    return variable.dtype.is_floating and not by_hand and variable.aggregation.name != "SUM"
+    return "mean" if variable.dtype.is_floating and not by_hand else "sum"
 
 
 def _own_variables() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from syrtos.comm import compression, world
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, interrupts, keras_internals, snapshot, state
+from syrtos.keras import backend, interrupts, keras_internals, metric_states, snapshot, state
 from syrtos.keras.fragments import Fragments
 from syrtos.keras.patching import Method
 
@@ -298,18 +298,23 @@ class Rounds:
             before = [np.zeros_like(state.memory_of(v)) for v in variables]
         total = sum(self._session.comm.agree("samples of an epoch", self._samples_of_epoch))
         share = self._samples_of_epoch / total if total else 0.0
+        comm = self._session.comm
         parts, chosen = [], []
         for variable, base in zip(variables, before, strict=True):
             value = np.asarray(state.memory_of(variable), np.float64)
-            if variable.aggregation == "sum":
-                # the state before is counted once
-                parts.append(value - base + (base if self._session.world.rank == 0 else 0.0))
-                chosen.append(variable)
-            elif _is_floating(variable):
+            rule = metric_states.rule_of(variable) if variable.aggregation == "sum" else "mean"
+            if rule == "sum":
+                parts.append(value - base + (base if comm.rank == 0 else 0.0))  # the state before is counted once
+            elif rule == "mean" and _is_floating(variable):
                 parts.append(value * share)
-                chosen.append(variable)
-        for variable, value in zip(chosen, self._sums(parts), strict=True):
-            backend.active().write(variable, value.astype(state.memory_of(variable).dtype))
+            elif rule in ("max", "min"):
+                parts.append(metric_states.in_own_row(value, comm.rank, comm.size))
+            else:
+                continue
+            chosen.append((variable, {"max": np.max, "min": np.min}.get(rule)))
+        for (variable, extreme), value in zip(chosen, self._sums(parts), strict=True):
+            found = extreme(value, axis=0) if extreme else value
+            backend.active().write(variable, found.astype(state.memory_of(variable).dtype))
 
     def _sums(self, values: Sequence[Array]) -> list[Array]:
         """Over the workers: one vector of float64, which holds counters and float32 states exactly."""
@@ -349,7 +354,8 @@ def _copied(variables: Sequence[Any]) -> list[Array]:
 
 
 def _scalars(logs: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in dict(logs or {}).items() if np.ndim(value) == 0}
+    """The logs that are numbers; a metric that gives several logs them as a dictionary."""
+    return {n: float(v) for n, v in dict(logs or {}).items() if np.ndim(v) == 0 and not isinstance(v, dict)}
 
 
 def _is_scalar(metric: Any) -> bool:

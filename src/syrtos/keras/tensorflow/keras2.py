@@ -16,7 +16,17 @@ from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import asynchronous, files, finite, fitting, interrupts, keras_internals, shares, timing
+from syrtos.keras import (
+    asynchronous,
+    files,
+    finite,
+    fitting,
+    interrupts,
+    keras_internals,
+    metric_states,
+    shares,
+    timing,
+)
 from syrtos.keras.callbacks import within as enclosing_callbacks
 from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch, install
@@ -244,6 +254,12 @@ LOSSES = [
     Patch("tf_keras.src.losses:Loss", "_get_reduction", _reduction_of_one_process, _REPLICAS),
     Patch(f"{_METRIC}:Mean", "update_state", shares.counting_share, _NUMBER),
     Patch(f"{_METRIC}:Sum", "update_state", shares.counting_share, _NUMBER),
+    Patch(
+        f"{_METRIC}:Metric",
+        "add_weight",
+        metric_states.noting,
+        "A state may be a maximum, or set anew, instead of a sum.",
+    ),
 ]
 OPTIMIZERS = [
     Patch(f"{_OPTIMIZER}:Optimizer", "aggregate_gradients", _aggregate, _SAMPLES),

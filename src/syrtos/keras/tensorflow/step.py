@@ -3,7 +3,8 @@
 The invariant: after every step all variables are equal on all workers. Trainable ones are, because every worker applies the
 same gradients. For the others a step notes what it assigns, and makes it equal by what the variable is:
 
-- SUM (metric states): the changes of all workers are added to the value before the step;
+- SUM (metric states): the changes of all workers are added to the value before the step; `metric_states` tells those that are a maximum, a
+  minimum or a mean instead;
 - others of a floating dtype (BatchNormalization's moving statistics): the mean by samples;
 - integers (random seeds, counters) change alike on all workers.
 
@@ -22,7 +23,7 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
-from syrtos.keras import local_steps
+from syrtos.keras import local_steps, metric_states
 from syrtos.keras.shares import Assignments
 from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
@@ -254,34 +255,52 @@ class StepScope(_Watcher):
     def flush(self, scalars: list[tf.Tensor] | None = None, always: bool = False) -> list[tf.Tensor]:
         """One exchange that makes all noted variables equal; returns the means by samples of ``scalars``."""
         dirty, self._dirty = self._dirty, {}
-        sums = [(v, base) for v, base in dirty.values() if _is_sum(v)]
-        means = [(v, base) for v, base in dirty.values() if not _is_sum(v) and v.dtype.is_floating]
+        rules = {key: _rule_of(v) for key, (v, _) in dirty.items()}
+        sums, means, extremes = (
+            [(v, base) for key, (v, base) in dirty.items() if rules[key] in among]
+            for among in (("sum",), ("mean",), ("max", "min"))
+        )
         scalars = scalars or []
-        if not (sums or means or scalars or always):
+        if not (sums or means or extremes or scalars or always):
             return []
         self._flushed = True
         with self.paused():
-            return self._exchange_state(sums, means, scalars)
+            return self._exchange_state(sums, means, extremes, scalars)
 
-    def _exchange_state(self, sums: list[Any], means: list[Any], scalars: list[tf.Tensor]) -> list[tf.Tensor]:
+    def _exchange_state(
+        self, sums: list[Any], means: list[Any], extremes: list[Any], scalars: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
         changes = [tf.cast(private_read(v), tf.float64) - tf.cast(base, tf.float64) for v, base in sums]
         weight = tf.cast(self.samples, tf.float64)
         weighted = [tf.cast(x, tf.float64) * weight for x in [*(private_read(v) for v, _ in means), *scalars]]
-        everyone = self._sum_over_workers(tf.cast(self.samples, tf.float64), changes + weighted)
+        values = [self._in_own_row(variable, base) for variable, base in extremes]
+        everyone = self._sum_over_workers(tf.cast(self.samples, tf.float64), changes + weighted, values)
         total, added = everyone[0], everyone[1:]
         for (variable, base), change in zip(sums, added, strict=False):
             variable.assign(tf.cast(tf.cast(base, tf.float64) + change, variable.dtype))
-        averages = [tf.math.divide_no_nan(x, total) for x in added[len(sums) :]]
+        averages = [tf.math.divide_no_nan(x, total) for x in added[len(sums) : len(changes + weighted)]]
         for (variable, base), average in zip(means, averages, strict=False):
             variable.assign(tf.where(total > 0, tf.cast(average, variable.dtype), base))
+        for (variable, _), rows in zip(extremes, added[len(changes + weighted) :], strict=True):
+            extreme = tf.reduce_max if _rule_of(variable) == "max" else tf.reduce_min
+            variable.assign(tf.cast(extreme(rows, axis=0), variable.dtype))
         return [tf.cast(a, s.dtype) for a, s in zip(averages[len(means) :], scalars, strict=True)]
 
-    def _sum_over_workers(self, samples: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """All tensors travel as one vector of float64, which holds counters and float32 states exactly."""
-        shapes = [tf.shape(t) for t in tensors]
-        sizes = [1, *(tf.size(t) for t in tensors)]
+    def _in_own_row(self, variable: tf.Variable, base: tf.Tensor) -> tf.Tensor:
+        """A row for each worker, of which the others' are zeros: their sum has the values of all. A worker without samples has added nothing."""
+        mine = tf.cast(tf.where(self.active, private_read(variable), base), tf.float64)
+        comm = self.session.comm
+        return tf.stack([mine if rank == comm.rank else tf.zeros_like(mine) for rank in range(comm.size)])
+
+    def _sum_over_workers(
+        self, samples: tf.Tensor, tensors: list[tf.Tensor], of_all: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """All tensors travel as one vector of float64, which holds counters and float32 states exactly; ``tensors`` are zeros of a worker without
+        samples."""
+        shapes = [tf.shape(t) for t in [*tensors, *of_all]]
+        sizes = [1, *(tf.size(t) for t in [*tensors, *of_all])]
         flat = [tf.where(self.active, tf.reshape(t, [-1]), tf.zeros([], tf.float64)) for t in tensors]
-        vector = tf.concat([tf.reshape(samples, [1]), *flat], axis=0)
+        vector = tf.concat([tf.reshape(samples, [1]), *flat, *(tf.reshape(t, [-1]) for t in of_all)], axis=0)
         (summed,) = ops.exchange(self._on_host, [vector, self._ready], [tf.float64])
         summed = tf.ensure_shape(summed, vector.shape)
         total, *parts = tf.split(summed, tf.stack(sizes), num=len(sizes))
@@ -342,6 +361,13 @@ def private_read(variable: Any) -> tf.Tensor:
 
 def _is_sum(variable: tf.Variable) -> bool:
     return variable.aggregation == tf.VariableAggregation.SUM
+
+
+def _rule_of(variable: tf.Variable) -> metric_states.Rule | None:
+    """How the values of the workers become one in a step; None: they are equal."""
+    if _is_sum(variable):
+        return metric_states.rule_of(variable)
+    return "mean" if variable.dtype.is_floating else None
 
 
 def _is_log(value: Any) -> bool:

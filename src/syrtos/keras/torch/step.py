@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from syrtos.comm.world import Session
-from syrtos.keras import local_steps
+from syrtos.keras import local_steps, metric_states
 from syrtos.keras.shares import SEED_STRIDE, Assignments
 from syrtos.keras.torch.overlap import Overlap
 
@@ -121,28 +121,36 @@ class StepScope(Assignments):
     def flush(self, buffers: Sequence[torch.Tensor] = (), scalars: Sequence[Any] = ()) -> list[Any]:
         """One exchange that makes all noted variables and ``buffers`` equal; returns the means by samples of ``scalars``."""
         dirty, self._dirty = self._dirty, {}
-        sums = [(v._value, base) for v, base in dirty.values() if _is_sum(v)]
-        floating = [(v._value, base) for v, base in dirty.values() if not _is_sum(v) and base.is_floating_point()]
-        means = [*floating, *((buffer, buffer.clone()) for buffer in buffers)]
-        if not (sums or means or scalars):
+        by_rule: dict[str | None, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for variable, base in dirty.values():
+            by_rule.setdefault(_rule_of(variable), []).append((variable._value, base))
+        sums = by_rule.get("sum", [])
+        means = [*by_rule.get("mean", []), *((buffer, buffer.clone()) for buffer in buffers)]
+        extremes = [(value, base, rule) for rule in ("max", "min") for value, base in by_rule.get(rule, [])]
+        if not (sums or means or extremes or scalars):
             return []
         changes = [_wide(value) - _wide(base) for value, base in sums]
         weighted = [_wide(value) * self.samples for value in [*(value for value, _ in means), *scalars]]
-        total, *added = self._sum_over_workers([np.asarray(float(self.samples)), *changes, *weighted])
-        averages = [part / max(float(total), 1.0) for part in added[len(sums) :]]
+        rows = [_wide(value if self.samples else base) for value, base, _ in extremes]
+        rows = [metric_states.in_own_row(row, self.session.comm.rank, self.session.comm.size) for row in rows]
+        total, *added = self._sum_over_workers([np.asarray(float(self.samples)), *changes, *weighted], rows)
+        averages = [part / max(float(total), 1.0) for part in added[len(sums) : len(sums) + len(weighted)]]
         with torch.no_grad():
             for (value, base), change in zip(sums, added, strict=False):
                 value.copy_(torch.as_tensor(_wide(base) + change))
             for (value, base), average in zip(means, averages, strict=False):
                 value.copy_(torch.as_tensor(average) if total > 0 else base)
+            for (value, _, rule), found in zip(extremes, added[len(sums) + len(weighted) :], strict=True):
+                value.copy_(torch.as_tensor(found.max(0) if rule == "max" else found.min(0)))
         return [_like(scalar, mean) for scalar, mean in zip(scalars, averages[len(means) :], strict=True)]
 
-    def _sum_over_workers(self, parts: list[Any]) -> list[Any]:
+    def _sum_over_workers(self, parts: list[Any], of_all: list[Any]) -> list[Any]:
         """All parts travel as one vector of float64, which holds counters and float32 states exactly."""
+        if not self.samples:
+            parts = [np.zeros_like(part) for part in parts]  # whatever the row that does not count has given
+        parts = [*parts, *of_all]
         shapes = [np.shape(part) for part in parts]
         vector = np.concatenate([np.reshape(part, -1) for part in parts])
-        if not self.samples:
-            vector[:] = 0.0  # whatever the row that does not count has given
         with self.session.ledger.span("exchange"):
             vector = self.session.comm.allreduce(vector)
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
@@ -188,6 +196,13 @@ def _is_log(leaf: Any) -> bool:
 
 def _is_sum(variable: Any) -> bool:
     return variable.aggregation == "sum"
+
+
+def _rule_of(variable: Any) -> metric_states.Rule | None:
+    """How the values of the workers become one in a step; None: they are equal."""
+    if _is_sum(variable):
+        return metric_states.rule_of(variable)
+    return "mean" if variable._value.is_floating_point() else None
 
 
 class Buffer:
