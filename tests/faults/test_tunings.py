@@ -186,6 +186,38 @@ def test_a_search_ends_at_its_target(tmp_path: Path) -> None:
     assert found[_COUNTS]["Stopped"] in (1, 2)
 
 
+def warm_start(*parents: str, kind: str = "IdenticalDataAndAlgorithm") -> dict[str, Any]:
+    names = [{"HyperParameterTuningJobName": name} for name in parents]
+    return {"WarmStartType": kind, "ParentHyperParameterTuningJobs": names}
+
+
+def test_earlier_searches_are_learnt_from(tmp_path: Path) -> None:
+    """What was found counts in a search of the same data, and is tried first in one of other data."""
+    script = 'echo "loss: $x"'
+    with served(tmp_path / "home", capacity=2) as client:
+        sagemaker = client("sagemaker")
+
+        def searched(name: str, script: str, **facts: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+            warm = {"WarmStartConfig": facts.pop("warm")} if "warm" in facts else {}
+            sagemaker.create_hyper_parameter_tuning_job(**request(tmp_path, name, script, **facts), **warm)
+            return final(sagemaker, name), trials(sagemaker, name)
+
+        _, first = searched("first", script, trials=12, parallel=2)
+        best = min(first, key=lambda trial: float(trial["TunedHyperParameters"]["x"]))
+        found, some = searched("same", 'echo "loss: 5"', trials=2, Strategy="Bayesian", warm=warm_start("first"))
+        assert found["WarmStartConfig"] == warm_start("first")
+        assert found["OverallBestTrainingJob"]["TrainingJobName"] == best["TrainingJobName"]
+        assert found["OverallBestTrainingJob"]["TuningJobName"] == "first"
+        assert found["BestTrainingJob"]["TrainingJobName"] == some[0]["TrainingJobName"]
+        # of a search that has itself learnt from another
+        found, some = searched("third", script, trials=2, warm=warm_start("same", kind="TransferLearning"))
+        assert some[0]["TunedHyperParameters"] == best["TunedHyperParameters"]
+        assert "OverallBestTrainingJob" not in found
+        maximized = {"HyperParameterTuningJobObjective": {"Type": "Maximize", "MetricName": "loss"}}
+        with pytest.raises(ClientError, match="first: minimize loss; now: maximize loss"):
+            searched("other", script, warm=warm_start("first"), **maximized)
+
+
 def test_requests_that_are_refused(tmp_path: Path) -> None:
     def error(asked: dict[str, Any]) -> str:
         with pytest.raises(ClientError) as raised:
@@ -198,8 +230,9 @@ def test_requests_that_are_refused(tmp_path: Path) -> None:
         sagemaker.create_hyper_parameter_tuning_job(**asked)
         assert "ResourceInUse" in error(asked)
         assert "ValidationException" in error(asked | {"HyperParameterTuningJobName": "under_score"})
-        assert "WarmStartConfig" in error(asked | {"HyperParameterTuningJobName": "warm", "WarmStartConfig": {
-            "WarmStartType": "TransferLearning", "ParentHyperParameterTuningJobs": [{"HyperParameterTuningJobName": "one"}]}})  # fmt: skip
+        warm = {"HyperParameterTuningJobName": "warm"}
+        assert "has not ended yet" in error(asked | warm | {"WarmStartConfig": warm_start("one")})
+        assert "nowhere, which there is not" in error(asked | warm | {"WarmStartConfig": warm_start("nowhere")})
         big = request(tmp_path, "big", "true")
         big["TrainingJobDefinition"]["ResourceConfig"]["InstanceCount"] = 2
         assert "ResourceLimitExceeded" in error(big)

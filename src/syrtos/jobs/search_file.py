@@ -14,7 +14,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.jobs import job_file, travelling
 from syrtos.jobs.tuning import requests, search
 
-_KEYS = ("objective", "strategy", "parameters", "jobs", "parallel", "seed", "resource", "early_stopping")
+_KEYS = ("objective", "strategy", "parameters", "jobs", "parallel", "seed", "resource", "early_stopping", "warm_start")
 _STRATEGIES = {"random": "Random", "grid": "Grid", "bayesian": "Bayesian", "hyperband": "Hyperband"}
 _SCALES = {"auto": "Auto", "linear": "Linear", "log": "Logarithmic", "reverse_log": "ReverseLogarithmic"}
 _JOBS = 20
@@ -31,6 +31,7 @@ class SearchFile:
         inputs: of its `fit`.
         config: ``HyperParameterTuningJobConfig``.
         alone: why only the script travels, where the files beside it are too many.
+        parents: earlier tuning jobs whose results count.
     """
 
     name: str
@@ -38,6 +39,7 @@ class SearchFile:
     inputs: Any
     config: Mapping[str, Any]
     alone: str = ""
+    parents: tuple[str, ...] = ()
 
     def request(self, of_job: Mapping[str, Any]) -> dict[str, Any]:
         """CreateHyperParameterTuningJob's parameters, from those of CreateTrainingJob for one such job."""
@@ -48,6 +50,10 @@ class SearchFile:
         }
         definition |= {"CheckpointConfig": of_job["CheckpointConfig"]} if "CheckpointConfig" in of_job else {}
         found = {"HyperParameterTuningJobName": self.name, "HyperParameterTuningJobConfig": self.config}
+        if self.parents:
+            parents = [{"HyperParameterTuningJobName": name} for name in self.parents]
+            same = {"ParentHyperParameterTuningJobs": parents, "WarmStartType": "IdenticalDataAndAlgorithm"}
+            found["WarmStartConfig"] = same
         return {
             **found,
             "TrainingJobDefinition": definition,
@@ -89,7 +95,7 @@ def read(path: Path) -> SearchFile:
     name = _name(path, {**facts, **given}, staying)
     alone = _send_along(facts, staying)
     inputs = facts.pop("inputs", None)
-    found = SearchFile(name, facts, inputs, config, alone)
+    found = SearchFile(name, facts, inputs, config, alone, _parents(given.get("warm_start", [])))
     static = dict.fromkeys(facts.get("hyperparameters") or {}, "")
     search.read(found.request({"HyperParameters": static, "AlgorithmSpecification": {}}), 0)
     return found
@@ -126,6 +132,15 @@ def _config(given: Mapping[str, Any], metric: str, goal: str) -> dict[str, Any]:
     return config | (
         {"StrategyConfig": {"HyperbandStrategyConfig": _resource(given["resource"])}} if "resource" in given else {}
     )
+
+
+def _parents(given: Any) -> tuple[str, ...]:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"`warm_start` is the name of an earlier search, or a list of names. Received: {given!r}."
+        )
+    return tuple(names)
 
 
 def _count(given: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:

@@ -28,6 +28,7 @@ _tunings = sql.Table(
     sql.Column("ended", sql.Float),
     sql.Column("seed", sql.BigInteger, nullable=False),
     sql.Column("trials", sql.JSON, nullable=False),
+    sql.Column("inherited", sql.JSON, nullable=False),
     sql.Column("failure", sql.Text, nullable=False),
 )
 
@@ -41,12 +42,14 @@ class Entry:
         name: of its training job.
         tuned: the hyperparameters that were chosen for it.
         interrupted: whether it was going on when the tuning job was asked to stop.
+        parent: the tuning job that began it, where another one has inherited it.
     """
 
     number: int
     name: str
     tuned: Mapping[str, str]
     interrupted: bool = False
+    parent: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,7 @@ class TuningRecord:
         created, modified, ended: seconds since 1970.
         seed: of all suggestions.
         trials: in the order in which they were begun.
+        inherited: trials of the earlier tuning jobs that it was told to learn from.
         failure: why it failed, or, from then on, why no more trials could be begun.
     """
 
@@ -72,6 +76,7 @@ class TuningRecord:
     seed: int
     ended: float | None = None
     trials: tuple[Entry, ...] = ()
+    inherited: tuple[Entry, ...] = ()
     failure: str = ""
 
     @property
@@ -147,11 +152,11 @@ columns = _tunings.c
 
 
 def _row(record: TuningRecord) -> dict[str, Any]:
-    facts = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
-    trials = [dataclasses.asdict(entry) for entry in record.trials]
-    return {**facts, "trials": trials, "failure": record.failure.replace("\0", "")}  # Postgres takes no NUL
+    facts = dataclasses.asdict(record)
+    return {**facts, "failure": record.failure.replace("\0", "")}  # Postgres takes no NUL
 
 
 def _record(row: RowMapping) -> TuningRecord:
     facts: dict[str, Any] = {str(name): value for name, value in row.items() if name != "place"}
-    return TuningRecord(**{**facts, "trials": tuple(Entry(**entry) for entry in facts["trials"])})
+    entries = {name: tuple(Entry(**entry) for entry in facts[name]) for name in ("trials", "inherited")}
+    return TuningRecord(**{**facts, **entries})

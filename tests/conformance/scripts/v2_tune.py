@@ -47,6 +47,10 @@ frame = first.analytics().dataframe()
 attached = HyperparameterTuner.attach(name, sagemaker_session=session)
 best = first.best_estimator() if ASKED.get("estimator") else None
 
+warm = first.identical_dataset_and_algorithm_tuner()
+warm.max_jobs = 1
+warm.fit()
+
 second = tuner(60.0, max_jobs=4, max_parallel_jobs=2, base_tuning_job_name="second")
 second.fit(wait=False)
 second.stop_tuning_job()
@@ -60,6 +64,10 @@ answer(
     frame=frame.astype(str).to_dict("list"),
     values=frame["FinalObjectiveValue"].tolist(),
     description=first.describe(),
+    warm=warm.describe(),
+    warm_attached=HyperparameterTuner.attach(
+        warm.latest_tuning_job.name, sagemaker_session=session
+    ).warm_start_config.to_input_req(),
     stopped=second.describe(),
     model=None if best is None else best.model_data,
     job=session.describe_training_job(first.best_training_job()),

@@ -36,6 +36,14 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
+def test_an_earlier_search_is_learnt_from(folder: Path) -> None:
+    found = search_file.read(written(folder, GOOD + "warm_start: first-1a2b3c\n"))
+    wanted = found.request({"HyperParameters": {}, "AlgorithmSpecification": {}})["WarmStartConfig"]
+    assert wanted["ParentHyperParameterTuningJobs"] == [{"HyperParameterTuningJobName": "first-1a2b3c"}]
+    assert wanted["WarmStartType"] == "IdenticalDataAndAlgorithm"
+    assert search_file.read(written(folder, GOOD + "warm_start: [a, b]\n")).parents == ("a", "b")
+
+
 def test_a_search(folder: Path) -> None:
     found = search_file.read(
         written(folder, GOOD + "strategy: hyperband\nresource: {max: 9}\njobs: 5\nparallel: 2\nseed: 0\n")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.metrics import Metrics
-from syrtos.jobs.tuning import pruning, requests, search, space, suggestion, trials
+from syrtos.jobs.tuning import pruning, requests, search, space, suggestion, trials, warm_start
 from syrtos.jobs.tuning.decision import Decision, decide
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import Trial
@@ -39,6 +39,12 @@ REQUEST: dict[str, Any] = {
 }
 
 
+WARM = {
+    "WarmStartType": "TransferLearning",
+    "ParentHyperParameterTuningJobs": [{"HyperParameterTuningJobName": name} for name in ("a", "b", "a")],
+}
+
+
 def asked(**config: Any) -> dict[str, Any]:
     request = copy.deepcopy(REQUEST)
     request["HyperParameterTuningJobConfig"] |= config
@@ -48,7 +54,7 @@ def asked(**config: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        ({**REQUEST, "WarmStartConfig": {"WarmStartType": "TransferLearning"}}, "does not support WarmStartConfig"),
+        ({**asked(Strategy="Hyperband"), "WarmStartConfig": WARM}, "for the strategies Bayesian and Random"),
         ({**REQUEST, "TrainingJobDefinitions": [{}]}, "does not support TrainingJobDefinitions"),
         ({**REQUEST, "Autotune": {"Mode": "Enabled"}}, "does not support Autotune"),
         ({k: v for k, v in REQUEST.items() if k != "TrainingJobDefinition"}, "needs a TrainingJobDefinition"),
@@ -236,6 +242,36 @@ def test_bayesian_search_comes_closer_than_random_search() -> None:
             distances.append(sum(trial.objective or 0.0 for trial in some[20:]) / 20)
         far[strategy] = sum(distances) / 3
     assert far["Bayesian"] < far["Random"] / 2
+
+
+def test_a_warm_start_is_read() -> None:
+    found = search.read({**REQUEST, "WarmStartConfig": WARM}, 0)
+    assert (found.parents, found.transfer) == (("a", "b"), True)
+    assert (
+        search.read({**REQUEST, "WarmStartConfig": {**WARM, "WarmStartType": "IdenticalDataAndAlgorithm"}}, 0).transfer
+        is False
+    )
+    assert search.read(REQUEST, 0).parents == ()
+
+
+def test_a_search_that_knows_an_earlier_one_begins_near_its_best() -> None:
+    distances: dict[int, float] = {}
+    for count in (0, 40):
+        before = [
+            dataclasses.replace(done(k, abs(k / 40 - 0.3)), tuned={"x": repr(k / 40)}) for k in range(1, count + 1)
+        ]
+        first = [float(suggestion.suggest(of(seed=seed), [], 1, before)["x"]) for seed in range(20)]
+        distances[count] = sum(abs(x - 0.3) for x in first) / 20
+    assert distances[40] < distances[0] / 2
+
+
+def test_the_best_points_of_each_earlier_search_are_tried_first() -> None:
+    points = {1: (0.9, "a"), 2: (0.1, "a"), 3: (0.5, "a"), 4: (0.2, "a"), 5: (0.3, "b"), 6: (0.1, "b")}
+    before = [dataclasses.replace(done(k, x), tuned={"x": repr(x)}) for k, (x, _) in points.items()]
+    parents = {trial.name: points[trial.number][1] for trial in before}
+    found = warm_start.tried_first(of(), before, parents)
+    assert [float(one["x"]) for one in found] == [0.1, 0.2, 0.3, 0.5]
+    assert warm_start.tried_first(of(), [], {}) == []
 
 
 def test_a_grid_tries_what_was_not_tried() -> None:

@@ -95,3 +95,29 @@ def test_scales_are_what_they_are_called() -> None:
         search = Search(name="s", strategy="Random", space=found, metric="m", maximize=False, trials=999, parallel=1)
         values = [float(suggestion.suggest(search, [], k)["x"]) for k in range(1, 301)]
         assert 110 < sum(value < middle for value in values) < 190, scale
+
+
+@pytest.mark.parametrize(
+    ("given", "point"),
+    [
+        ({"x": "0.5", "n": "3", "c": "a", "epochs": "9"}, {"x": "0.5", "n": "3", "c": "a"}),
+        ({"x": "1", "n": "1", "c": "b"}, {"x": "1", "n": "1", "c": "b"}),
+        ({"x": "1.5", "n": "3", "c": "a"}, None),
+        ({"x": "nan", "n": "3", "c": "a"}, None),
+        ({"x": "0.5", "n": "3.5", "c": "a"}, None),
+        ({"x": "0.5", "n": "3", "c": "z"}, None),
+        ({"x": "0.5", "n": "", "c": "a"}, None),
+        ({"x": "0.5", "c": "a"}, None),
+    ],
+)
+def test_points_of_another_search_are_known_where_they_are_in_range(
+    given: dict[str, str], point: dict[str, str] | None
+) -> None:
+    found = space.read(
+        {
+            "ContinuousParameterRanges": [{"Name": "x", "MinValue": "0", "MaxValue": "1"}],
+            "IntegerParameterRanges": [{"Name": "n", "MinValue": "1", "MaxValue": "4"}],
+            "CategoricalParameterRanges": [{"Name": "c", "Values": ["a", "b"]}],
+        }
+    )
+    assert space.within(found, given) == point

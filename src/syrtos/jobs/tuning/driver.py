@@ -9,11 +9,11 @@ import dataclasses
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from syrtos.jobs.looking import Looking
 from syrtos.jobs.service import ApiError, Service
-from syrtos.jobs.tuning import found, printed, requests
+from syrtos.jobs.tuning import found, printed, requests, warm_start
 from syrtos.jobs.tuning.decision import Decision, decide
 from syrtos.jobs.tuning.operations import search_of
 from syrtos.jobs.tuning.search import Search
@@ -122,12 +122,10 @@ class Driver(Looking):
 
     def _begin(self, record: TuningRecord, search: Search, trials: Sequence[Trial]) -> Trial | None:
         """Chooses values, writes them down, and creates the training job; None where it can't be created."""
-        from syrtos.jobs.tuning.suggestion import suggest
-
         taken = {trial.number for trial in trials}
         number = next(number for number in range(1, len(taken) + 2) if number not in taken)
         name = f"{record.name}-{number:03d}-{secrets.token_hex(4)}"
-        entry = Entry(number, name, suggest(search, trials, number))
+        entry = Entry(number, name, self._suggested(record, search, trials, number))
 
         def begun(now: TuningRecord) -> TuningRecord | None:
             after = dataclasses.replace(now, trials=(*now.trials, entry), modified=time.time())
@@ -138,6 +136,17 @@ class Driver(Looking):
         if going_on and not self._create(record, search, entry):
             return None
         return Trial(number=number, name=name, tuned=entry.tuned, status="InProgress")
+
+    def _suggested(
+        self, record: TuningRecord, search: Search, trials: Sequence[Trial], number: int
+    ) -> Mapping[str, str]:
+        from syrtos.jobs.tuning.suggestion import suggest
+
+        before = warm_start.known(self._service, search, record)
+        if not search.transfer:
+            return suggest(search, trials, number, before)
+        first = warm_start.tried_first(search, before, {entry.name: entry.parent for entry in record.inherited})
+        return first[number - 1] if number <= len(first) else suggest(search, trials, number)
 
     def _create(self, record: TuningRecord, search: Search, entry: Entry) -> bool:
         """Creates a training job. One that is refused (its data is gone, or the service has fewer workers than before) is the last that is tried."""

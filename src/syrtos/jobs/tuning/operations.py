@@ -16,10 +16,10 @@ from syrtos.errors import ConfigurationError
 from syrtos.jobs import service as training
 from syrtos.jobs.secrecy import redacted
 from syrtos.jobs.service import ApiError, Service, page_of
-from syrtos.jobs.tuning import found, requests, search, space, trials
+from syrtos.jobs.tuning import found, requests, search, space, trials, warm_start
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import Trial
-from syrtos.jobs.tunings import TuningRecord, columns
+from syrtos.jobs.tunings import Entry, TuningRecord, columns
 
 
 class Operations:
@@ -32,7 +32,7 @@ class Operations:
         """Writes down a tuning job, whose first training jobs are created at once."""
         name, now = request["HyperParameterTuningJobName"], time.time()
         seed = random.SystemRandom().randrange(2**31)
-        self._check(request, seed)
+        wanted = self._checked(request, seed)
         record = TuningRecord(
             name=name,
             request=request,
@@ -40,7 +40,8 @@ class Operations:
             status="InProgress",
             created=now,
             modified=now,
-            seed=request["HyperParameterTuningJobConfig"].get("RandomSeed", seed),
+            seed=wanted.seed,
+            inherited=self._inherited(wanted),
         )
         if not self._service.tunings.add(record):
             raise ApiError(
@@ -53,7 +54,10 @@ class Operations:
         """Everything about a tuning job."""
         record = self._found(request)
         wanted = search_of(record)
-        return described(record, wanted, found.trials_of(self._service.store, wanted, record))
+        answer = described(record, wanted, found.trials_of(self._service.store, wanted, record))
+        if wanted.parents and not wanted.transfer and (overall := self._best_of_all(record, wanted)):
+            answer["OverallBestTrainingJob"] = overall
+        return answer
 
     def list_hyper_parameter_tuning_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
         """Tuning jobs, page by page."""
@@ -129,7 +133,7 @@ class Operations:
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _check(self, request: Mapping[str, Any], seed: int) -> None:
+    def _checked(self, request: Mapping[str, Any], seed: int) -> Search:
         name = request["HyperParameterTuningJobName"]
         if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,31}", name):
             raise ApiError(
@@ -142,6 +146,22 @@ class Operations:
             raise ApiError("ValidationException", str(error)) from error
         example = requests.of_trial(request, wanted.metric, f"{name}-001-00000000", space.corner(wanted.space))
         self._service.checked(example)
+        return wanted
+
+    def _inherited(self, wanted: Search) -> tuple[Entry, ...]:
+        try:
+            return warm_start.inherited(self._service, wanted)
+        except ConfigurationError as error:
+            raise ApiError("ValidationException", str(error)) from error
+
+    def _best_of_all(self, record: TuningRecord, wanted: Search) -> dict[str, Any] | None:
+        """Of this tuning job and those from which it has inherited trials."""
+        entries = {entry.name: entry for entry in (*record.inherited, *record.trials)}
+        jobs = found.jobs_of(self._service.store, list(entries.values()))
+        best = trials.best(wanted, [found.trial_of(wanted, entries[name], job) for name, job in jobs.items()])
+        if best is None:
+            return None
+        return {**summary(wanted, best), "TuningJobName": entries[best.name].parent or record.name}
 
     def _found(self, request: Mapping[str, Any]) -> TuningRecord:
         record = self._service.tunings.get(request["HyperParameterTuningJobName"])
@@ -179,6 +199,8 @@ def described(record: TuningRecord, wanted: Search, some: Sequence[Trial]) -> di
         "TuningJobCompletionDetails": {"NumberOfTrainingJobsObjectiveNotImproving": trials.not_improving(wanted, some)},
         "ConsumedResources": {"RuntimeInSeconds": int((record.ended or time.time()) - record.created)},
     }
+    if "WarmStartConfig" in record.request:
+        answer["WarmStartConfig"] = record.request["WarmStartConfig"]
     if best := trials.best(wanted, some):
         answer["BestTrainingJob"] = summary(wanted, best)
     return answer | ({"FailureReason": record.failure} if record.failure else {})

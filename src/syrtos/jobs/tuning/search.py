@@ -28,6 +28,8 @@ class Search:
         early_stopping: whether a trial ends that is worse than the median of those before it.
         resource: values of the metric that a Hyperband trial reports at least before it may be ended, and at most.
         seed: of all suggestions.
+        parents: earlier tuning jobs from which it learns.
+        transfer: whether these had other data or another algorithm, so that only their points are worth something, not their objectives.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Search:
     early_stopping: bool = False
     resource: tuple[int, int | None] = (1, None)
     seed: int = 0
+    parents: tuple[str, ...] = ()
+    transfer: bool = False
 
     def better(self, value: float, other: float) -> bool:
         """Whether one value of the metric is better than another."""
@@ -88,6 +92,8 @@ def read(request: Mapping[str, Any], seed: int) -> Search:
         early_stopping=early,
         resource=_resource(config),
         seed=config.get("RandomSeed", seed),
+        parents=_parents(request),
+        transfer=(request.get("WarmStartConfig") or {}).get("WarmStartType") == "TransferLearning",
     )
 
 
@@ -96,7 +102,6 @@ def _check_supported(request: Mapping[str, Any]) -> None:
     criteria = config.get("TuningJobCompletionCriteria") or {}
     refused = {
         "TrainingJobDefinitions": request.get("TrainingJobDefinitions"),
-        "WarmStartConfig": request.get("WarmStartConfig"),
         "Autotune": request.get("Autotune"),
         "AutoParameters": (config.get("ParameterRanges") or {}).get("AutoParameters"),
         "ConvergenceDetected": (criteria.get("ConvergenceDetected") or {}).get("CompleteOnConvergence") == "Enabled",
@@ -108,6 +113,14 @@ def _check_supported(request: Mapping[str, Any]) -> None:
         )
     if "TrainingJobDefinition" not in request:
         raise ConfigurationError("A tuning job needs a TrainingJobDefinition.")
+
+
+def _parents(request: Mapping[str, Any]) -> tuple[str, ...]:
+    given = (request.get("WarmStartConfig") or {}).get("ParentHyperParameterTuningJobs") or ()
+    strategy = request["HyperParameterTuningJobConfig"]["Strategy"]
+    if given and strategy not in ("Bayesian", "Random"):
+        raise ConfigurationError(f"A warm start is for the strategies Bayesian and Random. Received: {strategy}.")
+    return tuple(dict.fromkeys(parent["HyperParameterTuningJobName"] for parent in given))
 
 
 def _trials(config: Mapping[str, Any], space: Space, criteria: Mapping[str, Any]) -> int:

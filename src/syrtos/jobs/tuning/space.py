@@ -133,6 +133,22 @@ def text(parameter: Parameter, value: float) -> str:
     return str(int(kept)) if parameter.kind == "Integer" else repr(float(kept))
 
 
+def within(space: Space, given: Mapping[str, str]) -> dict[str, str] | None:
+    """Of the hyperparameters of a training job those of the space; None if it is no point of the space."""
+    found = {parameter.name: given.get(parameter.name, "") for parameter in space}
+    return found if all(_has(parameter, found[parameter.name]) for parameter in space) else None
+
+
+def _has(parameter: Parameter, value: str) -> bool:
+    if parameter.kind == "Categorical":
+        return value in parameter.values
+    try:
+        number = float(value)
+    except ValueError:
+        return False
+    return parameter.low <= number <= parameter.high and (parameter.kind != "Integer" or value == str(int(number)))
+
+
 def names(space: Sequence[Parameter]) -> list[str]:
     """Of all parameters."""
     return [parameter.name for parameter in space]

@@ -12,16 +12,18 @@ from syrtos.jobs.tuning.space import grid
 from syrtos.jobs.tuning.trials import Trial
 
 
-def suggest(search: Search, trials: Sequence[Trial], number: int) -> dict[str, str]:
+def suggest(search: Search, trials: Sequence[Trial], number: int, before: Sequence[Trial] = ()) -> dict[str, str]:
     """Values for a trial of this number, which none of ``trials`` has.
 
     Args:
         trials: that have ended or go on; Bayesian search keeps away from what is being tried.
+        before: of earlier searches, whose objectives count like those of this one.
     """
     if search.strategy == "Grid":
         return _next_of_grid(search, trials)
     found = studies.study(search, _sampler(search, number))
     if search.strategy != "Random":
+        studies.add(found, search, before)
         studies.add(found, search, trials)
     return studies.texts(search.space, found.ask(studies.distributions(search.space)).params)
 

@@ -47,9 +47,14 @@ class Trial:
 
 def best(search: Search, trials: Sequence[Trial]) -> Trial | None:
     """The trial with the best objective; of equals the first."""
+    return next(iter(ranked(search, trials)), None)
+
+
+def ranked(search: Search, trials: Sequence[Trial]) -> list[Trial]:
+    """The trials whose objective counts, the best first."""
     found = [trial for trial in trials if trial.succeeded]
     sign = -1 if search.maximize else 1
-    return min(found, key=lambda trial: (sign * (trial.objective or 0.0), trial.number), default=None)
+    return sorted(found, key=lambda trial: (sign * (trial.objective or 0.0), trial.number))
 
 
 def not_improving(search: Search, trials: Sequence[Trial]) -> int:

@@ -1,0 +1,68 @@
+"""What a tuning job knows from earlier ones: their trials, as far as they are points of its own space.
+
+With the same data and algorithm, their objectives are results like its own. With others, objectives can't be compared, and the best points of the earlier
+jobs are tried first (as in Feurer et al., Initializing Bayesian hyperparameter optimization via meta-learning, AAAI 2015).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs.service import Service
+from syrtos.jobs.tuning import found, search, space
+from syrtos.jobs.tuning.search import Search
+from syrtos.jobs.tuning.trials import Trial, ranked
+from syrtos.jobs.tunings import Entry, TuningRecord
+
+_TRIED_FIRST = 3  # of each earlier tuning job
+
+
+def inherited(service: Service, wanted: Search) -> tuple[Entry, ...]:
+    """The trials of all earlier tuning jobs that a new one names, and those that these have inherited.
+
+    Raises:
+        ConfigurationError: one of them can't be one.
+    """
+    entries: dict[str, Entry] = {}
+    for name in wanted.parents:
+        record = service.tunings.get(name)
+        if record is None:
+            raise ConfigurationError(f"WarmStartConfig names the tuning job {name}, which there is not.")
+        if not record.final:
+            raise ConfigurationError(f"WarmStartConfig names the tuning job {name}, which has not ended yet.")
+        theirs = search.read(record.request, record.seed)
+        if (theirs.metric, theirs.maximize) != (wanted.metric, wanted.maximize):
+            goals = [f"{'maximize' if one.maximize else 'minimize'} {one.metric}" for one in (theirs, wanted)]
+            raise ConfigurationError(f"A warm start needs the same objective. {name}: {goals[0]}; now: {goals[1]}.")
+        entries |= {entry.name: dataclasses.replace(entry, parent=name) for entry in record.trials}
+        entries |= {entry.name: entry for entry in record.inherited}
+    return tuple(entries.values())
+
+
+def known(service: Service, wanted: Search, record: TuningRecord) -> list[Trial]:
+    """The inherited trials with an objective. Their values are of the hyperparameters that are tuned now, which may have been static."""
+    jobs = found.jobs_of(service.store, record.inherited)
+    trials: list[Trial] = []
+    for entry in record.inherited:
+        point = space.within(wanted.space, jobs[entry.name].request["HyperParameters"]) if entry.name in jobs else None
+        trial = found.trial_of(wanted, entry, jobs[entry.name]) if point else None
+        if trial and point and trial.succeeded:
+            trials.append(dataclasses.replace(trial, number=len(trials) + 1, tuned=point))
+    return trials
+
+
+def tried_first(wanted: Search, before: Sequence[Trial], parents: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """The best points of each earlier tuning job: first the best of each, then the second of each, and so on.
+
+    Args:
+        before: the inherited trials.
+        parents: the tuning job of each, by its name.
+    """
+    by_parent: dict[str, dict[tuple[tuple[str, str], ...], Mapping[str, str]]] = {}
+    for trial in ranked(wanted, before):
+        by_parent.setdefault(parents[trial.name], {}).setdefault(tuple(sorted(trial.tuned.items())), trial.tuned)
+    of_places = itertools.zip_longest(*(list(points.items())[:_TRIED_FIRST] for points in by_parent.values()))
+    return list(dict(one for place in of_places for one in place if one).values())
