@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _OF_JOBS:
             raise
-        print(f"syrtos: training jobs need {error.name}: `pip install 'syrtos[jobs]'`", file=sys.stderr)
+        print(f"syrtos: training jobs need {error.name}: `pip install {_packages_of_jobs()}`", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `| head` has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -58,3 +58,11 @@ def main(arguments: list[str] | None = None) -> int:
     except SyrtosError as error:
         print(f"syrtos: {error}", file=sys.stderr)
         return 2
+
+
+def _packages_of_jobs() -> str:
+    """By their names, since a checkout or a wheel may be what syrtos was installed from."""
+    from importlib.metadata import requires  # only here: it takes longer to import than all of this file
+
+    wanted = (requirement.partition(";") for requirement in requires("syrtos") or ())
+    return " ".join(f"'{name.strip()}'" for name, _, extra in wanted if extra.strip() == 'extra == "jobs"')

@@ -152,7 +152,7 @@ def _parquet_file(file: File) -> Any:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ConfigurationError("Parquet files need pyarrow: `pip install 'syrtos[parquet]'`.") from error
+        raise ConfigurationError("Parquet files need pyarrow: `pip install pyarrow`.") from error
     try:
         return pq.ParquetFile(file.name if isinstance(file, LocalFile) else pa.PythonFile(_Seekable(file), mode="r"))
     except pa.ArrowInvalid as error:

@@ -184,7 +184,7 @@ def _store(base: str) -> Any:
         from obstore.store import from_url
     except ImportError as error:
         raise ConfigurationError(
-            "Files of an object store or of the web need obstore: `pip install 'syrtos[remote]'`."
+            "Files of an object store or of the web need obstore: `pip install obstore`."
         ) from error
 
     env = settings.environment()

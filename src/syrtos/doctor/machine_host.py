@@ -201,7 +201,7 @@ def gpus(count: int, has_tool: bool, version: machine_facts.Versions) -> Iterato
         yield ok("GPUs", f"{count}: a worker takes one")
         yield from _without_gpus(version)
         if version("nvidia-ml-py") == "-":
-            yield warning("GPUs", "their use and memory are not recorded", "`pip install 'syrtos[gpu]'`.")
+            yield warning("GPUs", "their use and memory are not recorded", "`pip install nvidia-ml-py`.")
 
 
 def _without_gpus(version: machine_facts.Versions) -> Iterator[Check]:

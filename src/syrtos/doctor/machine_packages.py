@@ -77,7 +77,7 @@ def backend(env: Mapping[str, str], installed: Mapping[str, str]) -> Check:
         return wrong(
             "backend",
             f"{by} chooses {name}, which is not installed",
-            f"`pip install 'syrtos[{name}]'`{choice}.",
+            f"`pip install {name}`{choice}.",
         )
     return ok("backend", f"{name} {installed[name]}, chosen by {by}")
 
@@ -99,7 +99,7 @@ def legacy(env: Mapping[str, str], tensorflow: str, keras2: str) -> Iterator[Che
         yield wrong(
             "tf_keras",
             "TF_USE_LEGACY_KERAS is set, and tf_keras is not installed",
-            "`pip install 'syrtos[legacy]'`, or unset it.",
+            "`pip install tf_keras`, or unset it.",
         )
     if keras2 != "-" and tensorflow != "-" and _minor(keras2) != _minor(tensorflow):
         found = f"tf_keras {keras2} is installed with TensorFlow {tensorflow}: they are made for each other in equal releases"

@@ -80,5 +80,5 @@ def _unreachable(url: str, error: Exception) -> ConfigurationError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return ConfigurationError(
         f"The database {shown} can't be used: {reason}. Write it as postgresql://user:password@host/name (`pip install "
-        "'syrtos[postgres]'`), or unset SYRTOS_DATABASE_URL to use a file."
+        "'psycopg[binary]'`), or unset SYRTOS_DATABASE_URL to use a file."
     )

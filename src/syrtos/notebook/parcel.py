@@ -122,7 +122,7 @@ def _pickler(file: _Limited) -> Pickler:
         cloudpickle = importlib.import_module("cloudpickle")
     except ImportError as error:
         raise ConfigurationError(
-            "`notebook_launcher` needs a package that is not installed: `pip install 'syrtos[notebook]'`."
+            "`notebook_launcher` needs a package that is not installed: `pip install cloudpickle`."
         ) from error
 
     class Checked(cloudpickle.Pickler):

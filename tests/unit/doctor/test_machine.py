@@ -121,7 +121,7 @@ def test_the_backend_is_there(tmp_path: Path) -> None:
     assert (wrong.status, wrong.fix) == ("wrong", "Set KERAS_BACKEND to one of jax.")
     absent = machine_packages.backend({"KERAS_HOME": str(tmp_path)}, installed)
     assert "keras.json chooses torch, which is not installed" in absent.found
-    assert absent.fix == "`pip install 'syrtos[torch]'`, or set KERAS_BACKEND to jax."
+    assert absent.fix == "`pip install torch`, or set KERAS_BACKEND to jax."
 
 
 def test_keras_2_goes_with_one_tensorflow() -> None:
@@ -275,7 +275,7 @@ def test_gpus_that_frameworks_leave_idle() -> None:
     cuda = versions(
         tensorflow="2.21.0", nvidia_cudnn_cu12="9.1", torch="2.13.0", jax="0.10.2", jax_cuda12_plugin="0.10.2"
     )
-    assert [check.fix for check in machine_host.gpus(2, True, cuda)][1:] == ["`pip install 'syrtos[gpu]'`."]
+    assert [check.fix for check in machine_host.gpus(2, True, cuda)][1:] == ["`pip install nvidia-ml-py`."]
     assert not_well(machine_host.gpus(0, True, cpu)) == ["warning GPUs"]
     assert not_well(machine_host.gpus(0, False, cpu)) == []
 
