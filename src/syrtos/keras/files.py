@@ -72,6 +72,7 @@ def writing(argument: str, complete: bool = True) -> Wrapper:
         @functools.wraps(original)
         def write(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs)
+            given.apply_defaults()  # one of which may name the file
             path = atomic.local(given.arguments.get(argument))
 
             def write_to(place: str) -> Any:

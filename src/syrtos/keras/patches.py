@@ -52,6 +52,8 @@ PATCHES: list[Patch] = [
         "Writes the number of the epoch in place; `File` serves loggers too, which append.",
     ),
     Patch("keras.src.callbacks.model_checkpoint", "file_utils", files.CompleteFiles, "One worker makes its folder."),
+    Patch("keras.src.utils.image_utils", "save_img", files.writing("path"), _ONCE, everywhere=True),
+    Patch("keras.src.utils.model_visualization", "plot_model", files.writing("to_file"), _ONCE, everywhere=True),
     Patch(_FILES, "urlretrieve", files.writing("filename"), "A download appears complete or not at all."),
     Patch(_FILES, "get_file", files.fetching, "One worker of a host fetches a file, and the others wait.", everywhere=True),
 ]  # fmt: skip

@@ -22,7 +22,7 @@ _WRITE = {
     "scipy.io.wavfile.write": 0, "soundfile.write": 0, "urllib.request.urlretrieve": 1, "torch.save": 1, "h5py.File": 0,
     "tensorflow.io.TFRecordWriter": 0, "tensorflow.io.write_file": 0,
     "tensorflow.python_io.TFRecordWriter": 0, "tensorflow.compat.v1.python_io.TFRecordWriter": 0,
-    "keras.utils.save_img": 0, "keras.preprocessing.image.save_img": 0, "keras.utils.plot_model": 1, "logging.FileHandler": 0, "wget.download": 0,
+    "logging.FileHandler": 0, "wget.download": 0,
     "gdown.download": 1,
 }  # fmt: skip
 # Methods by whose names alone it is clear that they write, whatever they are called on.

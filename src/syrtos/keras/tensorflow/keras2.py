@@ -354,6 +354,8 @@ FILES = [
         "Workers read what one has written.",
         everywhere=True,
     ),
+    Patch("tf_keras.src.utils.image_utils", "save_img", files.writing("path"), _ONCE, everywhere=True),
+    Patch("tf_keras.src.utils.vis_utils", "plot_model", files.writing("to_file"), _ONCE, everywhere=True),
     Patch("tf_keras.src.utils.data_utils", "urlretrieve", files.writing("filename"), "One worker downloads."),
     Patch("tf_keras.src.utils.data_utils", "get_file", files.fetching, "One worker downloads.", everywhere=True),
 ]
