@@ -213,6 +213,12 @@ def test_earlier_searches_are_learnt_from(tmp_path: Path) -> None:
         found, some = searched("third", script, trials=2, warm=warm_start("same", kind="TransferLearning"))
         assert some[0]["TunedHyperParameters"] == best["TunedHyperParameters"]
         assert "OverallBestTrainingJob" not in found
+        # what the third was told of other data does not count here
+        found, _ = searched("fourth", script, trials=1, warm=warm_start("third"))
+        assert found["OverallBestTrainingJob"]["TuningJobName"] in ("third", "fourth")
+        elsewhere = [{"Name": "x", "MinValue": "2", "MaxValue": "3"}]
+        with pytest.raises(ClientError, match="nothing to learn from first"):
+            searched("far", script, warm=warm_start("first"), ParameterRanges={"ContinuousParameterRanges": elsewhere})
         maximized = {"HyperParameterTuningJobObjective": {"Type": "Maximize", "MetricName": "loss"}}
         with pytest.raises(ClientError, match="first: minimize loss; now: maximize loss"):
             searched("other", script, warm=warm_start("first"), **maximized)

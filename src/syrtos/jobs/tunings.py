@@ -28,7 +28,6 @@ _tunings = sql.Table(
     sql.Column("ended", sql.Float),
     sql.Column("seed", sql.BigInteger, nullable=False),
     sql.Column("trials", sql.JSON, nullable=False),
-    sql.Column("inherited", sql.JSON, nullable=False),
     sql.Column("failure", sql.Text, nullable=False),
 )
 
@@ -153,10 +152,12 @@ columns = _tunings.c
 
 def _row(record: TuningRecord) -> dict[str, Any]:
     facts = dataclasses.asdict(record)
-    return {**facts, "failure": record.failure.replace("\0", "")}  # Postgres takes no NUL
+    trials = [*facts.pop("inherited"), *facts["trials"]]  # told apart by their parent
+    return {**facts, "trials": trials, "failure": record.failure.replace("\0", "")}  # Postgres takes no NUL
 
 
 def _record(row: RowMapping) -> TuningRecord:
     facts: dict[str, Any] = {str(name): value for name, value in row.items() if name != "place"}
-    entries = {name: tuple(Entry(**entry) for entry in facts[name]) for name in ("trials", "inherited")}
-    return TuningRecord(**{**facts, **entries})
+    entries = [Entry(**entry) for entry in facts.pop("trials")]
+    own, inherited = ([entry for entry in entries if bool(entry.parent) is theirs] for theirs in (False, True))
+    return TuningRecord(**facts, trials=tuple(own), inherited=tuple(inherited))

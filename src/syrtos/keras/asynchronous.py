@@ -37,6 +37,7 @@ class Held(Protocol):
 
 
 _WISH = "wish"
+_GIVEN = " given by"
 # Set on what Keras has made.
 KERAS = "_syrtos_of_keras"
 
@@ -113,6 +114,7 @@ def end_round(wish: bool = False) -> bool:
         if rules[name] in ("max", "min"):
             place = world.current().world
             added[name] = metric_states.in_own_row(value, place.rank, place.size)
+            added[name + _GIVEN] = metric_states.in_own_row(np.ones(()), place.rank, place.size)
             continue
         change = value - _base.get(name, np.zeros_like(value))
         if np.any(change):
@@ -123,7 +125,8 @@ def end_round(wish: bool = False) -> bool:
         if variable is None:
             continue
         if rule in ("max", "min"):
-            variable.assign(total.max(axis=0) if rule == "max" else total.min(axis=0))
+            given = total[sums[name + _GIVEN][0] > 0]  # a worker that has ended gives none
+            variable.assign(given.max(axis=0) if rule == "max" else given.min(axis=0))
             continue
         share = count if rule == "mean" else 1
         variable.assign(_base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))
@@ -171,7 +174,7 @@ def _pull() -> None:
         one.pull()
 
 
-def _rule_of(variable: Any) -> metric_states.Rule:
+def _rule_of(variable: Any) -> metric_states.Rule | None:
     """Moving statistics become a mean; metrics, counters and what a script trains by hand are sums of what all have added."""
     if variable.aggregation.name == "SUM":
         return metric_states.rule_of(variable)

@@ -306,7 +306,9 @@ class Rounds:
             if rule == "sum":
                 parts.append(value - base + (base if comm.rank == 0 else 0.0))  # the state before is counted once
             elif rule == "mean" and _is_floating(variable):
-                parts.append(value * share)
+                parts.append(
+                    value * share if share else np.zeros_like(value)
+                )  # a worker without samples may hold an infinity
             elif rule in ("max", "min"):
                 parts.append(metric_states.in_own_row(value, comm.rank, comm.size))
             else:

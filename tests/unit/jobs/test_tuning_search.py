@@ -269,8 +269,9 @@ def test_the_best_points_of_each_earlier_search_are_tried_first() -> None:
     points = {1: (0.9, "a"), 2: (0.1, "a"), 3: (0.5, "a"), 4: (0.2, "a"), 5: (0.3, "b"), 6: (0.1, "b")}
     before = [dataclasses.replace(done(k, x), tuned={"x": repr(x)}) for k, (x, _) in points.items()]
     parents = {trial.name: points[trial.number][1] for trial in before}
-    found = warm_start.tried_first(of(), before, parents)
+    found = warm_start.tried_first(of(trials=20), before, parents)
     assert [float(one["x"]) for one in found] == [0.1, 0.2, 0.3, 0.5]
+    assert [float(one["x"]) for one in warm_start.tried_first(of(trials=5), before, parents)] == [0.1, 0.2]
     assert warm_start.tried_first(of(), [], {}) == []
 
 

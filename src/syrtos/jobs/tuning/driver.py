@@ -142,7 +142,7 @@ class Driver(Looking):
     ) -> Mapping[str, str]:
         from syrtos.jobs.tuning.suggestion import suggest
 
-        before = warm_start.known(self._service, search, record)
+        before = warm_start.known(self._service, search, record.inherited)
         if not search.transfer:
             return suggest(search, trials, number, before)
         first = warm_start.tried_first(search, before, {entry.name: entry.parent for entry in record.inherited})

@@ -15,7 +15,7 @@ from syrtos.jobs.service import Service
 from syrtos.jobs.tuning import found, search, space
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import Trial, ranked
-from syrtos.jobs.tunings import Entry, TuningRecord
+from syrtos.jobs.tunings import Entry
 
 _TRIED_FIRST = 3  # of each earlier tuning job
 
@@ -38,15 +38,22 @@ def inherited(service: Service, wanted: Search) -> tuple[Entry, ...]:
             goals = [f"{'maximize' if one.maximize else 'minimize'} {one.metric}" for one in (theirs, wanted)]
             raise ConfigurationError(f"A warm start needs the same objective. {name}: {goals[0]}; now: {goals[1]}.")
         entries |= {entry.name: dataclasses.replace(entry, parent=name) for entry in record.trials}
-        entries |= {entry.name: entry for entry in record.inherited}
-    return tuple(entries.values())
+        if wanted.transfer or not theirs.transfer:  # whose objectives are those of the parent's data
+            entries |= {entry.name: entry for entry in record.inherited}
+    results = tuple(entries.values())
+    if wanted.parents and not known(service, wanted, results):
+        raise ConfigurationError(
+            f"There is nothing to learn from {', '.join(wanted.parents)}: no trial of theirs has a result and is in the ranges of "
+            f"{', '.join(space.names(wanted.space))}. Widen the ranges, or leave out the warm start."
+        )
+    return results
 
 
-def known(service: Service, wanted: Search, record: TuningRecord) -> list[Trial]:
+def known(service: Service, wanted: Search, entries: Sequence[Entry]) -> list[Trial]:
     """The inherited trials with an objective. Their values are of the hyperparameters that are tuned now, which may have been static."""
-    jobs = found.jobs_of(service.store, record.inherited)
+    jobs = found.jobs_of(service.store, entries)
     trials: list[Trial] = []
-    for entry in record.inherited:
+    for entry in entries:
         point = space.within(wanted.space, jobs[entry.name].request["HyperParameters"]) if entry.name in jobs else None
         trial = found.trial_of(wanted, entry, jobs[entry.name]) if point else None
         if trial and point and trial.succeeded:
@@ -55,7 +62,7 @@ def known(service: Service, wanted: Search, record: TuningRecord) -> list[Trial]
 
 
 def tried_first(wanted: Search, before: Sequence[Trial], parents: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """The best points of each earlier tuning job: first the best of each, then the second of each, and so on.
+    """The best points of each earlier tuning job: first the best of each, then the second of each, and so on; half of all trials at most.
 
     Args:
         before: the inherited trials.
@@ -65,4 +72,5 @@ def tried_first(wanted: Search, before: Sequence[Trial], parents: Mapping[str, s
     for trial in ranked(wanted, before):
         by_parent.setdefault(parents[trial.name], {}).setdefault(tuple(sorted(trial.tuned.items())), trial.tuned)
     of_places = itertools.zip_longest(*(list(points.items())[:_TRIED_FIRST] for points in by_parent.values()))
-    return list(dict(one for place in of_places for one in place if one).values())
+    points = dict(one for place in of_places for one in place if one)
+    return list(points.values())[: max(1, wanted.trials // 2)]
