@@ -238,7 +238,9 @@ def test_requests_that_are_refused(tmp_path: Path) -> None:
         assert "ValidationException" in error(asked | {"HyperParameterTuningJobName": "under_score"})
         warm = {"HyperParameterTuningJobName": "warm"}
         assert "has not ended yet" in error(asked | warm | {"WarmStartConfig": warm_start("one")})
-        assert "nowhere, which there is not" in error(asked | warm | {"WarmStartConfig": warm_start("nowhere")})
+        assert "There is no tuning job nowhere to learn from" in error(
+            asked | warm | {"WarmStartConfig": warm_start("nowhere")}
+        )
         big = request(tmp_path, "big", "true")
         big["TrainingJobDefinition"]["ResourceConfig"]["InstanceCount"] = 2
         assert "ResourceLimitExceeded" in error(big)

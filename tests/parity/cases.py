@@ -821,7 +821,8 @@ def stop_from_batch_callback() -> tuple[Any, Logs]:
 
 
 class Errors(keras.metrics.Metric):  # type: ignore[misc]
-    """States that are no sums: the largest error, the least prediction, the error of the last batch, and an average that moves; and one that is."""
+    """States that are no sums: the largest error, the least prediction, the error of the last batch, an average that moves, counts and
+    means of batches; and one that is."""
 
     def __init__(self) -> None:
         super().__init__(name="errors")
@@ -830,6 +831,8 @@ class Errors(keras.metrics.Metric):  # type: ignore[misc]
         self.last = self.add_weight(name="last", initializer="zeros")
         self.moving = self.add_weight(name="moving", initializer="zeros")
         self.total = self.add_weight(name="total", initializer="zeros")
+        self.batches = self.add_weight(name="batches", initializer="zeros")
+        self.means = self.add_weight(name="means", initializer="zeros")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         errors = keras.ops.abs(y_true - y_pred)
@@ -839,13 +842,18 @@ class Errors(keras.metrics.Metric):  # type: ignore[misc]
         self.last.assign(keras.ops.mean(errors))
         self.moving.assign(0.8 * self.moving + 0.2 * keras.ops.mean(errors))
         self.total.assign(self.total + keras.ops.sum(errors))
+        self.batches.assign_add(1.0)
+        self.means.assign_add(keras.ops.mean(errors))
 
     def result(self) -> Any:
-        return {name: getattr(self, name) + 0.0 for name in ("largest", "least", "last", "moving", "total")}
+        return {
+            name: getattr(self, name) + 0.0
+            for name in ("largest", "least", "last", "moving", "total", "batches", "means")
+        }
 
     def reset_state(self) -> None:
         self.least.assign(np.inf)
-        for counted in (self.largest, self.last, self.moving, self.total):
+        for counted in (self.largest, self.last, self.moving, self.total, self.batches, self.means):
             counted.assign(0.0)
 
 

@@ -114,6 +114,18 @@ def _create(service: Service, asked: SearchFile) -> None:
         Operations(service).create_hyper_parameter_tuning_job(request)
     except ApiError as error:
         raise ConfigurationError(str(error)) from error
+    _say(f"begins the search {asked.name}{_learnt(service, asked.name)}")
+
+
+def _learnt(service: Service, name: str) -> str:
+    """How many results of earlier searches count."""
+    from syrtos.jobs.tuning import warm_start
+
+    record, search, _ = _look(service, name)
+    if not record.inherited:
+        return ""
+    count = len(warm_start.known(service, search, record.inherited))
+    return f", which learns from {count} of {len(record.inherited)} trials of {' and '.join(search.parents)} (with a result, and in range)"
 
 
 # -- while it goes on ------------------------------------------------------------------------------------

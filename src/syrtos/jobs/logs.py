@@ -110,10 +110,14 @@ class Stream:
 
 
 def make(folder: Path, hosts: Sequence[str], now: float) -> None:
-    """Makes a job's streams, before it has anything to say: SDK v3 shows nothing until all are there."""
+    """Makes a job's streams, before it has anything to say: SDK v3 shows nothing until all are there.
+
+    A service that was killed before it had written down the job left them, and creates the job again: each instance has one stream.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for host in hosts:
-        (folder / f"{host}-{int(now)}.jsonl").touch(mode=0o600)
+        if not any(folder.glob(f"{host}-*.jsonl")):
+            (folder / f"{host}-{int(now)}.jsonl").touch(mode=0o600)
 
 
 def of(folder: Path) -> list[Stream]:

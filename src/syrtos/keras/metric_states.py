@@ -88,7 +88,8 @@ def _tell(kind: type) -> None:
     _told.add(kind)
     names = ", ".join(f"`{name}`" for name, rule in metric_source.rules_of(kind).items() if rule == "unknown")
     print(
-        f"syrtos: the source of `update_state` of the metric {kind.__name__} does not tell whether these states are sums over samples: {names}. What each "
-        'worker adds is added up, as Keras declares. A state that is a mean should be made with `add_variable(..., aggregation="mean")`.',
+        f"syrtos: these states of the metric {kind.__name__} may be other numbers than in one process, up to {place.size} times as large: {names}. Its "
+        "`update_state` does not show that they are sums, means or extremes of rows, so what each worker adds is added up, as Keras declares. "
+        "docs/how-it-works.md (Metrics of your own) has the forms that are exact.",
         file=sys.stderr,
     )

@@ -35,6 +35,16 @@ def test_streams_are_named_and_ordered_by_instance(tmp_path: Path) -> None:
     assert found[0].read() == []
 
 
+def test_a_job_that_is_created_again_has_one_stream_for_each_instance(tmp_path: Path) -> None:
+    """A service was killed when it had made the streams, and had not written down the job."""
+    for now in (1700000000.9, 1700000004.0):
+        logs.make(tmp_path / "logs", ["algo-1", "algo-11"], now)
+    assert [stream.path.name for stream in logs.of(tmp_path / "logs")] == [
+        "algo-1-1700000000.jsonl",
+        "algo-11-1700000000.jsonl",
+    ]
+
+
 def test_pages_by_offset(stream: Stream) -> None:
     lines = [f"line {number} é\U0001f600" for number in range(25)]
     before = int(time.time() * 1000)

@@ -265,6 +265,14 @@ def test_a_search_that_knows_an_earlier_one_begins_near_its_best() -> None:
     assert distances[40] < distances[0] / 2
 
 
+@pytest.mark.parametrize("strategy", ["Random", "Bayesian"])
+def test_points_of_an_earlier_search_are_not_drawn_again(strategy: str) -> None:
+    wanted = of(strategy=strategy, seed=3)
+    points = [suggestion.suggest(wanted, [], k) for k in range(1, 4)]
+    before = [dataclasses.replace(done(k, 1.0), tuned=point) for k, point in enumerate(points, 1)]
+    assert suggestion.suggest(wanted, [], 1, before) not in points
+
+
 def test_the_best_points_of_each_earlier_search_are_tried_first() -> None:
     points = {1: (0.9, "a"), 2: (0.1, "a"), 3: (0.5, "a"), 4: (0.2, "a"), 5: (0.3, "b"), 6: (0.1, "b")}
     before = [dataclasses.replace(done(k, x), tuned={"x": repr(x)}) for k, (x, _) in points.items()]

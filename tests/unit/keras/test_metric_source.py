@@ -47,6 +47,9 @@ class Means(States):
         self.nearing.assign(self.nearing + self.rate * (ops.mean(y_true) - self.nearing))
         self.leaving.assign(self.leaving - rate * (self.leaving - ops.mean(y_true)))
         self.called.assign(ops.add(ops.multiply(0.9, self.called), ops.multiply(0.1, ops.mean(y_true))))
+        self.added.assign_add(0.1 * (ops.mean(y_true) - self.added))
+        self.of_means.assign_add(ops.mean(ops.sum(ops.square(y_true - y_pred), axis=-1)))
+        self.of_column.assign(ops.mean(y_pred[:, 1]))
         self.ratio.assign(self.total / self.count)
         self.clipped.assign(ops.maximum(self.total / self.count, 0.0))
 
@@ -61,9 +64,14 @@ class Sums(States):
         self.weighted.assign(self.weighted + weighted(y_true))
         self.scaled.assign(self.scaled + 2.0 * self.total + ops.sum(y_true))
         self.less.assign(self.less - ops.sum(y_true))
-        self.called.assign(ops.add(self.called, ops.maximum(y_true, y_pred)))
-        self.twice.assign(self.twice + 1.0)
-        self.twice.assign_add(1.0)
+        self.called.assign(ops.add(self.called, ops.sum(ops.maximum(y_true, y_pred))))
+        self.twice.assign(self.twice + ops.sum(y_true))
+        self.twice.assign_add(ops.sum(y_pred))
+        self.rows.assign_add(ops.shape(y_true)[0])
+        for _ in range(len(y_true)):
+            self.counted.assign_add(1.0)
+        if ops.any(y_true > 0):
+            self.batches.assign_add(1.0)
 
 
 def add_to(metric: Any, value: Any) -> Any:
@@ -88,6 +96,15 @@ class Unknown(States):
         self.by_method.assign(self.added(y_true))
         self.either.assign(ops.maximum(self.either, 1.0))
         self.either.assign_add(1.0)
+        self.of_columns.assign(ops.maximum(self.of_columns, ops.max(ops.mean(y_true, axis=0))))
+        self.scaled.assign(ops.maximum(self.scaled, ops.max(y_true / ops.max(y_pred))))
+        self.centred.assign(ops.mean(ops.square(y_true - ops.mean(y_true, axis=0))))
+        self.first_rows.assign(ops.mean(y_true[:10]))
+        self.running.assign(ops.maximum(self.running, ops.max(ops.cumsum(y_true, axis=0))))
+        self.of_largest.assign_add(ops.max(y_true))
+        self.per_row.assign(ops.mean(y_true, axis=-1))
+        if ops.any(y_true > 0):
+            self.at_times.assign(ops.mean(y_true))
 
     @property
     def now(self) -> Any:
@@ -128,9 +145,10 @@ class Extends(Extremes):
 
 
 LARGEST = dict.fromkeys(("largest", "stacked", "listed", "by_class", "named", "positive"), "max") | {"least": "min"}
-MEANS = dict.fromkeys(("last", "moving", "nearing", "leaving", "called"), "mean")
+MEANS = dict.fromkeys(("last", "moving", "nearing", "leaving", "called", "added", "of_means", "of_column"), "mean")
 UNKNOWN = (
     "rows", "hits", "worst_batch", "largest_sum", "largest_of_last", "decayed", "chosen", "changed", "current", "by_method", "either",
+    "of_columns", "scaled", "centred", "first_rows", "running", "of_largest", "per_row", "at_times",
 )  # fmt: skip
 
 
@@ -139,9 +157,14 @@ UNKNOWN = (
     [
         (Extremes, LARGEST),
         (Inherits, LARGEST),
-        (Extends, {**LARGEST, "largest": "unknown", "own": "sum"}),
-        (Means, {**MEANS, "total": "sum", "count": "sum", "ratio": "same", "clipped": "same"}),
-        (Sums, dict.fromkeys(("total", "scaled", "less", "called", "twice", "weighted"), "sum")),
+        (Extends, {**LARGEST, "largest": "unknown", "own": "same"}),
+        (Means, {**MEANS, "total": "sum", "count": "same", "ratio": "same", "clipped": "same"}),
+        (
+            Sums,
+            dict.fromkeys(
+                ("total", "scaled", "less", "called", "twice", "weighted", "rows", "counted", "batches"), "sum"
+            ),
+        ),
         (Unknown, dict.fromkeys(UNKNOWN, "unknown")),
         (Hidden, dict.fromkeys(("nested", "passed", "any"), "unknown")),
         (Helped, {"state": "unknown"}),

@@ -24,13 +24,14 @@ def arn(name: str) -> str:
 
 
 def definition_of(request: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """The definition as it is described: the name of the objective is among its hyperparameters, and its instances are in a ``ResourceConfig``, where SDK
-    v2, which sends them as a ``HyperParameterTuningResourceConfig``, looks for them."""
+    """The definition as it is described: the name of the objective is among its hyperparameters, how it is found among the metrics (SDK v2's `attach` looks
+    for them), and its instances are in a ``ResourceConfig``, where SDK v2, which sends them as a ``HyperParameterTuningResourceConfig``, looks for them."""
     definition = request["TrainingJobDefinition"]
     static = {**(definition.get("StaticHyperParameters") or {}), OBJECTIVE: metric}
     instances = definition.get("HyperParameterTuningResourceConfig")
     resources = {"ResourceConfig": _resources(instances)} if instances else {}
-    return {**resources, **definition, "StaticHyperParameters": static}
+    algorithm = _algorithm(definition["AlgorithmSpecification"], metric)
+    return {**resources, **definition, "StaticHyperParameters": static, "AlgorithmSpecification": algorithm}
 
 
 def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[str, str]) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[
         "TrainingJobName": name,
         "TuningJobArn": arn(request["HyperParameterTuningJobName"]),
         "HyperParameters": {**definition["StaticHyperParameters"], **tuned},
-        "AlgorithmSpecification": _algorithm(definition["AlgorithmSpecification"], metric),
+        "AlgorithmSpecification": definition["AlgorithmSpecification"],
     }
     if "CheckpointConfig" in definition:  # each training job has checkpoints of its own
         checkpoints = definition["CheckpointConfig"]

@@ -11,6 +11,9 @@ from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.space import grid
 from syrtos.jobs.tuning.trials import Trial
 
+# Results before which points are random.
+_RESULTS, _FEW_RESULTS = 10, 4
+
 
 def suggest(search: Search, trials: Sequence[Trial], number: int, before: Sequence[Trial] = ()) -> dict[str, str]:
     """Values for a trial of this number, which none of ``trials`` has.
@@ -21,7 +24,7 @@ def suggest(search: Search, trials: Sequence[Trial], number: int, before: Sequen
     """
     if search.strategy == "Grid":
         return _next_of_grid(search, trials)
-    found = studies.study(search, _sampler(search, number))
+    found = studies.study(search, _sampler(search, len(before) + number, bool(before)))
     if search.strategy != "Random":
         studies.add(found, search, before)
         studies.add(found, search, trials)
@@ -33,7 +36,14 @@ def _next_of_grid(search: Search, trials: Sequence[Trial]) -> dict[str, str]:
     return next(point for point in grid(search.space) if tuple(sorted(point.items())) not in tried)
 
 
-def _sampler(search: Search, number: int) -> BaseSampler:
-    """Seeded for this trial alone: a sampler has no state that a process could take with it."""
+def _sampler(search: Search, number: int, warm: bool) -> BaseSampler:
+    """Seeded for this trial alone: a sampler has no state that a process could take with it.
+
+    Args:
+        number: of the trial, counted from the first one of earlier searches, whose points are not drawn again.
+        warm: whether there are earlier searches: then a model is asked as soon as four results are there, in place of ten.
+    """
     seed = (search.seed * 1_000_003 + number) % 2**32
-    return RandomSampler(seed=seed) if search.strategy == "Random" else TPESampler(seed=seed)
+    if search.strategy == "Random":
+        return RandomSampler(seed=seed)
+    return TPESampler(seed=seed, n_startup_trials=_FEW_RESULTS if warm else _RESULTS)

@@ -30,9 +30,11 @@ def inherited(service: Service, wanted: Search) -> tuple[Entry, ...]:
     for name in wanted.parents:
         record = service.tunings.get(name)
         if record is None:
-            raise ConfigurationError(f"WarmStartConfig names the tuning job {name}, which there is not.")
+            raise ConfigurationError(f"There is no tuning job {name} to learn from (WarmStartConfig, or `warm_start`).")
         if not record.final:
-            raise ConfigurationError(f"WarmStartConfig names the tuning job {name}, which has not ended yet.")
+            raise ConfigurationError(
+                f"The tuning job {name} has not ended yet: learn from it (WarmStartConfig, or `warm_start`) when it has."
+            )
         theirs = search.read(record.request, record.seed)
         if (theirs.metric, theirs.maximize) != (wanted.metric, wanted.maximize):
             goals = [f"{'maximize' if one.maximize else 'minimize'} {one.metric}" for one in (theirs, wanted)]
