@@ -207,25 +207,13 @@ def test_the_batch_of_a_horovod_script_is_that_of_all_its_workers(tmp_path: Path
     assert {one["batch"] for one in result["tried"]} >= {64, 128}
 
 
-@pytest.mark.slow
-def test_ctrl_c_shows_the_trials_that_had_finished(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "syrtos",
-        "tune",
-        "batch",
-        "--steps",
-        "3",
-        "--run-dir",
-        "tuned",
-        "train.py",
-        "generator",
-    ]
+def interrupted(folder: Path, steps: int, when: str, seconds: float) -> tuple[int, str, str]:
+    """A search for a batch that gets SIGINT once a file of its results is there: its exit code and output, ``seconds`` later at most."""
+    (folder / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "syrtos", "tune", "batch", "--steps", str(steps), "--run-dir", "tuned", "train.py", "generator"]  # fmt: skip
     process = subprocess.Popen(
         command,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, **ENV},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -233,39 +221,24 @@ def test_ctrl_c_shows_the_trials_that_had_finished(tmp_path: Path) -> None:
         start_new_session=True,
     )
     deadline = time.monotonic() + 60
-    while not (tmp_path / "tuned" / "batch-64" / "output.txt").exists() and time.monotonic() < deadline:
+    while not (folder / "tuned" / when).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    shown, said = process.communicate(timeout=20)
-    assert process.returncode == 130
+    shown, said = process.communicate(timeout=seconds)
+    return process.returncode, shown, said
+
+
+@pytest.mark.slow
+def test_ctrl_c_shows_the_trials_that_had_finished(tmp_path: Path) -> None:
+    code, shown, said = interrupted(tmp_path, 3, "batch-64/output.txt", 20)
+    assert code == 130
     assert "the script's own" in shown
     assert f"stopped by SIGINT (signal 2). Run directory: {tmp_path / 'tuned'}\n" in said
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_everything_in_seconds(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "syrtos",
-        "tune",
-        "batch",
-        "--steps",
-        "100000",
-        "--run-dir",
-        "tuned",
-        "train.py",
-        "generator",
-    ]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env={**os.environ, **ENV}, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "tuned" / "batch-own" / "began.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=10)
-    assert process.returncode == 130
+    code, _, said = interrupted(tmp_path, 100_000, "batch-own/began.json", 10)
+    assert code == 130
     assert "SIGINT" in said
     assert not list((tmp_path / "tuned").glob("batch-[0-9]*"))

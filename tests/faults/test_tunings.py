@@ -50,12 +50,17 @@ def test_a_killed_service_goes_on_where_it_was(tmp_path: Path) -> None:
     assert ended["BestTrainingJob"]["TrainingJobName"] == min(values, key=lambda name: values[name])
 
 
+def six_trials(folder: Path, script: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What Describe says of a random search of six trials that has ended, and its trials."""
+    with served(folder / "home", capacity=2) as client:
+        sagemaker = client("sagemaker")
+        sagemaker.create_hyper_parameter_tuning_job(**request(folder, "some", script, trials=6, parallel=2))
+        return final(sagemaker, "some"), trials(sagemaker, "some")
+
+
 def test_a_trial_that_fails_counts_and_the_others_go_on(tmp_path: Path) -> None:
     script = 'echo "loss: 1"; [ $kind = two ] || exit 3'
-    with served(tmp_path / "home", capacity=2) as client:
-        sagemaker = client("sagemaker")
-        sagemaker.create_hyper_parameter_tuning_job(**request(tmp_path, "some", script, trials=6, parallel=2))
-        found, some = final(sagemaker, "some"), trials(sagemaker, "some")
+    found, some = six_trials(tmp_path, script)
     kinds = [trial["TunedHyperParameters"]["kind"] for trial in some]
     assert found["HyperParameterTuningJobStatus"] == "Completed"
     assert found[_COUNTS] | {"InProgress": 0} == found[_COUNTS]
@@ -85,10 +90,7 @@ def test_a_search_without_any_result_fails_and_says_what_was_printed(tmp_path: P
 
 def test_a_trial_that_diverges_has_no_objective_and_is_never_best(tmp_path: Path) -> None:
     script = 'echo "loss: 0.0010"; if [ $kind = two ]; then echo "loss: nan"; echo "loss: inf"; else echo "loss: 5"; fi'
-    with served(tmp_path / "home", capacity=2) as client:
-        sagemaker = client("sagemaker")
-        sagemaker.create_hyper_parameter_tuning_job(**request(tmp_path, "some", script, trials=6, parallel=2))
-        found, some = final(sagemaker, "some"), trials(sagemaker, "some")
+    found, some = six_trials(tmp_path, script)
     succeeded = {trial["TunedHyperParameters"]["kind"]: trial["ObjectiveStatus"] for trial in some}
     assert succeeded == {"one": "Succeeded", "two": "Failed"}
     assert found["BestTrainingJob"]["FinalHyperParameterTuningJobObjectiveMetric"]["Value"] == 5

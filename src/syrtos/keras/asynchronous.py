@@ -126,7 +126,7 @@ def end_round(wish: bool = False) -> bool:
             continue
         if rule in ("max", "min"):
             given = total[sums[name + _GIVEN][0] > 0]  # a worker that has ended gives none
-            variable.assign(given.max(axis=0) if rule == "max" else given.min(axis=0))
+            variable.assign(metric_states.extreme(given, rule))
             continue
         share = count if rule == "mean" else 1
         variable.assign(_base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))

@@ -306,16 +306,15 @@ class Rounds:
             if rule == "sum":
                 parts.append(value - base + (base if comm.rank == 0 else 0.0))  # the state before is counted once
             elif rule == "mean" and _is_floating(variable):
-                parts.append(
-                    value * share if share else np.zeros_like(value)
-                )  # a worker without samples may hold an infinity
+                # a worker without samples may hold an infinity
+                parts.append(value * share if share else np.zeros_like(value))
             elif rule in ("max", "min"):
                 parts.append(metric_states.in_own_row(value, comm.rank, comm.size))
             else:
                 continue
-            chosen.append((variable, {"max": np.max, "min": np.min}.get(rule)))
-        for (variable, extreme), value in zip(chosen, self._sums(parts), strict=True):
-            found = extreme(value, axis=0) if extreme else value
+            chosen.append((variable, rule))
+        for (variable, rule), value in zip(chosen, self._sums(parts), strict=True):
+            found = metric_states.extreme(value, rule) if rule in ("max", "min") else value
             backend.active().write(variable, found.astype(state.memory_of(variable).dtype))
 
     def _sums(self, values: Sequence[Array]) -> list[Array]:

@@ -35,6 +35,7 @@ _ELEMENTWISE = frozenset(
 _REDUCING = frozenset(
     {*_MEANS, *_EXTREMES, "sum", "reduce_sum", "norm", "argmax", "argmin", "any", "all"} - {*_BY_ELEMENT}
 )
+_OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 _LISTS = ("stack", "concatenate", "concat")
 _ALL = "*"  # among the attributes that something may read: any of them
 
@@ -151,10 +152,7 @@ class _Update:
         value = self._plain(value)
         if self._state(value) == name:
             return True
-        parts, sign = _operands(value), _operator(value)
-        if len(parts) != 2 or sign not in ("Add", "Sub", "add", "subtract"):
-            return False
-        orders = [parts, parts[::-1]] if sign in ("Add", "add") else [parts]
+        orders = _orders(value, "add", "subtract")
         return any(self._is_added_to(one, name) and not self._may_read(other, name) for one, other in orders)
 
     def _is_extreme(self, value: ast.expr, name: str, kind: str) -> bool:
@@ -181,7 +179,7 @@ class _Update:
             bound = () if value.id in seen else self._reads.behind(value.id)
             return all(self._is_by_row(one, seen | {value.id}) for one in bound)
         if not self._reads.data(value):
-            return not self._states_in(value)
+            return self._is_number(value)
         if isinstance(value, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Constant):
             return all(self._is_by_row(part, seen) for part in _children(value))
         if isinstance(value, ast.Subscript):
@@ -211,10 +209,10 @@ class _Update:
         """`a * state + b * mean`, or `state + b * (mean - state)`."""
         value = self._plain(value)
         parts = [self._plain(part) for part in _operands(value)]
-        if len(parts) != 2 or _operator(value) not in ("Add", "Sub", "add", "subtract"):
+        if len(parts) != 2 or _operator(value) not in ("add", "subtract"):
             return False
         for one, other in (parts, parts[::-1]):
-            scaled = self._state(one) == name or self._is_scaled(one, lambda part: self._state(part) == name)
+            scaled = self._is_scaled(one, lambda part: self._state(part) == name)
             moved = self._is_mean(other) or self._is_scaled(other, lambda part: self._is_distance(part, name))
             if scaled and moved:
                 return True
@@ -225,7 +223,7 @@ class _Update:
         parts = [self._plain(part) for part in _operands(value)]
         states = [self._state(part) == name for part in parts]
         means = [self._is_mean(part) for part in parts]
-        return _operator(value) in ("Sub", "subtract") and sorted(zip(states, means, strict=True)) == [
+        return _operator(value) == "subtract" and sorted(zip(states, means, strict=True)) == [
             (False, True),
             (True, False),
         ]
@@ -235,10 +233,7 @@ class _Update:
         value = self._plain(value)
         if which(value):
             return True
-        parts, sign = _operands(value), _operator(value)
-        if len(parts) != 2 or sign not in ("Mult", "Div", "multiply", "divide"):
-            return False
-        orders = [parts, parts[::-1]] if sign in ("Mult", "multiply") else [parts]
+        orders = _orders(value, "multiply", "divide")
         return any(self._is_scaled(one, which) and self._is_number(other) for one, other in orders)
 
     def _is_mean(self, value: ast.expr) -> bool:
@@ -247,12 +242,12 @@ class _Update:
         if isinstance(value, ast.Call) and _called(value) in _MEANS:
             return self._is_over_rows(value)
         parts = _operands(value)
-        if len(parts) == 2 and _operator(value) in ("Add", "Sub", "add", "subtract"):
+        if len(parts) == 2 and _operator(value) in ("add", "subtract"):
             means = [self._is_mean(part) for part in parts]
             return any(means) and all(m or self._is_number(p) for m, p in zip(means, parts, strict=True))
         return bool(parts) and self._is_scaled(value, lambda part: part is not value and self._is_mean(part))
 
-    def _is_number(self, value: ast.expr) -> bool:
+    def _is_number(self, value: ast.AST) -> bool:
         """Whether it is equal on all workers: neither data nor a state."""
         return not self._reads.data(value) and not self._states_in(value)
 
@@ -352,9 +347,9 @@ class _Reads:
         if not name:
             return {_ALL} if _called(call) == "super" and isinstance(call.func, ast.Name) else set()
         function = inspect.getattr_static(self._kind, name, None)
-        return (
-            set() if function is None else self._of_source(name, function)
-        )  # else a function or a layer that it holds
+        if function is None:  # a function or a layer that it holds
+            return set()
+        return self._of_source(name, function)
 
     def _of_property(self, name: str) -> set[str]:
         found = inspect.getattr_static(self._kind, name, None)
@@ -362,9 +357,11 @@ class _Reads:
 
     def _of_source(self, name: str, function: Any) -> set[str]:
         """The attributes that a method mentions, and those that it calls."""
-        tree = None if name in self._seen else _parsed(function)
+        if name in self._seen:
+            return set()
+        tree = _parsed(function)
         if tree is None:
-            return set() if name in self._seen else {_ALL}
+            return {_ALL}
         reads = _Reads(self._kind, tree, self._seen)
         return set[str]().union(*(reads.attributes(statement) for statement in tree.body))
 
@@ -421,7 +418,7 @@ def _operands(value: ast.expr) -> Sequence[ast.expr]:
         return []
     keywords = [keyword.value for keyword in value.keywords if keyword.arg in ("x1", "x2", "x", "y", "a", "b")]
     given = [*value.args[:2], *keywords] if _called(value) in _BY_ELEMENT else [*value.args[:1], *keywords]
-    if _called(value) in ("add", "subtract", "multiply", "divide") or isinstance(value.func, ast.Name):
+    if _called(value) in _OPERATORS.values() or isinstance(value.func, ast.Name):
         given = [*value.args, *keywords]
     first = given[0] if len(given) == 1 else None
     if isinstance(first, ast.Call) and _called(first) in _LISTS and first.args:
@@ -429,9 +426,17 @@ def _operands(value: ast.expr) -> Sequence[ast.expr]:
     return list(first.elts) if isinstance(first, ast.List | ast.Tuple) else given
 
 
+def _orders(value: ast.expr, commuting: str, other: str) -> list[Sequence[ast.expr]]:
+    """The two operands of one of these operators, in both orders where it commutes; none for anything else."""
+    parts = _operands(value)
+    if len(parts) != 2 or _operator(value) not in (commuting, other):
+        return []
+    return [parts, parts[::-1]] if _operator(value) == commuting else [parts]
+
+
 def _operator(value: ast.expr) -> str:
-    """The name of the operator of a sum or product, or of the function that is called."""
-    return type(value.op).__name__ if isinstance(value, ast.BinOp) else _called(value)
+    """The name of the function that is called, or of the one that does what an operator does."""
+    return _OPERATORS.get(type(value.op), "") if isinstance(value, ast.BinOp) else _called(value)
 
 
 def _called(value: ast.AST) -> str:

@@ -71,6 +71,11 @@ def in_own_row(value: Array, rank: int, size: int) -> Array:
     return rows
 
 
+def extreme(rows: Array, rule: str | None) -> Array:
+    """The largest or the least of the rows, by ``max`` or ``min``."""
+    return rows.max(axis=0) if rule == "max" else rows.min(axis=0)
+
+
 def _state_of(variable: Any) -> tuple[Any, str] | None:
     """The metric whose state a variable is, and the attribute, if its class has a rule for it."""
     for metric in [known() for known in list(_metrics.values())]:

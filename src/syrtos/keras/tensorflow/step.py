@@ -256,10 +256,10 @@ class StepScope(_Watcher):
         """One exchange that makes all noted variables equal; returns the means by samples of ``scalars``."""
         dirty, self._dirty = self._dirty, {}
         rules = {key: _rule_of(v) for key, (v, _) in dirty.items()}
-        sums, means, extremes = (
-            [(v, base) for key, (v, base) in dirty.items() if rules[key] in among]
-            for among in (("sum",), ("mean",), ("max", "min"))
+        sums, means = (
+            [(v, base) for key, (v, base) in dirty.items() if rules[key] == rule] for rule in ("sum", "mean")
         )
+        extremes = [(v, base, rules[key]) for key, (v, base) in dirty.items() if rules[key] in ("max", "min")]
         scalars = scalars or []
         if not (sums or means or extremes or scalars or always):
             return []
@@ -273,7 +273,7 @@ class StepScope(_Watcher):
         changes = [tf.cast(private_read(v), tf.float64) - tf.cast(base, tf.float64) for v, base in sums]
         weight = tf.cast(self.samples, tf.float64)
         weighted = [tf.cast(x, tf.float64) * weight for x in [*(private_read(v) for v, _ in means), *scalars]]
-        values = [self._in_own_row(variable, base) for variable, base in extremes]
+        values = [self._in_own_row(variable, base) for variable, base, _ in extremes]
         everyone = self._sum_over_workers(tf.cast(self.samples, tf.float64), changes + weighted, values)
         total, added = everyone[0], everyone[1:]
         for (variable, base), change in zip(sums, added, strict=False):
@@ -281,8 +281,8 @@ class StepScope(_Watcher):
         averages = [tf.math.divide_no_nan(x, total) for x in added[len(sums) : len(changes + weighted)]]
         for (variable, base), average in zip(means, averages, strict=False):
             variable.assign(tf.where(total > 0, tf.cast(average, variable.dtype), base))
-        for (variable, _), rows in zip(extremes, added[len(changes + weighted) :], strict=True):
-            extreme = tf.reduce_max if _rule_of(variable) == "max" else tf.reduce_min
+        for (variable, _, rule), rows in zip(extremes, added[len(changes + weighted) :], strict=True):
+            extreme = tf.reduce_max if rule == "max" else tf.reduce_min
             variable.assign(tf.cast(extreme(rows, axis=0), variable.dtype))
         return [tf.cast(a, s.dtype) for a, s in zip(averages[len(means) :], scalars, strict=True)]
 

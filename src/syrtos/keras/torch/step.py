@@ -141,7 +141,7 @@ class StepScope(Assignments):
             for (value, base), average in zip(means, averages, strict=False):
                 value.copy_(torch.as_tensor(average) if total > 0 else base)
             for (value, _, rule), found in zip(extremes, added[len(sums) + len(weighted) :], strict=True):
-                value.copy_(torch.as_tensor(found.max(0) if rule == "max" else found.min(0)))
+                value.copy_(torch.as_tensor(metric_states.extreme(found, rule)))
         return [_like(scalar, mean) for scalar, mean in zip(scalars, averages[len(means) :], strict=True)]
 
     def _sum_over_workers(self, parts: list[Any], of_all: list[Any]) -> list[Any]:
