@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from syrtos.observe.clock import KINDS
 from syrtos.report.forecast import SHARDING
+from syrtos.report.read import Rank
 from syrtos.report.situation import FIRST, Situation
 from syrtos.report.steps import host_of, median
 from syrtos.report.summary import SHARES
@@ -20,6 +22,8 @@ from syrtos.report.summary import SHARES
 _WORTH_SECONDS, _WORTH_SHARE = 1.0, 0.05
 # One worker is slow whose own time in a step is so many times that of the median worker; shards are skewed by this factor of samples.
 _SLOW, _SKEWED = 1.15, 1.15
+# So many pauses of a worker say nothing of its other steps.
+_PAUSES = 2
 _RETRACES = 3
 _MIXED = 1.5
 # Kinds of time that workers spend together, or that are none of training.
@@ -111,20 +115,29 @@ def slow_worker(situation: Situation) -> Finding | None:
     worker and none on another."""
     if situation.workers < 2:
         return None
-    own = [sum(seconds for kind, seconds in each.items() if kind not in _TOGETHER) for each in situation.by_rank]
+    by_rank = [_without_pauses(rank) for rank in situation.ranks]
+    own = [sum(each.values()) for each in by_rank]
     slowest = int(np.argmax(own))
     usual = max(_median_of_others(own, slowest), own[slowest] / 100)  # others may only wait
     if own[slowest] < _SLOW * usual:
         return None
     beyond = {
-        kind: seconds - _median_of_others([each[kind] for each in situation.by_rank], slowest)
-        for kind, seconds in situation.by_rank[slowest].items()
-        if kind not in _TOGETHER
+        kind: seconds - _median_of_others([each[kind] for each in by_rank], slowest)
+        for kind, seconds in by_rank[slowest].items()
     }
     cause = max(beyond, key=beyond.__getitem__)
     rank = situation.ranks[slowest].rank
     cost = f"rank {rank} takes {own[slowest] / usual:.1f}× as long for its part as the others, which wait for it ({SHARES[cause]})"
     return _of_cause(situation, slowest, cause, cost, own[slowest] - usual)
+
+
+def _without_pauses(rank: Rank) -> dict[str, float]:
+    """Seconds of training that a worker spends by itself, by kind, without its longest lines: a pause is explained with its step, and is no slow worker."""
+    kinds = [number for number, kind in enumerate(KINDS) if kind not in _TOGETHER]
+    lines = rank.lines.seconds[rank.lines.in_training][:, kinds]
+    longest = np.argsort(lines.sum(axis=1))[len(lines) - _PAUSES :]
+    left = np.delete(lines, longest, axis=0) if len(lines) > 2 * _PAUSES else lines
+    return dict(zip((KINDS[number] for number in kinds), left.sum(axis=0).tolist(), strict=True))
 
 
 def _median_of_others(values: Sequence[float], rank: int) -> float:

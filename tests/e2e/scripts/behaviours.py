@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.errors import DivergenceError
+from syrtos.keras.tensorflow.input import ending_at_once
 
 FOLDER = Path(sys.argv[2])
 COMM = world.current().comm
@@ -348,6 +349,18 @@ def libraries_that_write_beside_rank_0() -> None:
     trained.load_weights(place / "best.weights.h5")
     COMM.barrier()
     assert [file.name for file in place.iterdir()] == ["best.weights.h5"]
+
+
+def iterators_that_are_not_tuned() -> None:
+    """But where the script asks for it, or TensorFlow makes its maps parallel."""
+    asked = tf.data.Options()
+    asked.autotune.enabled = True
+    options = ending_at_once(lambda dataset: dataset.options().autotune.enabled)
+    dataset = tf.data.Dataset.range(8).map(lambda n: n + 1, tf.data.AUTOTUNE)
+    assert options(dataset) is False
+    assert options(dataset.with_options(asked)) is True
+    assert options(dataset.map(lambda n: n + 1).batch(2)) is None
+    assert [int(n) for n in dataset] == list(range(1, 9))
 
 
 def evaluated_before_weights_are_loaded() -> None:

@@ -114,7 +114,7 @@ def train() -> None:
     elif WAY == "network":  # with so much to compute that one worker alone would not be faster
         made = model(3000, 2000)
         x, y = RANDOM.normal(size=(6144, 2000)).astype("float32"), RANDOM.normal(size=(6144, 1))
-        made.fit(x, y, batch_size=512, epochs=2, verbose=0)
+        made.fit(x, y, batch_size=2048, epochs=4, verbose=0)
     elif WAY == "nothing":
         x, y = RANDOM.normal(size=(20_000, 256)), RANDOM.normal(size=(20_000, 1))
         model(2048, 256).fit(x, y, batch_size=1000, epochs=6, verbose=0)

@@ -91,6 +91,13 @@ def test_a_slow_host_is_named(tmp_path: Path) -> None:
     assert "look at b" in finding.action
 
 
+@pytest.mark.parametrize(("pauses", "found"), [(2, []), (30, ["slow worker"])])
+def test_pauses_of_a_worker(tmp_path: Path, pauses: int, found: list[str]) -> None:
+    """One or two are no slow worker, many are."""
+    paused = [step(number, 4.0, rest=3.99) for number in range(pauses)]
+    assert [f.rule for f in findings(tmp_path, steps(), [*steps(300 - pauses), *paused])] == found
+
+
 def test_runs_of_other_lengths_can_be_compared(tmp_path: Path) -> None:
     """The first step takes long in both."""
     for name, count in (("short", 30), ("long", 600)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -19,12 +20,16 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator, share_of
 from syrtos.errors import DataError
 from syrtos.keras import fitting
+from syrtos.keras.patching import Method
 from syrtos.keras.tensorflow import tf_internals, tf_internals_pipelines
 
 # Global batches between two comparisons of what the workers read.
 _COMPARE_EVERY = 64
 # Bytes of each tensor that are compared.
 _COMPARED_BYTES = 1 << 16
+
+# The parallel calls with which `num_parallel_calls=tf.data.AUTOTUNE` begins where there are so many threads (`kAutotuneDefaultParallelism`).
+_CALLS_AT_FIRST = 16
 
 # Autograph rewrites what a pipeline maps; there is nothing to rewrite in ours.
 _as_it_is = tf.autograph.experimental.do_not_convert
@@ -98,11 +103,9 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     found = tf_internals_pipelines.mapped_batches(dataset)
     if found is None:
         return None
-    spread = isinstance(found.raw.element_spec, tuple)
 
     @_as_it_is
-    def take(index: tf.Tensor, *group: Any) -> Any:
-        raw = group if spread else group[0]
+    def take(index: tf.Tensor, raw: Any) -> Any:
         share = _share(raw, comm)
         return index, _sum_of(index, raw), share.samples, _mapped(found.maps, share.data)
 
@@ -112,8 +115,7 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
             return Share(tf.identity(count), tf.nest.map_structure(_same, data))
 
     groups = found.raw.batch(found.batch_size, found.drop_remainder).repeat(found.repeat).enumerate()
-    flat = groups.map(_as_it_is(lambda index, group: (index, *(group if spread else (group,)))))
-    mapped = flat.map(take, tf.data.AUTOTUNE, deterministic=True)
+    mapped = groups.map(take, tf.data.AUTOTUNE, deterministic=True)
     ahead = mapped if found.prefetch is None else mapped.prefetch(found.prefetch)
     return plain(_unhurried(ahead.map(checked)))
 
@@ -251,6 +253,32 @@ def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     return dataset.with_options(options)
+
+
+def ending_at_once(original: Method) -> Method:
+    """Around `tf.data.Dataset.__iter__`: iterators have no thread that tunes the pipeline, where there is nothing for it to do.
+
+    Deleting an iterator waits for that thread, which sleeps for up to a minute between two tunings (the longer the iterator has lived), and is
+    woken before the cancellation that it looks for is noted (`Model::OptimizeLoop` and `CancellationManager` of TensorFlow 2.21). Where workers
+    keep all cores busy every second to third epoch ends with such a pause, and all workers wait for it.
+    """
+
+    def iterate(self: Any) -> Any:
+        if world.sharing().world.size > 1 and _is_tuned_in_vain(self):
+            untuned = tf.data.Options()
+            untuned.autotune.enabled = False
+            self = self.with_options(untuned)
+        return original(self)
+
+    return iterate
+
+
+def _is_tuned_in_vain(dataset: tf.data.Dataset) -> bool:
+    """Whether parallel calls begin with all threads that there are, and TensorFlow will make no other calls parallel, which it does only if it tunes."""
+    options = dataset.options()
+    threads = options.threading.private_threadpool_size or len(os.sched_getaffinity(0))
+    few = threads <= _CALLS_AT_FIRST and options.autotune.enabled is None
+    return few and not tf_internals_pipelines.has_maps_to_parallelize(dataset)
 
 
 def rows(leaf: Any, rank: int, size: int, at_least_one: bool = False) -> Any:

@@ -45,10 +45,9 @@ def mapped_batches(dataset: Any) -> MappedBatches | None:
     batches = dataset.element_spec
     size, drop, dataset, maps = int(dataset._batch_size), bool(dataset._drop_remainder), dataset._input_dataset, []
     while type(dataset).__name__ in ("_MapDataset", "_ParallelMapDataset"):
-        wrapper = dataset._map_func
-        if any(node.op_def is not None and node.op_def.is_stateful for node in wrapper.function.graph.get_operations()):
+        if _is_stateful(dataset):
             break  # e.g. random augmentation: each worker must draw the same numbers
-        maps.insert(0, functools.partial(_call_map, wrapper))
+        maps.insert(0, functools.partial(_call_map, dataset._map_func))
         dataset = dataset._input_dataset
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(batches)):
         return None
@@ -56,6 +55,23 @@ def mapped_batches(dataset: Any) -> MappedBatches | None:
     if not maps or not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
         return None
     return MappedBatches(dataset, maps, size, drop, repeat, prefetch)
+
+
+def has_maps_to_parallelize(dataset: Any) -> bool:
+    """Whether a pipeline has a `map` without `num_parallel_calls` that TensorFlow's `map_parallelization` makes parallel: one without side effects.
+
+    Of one element, as Keras maps the number of an epoch to an order of samples, there is nothing to make parallel.
+    """
+    one_by_one = type(dataset).__name__ == "_MapDataset" and not _is_stateful(dataset)
+    if one_by_one and int(dataset._input_dataset.cardinality()) != 1:
+        return True
+    return any(has_maps_to_parallelize(each) for each in dataset._inputs())
+
+
+def _is_stateful(mapped: Any) -> bool:
+    """Whether the function of a `map` draws random numbers, calls Python, or has other side effects."""
+    nodes = mapped._map_func.function.graph.get_operations()
+    return any(node.op_def is not None and node.op_def.is_stateful for node in nodes)
 
 
 def _call_map(wrapper: Any, element: Any) -> Any:
