@@ -19,8 +19,10 @@ test: .venv/ready
 
 # Many of these wait for others.
 test-slow test-long: JOBS = 4
+# Then, with nothing beside them, those that judge times.
 test-slow: sdks
-	$(PYTEST) -m "slow and not long"
+	$(PYTEST) -m "slow and not long and not timing"
+	$(PYTEST) -n 0 -m "slow and not long and timing"
 
 test-long: sdks
 	$(PYTEST) -m long

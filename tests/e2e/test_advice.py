@@ -33,7 +33,7 @@ WAYS = {
     "retracing": ("retracing", "`step` has 60 of them", 1.2, 9.0),
     "skewed": ("skewed shards", "rank 0 trains 2,048 samples in a step and the others 512", 1.1, 1.9),
 }
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 
 def train(run_dir: Path, way: str, backend: str = "tensorflow") -> Any:

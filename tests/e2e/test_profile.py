@@ -52,10 +52,13 @@ def run(folder: Path, script: str, *words: object, backend: str = "tensorflow", 
     return done.stdout
 
 
+TIMED = (pytest.mark.slow, pytest.mark.timing)
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     "backend",
-    ["tensorflow", pytest.param("torch", marks=pytest.mark.slow), pytest.param("jax", marks=pytest.mark.slow)],
+    ["tensorflow", pytest.param("torch", marks=TIMED), pytest.param("jax", marks=TIMED)],
 )
 def test_a_profile_has_all_workers_on_one_clock(tmp_path: Path, backend: str) -> None:
     run(tmp_path, TRAIN, backend=backend, flags=("--profile", "steps=12:16"))

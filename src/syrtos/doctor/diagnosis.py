@@ -9,7 +9,7 @@ from syrtos.doctor.program import Program
 from syrtos.doctor.rules import data, files, horovod, loops, names, rates
 
 RULES: Sequence[Callable[[Program], Iterator[Finding]]] = (
-    files.files, data.own_randomness, data.seeded_by_rank, data.same_batches, data.uneven_batches, data.parallel_randomness, rates.rates,
+    files.files, data.own_randomness, data.seeded_by_rank, data.same_batches, data.uneven_batches, rates.rates,
     rates.steps, horovod.unwrapped, horovod.broadcast,
     horovod.wrapped_twice, horovod.one_rank_alone, horovod.old_callbacks, horovod.other_frameworks, loops.own_loop, loops.compiled_updates,
     loops.servers, loops.processes,

@@ -71,16 +71,6 @@ CASES = {
         PLAIN + SYRTOS + "data.shuffle(9, seed=syrtos.rank())\n",
         PLAIN + SYRTOS + "data.shuffle(9, seed=1)\n",
     ),
-    "threads": (
-        "unseeded-shuffle",
-        PLAIN + "data.map(lambda x: tf.image.random_crop(x, s), num_parallel_calls=4)\n",
-        PLAIN + "data.map(lambda x: tf.image.random_crop(x, s))\n",
-    ),
-    "threads, stateless": (
-        "unseeded-shuffle",
-        PLAIN + "data.map(lambda x: tf.random.normal([2]), num_parallel_calls=tf.data.AUTOTUNE)\n",
-        PLAIN + "data.map(lambda x: tf.random.stateless_normal([2], x), num_parallel_calls=tf.data.AUTOTUNE)\n",
-    ),
     "same batches": (
         "same-batches",
         HOROVOD + "data = data.shuffle(9, seed=1)\n",

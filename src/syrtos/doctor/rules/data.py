@@ -120,53 +120,6 @@ def same_batches(program: Program) -> Iterator[Finding]:
             yield _same(script, call, program, "all workers have this seed, and no worker takes a part of the data")
 
 
-_STATEFUL = re.compile(
-    r"^tensorflow\.(random\.(uniform|normal|truncated_normal|shuffle|poisson|gamma)|image\.random_|image\.sample_distorted_bounding_box|(compat\.v1\.)?random_)"
-)
-
-
-def parallel_randomness(program: Program) -> Iterator[Finding]:
-    """Random operations in a `map` of several threads: which record gets which number is left to the threads."""
-    if program.dialect or program.batch == "per-worker":
-        return
-    for script, call in program.calls():
-        parallel = argument(call, "num_parallel_calls", 1)
-        if (
-            method(call) != "map"
-            or parallel is None
-            or (script.constant(parallel) in (None, 1) and isinstance(parallel, ast.Constant))
-            or not call.args
-        ):
-            continue
-        if (drawn := _draws(script, call.args[0], frozenset())) and script.constant(
-            argument(call, "deterministic")
-        ) is not True:
-            says = (
-                f"`{drawn}` draws from one generator in several threads, so each worker gives records other numbers and reads other batches: the "
-                "run ends at its check of the data"
-            )
-            fix = (
-                "use `tf.random.stateless_*` or `tf.image.stateless_random_*` with a seed made of a counter (`tf.data.Dataset.counter()`), or "
-                "`num_parallel_calls=1`, or preprocessing layers in the model"
-            )
-            yield at(script, call, "unseeded-shuffle", Severity.BREAKS, says, fix)
-
-
-def _draws(script: Script, function: ast.AST, seen: frozenset[str]) -> str:
-    """The random operation that a function calls, itself or through functions of the file; empty if none."""
-    if isinstance(function, ast.Name):
-        found = script.functions.get(function.id)
-        return _draws(script, found, seen | {function.id}) if found and function.id not in seen else ""
-    for inner in ast.walk(function):
-        if isinstance(inner, ast.Call):
-            path = script.written(inner.func) or ""
-            if _STATEFUL.match(path):
-                return path.replace("tensorflow.", "tf.")
-            if isinstance(inner.func, ast.Name) and (deeper := _draws(script, inner.func, seen)):
-                return deeper
-    return ""
-
-
 def _same(script: Script, call: ast.Call, program: Program, why: str) -> Finding:
     says = f"{why}: under {program.dialect} all workers draw the same batches, so more workers add nothing"
     return at(

@@ -52,16 +52,19 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     """This worker's contiguous share of each batch of ``dataset``; possibly no rows.
 
     All workers read the same batches. Every few batches they compare a checksum: data that was shuffled with unequal seeds
-    would train on some samples twice and on others never. For steps of Keras `tf_internals.counted` gives the same as `Share`.
+    would train on some samples twice and on others never. Of pipelines whose numbers are left to threads only the numbers of rows are
+    compared. For steps of Keras `tf_internals.counted` gives the same as `Share`.
     """
+
+    comparable = not tf_internals_pipelines.is_left_to_threads(dataset)
 
     @_as_it_is
     def take(index: tf.Tensor, data: Any) -> Share:
-        checked = _compared(index, data, comm)
+        checked = _compared(index, data if comparable else _counts(data), comm)
         with tf.control_dependencies([checked]):
             return _share(data, comm)
 
-    return plain(_unhurried(dataset.enumerate().map(take)))
+    return plain(_unhurried(_in_order(dataset).enumerate().map(take)))
 
 
 def _share(data: Any, comm: Communicator) -> Share:
@@ -114,7 +117,7 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
         with tf.control_dependencies([_compared_sums(index, checksum, comm)]):
             return Share(tf.identity(count), tf.nest.map_structure(_same, data))
 
-    groups = found.raw.batch(found.batch_size, found.drop_remainder).repeat(found.repeat).enumerate()
+    groups = _in_order(found.raw).batch(found.batch_size, found.drop_remainder).repeat(found.repeat).enumerate()
     mapped = groups.map(take, tf.data.AUTOTUNE, deterministic=True)
     ahead = mapped if found.prefetch is None else mapped.prefetch(found.prefetch)
     return plain(_unhurried(ahead.map(checked)))
@@ -247,6 +250,17 @@ def _given(comm: Communicator, leaves: tuple[Array, ...], root: int) -> tuple[Ar
 
 def _same(leaf: Any) -> Any:
     return None if leaf is None else tf.identity(leaf)  # an optional input that is left out
+
+
+def _counts(data: Any) -> list[tf.Tensor]:
+    return [count_rows(leaf) for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+
+
+def _in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """With its records in one order, whatever the options of the script say."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
 
 
 def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:

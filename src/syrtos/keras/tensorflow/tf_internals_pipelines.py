@@ -7,6 +7,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.data.util import structure
+from tensorflow.python.framework import op_def_registry
+
+# Stateful by name: checks, and calls of functions whose own operations tell.
+_HARMLESS = frozenset({"Assert", "StatefulPartitionedCall", "If", "While", "Case"})
+_STATEFUL = "_syrtos_stateful"
 
 
 class MappedBatches(NamedTuple):
@@ -68,10 +73,28 @@ def has_maps_to_parallelize(dataset: Any) -> bool:
     return any(has_maps_to_parallelize(each) for each in dataset._inputs())
 
 
+def is_left_to_threads(dataset: Any) -> bool:
+    """Whether threads of a parallel `map` draw random numbers, or call Python, in the order in which they come to it."""
+    if type(dataset).__name__ == "_ParallelMapDataset" and _is_stateful(dataset):
+        calls = tf.get_static_value(dataset._num_parallel_calls)
+        if calls is None or int(calls) != 1:
+            return True
+    return any(is_left_to_threads(each) for each in dataset._inputs())
+
+
 def _is_stateful(mapped: Any) -> bool:
-    """Whether the function of a `map` draws random numbers, calls Python, or has other side effects."""
-    nodes = mapped._map_func.function.graph.get_operations()
-    return any(node.op_def is not None and node.op_def.is_stateful for node in nodes)
+    """Whether the function of a `map`, or one that it calls, draws random numbers, calls Python, or has other side effects."""
+    function = mapped._map_func.function
+    if not hasattr(function, _STATEFUL):  # a big graph is read once
+        graph = function.graph.as_graph_def()
+        nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
+        setattr(function, _STATEFUL, any(_has_effects(node.op) for node in nodes))
+    return getattr(function, _STATEFUL)
+
+
+def _has_effects(op: str) -> bool:
+    known = op_def_registry.get(op)
+    return known is not None and known.is_stateful and op not in _HARMLESS
 
 
 def _call_map(wrapper: Any, element: Any) -> Any:

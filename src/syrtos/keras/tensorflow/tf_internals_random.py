@@ -1,0 +1,157 @@
+"""The functions of TensorFlow that draw random numbers, of which it keeps most private. Seen to work on TensorFlow 2.21."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import random_seed
+from tensorflow.python.ops import gen_image_ops, gen_random_ops
+from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
+
+from syrtos.keras.tensorflow import tf_internals_graphs
+
+Function = Callable[..., Any]
+# Gives the seed of a draw, int64 of shape (2,), or None: then TensorFlow draws as it would.
+Source = Callable[[], "tf.Tensor | None"]
+Arguments = Mapping[str, Any]
+
+
+def _shape_of_each(arguments: Arguments, name: str) -> Any:
+    """Gamma and Poisson numbers are so many for each parameter."""
+    shape = tf.cast(arguments["shape"], tf.int32)
+    return tf.concat([shape, tf.shape(arguments[name])], 0)
+
+
+# What draws the same distribution from a seed, given the arguments of the operation without one.
+_random: Any = tf.random  # whose annotations do not know all of it
+_OPERATIONS: Mapping[str, Callable[[Any, Arguments], Any]] = {
+    "random_uniform": lambda seed, a: _random.stateless_uniform(a["shape"], seed, dtype=a["dtype"]),
+    "random_uniform_int": lambda seed, a: _random.stateless_uniform(
+        a["shape"], seed, a["minval"], a["maxval"], a["minval"].dtype
+    ),
+    "random_standard_normal": lambda seed, a: tf.random.stateless_normal(a["shape"], seed, dtype=a["dtype"]),
+    "truncated_normal": lambda seed, a: tf.random.stateless_truncated_normal(a["shape"], seed, dtype=a["dtype"]),
+    "parameterized_truncated_normal": lambda seed, a: tf.random.stateless_parameterized_truncated_normal(
+        a["shape"], seed, a["means"], a["stdevs"], a["minvals"], a["maxvals"]
+    ),
+    "random_shuffle": lambda seed, a: _random.experimental.stateless_shuffle(a["value"], seed),
+    "multinomial": lambda seed, a: tf.random.stateless_categorical(
+        a["logits"], a["num_samples"], seed, a["output_dtype"]
+    ),
+    "random_gamma": lambda seed, a: tf.random.stateless_gamma(
+        _shape_of_each(a, "alpha"), seed, a["alpha"], dtype=a["alpha"].dtype
+    ),
+    "random_poisson_v2": lambda seed, a: tf.random.stateless_poisson(
+        _shape_of_each(a, "rate"), seed, a["rate"], a["dtype"]
+    ),
+}
+# Of `tf.random.Generator`.
+_METHODS: Mapping[str, Callable[[Any, Arguments], Any]] = {
+    "make_seeds": lambda seed, a: tf.pad(
+        _random.stateless_uniform([1, a["count"]], seed, None, None, tf.int64), [[0, 1], [0, 0]]
+    ),
+    "uniform": lambda seed, a: _random.stateless_uniform(a["shape"], seed, a["minval"], a["maxval"], a["dtype"]),
+    "normal": lambda seed, a: tf.random.stateless_normal(a["shape"], seed, a["mean"], a["stddev"], a["dtype"]),
+    "truncated_normal": lambda seed, a: tf.random.stateless_truncated_normal(
+        a["shape"], seed, a["mean"], a["stddev"], a["dtype"]
+    ),
+    "uniform_full_int": lambda seed, a: _random.stateless_uniform(a["shape"], seed, None, None, a["dtype"]),
+}
+
+
+def _box(seed: Any, a: Arguments) -> Any:
+    others = ("aspect_ratio_range", "area_range", "max_attempts", "use_image_if_no_bounding_boxes")
+    return tf.image.stateless_sample_distorted_bounding_box(
+        a["image_size"], a["bounding_boxes"], seed, a["min_object_covered"], **{name: a[name] for name in others}
+    )
+
+
+def _seed_of_keras(seed: Any, a: Arguments) -> Any:
+    return tf.cast(seed, a["self"].state.dtype)
+
+
+@contextlib.contextmanager
+def drawn_by(operations: Source, generators: Source, given_seed: Callable[[], None]) -> Iterator[None]:
+    """Inside, graphs that are made draw their random numbers from seeds.
+
+    Args:
+        operations: of operations that draw in the order in which threads come to them (`tf.random.uniform`, `tf.image.random_*`).
+        generators: of objects that keep their state in a variable (`tf.random.Generator`, `keras.random.SeedGenerator`).
+        given_seed: is called where an operation has a seed of the script's.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, draw in _OPERATIONS.items():
+            _replace(stack, gen_random_ops, name, _from(draw, operations))
+        _replace(stack, gen_image_ops, "sample_distorted_bounding_box_v2", _from(_box, operations))
+        for name, draw in _METHODS.items():
+            _replace(stack, tf.random.Generator, name, _from(draw, generators))
+        if keras := sys.modules.get("keras"):
+            _replace(stack, keras.random.SeedGenerator, "next", _from(_seed_of_keras, generators))
+        _replace(stack, random_seed, "get_seed", _noting(given_seed))
+        yield
+
+
+def _replace(stack: contextlib.ExitStack, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
+    original = getattr(owner, name)
+    stack.callback(setattr, owner, name, original)
+    setattr(owner, name, wrapper(original))
+
+
+def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Function], Function]:
+    def wrapper(original: Function) -> Function:
+        signature = inspect.signature(original)
+
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            seed = source()
+            if seed is None:
+                return original(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return draw(seed, bound.arguments)
+
+        return drawn
+
+    return wrapper
+
+
+def _noting(given_seed: Callable[[], None]) -> Callable[[Function], Function]:
+    def wrapper(original: Function) -> Function:
+        def get_seed(op_seed: Any) -> Any:
+            if op_seed is not None:
+                given_seed()
+            return original(op_seed)
+
+        return get_seed
+
+    return wrapper
+
+
+@contextlib.contextmanager
+def noting_vectorized(seen: Callable[[], None]) -> Iterator[None]:
+    """Calls ``seen`` where `tf.vectorized_map` makes many elements' operations of one: a draw from one seed would give all of them one number."""
+
+    def wrapper(original: Function) -> Function:
+        def pfor(*args: Any, **kwargs: Any) -> Any:
+            seen()
+            return original(*args, **kwargs)
+
+        return pfor
+
+    with contextlib.ExitStack() as stack:
+        _replace(stack, parallel_for, "pfor", wrapper)
+        yield
+
+
+def is_in_loop() -> bool:
+    """Whether operations that are made now run several times in a call of the function that is being traced."""
+    current = tf_internals_graphs.graph()
+    while current is not None:
+        if type(current).__name__ in ("WhileBodyFuncGraph", "WhileCondFuncGraph"):
+            return True
+        current = getattr(current, "outer_graph", None)
+    return False
