@@ -27,7 +27,7 @@ def run(folder: Path, checks: str, *flags: str, workers: int = 2) -> subprocess.
 def test_behaviours_without_flags(tmp_path: Path) -> None:
     run(
         tmp_path,
-        "dropout,batchnorm,files,own_folders,fresh_seeds,backup,one_wants_to_stop,different_weights,different_weights_without_fit,own_callback_list,custom_strategy_loop,values_of_a_strategy,libraries_that_write_beside_rank_0,iterators_that_are_not_tuned,evaluated_before_weights_are_loaded",
+        "dropout,noise_of_a_step,batchnorm,files,own_folders,fresh_seeds,backup,one_wants_to_stop,different_weights,different_weights_without_fit,own_callback_list,custom_strategy_loop,values_of_a_strategy,libraries_that_write_beside_rank_0,iterators_that_are_not_tuned,evaluated_before_weights_are_loaded",
         workers=3,
     )
 

@@ -57,6 +57,25 @@ def dropout() -> None:
     assert equal_everywhere(ones.get_weights()[0])
 
 
+def noise_of_a_step() -> None:
+    """What a step draws by `tf.random` and by a `tf.random.Generator` is other noise on each worker; weights stay equal."""
+    generator = tf.random.Generator.from_seed(3)
+    drawn: list[np.ndarray[Any, Any]] = []
+
+    class Noise(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            noise = tf.random.normal([6]) + 0.0 * x, generator.normal([6])
+            tf.numpy_function(lambda *values: drawn.extend(value.reshape(-1)[:6] for value in values), noise, [])
+            return x + noise[0] + noise[1]
+
+    noisy = model(Noise())
+    noisy.fit(*data(9), batch_size=9, verbose=0)
+    for values in drawn[-2:]:
+        everyone = COMM.allgather(values.astype(np.float64).reshape(1, -1))
+        assert len(np.unique(everyone[:, 0])) == COMM.size
+    assert equal_everywhere(noisy.get_weights()[0])
+
+
 def batchnorm() -> None:
     """Statistics of each share, equal moving statistics; exact with --sync-batchnorm, seen by one process's numbers."""
     keras.utils.set_random_seed(0)

@@ -129,3 +129,29 @@ def test_elements_of_several_parts() -> None:
         pairs, lambda n, d: (n + d["a"], tf.random.uniform([])), num_parallel_calls=2
     )
     assert [int(n) for n, _ in found] == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("kind", ["operation", "generator"])
+def test_one_seed_is_one_stream(kind: str) -> None:
+    """As for an image and its mask, in one map or in two."""
+
+    def draw_with(seed: int) -> Callable[[Any], Any]:
+        if kind == "operation":
+            return lambda n: tf.random.uniform([], seed=seed)
+        generator = keras.random.SeedGenerator(seed)
+        return lambda n: keras.random.uniform([], seed=generator)
+
+    image, mask, other = (mapped(draw_with(seed)) for seed in (4, 4, 5))
+    for found in zip(*(epoch(each) for each in (image, mask, other)), strict=True):
+        assert found[0] == found[1] != found[2]
+    first, second = draw_with(4), draw_with(4)
+    together = epoch(mapped(lambda n: tf.stack([first(n), second(n)])))
+    np.testing.assert_array_equal(together[:, 0], together[:, 1])
+
+
+def test_one_generator_in_two_maps_draws_anew() -> None:
+    """As for two views of an image."""
+    generator = keras.random.SeedGenerator(4)
+    one, other = (mapped(lambda n: keras.random.uniform([], seed=generator)) for _ in range(2))
+    assert (epoch(one) != epoch(other)).all()
+    assert (epoch(mapped(DRAWS["uniform"])) != epoch(mapped(DRAWS["uniform"]))).all()

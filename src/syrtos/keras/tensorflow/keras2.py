@@ -34,7 +34,6 @@ from syrtos.keras.tensorflow import gradients, keras2_data, models
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.step import StepScope, current_step
 from syrtos.keras.tensorflow.strategy import Strategy
-from syrtos.keras.tensorflow.variables import TensorFlow
 
 
 @functools.cache
@@ -216,14 +215,6 @@ def _callback_list(original: Method) -> Method:
     return init
 
 
-def _seed_by_rank(original: Method) -> Method:
-    def make_legacy_seed(self: Any) -> int | None:
-        seed, rank = original(self), TensorFlow().rank_to_seed()
-        return (seed or 0) + shares.SEED_STRIDE * rank if rank else seed
-
-    return make_legacy_seed
-
-
 # -- what is replaced, and why -----------------------------------------------------------------------------
 
 _UTILS = "tf_keras.src.utils.losses_utils"
@@ -321,12 +312,6 @@ MODEL = [
         "add_weight",
         _noting_keras,
         "Who has made a variable says what becomes of it where workers train at their own pace.",
-    ),
-    Patch(
-        "tf_keras.src.backend:RandomGenerator",
-        "make_legacy_seed",
-        _seed_by_rank,
-        "Equal seeds on all workers must not mean equal dropout masks.",
     ),
 ]
 FILES = [

@@ -14,10 +14,11 @@ from syrtos.comm.communicator import Communicator
 from syrtos.keras import asynchronous, files, temporary, timing
 from syrtos.keras.patching import Method, replace, replace_everywhere
 from syrtos.keras.tensorflow import files as tf_files
-from syrtos.keras.tensorflow import gradients, models, ops, reproducible, tf_internals
+from syrtos.keras.tensorflow import gradients, models, ops, reproducible, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow import step as step_module
 from syrtos.keras.tensorflow.input import ending_at_once, policy_ignored
 from syrtos.keras.tensorflow.step import StepScope, functions_of_step, rows_of
+from syrtos.keras.tensorflow.variables import TensorFlow
 
 
 @functools.cache
@@ -31,6 +32,7 @@ def patch_tensorflow() -> None:
     tf_internals.watch_tracing(timing.tracing)
     replace(tf.data.Dataset, "__iter__", ending_at_once)
     replace(tf.data.Dataset, "map", reproducible.drawn_by_record)
+    tf_internals_random.draw_by_rank(TensorFlow().rank_to_seed)
     for name in ("map", "interleave", "batch"):
         replace(tf.data.Dataset, name, reproducible.in_order)
     replace(tf.GradientTape, "__enter__", timing.recording)

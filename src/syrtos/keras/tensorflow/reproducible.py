@@ -8,7 +8,11 @@ Here the order is kept, and each record of such a map gets a seed of its own.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import inspect
+import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,43 +43,67 @@ def is_read_by_all() -> bool:
     return session.world.size > 1 and session.options.batch != "per-worker"
 
 
+# Of each `keras.random.SeedGenerator`, the draws that maps have made of it so far.
+_drawn: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_maps = itertools.count(1)
+
+
+@dataclasses.dataclass
 class _Draws:
     """What the function of a `map` draws while it is traced.
 
     Attributes:
-        count: draws that a seed of the record could serve.
+        seed: of the record, the same in all maps; int64 scalar. None: TensorFlow draws.
+        own_seed: of the record in this map.
+        count: draws so far.
         unseeded: none has a seed of the script's.
         repeated: some are in a loop, where one seed would give one number again and again.
     """
 
-    def __init__(self, seed: Any = None) -> None:
-        self.count = 0
-        self.unseeded, self.repeated = True, False
-        self._seed = seed
-
-    def of_operation(self) -> tf.Tensor | None:
-        self.repeated |= tf_internals_random.is_in_loop()
-        self.count += 1
-        return None if self._seed is None else tf.stack([self._seed, tf.constant(self.count, tf.int64)])
-
-    def of_generator(self) -> tf.Tensor | None:
-        self.unseeded = False  # its state goes on from epoch to epoch
-        return self.of_operation()
-
-    def given_seed(self) -> None:
-        self.unseeded = False
-
-    def vectorized(self) -> None:
-        self.repeated = True
+    seed: tf.Tensor | None = None
+    own_seed: tf.Tensor | None = None
+    count: int = 0
+    unseeded: bool = True
+    repeated: bool = False
+    _given: int | None = None
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Inside, what is traced draws from here."""
         with (
-            tf_internals_random.drawn_by(self.of_operation, self.of_generator, self.given_seed),
-            tf_internals_random.noting_vectorized(self.vectorized),
+            tf_internals_random.drawn_by(self._of_operation, self._of_generator, self._is_given),
+            tf_internals_random.noting_vectorized(self._vectorized),
         ):
             yield
+
+    def _is_given(self, seed: int | None) -> None:
+        """The next operation has this seed of the script's."""
+        self._given = seed
+
+    def _vectorized(self) -> None:
+        self.repeated = True
+
+    def _of_operation(self) -> tf.Tensor | None:
+        """Operations with one seed draw the same numbers in TensorFlow too, e.g. for an image and its mask."""
+        given, self._given = self._given, None
+        return self._next(None if given is None else f"operation {given}")
+
+    def _of_generator(self, generator: Any) -> tf.Tensor | None:
+        """Generators that began with one seed draw the same; one generator draws new numbers each time."""
+        seed, before = tf_internals_random.seed_of(generator), _drawn.get(generator, 0)
+        self.unseeded = False  # its state goes on from epoch to epoch
+        if self.seed is not None:
+            _drawn[generator] = before + 1
+        return self._next(None if seed is None else f"generator {seed} {before}")
+
+    def _next(self, name: str | None) -> tf.Tensor | None:
+        self.count += 1
+        self.repeated |= tf_internals_random.is_in_loop()
+        self.unseeded &= name is None
+        if name is None:
+            return None if self.own_seed is None else tf.stack([self.own_seed, tf.constant(self.count, tf.int64)])
+        word = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+        return None if self.seed is None else tf.stack([self.seed, tf.constant(word, tf.int64)])
 
 
 def drawn_by_record(original: Method) -> Method:
@@ -98,12 +126,13 @@ def drawn_by_record(original: Method) -> Method:
         spread = type(dataset.element_spec) is tuple  # as TensorFlow decides whether a function gets parts or the whole
 
         @tf.autograph.experimental.do_not_convert
-        def from_seed(seed: tf.Tensor, element: Any) -> Any:
-            with _Draws(seed).noted():
+        def from_seeds(seed: tf.Tensor, own_seed: tf.Tensor, element: Any) -> Any:
+            with _Draws(seed, own_seed).noted():
                 return tf.function(function)(*(element if spread else (element,)))
 
-        seeds = tf.data.Dataset.random(rerandomize_each_iteration=True)
-        bound.arguments |= {"self": tf.data.Dataset.zip((seeds, dataset)), "map_func": from_seed}
+        # With seeds, or TensorFlow would count these data sets in the seeds of what the script makes after them.
+        seeds, own_seeds = (tf.data.Dataset.random(n, rerandomize_each_iteration=True) for n in (0, next(_maps)))
+        bound.arguments |= {"self": tf.data.Dataset.zip((seeds, own_seeds, dataset)), "map_func": from_seeds}
         return original(*bound.args, **bound.kwargs)
 
     return mapped

@@ -22,6 +22,16 @@ def graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+def is_of_dataset() -> bool:
+    """Whether ops are added to a function of a `tf.data` pipeline now, which TensorFlow names after the method."""
+    current = graph()
+    while current is not None:
+        if str(getattr(current, "name", "")).startswith("Dataset_"):
+            return True
+        current = getattr(current, "outer_graph", None)
+    return False
+
+
 def always_runs_with(outer: Any) -> bool:
     """Whether ops added now run whenever those of the graph ``outer`` do: no conditional or loop lies between."""
     current = graph()

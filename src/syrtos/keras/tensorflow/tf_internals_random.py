@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +14,13 @@ from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import gen_image_ops, gen_random_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 
+from syrtos.keras.patching import replace
+from syrtos.keras.shares import SEED_STRIDE
 from syrtos.keras.tensorflow import tf_internals_graphs
 
 Function = Callable[..., Any]
 # Gives the seed of a draw, int64 of shape (2,), or None: then TensorFlow draws as it would.
-Source = Callable[[], "tf.Tensor | None"]
+Source = Callable[..., "tf.Tensor | None"]
 Arguments = Mapping[str, Any]
 
 
@@ -76,18 +79,18 @@ def _seed_of_keras(seed: Any, a: Arguments) -> Any:
 
 
 @contextlib.contextmanager
-def drawn_by(operations: Source, generators: Source, given_seed: Callable[[], None]) -> Iterator[None]:
+def drawn_by(operations: Source, generators: Source, given_seed: Callable[[int | None], None]) -> Iterator[None]:
     """Inside, graphs that are made draw their random numbers from seeds.
 
     Args:
         operations: of operations that draw in the order in which threads come to them (`tf.random.uniform`, `tf.image.random_*`).
-        generators: of objects that keep their state in a variable (`tf.random.Generator`, `keras.random.SeedGenerator`).
-        given_seed: is called where an operation has a seed of the script's.
+        generators: of objects that keep their state in a variable (`tf.random.Generator`, `keras.random.SeedGenerator`); it is given the object.
+        given_seed: is given the script's seed of an operation, before ``operations`` is called; None without one.
     """
     with contextlib.ExitStack() as stack:
         for name, draw in _OPERATIONS.items():
-            _replace(stack, gen_random_ops, name, _from(draw, operations))
-        _replace(stack, gen_image_ops, "sample_distorted_bounding_box_v2", _from(_box, operations))
+            _replace(stack, gen_random_ops, name, _from(draw, lambda *_: operations()))
+        _replace(stack, gen_image_ops, "sample_distorted_bounding_box_v2", _from(_box, lambda *_: operations()))
         for name, draw in _METHODS.items():
             _replace(stack, tf.random.Generator, name, _from(draw, generators))
         if keras := sys.modules.get("keras"):
@@ -107,7 +110,7 @@ def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Fu
         signature = inspect.signature(original)
 
         def drawn(*args: Any, **kwargs: Any) -> Any:
-            seed = source()
+            seed = source(args[0] if args else None)
             if seed is None:
                 return original(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
@@ -119,16 +122,45 @@ def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Fu
     return wrapper
 
 
-def _noting(given_seed: Callable[[], None]) -> Callable[[Function], Function]:
+def _noting(given_seed: Callable[[int | None], None]) -> Callable[[Function], Function]:
     def wrapper(original: Function) -> Function:
         def get_seed(op_seed: Any) -> Any:
-            if op_seed is not None:
-                given_seed()
+            given_seed(op_seed)
             return original(op_seed)
 
         return get_seed
 
     return wrapper
+
+
+@functools.cache
+def draw_by_rank(rank: Callable[[], int]) -> None:
+    """Operations and `tf.random.Generator` draw other numbers from the same seed where ``rank()`` is not 0.
+
+    The hook of generators is the one at which TensorFlow adds the number of a replica.
+    """
+
+    def seeds_by_rank(original: Function) -> Function:
+        def get_seed(op_seed: Any) -> Any:
+            seed, of_operation = original(op_seed)
+            return seed, of_operation if seed is None else of_operation + rank() * SEED_STRIDE
+
+        return get_seed
+
+    def keys_by_rank(original: Function) -> Function:
+        def preprocess_key(self: Any, key: Any) -> Any:
+            found = original(self, key)
+            return found + tf.constant(rank() * SEED_STRIDE, found.dtype)
+
+        return preprocess_key
+
+    replace(random_seed, "get_seed", seeds_by_rank)
+    replace(tf.random.Generator, "_preprocess_key", keys_by_rank)
+
+
+def seed_of(generator: Any) -> int | None:
+    """With which a generator of Keras began; those of TensorFlow do not keep it."""
+    return None if isinstance(generator, tf.random.Generator) else generator.get_config()["seed"]
 
 
 @contextlib.contextmanager

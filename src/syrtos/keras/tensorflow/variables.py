@@ -79,8 +79,9 @@ class TensorFlow(Backend):
 
     def rank_to_seed(self) -> int:
         found, rank = step.current_step(), world.current().world.rank
-        # At their own pace workers share no step; in a graph of a script's own nothing is initialized either.
-        in_graph = bool(step.training_now() or tf_internals_graphs.graph())
+        # At their own pace workers share no step; in a graph of a script's own nothing is initialized either, and no data is shuffled.
+        own_graph = tf_internals_graphs.graph() and not tf_internals_graphs.is_of_dataset()
+        in_graph = bool(step.training_now() or own_graph)
         training = found.training if found else bool(asynchronous.own() and in_graph)
         return rank if training else 0
 
