@@ -139,6 +139,10 @@ def drawn_by_record(original: Method) -> Method:
 
 
 def _is_ours(parallel: bool, draws: _Draws) -> bool:
-    if not tf.executing_eagerly() or world.explicit():
+    if not tf.executing_eagerly():
         return False
-    return parallel or (draws.unseeded and tf_internals.global_seed() == settings.common_seed())
+    if parallel and not world.explicit():
+        return True
+    # Where the script says what is exchanged, the seed of each worker is this one and its rank.
+    seeds = settings.common_seed(), (settings.common_seed() + world.current().world.rank) % 2**31
+    return draws.unseeded and tf_internals.global_seed() in seeds
