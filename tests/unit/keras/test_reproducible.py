@@ -155,3 +155,39 @@ def test_one_generator_in_two_maps_draws_anew() -> None:
     one, other = (mapped(lambda n: keras.random.uniform([], seed=generator)) for _ in range(2))
     assert (epoch(one) != epoch(other)).all()
     assert (epoch(mapped(DRAWS["uniform"])) != epoch(mapped(DRAWS["uniform"]))).all()
+
+
+def test_functions_of_the_script_keep_their_own_draws() -> None:
+    """A `tf.function` that is a graph already draws by record too, and can be called elsewhere later."""
+
+    @tf.function
+    def noise(n: tf.Tensor) -> tf.Tensor:
+        return tf.random.uniform([]) + 0.0 * tf.cast(n, tf.float32)
+
+    def of(n: tf.Tensor) -> tf.Tensor:
+        return noise(n)
+
+    first, second = mapped(of), mapped(noise)
+    assert not tf_internals_pipelines.is_left_to_threads(first)
+    assert not tf_internals_pipelines.is_left_to_threads(second)
+    assert 0 <= float(noise(tf.constant(3, tf.int64))) < 1
+
+
+def python(n: tf.Tensor) -> Any:
+    return tf.ensure_shape(tf.numpy_function(lambda value: value, [n], tf.int64), [])
+
+
+LEFT: dict[str, tuple[Callable[[tf.data.Dataset], tf.data.Dataset], bool]] = {
+    "python": (lambda d: d.map(python, tf.data.AUTOTUNE).batch(2).prefetch(1), True),
+    "python one by one": (lambda d: d.map(python).batch(2), False),
+    "python, then a filter": (lambda d: d.map(python, tf.data.AUTOTUNE).filter(lambda n: n > 2).batch(2), False),
+    "a generator one by one": (lambda d: d.map(lambda n: tf.cast(n, tf.float32) + GENERATOR.uniform([])).prefetch(1), True),
+    "of files": (lambda d: d.interleave(lambda n: d.map(lambda m: tf.random.uniform([]), 2)), True),
+    "no draws": (lambda d: d.map(lambda n: n + 1, 2).interleave(lambda n: d.map(lambda m: m + n, 2), num_parallel_calls=2), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_to_threads(name: str) -> None:
+    pipeline, expected = LEFT[name]
+    assert tf_internals_pipelines.is_left_to_threads(pipeline(tf.data.Dataset.range(4))) is expected

@@ -107,10 +107,17 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     if found is None:
         return None
 
+    comparable = not tf_internals_pipelines.is_left_to_threads(found.raw)
+
     @_as_it_is
     def take(index: tf.Tensor, raw: Any) -> Any:
         share = _share(raw, comm)
-        return index, _sum_of(index, raw), share.samples, _mapped(found.maps, share.data)
+        return (
+            index,
+            _sum_of(index, raw if comparable else _counts(raw)),
+            share.samples,
+            _mapped(found.maps, share.data),
+        )
 
     @_as_it_is
     def checked(index: tf.Tensor, checksum: tf.Tensor, count: tf.Tensor, data: Any) -> Share:

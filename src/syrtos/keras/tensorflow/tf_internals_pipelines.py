@@ -11,7 +11,46 @@ from tensorflow.python.framework import op_def_registry
 
 # Stateful by name: checks, and calls of functions whose own operations tell.
 _HARMLESS = frozenset({"Assert", "StatefulPartitionedCall", "If", "While", "Case"})
-_STATEFUL = "_syrtos_stateful"
+# Operations that go on from where they were, in a variable or in the order of their calls.
+_STATE = frozenset({"AssignVariableOp", "AssignAddVariableOp", "RngReadAndSkip", "RngSkip", "StatefulUniform"})
+_RANDOM = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "SampleDistortedBoundingBoxV2",
+        "TruncatedNormal",
+    }
+)
+# Data sets of data sets.
+_OF_DATASETS = frozenset({"_ParallelInterleaveDataset", "_InterleaveDataset", "_FlatMapDataset"})
+# Data sets that give what they are given in an order that does not depend on values.
+_KEEP_RECORDS = frozenset(
+    {
+        "CacheDataset",
+        "_BatchDataset",
+        "_CacheDataset",
+        "_ConcatenateDataset",
+        "_MapDataset",
+        "_OptionsDataset",
+        "_PaddedBatchDataset",
+        "_ParallelBatchDataset",
+        "_ParallelMapDataset",
+        "_PrefetchDataset",
+        "_RepeatDataset",
+        "_ShardDataset",
+        "_ShuffleDataset",
+        "_SkipDataset",
+        "_TakeDataset",
+        "_ZipDataset",
+    }
+)
+_KNOWN = "_syrtos_operations"
 
 
 class MappedBatches(NamedTuple):
@@ -74,27 +113,49 @@ def has_maps_to_parallelize(dataset: Any) -> bool:
 
 
 def is_left_to_threads(dataset: Any) -> bool:
-    """Whether threads of a parallel `map` draw random numbers, or call Python, in the order in which they come to it."""
-    if type(dataset).__name__ == "_ParallelMapDataset" and _is_stateful(dataset):
-        calls = tf.get_static_value(dataset._num_parallel_calls)
-        if calls is None or int(calls) != 1:
-            return True
+    """Whether threads decide which numbers records get, and nothing else: the records themselves and their order are the same wherever the pipeline is read.
+
+    Threads of a parallel `map` or `interleave` draw random numbers, or call Python, in the order in which they come to it. A function that keeps its
+    state in a variable is called ahead of the step, so that a reader who stops early leaves it in any state.
+    """
+    if _numbers_differ(dataset):
+        return True
+    if type(dataset).__name__ not in _KEEP_RECORDS:
+        return False  # e.g. a filter, which may leave out others of those records
     return any(is_left_to_threads(each) for each in dataset._inputs())
+
+
+def _numbers_differ(dataset: Any) -> bool:
+    kind = type(dataset).__name__
+    if kind == "_MapDataset":
+        return bool(_effects(dataset) & _STATE)
+    if kind == "_ParallelMapDataset":
+        calls = tf.get_static_value(dataset._num_parallel_calls)
+        return bool(_effects(dataset)) and calls != 1
+    if kind in _OF_DATASETS:
+        parallel = kind == "_ParallelInterleaveDataset" or "ParallelMapDatasetV2" in _operations(dataset)
+        return parallel and bool(_operations(dataset) & (_RANDOM | _STATE))
+    return False
 
 
 def _is_stateful(mapped: Any) -> bool:
     """Whether the function of a `map`, or one that it calls, draws random numbers, calls Python, or has other side effects."""
-    function = mapped._map_func.function
-    if not hasattr(function, _STATEFUL):  # a big graph is read once
+    return bool(_effects(mapped))
+
+
+def _effects(dataset: Any) -> frozenset[str]:
+    known = {op: op_def_registry.get(op) for op in _operations(dataset) - _HARMLESS}
+    return frozenset(op for op, found in known.items() if found is not None and found.is_stateful)
+
+
+def _operations(dataset: Any) -> frozenset[str]:
+    """The operations in the function of a data set, and in those that it calls."""
+    function = dataset._map_func.function
+    if not hasattr(function, _KNOWN):  # a big graph is read once
         graph = function.graph.as_graph_def()
         nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
-        setattr(function, _STATEFUL, any(_has_effects(node.op) for node in nodes))
-    return getattr(function, _STATEFUL)
-
-
-def _has_effects(op: str) -> bool:
-    known = op_def_registry.get(op)
-    return known is not None and known.is_stateful and op not in _HARMLESS
+        setattr(function, _KNOWN, frozenset(node.op for node in nodes))
+    return getattr(function, _KNOWN)
 
 
 def _call_map(wrapper: Any, element: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import gen_image_ops, gen_random_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
@@ -18,7 +19,7 @@ from syrtos.keras.patching import replace
 from syrtos.keras.shares import SEED_STRIDE
 from syrtos.keras.tensorflow import tf_internals_graphs
 
-Function = Callable[..., Any]
+Original = Callable[..., Any]
 # Gives the seed of a draw, int64 of shape (2,), or None: then TensorFlow draws as it would.
 Source = Callable[..., "tf.Tensor | None"]
 Arguments = Mapping[str, Any]
@@ -96,17 +97,18 @@ def drawn_by(operations: Source, generators: Source, given_seed: Callable[[int |
         if keras := sys.modules.get("keras"):
             _replace(stack, keras.random.SeedGenerator, "next", _from(_seed_of_keras, generators))
         _replace(stack, random_seed, "get_seed", _noting(given_seed))
+        _replace(stack, Function, "__call__", _traced_here)
         yield
 
 
-def _replace(stack: contextlib.ExitStack, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
+def _replace(stack: contextlib.ExitStack, owner: Any, name: str, wrapper: Callable[[Original], Original]) -> None:
     original = getattr(owner, name)
     stack.callback(setattr, owner, name, original)
     setattr(owner, name, wrapper(original))
 
 
-def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Function], Function]:
-    def wrapper(original: Function) -> Function:
+def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Original], Original]:
+    def wrapper(original: Original) -> Original:
         signature = inspect.signature(original)
 
         def drawn(*args: Any, **kwargs: Any) -> Any:
@@ -122,8 +124,8 @@ def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Fu
     return wrapper
 
 
-def _noting(given_seed: Callable[[int | None], None]) -> Callable[[Function], Function]:
-    def wrapper(original: Function) -> Function:
+def _noting(given_seed: Callable[[int | None], None]) -> Callable[[Original], Original]:
+    def wrapper(original: Original) -> Original:
         def get_seed(op_seed: Any) -> Any:
             given_seed(op_seed)
             return original(op_seed)
@@ -140,14 +142,14 @@ def draw_by_rank(rank: Callable[[], int]) -> None:
     The hook of generators is the one at which TensorFlow adds the number of a replica.
     """
 
-    def seeds_by_rank(original: Function) -> Function:
+    def seeds_by_rank(original: Original) -> Original:
         def get_seed(op_seed: Any) -> Any:
             seed, of_operation = original(op_seed)
             return seed, of_operation if seed is None else of_operation + rank() * SEED_STRIDE
 
         return get_seed
 
-    def keys_by_rank(original: Function) -> Function:
+    def keys_by_rank(original: Original) -> Original:
         def preprocess_key(self: Any, key: Any) -> Any:
             found = original(self, key)
             return found + tf.constant(rank() * SEED_STRIDE, found.dtype)
@@ -163,11 +165,20 @@ def seed_of(generator: Any) -> int | None:
     return None if isinstance(generator, tf.random.Generator) else generator.get_config()["seed"]
 
 
+def _traced_here(original: Original) -> Original:
+    """A `tf.function` of the script may be a graph already, or be called elsewhere later: neither may be with a seed of here."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self._clone(None), *args, **kwargs)
+
+    return call
+
+
 @contextlib.contextmanager
 def noting_vectorized(seen: Callable[[], None]) -> Iterator[None]:
     """Calls ``seen`` where `tf.vectorized_map` makes many elements' operations of one: a draw from one seed would give all of them one number."""
 
-    def wrapper(original: Function) -> Function:
+    def wrapper(original: Original) -> Original:
         def pfor(*args: Any, **kwargs: Any) -> Any:
             seen()
             return original(*args, **kwargs)
