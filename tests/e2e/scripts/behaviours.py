@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.errors import DivergenceError
-from syrtos.keras.tensorflow.input import ending_at_once
+from syrtos.keras.tensorflow.input import iterating
 
 FOLDER = Path(sys.argv[2])
 COMM = world.current().comm
@@ -374,7 +374,7 @@ def iterators_that_are_not_tuned() -> None:
     """But where the script asks for it, or TensorFlow makes its maps parallel."""
     asked = tf.data.Options()
     asked.autotune.enabled = True
-    options = ending_at_once(lambda dataset: dataset.options().autotune.enabled)
+    options = iterating(lambda dataset: dataset.options().autotune.enabled)
     dataset = tf.data.Dataset.range(8).map(lambda n: n + 1, tf.data.AUTOTUNE)
     assert options(dataset) is False
     assert options(dataset.with_options(asked)) is True

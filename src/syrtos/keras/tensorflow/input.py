@@ -21,7 +21,7 @@ from syrtos.comm.communicator import Array, Communicator, share_of
 from syrtos.errors import DataError
 from syrtos.keras import fitting
 from syrtos.keras.patching import Method
-from syrtos.keras.tensorflow import tf_internals, tf_internals_pipelines
+from syrtos.keras.tensorflow import reproducible, tf_internals, tf_internals_pipelines
 
 # Global batches between two comparisons of what the workers read.
 _COMPARE_EVERY = 64
@@ -276,8 +276,8 @@ def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def ending_at_once(original: Method) -> Method:
-    """Around `tf.data.Dataset.__iter__`: iterators have no thread that tunes the pipeline, where there is nothing for it to do.
+def iterating(original: Method) -> Method:
+    """Around `tf.data.Dataset.__iter__`: iterators give records in one order, and have no thread that tunes the pipeline, where there is nothing for it to do.
 
     Deleting an iterator waits for that thread, which sleeps for up to a minute between two tunings (the longer the iterator has lived), and is
     woken before the cancellation that it looks for is noted (`Model::OptimizeLoop` and `CancellationManager` of TensorFlow 2.21). Where workers
@@ -285,6 +285,8 @@ def ending_at_once(original: Method) -> Method:
     """
 
     def iterate(self: Any) -> Any:
+        if reproducible.is_read_by_all() and self.options().deterministic is False:
+            self = _in_order(self)
         if world.sharing().world.size > 1 and _is_tuned_in_vain(self):
             untuned = tf.data.Options()
             untuned.autotune.enabled = False

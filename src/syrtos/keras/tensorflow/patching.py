@@ -16,7 +16,7 @@ from syrtos.keras.patching import Method, replace, replace_everywhere
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow import gradients, models, ops, reproducible, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow import step as step_module
-from syrtos.keras.tensorflow.input import ending_at_once, policy_ignored
+from syrtos.keras.tensorflow.input import iterating, policy_ignored
 from syrtos.keras.tensorflow.step import StepScope, functions_of_step, rows_of
 from syrtos.keras.tensorflow.variables import TensorFlow
 
@@ -30,7 +30,7 @@ def patch_tensorflow() -> None:
     tf_internals.watch_functions(functions_of_step, step_module.calling)
     tf_internals.watch_iterators(timing.waiting_for_data)
     tf_internals.watch_tracing(timing.tracing)
-    replace(tf.data.Dataset, "__iter__", ending_at_once)
+    replace(tf.data.Dataset, "__iter__", iterating)
     replace(tf.data.Dataset, "map", reproducible.drawn_by_record)
     tf_internals_random.draw_by_rank(TensorFlow().rank_to_seed)
     for name in ("map", "interleave", "batch"):

@@ -27,6 +27,7 @@ _RANDOM = frozenset(
         "TruncatedNormal",
     }
 )
+_PYTHON = frozenset({"EagerPyFunc", "PyFunc"})
 # Data sets of data sets.
 _OF_DATASETS = frozenset({"_ParallelInterleaveDataset", "_InterleaveDataset", "_FlatMapDataset"})
 # Data sets that give what they are given in an order that does not depend on values.
@@ -128,10 +129,10 @@ def is_left_to_threads(dataset: Any) -> bool:
 def _numbers_differ(dataset: Any) -> bool:
     kind = type(dataset).__name__
     if kind == "_MapDataset":
-        return bool(_effects(dataset) & _STATE)
+        return bool(_operations(dataset) & _STATE)
     if kind == "_ParallelMapDataset":
         calls = tf.get_static_value(dataset._num_parallel_calls)
-        return bool(_effects(dataset)) and calls != 1
+        return calls != 1 and bool(_operations(dataset) & (_RANDOM | _STATE | _PYTHON))
     if kind in _OF_DATASETS:
         parallel = kind == "_ParallelInterleaveDataset" or "ParallelMapDatasetV2" in _operations(dataset)
         return parallel and bool(_operations(dataset) & (_RANDOM | _STATE))
@@ -140,21 +141,22 @@ def _numbers_differ(dataset: Any) -> bool:
 
 def _is_stateful(mapped: Any) -> bool:
     """Whether the function of a `map`, or one that it calls, draws random numbers, calls Python, or has other side effects."""
-    return bool(_effects(mapped))
-
-
-def _effects(dataset: Any) -> frozenset[str]:
-    known = {op: op_def_registry.get(op) for op in _operations(dataset) - _HARMLESS}
-    return frozenset(op for op, found in known.items() if found is not None and found.is_stateful)
+    known = [op_def_registry.get(op) for op in _operations(mapped) - _HARMLESS]
+    return any(op is not None and op.is_stateful for op in known)
 
 
 def _operations(dataset: Any) -> frozenset[str]:
     """The operations in the function of a data set, and in those that it calls."""
     function = dataset._map_func.function
-    if not hasattr(function, _KNOWN):  # a big graph is read once
-        graph = function.graph.as_graph_def()
-        nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
-        setattr(function, _KNOWN, frozenset(node.op for node in nodes))
+    if not hasattr(function, _KNOWN):
+        graph = function.graph
+        operations = graph.get_operations()
+        found = {operation.type for operation in operations}
+        if any(attr.type in ("func", "list(func)") for each in operations for attr in each.op_def.attr):
+            # Only then, for it copies the constants of the graph, which may be large.
+            inner = graph.as_graph_def().library.function
+            found.update(node.op for each in inner for node in each.node_def)
+        setattr(function, _KNOWN, frozenset(found))
     return getattr(function, _KNOWN)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,8 @@ def _shape_of_each(arguments: Arguments, name: str) -> Any:
     return tf.concat([shape, tf.shape(arguments[name])], 0)
 
 
+# Two threads that trace at once would leave each other's functions in the place of TensorFlow's.
+_alone = threading.RLock()
 # What draws the same distribution from a seed, given the arguments of the operation without one.
 _random: Any = tf.random  # whose annotations do not know all of it
 _OPERATIONS: Mapping[str, Callable[[Any, Arguments], Any]] = {
@@ -88,7 +91,7 @@ def drawn_by(operations: Source, generators: Source, given_seed: Callable[[int |
         generators: of objects that keep their state in a variable (`tf.random.Generator`, `keras.random.SeedGenerator`); it is given the object.
         given_seed: is given the script's seed of an operation, before ``operations`` is called; None without one.
     """
-    with contextlib.ExitStack() as stack:
+    with _alone, contextlib.ExitStack() as stack:
         for name, draw in _OPERATIONS.items():
             _replace(stack, gen_random_ops, name, _from(draw, lambda *_: operations()))
         _replace(stack, gen_image_ops, "sample_distorted_bounding_box_v2", _from(_box, lambda *_: operations()))
@@ -109,10 +112,12 @@ def _replace(stack: contextlib.ExitStack, owner: Any, name: str, wrapper: Callab
 
 def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Original], Original]:
     def wrapper(original: Original) -> Original:
-        signature = inspect.signature(original)
+        signature, here = inspect.signature(original), threading.get_ident()
 
         def drawn(*args: Any, **kwargs: Any) -> Any:
-            seed = source(args[0] if args else None)
+            # Weights that a function makes while it is traced are drawn eagerly.
+            elsewhere = tf.executing_eagerly() or threading.get_ident() != here
+            seed = None if elsewhere else source(args[0] if args else None)
             if seed is None:
                 return original(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
