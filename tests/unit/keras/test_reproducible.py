@@ -181,7 +181,7 @@ LEFT: dict[str, tuple[Callable[[tf.data.Dataset], tf.data.Dataset], bool]] = {
     "python": (lambda d: d.map(python, tf.data.AUTOTUNE).batch(2).prefetch(1), True),
     "python one by one": (lambda d: d.map(python).batch(2), False),
     "python, then a filter": (lambda d: d.map(python, tf.data.AUTOTUNE).filter(lambda n: n > 2).batch(2), False),
-    "a generator one by one": (lambda d: d.map(lambda n: tf.cast(n, tf.float32) + GENERATOR.uniform([])).prefetch(1), True),
+    "a generator one by one": (lambda d: d.map(lambda n: tf.cast(n, tf.float32) + GENERATOR.uniform([])).prefetch(1), False),
     "of files": (lambda d: d.interleave(lambda n: d.map(lambda m: tf.random.uniform([]), 2)), True),
     "no draws": (lambda d: d.map(lambda n: n + 1, 2).interleave(lambda n: d.map(lambda m: m + n, 2), num_parallel_calls=2), False),
 }  # fmt: skip

@@ -287,7 +287,7 @@ def iterating(original: Method) -> Method:
     def iterate(self: Any) -> Any:
         if reproducible.is_read_by_all() and self.options().deterministic is False:
             self = _in_order(self)
-        if world.sharing().world.size > 1 and _is_tuned_in_vain(self):
+        if tf.executing_eagerly() and world.sharing().world.size > 1 and _is_tuned_in_vain(self):
             untuned = tf.data.Options()
             untuned.autotune.enabled = False
             self = self.with_options(untuned)

@@ -139,7 +139,7 @@ def drawn_by_record(original: Method) -> Method:
 
 
 def _is_ours(parallel: bool, draws: _Draws) -> bool:
-    if not tf.executing_eagerly():
+    if not tf.executing_eagerly() or tf.config.functions_run_eagerly():
         return False
     if parallel and not world.explicit():
         return True

@@ -110,14 +110,15 @@ def has_maps_to_parallelize(dataset: Any) -> bool:
     one_by_one = type(dataset).__name__ == "_MapDataset" and not _is_stateful(dataset)
     if one_by_one and int(dataset._input_dataset.cardinality()) != 1:
         return True
+    if type(dataset).__name__ == "_MapDataset" and _operations(dataset) & _STATE:
+        return True  # how far it is called ahead changes what the next iterator gets
     return any(has_maps_to_parallelize(each) for each in dataset._inputs())
 
 
 def is_left_to_threads(dataset: Any) -> bool:
     """Whether threads decide which numbers records get, and nothing else: the records themselves and their order are the same wherever the pipeline is read.
 
-    Threads of a parallel `map` or `interleave` draw random numbers, or call Python, in the order in which they come to it. A function that keeps its
-    state in a variable is called ahead of the step, so that a reader who stops early leaves it in any state.
+    Threads of a parallel `map` or `interleave` draw random numbers, or call Python, in the order in which they come to it.
     """
     if _numbers_differ(dataset):
         return True
@@ -128,8 +129,6 @@ def is_left_to_threads(dataset: Any) -> bool:
 
 def _numbers_differ(dataset: Any) -> bool:
     kind = type(dataset).__name__
-    if kind == "_MapDataset":
-        return bool(_operations(dataset) & _STATE)
     if kind == "_ParallelMapDataset":
         calls = tf.get_static_value(dataset._num_parallel_calls)
         return calls != 1 and bool(_operations(dataset) & (_RANDOM | _STATE | _PYTHON))

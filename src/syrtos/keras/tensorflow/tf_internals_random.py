@@ -197,9 +197,10 @@ def noting_vectorized(seen: Callable[[], None]) -> Iterator[None]:
 
 def is_in_loop() -> bool:
     """Whether operations that are made now run several times in a call of the function that is being traced."""
-    current = tf_internals_graphs.graph()
+    current, datasets = tf_internals_graphs.graph(), 0
     while current is not None:
-        if type(current).__name__ in ("WhileBodyFuncGraph", "WhileCondFuncGraph"):
-            return True
+        datasets += str(getattr(current, "name", "")).startswith("Dataset_")
+        if type(current).__name__ in ("WhileBodyFuncGraph", "WhileCondFuncGraph") or datasets > 1:
+            return True  # a data set inside of the function has elements of its own
         current = getattr(current, "outer_graph", None)
     return False
