@@ -1,28 +1,45 @@
-# One command each; everything runs on .venv, which the first of them builds.
+# One command each; everything runs on .venv, into which each command installs what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
 
+# The framework that `make demo` trains with.
+BACKEND ?= tensorflow
+# The frameworks that the tests have; without one of them, its tests are skipped and say so: `make test BACKENDS=tensorflow`.
+BACKENDS ?= tensorflow jax torch
+
+# -qq: what pip warns of concerns the machine's settings, and none of it this project.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+space := $(subst ,, )
+comma := ,
+# The environment of the tests and tools, by its frameworks.
+READY := .venv/ready-$(subst $(space),-,$(strip $(BACKENDS)))
+
 # Tests that stand in one file share what they have set up, so they stay in one process; two of those fill two cores.
 JOBS ?= 2
-PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10
+# Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
+PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
-.PHONY: demo test test-all test-slow test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples clean
+.PHONY: demo environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples clean
 
-demo: .venv/ready
-	$(BIN)/syrtos run -n 2 examples/digits.py
+demo: .venv/demo-$(BACKEND)
+	KERAS_BACKEND=$(BACKEND) $(BIN)/syrtos run -n 2 examples/digits.py
 
-# Three tiers. `make test`, some minutes: all units, every engine in real worlds, and of each kind of longer test a part. `make test-slow`: every
-# parity case on two workers, some on three and over servers, with Keras 2 too, all dialects, faults, the page in a browser, other starters; and
-# AWS's own SDKs. `make test-long`: more cases and sizes of the same. `make test-all`: the three of them.
-test: .venv/ready
-	$(PYTEST) -m "not slow and not long"
+environment: $(READY)
+
+# Three tiers; tests/README.md says what each of them promises.
+test: $(READY)
+	$(PYTEST) -m "not slow and not long and not timing"
 
 # Many of these wait for others.
 test-slow test-long: JOBS = 4
 # Then, with nothing beside them, those that judge times.
 test-slow: sdks
 	$(PYTEST) -m "slow and not long and not timing"
-	$(PYTEST) -n 0 -m "slow and not long and timing"
+	$(MAKE) test-timing
+
+test-timing: JOBS = 0
+test-timing: $(READY)
+	$(PYTEST) -m "timing and not long"
 
 test-long: sdks
 	$(PYTEST) -m long
@@ -30,64 +47,76 @@ test-long: sdks
 test-all: test test-slow test-long
 
 # AWS's own SDKs and toolkit, each in an environment of its own; and the tests that use them, which skip themselves without.
-sdks: .venv/ready
+sdks: $(READY)
 	$(BIN)/python tests/conformance/environments.py
 
 conformance: sdks
 	$(BIN)/pytest tests/conformance
 
-check: .venv/ready
+check: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-parity: .venv/ready
+parity: $(READY)
 	$(BIN)/python tests/parity/table.py --write docs/parity.md
 
 # The tests of Keras (of the installed package, or of a checkout: KERAS_SRC=) and of Horovod (HOROVOD_SRC=) on two workers.
-upstream: .venv/ready .venv-upstream/ready
+upstream: $(READY) .venv-upstream/ready
 	$(BIN)/python tests/upstream/run.py keras $(KERAS_SRC)
 	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod $(HOROVOD_SRC),@echo "Horovod's tests need HOROVOD_SRC=, a checkout of it.")
 	$(if $(HOROVOD_SRC),$(BIN)/python tests/upstream/run.py horovod-keras2 $(HOROVOD_SRC))
 
+# The suite with the oldest Keras and TensorFlow that pyproject.toml admits, and with the newest.
+test-versions: $(READY)
+	$(BIN)/python tests/versions.py
+
 # Faults of seven kinds at random steps of runs that are started again, and what each costs.
-chaos: .venv/ready
+chaos: $(READY)
 	$(BIN)/python tests/chaos/run.py --faults 14
 
 # All examples on two workers, a line for each.
-examples: .venv/ready
+examples: $(READY)
 	$(BIN)/python examples/run_all.py
 
 # Each way to exchange over slow links between two hosts, half an hour (needs root, iproute2 and sshd).
-bench-wire: .venv/ready
+bench-wire: $(READY)
 	$(BIN)/python benchmarks/wire.py
 
 # Forecasts for two hosts against what they take, and for up to 1024 workers, ten minutes (needs root, iproute2 and sshd).
-bench-simulate: .venv/ready
+bench-simulate: $(READY)
 	$(BIN)/python benchmarks/simulate.py
 
 # The memory of a worker with and without --shard-update, five minutes.
-bench-memory: .venv/ready
+bench-memory: $(READY)
 	$(BIN)/python benchmarks/memory.py
 
-bench: .venv/ready .venv/bench-ready
+bench: $(READY) .venv/bench-ready
 	$(BIN)/python benchmarks/run.py
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/bin/python:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorflow,jax,torch,legacy,examples,remote,parquet,jobs,postgres,dev]'
-	touch $@
+
+.venv/demo-%: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing syrtos with $* and scikit-learn into .venv: about a minute where pip has the packages already."
+	@$(PIP) -e '.[$*,examples]'
+	@touch $@
+
+.venv/ready-%: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing $(BACKENDS), what the tests need and the tools into .venv: some minutes."
+	@$(PIP) -e '.[$(subst $(space),$(comma),$(strip $(BACKENDS))),$(if $(filter tensorflow,$(BACKENDS)),legacy$(comma))examples,remote,parquet,jobs,postgres,dev]'
+	@touch $@ $(BACKENDS:%=.venv/demo-%)
 
 # The peers of the benchmark. torch is pinned to a version that comes without CUDA where there is none.
-.venv/bench-ready: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+.venv/bench-ready: $(READY)
+	$(PIP) -e '.[bench]'
 	touch $@
 
 # What those tests import, beside our environment and not in it.
-.venv-upstream/ready: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-upstream -c constraints.txt jax jaxlib opt_einsum parameterized==0.9.0 mock==5.2.0
+.venv-upstream/ready: $(READY)
+	$(PIP) --no-deps --upgrade --target .venv-upstream jax jaxlib opt_einsum parameterized==0.9.0 mock==5.2.0
 	touch $@
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-upstream .venv-versions runs
+	rm -rf .venv .venv-sagemaker .venv-upstream .venv-versions build runs

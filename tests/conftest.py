@@ -1,7 +1,8 @@
-"""Helpers of each folder are importable by name; interrupts reach what tests start; long files come first; failures are named at once."""
+"""Makes each folder's helpers importable by name, skips tests of frameworks that are not installed, sorts long files first, and names failures at once."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -23,17 +24,47 @@ DIVIDED = "PYTEST_XDIST_WORKER" in os.environ
 # The folders with the longest files come first, and those that mostly wait for hosts, or one of them would run alone at the end.
 ORDER = {"parity": 0, "test_started_by_others": 1, "faults": 2}
 
+# The packages that a test may lack, by the names that parameters of tests and `needs` have for them.
+PACKAGES = {
+    "torch": "torch",
+    "jax": "jax",
+    "JAX": "jax",
+    "tensorflow": "tensorflow",
+    "TensorFlow": "tensorflow",
+    "Keras 2": "tf_keras",
+}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts folders, which `--no-loadscope-reorder` keeps in this order."""
+    """Skips what needs a missing framework; sorts folders, which `--no-loadscope-reorder` keeps in this order."""
+    for item in items:
+        if missing := sorted(name for name in _packages_of(item) if importlib.util.find_spec(name) is None):
+            names = ", ".join(missing)
+            item.add_marker(
+                pytest.mark.skip(reason=f"{names} is not installed: `make test BACKENDS=...` chooses what is")
+            )
     items.sort(key=lambda item: ORDER.get(item.path.stem, ORDER.get(item.path.parent.name, len(ORDER))))
 
 
+def _packages_of(item: pytest.Item) -> set[str]:
+    """The frameworks that a test asks for by a mark `needs("torch")`, or by a parameter with such a name."""
+    marked = [name for mark in item.iter_markers("needs") for name in mark.args]
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return {PACKAGES[name] for name in (*marked, *params.values()) if isinstance(name, str) and name in PACKAGES}
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Names a test when it fails: a suite that is ended before its end would not say which it was."""
-    if report.failed and not DIVIDED:
+    """Names a test when it fails: a suite that is ended before its end would not say which it was. Lists those that are run twice in build/."""
+    if DIVIDED:
+        return
+    if report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
         print(
             f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s): {crash.message if crash else ''}",
             flush=True,
         )
+    if report.outcome == "rerun":  # of pytest-rerunfailures
+        path = Path(__file__).parents[1] / "build" / "reruns.txt"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"{report.nodeid}\n")

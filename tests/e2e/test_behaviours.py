@@ -4,49 +4,67 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import registry
 
 import forking
+from named_checks import CheckedRun
 
 BIN = Path(sys.executable).parent
 SCRIPT = str(Path(__file__).parent / "scripts" / "behaviours.py")
 ROOT = Path(__file__).parents[2]
 
 
-def run(folder: Path, checks: str, *flags: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
-    done = forking.run(forking.syrtos_run(folder / "run", workers, SCRIPT, checks, folder, flags=flags))
-    assert done.returncode == 0, done.stderr[-4000:]
-    for name in checks.split(","):
-        assert f"ok {name}" in done.stdout
-    return done
+WITHOUT_FLAGS = (
+    "dropout", "noise_of_a_step", "batchnorm", "files", "own_folders", "fresh_seeds", "backup", "one_wants_to_stop", "different_weights",
+    "different_weights_without_fit", "own_callback_list", "custom_strategy_loop", "values_of_a_strategy", "libraries_that_write_beside_rank_0",
+    "iterators_that_are_not_tuned", "evaluated_before_weights_are_loaded",
+)  # fmt: skip
+OF_LEARNING_RATES = (
+    "learning_rate", "learning_rate_accumulated", "learning_rate_unknown_length", "learning_rate_resumed", "learning_rate_of_a_loaded_model",
+)  # fmt: skip
 
 
-def test_behaviours_without_flags(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        "dropout,noise_of_a_step,batchnorm,files,own_folders,fresh_seeds,backup,one_wants_to_stop,different_weights,different_weights_without_fit,own_callback_list,custom_strategy_loop,values_of_a_strategy,libraries_that_write_beside_rank_0,iterators_that_are_not_tuned,evaluated_before_weights_are_loaded",
-        workers=3,
-    )
+def run(folder: Path, names: Sequence[str], *flags: str, workers: int = 2) -> CheckedRun:
+    words = forking.syrtos_run(folder / "run", workers, SCRIPT, ",".join(names), folder, flags=flags)
+    return CheckedRun(forking.run(words), names)
+
+
+@pytest.fixture(scope="module")
+def without_flags(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheckedRun:
+    names = registry.chosen(request, "test_behaviours_without_flags")
+    return run(tmp_path_factory.mktemp("without_flags"), names, workers=3)
+
+
+@pytest.fixture(scope="module")
+def with_a_warm_up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheckedRun:
+    names = registry.chosen(request, "test_learning_rate_warms_up")
+    return run(tmp_path_factory.mktemp("warm_up"), names, "--scale-lr", "linear", "--warmup-epochs", "2")
+
+
+@pytest.mark.parametrize("name", WITHOUT_FLAGS)
+def test_behaviours_without_flags(without_flags: CheckedRun, name: str) -> None:
+    without_flags.check(name)
 
 
 @pytest.mark.slow
 def test_synchronized_batchnorm_is_one_processes(tmp_path: Path) -> None:
     for workers in (1, 2):
         (tmp_path / str(workers)).mkdir()
-        run(tmp_path / str(workers), "batchnorm", "--sync-batchnorm", workers=workers)
+        run(tmp_path / str(workers), ["batchnorm"], "--sync-batchnorm", workers=workers).check_all()
     one, two = (dict(np.load(tmp_path / str(n) / "batchnorm.npz")) for n in (1, 2))
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_learning_rate_warms_up(tmp_path: Path) -> None:
-    checks = "learning_rate,learning_rate_accumulated,learning_rate_unknown_length,learning_rate_resumed"
-    checks += ",learning_rate_of_a_loaded_model"
-    run(tmp_path, checks, "--scale-lr", "linear", "--warmup-epochs", "2")
+@pytest.mark.parametrize("name", OF_LEARNING_RATES)
+def test_learning_rate_warms_up(with_a_warm_up: CheckedRun, name: str) -> None:
+    with_a_warm_up.check(name)
 
 
 @pytest.mark.slow

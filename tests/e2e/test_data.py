@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import registry
 
 import forking
 from framing import framed
+from named_checks import CheckedRun
 from syrtos.data.proof import verify
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -128,25 +131,41 @@ def test_a_killed_run_goes_on_with_the_next_batch(
 
 
 BAD = "a_batch_of_bad_records"
-CHECKS = f"{BAD},several_steps_at_once,counted_steps,each_model_begins_at_the_beginning,stopped_in_the_middle,budget_counts_records_once,errors"
+CHECKS = (
+    BAD, "several_steps_at_once", "counted_steps", "each_model_begins_at_the_beginning", "stopped_in_the_middle", "budget_counts_records_once", "errors",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., CheckedRun]:
+    """The run of the checks that are asked for on so many workers of a backend, which is made once."""
+
+    @functools.cache
+    def run_checks(backend: str, size: int) -> CheckedRun:
+        folder = tmp_path_factory.mktemp("checks")
+        names = registry.chosen(request, "test_checks", backend=backend, size=size)
+        return CheckedRun(run(folder, size, ",".join(names), folder, script="data_checks.py", backend=backend), names)
+
+    return run_checks
+
+
+@pytest.mark.parametrize(
+    ("backend", "size", "name"),
+    [
+        pytest.param(backend, size, name, marks=pytest.mark.slow if size == 2 else pytest.mark.long)
+        for size in (2, 1)
+        for backend, names in {"tensorflow": CHECKS, "jax": (BAD,), "torch": (BAD,)}.items()
+        for name in names
+    ],
+)
+def test_checks(checked: Callable[..., CheckedRun], backend: str, size: int, name: str) -> None:
+    checked(backend, size).check(name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "size", "flags", "checks"),
-    [
-        pytest.param("tensorflow", 1, (), CHECKS, marks=pytest.mark.long),
-        ("tensorflow", 2, (), CHECKS),
-        ("tensorflow", 2, ("--ps", "1"), "asynchronous"),
-        ("tensorflow", 2, (), "horovod"),
-        *((backend, 2, (), BAD) for backend in ("jax", "torch")),
-        *(pytest.param(backend, 1, (), BAD, marks=pytest.mark.long) for backend in ("jax", "torch")),
-    ],
-)
-def test_checks(tmp_path: Path, backend: str, size: int, flags: Sequence[str], checks: str) -> None:
-    done = run(tmp_path, size, checks, tmp_path, script="data_checks.py", flags=flags, backend=backend)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert all(f"ok {name}" in done.stdout for name in checks.split(","))
+@pytest.mark.parametrize(("name", "flags"), [("asynchronous", ("--ps", "1")), ("horovod", ())])
+def test_checks_of_other_ways_to_train(tmp_path: Path, name: str, flags: Sequence[str]) -> None:
+    CheckedRun(run(tmp_path, 2, name, tmp_path, script="data_checks.py", flags=flags), [name]).check_all()
 
 
 def test_bad_records_end_the_run_with_their_place(tmp_path: Path) -> None:

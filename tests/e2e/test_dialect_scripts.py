@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import registry
 
 import forking
+from named_checks import CheckedRun
 from syrtos.report.summary import summarize
 
 BIN = Path(sys.executable).parent
@@ -22,71 +27,84 @@ KERAS_2 = str(Path(__file__).parent / "scripts" / "keras2_checks.py")
 ESTIMATOR = str(Path(__file__).parent / "scripts" / "estimator_checks.py")
 
 
+CHECKS_OF_SERVERS = ("every_sample_once", "adapted", "callbacks", "set_between", "tables", "another_strategy")
+PACE, TOGETHER = ("--ps", "2"), ("--ps", "1", "--staleness", "0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Checks that one world runs.
+
+    Attributes:
+        script: that has them as functions.
+        names: of the checks, in order.
+        flags: of `syrtos run`.
+        env: variables of the run.
+    """
+
+    script: str
+    names: Sequence[str]
+    flags: Sequence[str] = ()
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
+GROUPS = {
+    "horovod": Group(
+        SCRIPT,
+        ("before_init", "basics", "initialized_twice", "explained", "errors_of_tensorflow", "in_graphs", "one_evaluates", "draws_apart", "uneven"),
+    ),
+    "horovod, late": Group(SCRIPT, ("late",)),
+    "horovod, seeded": Group(SCRIPT, ("seeded",)),
+    "horovod, models": Group(SCRIPT, ("synchronized_batchnorm", "local_variables", "keras_2_spellings", "loads", "diverged")),
+    "horovod of Keras 2": Group(KERAS_2, ("unshaped", "corrects_momentum", "computes", "computes_elsewhere", "accumulates"), env=LEGACY),
+    # what of it is the same under Keras 3
+    "horovod of Keras 2 on Keras 3": Group(KERAS_2, ("unshaped", "corrects_momentum", "computes", "computes_elsewhere")),
+    "estimator": Group(
+        ESTIMATOR,
+        (
+            "predicts", "exports", "listens", "stops_at_nan", "ends_with_data", "keras_model", "unnamed_layers", "own_optimizer", "sum_of_losses",
+            "step_is_an_assignment", "roles",
+        ),
+    ),
+    "servers": Group(SERVERS, ("horovod", "strategy_and_fit", "data_of_unknown_length", *CHECKS_OF_SERVERS), PACE),
+    "servers, together": Group(SERVERS, ("horovod", "together_only", *CHECKS_OF_SERVERS), TOGETHER),
+    "no servers": Group(SERVERS, ("no_servers",)),
+    "servers of Keras 2": Group(SERVERS, ("strategy_and_fit", "data_of_unknown_length", *CHECKS_OF_SERVERS, "unfit_optimizers"), PACE, LEGACY),
+    "servers of Keras 2, together": Group(SERVERS, (*CHECKS_OF_SERVERS, "unfit_optimizers"), TOGETHER, LEGACY),
+}  # fmt: skip
+QUICK = ("horovod", "horovod, models")
+LONG = ("horovod of Keras 2 on Keras 3", "servers, together", "servers of Keras 2, together")
+
+
 def run(folder: Path, checks: str, *flags: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
     return forking.run(forking.syrtos_run(folder / "run", 2, script, checks, folder, flags=flags))
 
 
+@pytest.fixture(scope="module")
+def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], CheckedRun]:
+    """The run of a group, which is made once, with the checks that are asked for."""
+
+    @functools.cache
+    def run_group(name: str) -> CheckedRun:
+        group, folder = GROUPS[name], tmp_path_factory.mktemp("group")
+        names = registry.chosen(request, "test_scripts_of_old_apis", group=name)
+        words = forking.syrtos_run(folder / "run", 2, group.script, ",".join(names), folder, flags=group.flags)
+        return CheckedRun(forking.run(words, group.env), names)
+
+    return run_group
+
+
+def _marks(group: str) -> Sequence[pytest.MarkDecorator]:
+    return () if group in QUICK else (pytest.mark.long,) if group in LONG else (pytest.mark.slow,)
+
+
 @pytest.mark.parametrize(
-    "checks",
-    [
-        "before_init,basics,initialized_twice,explained,errors_of_tensorflow,in_graphs,one_evaluates,draws_apart,uneven",
-        pytest.param("late", marks=pytest.mark.slow),
-        pytest.param("seeded", marks=pytest.mark.slow),
-        "synchronized_batchnorm,local_variables,keras_2_spellings,loads,diverged",
-    ],
+    ("group", "name"),
+    [pytest.param(group, name, marks=_marks(group)) for group in GROUPS for name in GROUPS[group].names],
 )
-def test_horovod_scripts(tmp_path: Path, checks: str) -> None:
-    done = run(tmp_path, checks)
-    assert done.returncode == 0, done.stderr[-4000:]
-    for name in checks.split(","):
-        assert f"ok {name}" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("legacy", ["1", pytest.param("0", marks=pytest.mark.long)])
-def test_horovod_scripts_of_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, legacy: str) -> None:
-    """Under Keras 2 itself; and what of it is the same under Keras 3."""
-    monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy)
-    checks = "unshaped,corrects_momentum,computes,computes_elsewhere" + ",accumulates" * (legacy == "1")
-    done = run(tmp_path, checks, script=KERAS_2)
-    assert done.returncode == 0, done.stderr[-4000:]
-    for name in checks.split(","):
-        assert f"ok {name}" in done.stdout
-
-
-@pytest.mark.slow
-def test_estimator_scripts(tmp_path: Path) -> None:
-    checks = "predicts,exports,listens,stops_at_nan,ends_with_data,keras_model,unnamed_layers,own_optimizer,sum_of_losses,step_is_an_assignment,roles"
-    done = run(tmp_path, checks, script=ESTIMATOR)
-    assert done.returncode == 0, done.stderr[-4000:]
-    for name in checks.split(","):
-        assert f"ok {name}" in done.stdout
-
-
-CHECKS_OF_SERVERS = "every_sample_once,adapted,callbacks,set_between,tables,another_strategy"
-PACE, TOGETHER = ("--ps", "2"), ("--ps", "1", "--staleness", "0")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("version", "flags", "checks"),
-    [
-        (3, PACE, f"horovod,strategy_and_fit,data_of_unknown_length,{CHECKS_OF_SERVERS}"),
-        pytest.param(3, TOGETHER, f"horovod,together_only,{CHECKS_OF_SERVERS}", marks=pytest.mark.long),
-        (3, (), "no_servers"),
-        (2, PACE, f"strategy_and_fit,data_of_unknown_length,{CHECKS_OF_SERVERS},unfit_optimizers"),
-        pytest.param(2, TOGETHER, f"{CHECKS_OF_SERVERS},unfit_optimizers", marks=pytest.mark.long),
-    ],
-)
-def test_scripts_for_parameter_servers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, flags: tuple[str, ...], checks: str
-) -> None:
-    if version == 2:
-        monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
-    done = run(tmp_path, checks, *flags, script=SERVERS)
-    assert done.returncode == 0, done.stderr[-4000:]
-    for name in checks.split(","):
-        assert f"ok {name}" in done.stdout
+def test_scripts_of_old_apis(checked: Callable[[str], CheckedRun], group: str, name: str) -> None:
+    checked(group).check(name)
 
 
 def test_two_dialects_that_both_reduce_are_refused(tmp_path: Path) -> None:

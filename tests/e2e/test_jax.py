@@ -8,8 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import SCRIPTS, check, run
+import registry
+from backends import SCRIPTS, check, run, run_checks
 from registry import QUICK_XLA
+
+from named_checks import CheckedRun
+
+pytestmark = pytest.mark.needs("jax")
 
 CHECKS = [
     "one_program", "cleared_session", "generators_and_steps", "planned_data", "different_weights", "different_data", "steps_that_are_not_compiled",
@@ -18,12 +23,29 @@ CHECKS = [
 ]  # fmt: skip
 
 
-def test_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
-    check("jax", 1, tmp_path / "1", "one_program")
-    done = check("jax", 2, tmp_path / "2", ",".join(CHECKS))
-    one, two = (dict(np.load(tmp_path / str(n) / "one_program.npz")) for n in (1, 2))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jax")
+
+
+@pytest.fixture(scope="module")
+def two_workers(request: pytest.FixtureRequest, folder: Path) -> CheckedRun:
+    names = registry.chosen(request, "test_what_a_user_expects")
+    return run_checks("jax", 2, folder / "2", list(dict.fromkeys(["one_program", *names])))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_a_user_expects(two_workers: CheckedRun, name: str) -> None:
+    two_workers.check(name)
+
+
+def test_workers_compute_what_one_process_computes(folder: Path, two_workers: CheckedRun) -> None:
+    check("jax", 1, folder / "1", "one_program")
+    two_workers.check("one_program")
+    one, two = (dict(np.load(folder / str(n) / "one_program.npz")) for n in (1, 2))
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=2e-6, err_msg=name)
+    done = two_workers.done
     assert "tracing" in done.stderr
     assert "compute + exchange" in done.stderr
     assert "Gloo" not in done.stderr
@@ -73,7 +95,7 @@ def test_workers_with_several_devices_each(tmp_path: Path, monkeypatch: pytest.M
     """As a worker that is alone on a host with several GPUs has them."""
     check("jax", 1, tmp_path / "1", "one_program")
     monkeypatch.setenv("XLA_FLAGS", f"{QUICK_XLA} --xla_force_host_platform_device_count=2")
-    check("jax", 2, tmp_path / "2", "one_program,planned_data,generators_and_steps,files")
+    check("jax", 2, tmp_path / "2", "one_program", "planned_data", "generators_and_steps", "files")
     one, two = (dict(np.load(tmp_path / str(n) / "one_program.npz")) for n in (1, 2))
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=2e-6, err_msg=name)

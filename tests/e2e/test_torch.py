@@ -8,7 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import SCRIPTS, check, run
+import registry
+from backends import SCRIPTS, check, run, run_checks
+
+from named_checks import CheckedRun
+
+pytestmark = pytest.mark.needs("torch")
 
 COMPARED = ["everything", "data_loaders", "own_step", "own_loop", "synchronized_statistics"]
 CHECKS = [
@@ -21,8 +26,8 @@ SMALL_BUCKETS = ("--bucket-mb", "0.001")
 
 
 def compare(folder: Path, workers: int, *flags: str) -> None:
-    check("torch", 1, folder / "1", ",".join(COMPARED))
-    check("torch", workers, folder / "several", ",".join(COMPARED), flags=("--sync-batchnorm", *SMALL_BUCKETS, *flags))
+    check("torch", 1, folder / "1", *COMPARED)
+    check("torch", workers, folder / "several", *COMPARED, flags=("--sync-batchnorm", *SMALL_BUCKETS, *flags))
     for name in COMPARED:
         one, several = (dict(np.load(folder / which / f"{name}.npz")) for which in ("1", "several"))
         for key in one:
@@ -33,10 +38,20 @@ def test_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
     compare(tmp_path, 2)
 
 
-def test_what_a_user_expects(tmp_path: Path) -> None:
-    done = check("torch", 2, tmp_path / "2", ",".join(CHECKS), flags=SMALL_BUCKETS)
-    assert "jit_compile=True is turned off" in done.stderr
-    assert done.stderr.count("`add_loss` of Sum: what a layer adds is taken for a mean") == 1
+@pytest.fixture(scope="module")
+def two_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheckedRun:
+    names = registry.chosen(request, "test_what_a_user_expects")
+    return run_checks("torch", 2, tmp_path_factory.mktemp("torch") / "2", names or CHECKS, SMALL_BUCKETS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_a_user_expects(two_workers: CheckedRun, name: str) -> None:
+    two_workers.check(name)
+
+
+def test_what_a_user_is_told(two_workers: CheckedRun) -> None:
+    assert "jit_compile=True is turned off" in two_workers.done.stderr
+    assert two_workers.done.stderr.count("`add_loss` of Sum: what a layer adds is taken for a mean") == 1
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ import pytest
 
 from syrtos import dialects
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 MATRIX: dict[str, Any] = tomllib.loads((Path(dialects.__file__).parent / "matrix.toml").read_text())
 SERVED = [
     (module, name, verdict)
