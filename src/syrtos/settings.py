@@ -17,6 +17,7 @@ Exchange = Literal["auto", "mpi", "framework"]
 OnNaN = Literal["warn", "stop", "skip", "rollback"]
 OnDivergence = Literal["stop", "repair"]
 CompileUpdate = Literal["auto", "on", "off"]
+Verify = Literal["first", "off"]
 
 _SECRET_NAME = re.compile(
     r"secret|passw|passphrase|pwd|credential|(api|access|private)[_-]?key|(^|[_-])(token|key|auth|pw)$", re.IGNORECASE
@@ -106,6 +107,8 @@ class Options:
         compress: how gradients, or changes of weights, travel between workers: see `syrtos.comm.compression`.
         compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables are many and large.
         shard_update: each worker updates its part of each variable, and keeps the optimizer's state of that part alone: see `syrtos.keras.sharding`.
+        verify: ``"first"``: some rows of the first batch are computed both whole and split, before it counts, where not all is Keras's own: see
+            `syrtos.keras.first_batch`; ``"off"``: steps are split as Keras's own are.
         bucket_mb: gradients are exchanged in groups of about this many megabytes.
         profile: the training steps that a profile is made of, as ``steps=20:30``; empty: none.
     """
@@ -130,6 +133,7 @@ class Options:
     outer_fragments: int = 0
     compress: str = "none"
     shard_update: bool = False
+    verify: Verify = "first"
     profile: str = ""
 
     @property
@@ -149,6 +153,7 @@ class Options:
         _one_of("exchange", self.exchange, get_args(Exchange))
         _one_of("on_nan", self.on_nan, get_args(OnNaN))
         _one_of("on_divergence", self.on_divergence, get_args(OnDivergence))
+        _one_of("verify", self.verify, get_args(Verify))
         _one_of("compile_update", self.compile_update, get_args(CompileUpdate))
         if self.warmup_epochs < 0:
             raise ConfigurationError(f"`warmup_epochs` must be 0 or more. Received: {self.warmup_epochs}.")

@@ -18,7 +18,7 @@ from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec, new_run_dir, parse_hosts, read_hostfile
-from syrtos.settings import BatchMode, CompileUpdate, Exchange, OnDivergence, OnNaN, Options, ScaleLR
+from syrtos.settings import BatchMode, CompileUpdate, Exchange, OnDivergence, OnNaN, Options, ScaleLR, Verify
 
 # Restarts where no number is given.
 _RESTARTS = 3
@@ -137,6 +137,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        "updates; warn: apply it, and say when the loss is (default)")  # fmt: skip
     group.add_argument("--on-divergence", choices=get_args(OnDivergence), default=defaults.on_divergence,
                        help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
+    group.add_argument("--verify", choices=get_args(Verify), default=defaults.verify,
+                       help="first: before the first batch counts, compute some of its rows both whole and split, where a step is not Keras's own alone; what "
+                       "differs is not split (default). off: split every step")  # fmt: skip
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
                        help="whether XLA compiles the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
     group.add_argument("--shard-update", action="store_true",

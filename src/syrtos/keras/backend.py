@@ -34,6 +34,15 @@ class Step(Protocol):
         """Turns mask weights normalized within the share into weights normalized within the global batch."""
         ...
 
+    def rows_of_all(self, tree: Any) -> Any:
+        """The structure with the rows of all workers, in order, in place of this worker's. Floating scalars become their mean by samples, whole
+        numbers their sum. Gradients of the result flow to this worker's rows."""
+        ...
+
+    def whole_batch(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, what is computed is of the whole batch on each worker: nothing is exchanged or weighted, and assignments are equal."""
+        ...
+
 
 class Backend(abc.ABC):
     """A framework under Keras.

@@ -14,7 +14,7 @@ from keras import ops
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import backend, metric_states, sharding, shares
+from syrtos.keras import backend, sharding, shares, whole_batch
 from syrtos.keras.patching import Method, Patch
 
 # -- optimizers: reduce, then clip, then check ---------------------------------------------------------
@@ -135,6 +135,8 @@ LOSSES_AND_SEEDS = [
     Patch("keras.src.layers.layer:Layer", "add_loss", _asking_for_means, "A scalar does not say whether it is a mean or a sum."),
     Patch(f"{_METRICS}:Mean", "update_state", shares.counting_share, _VALUE),
     Patch(f"{_METRICS}:Sum", "update_state", shares.counting_share, _VALUE),
-    Patch("keras.src.metrics.metric:Metric", "add_variable", metric_states.noting, "A state may be a maximum, or set anew, instead of a sum."),
+    Patch(f"{_LOSS}:Loss", "__call__", whole_batch.of_all_rows, "A function that mixes rows is wrong on a share of them."),
+    Patch(f"{_METRICS}:MeanMetricWrapper", "update_state", whole_batch.mean_of_all_rows, "The same of a function as a metric."),
+    Patch("keras.src.metrics.metric:Metric", "__init__", whole_batch.adapting_class, "The same of a metric of the script's own."),
     Patch("keras.src.random.seed_generator:SeedGenerator", "next", _seed_by_rank, "Seeds are equal on all workers; what a training step draws is not."),
 ]  # fmt: skip

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -17,8 +19,8 @@ from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
 from syrtos.keras import exchange_plan, finite, keras_internals, local_steps, sharding, state
-from syrtos.keras.tensorflow import ops, tf_internals_graphs
-from syrtos.keras.tensorflow.step import StepScope, current_step
+from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
+from syrtos.keras.tensorflow.step import StepScope, current_step, is_whole
 
 _MARK = "_syrtos_reduction"
 _APPLIED = "_syrtos_applied"
@@ -129,6 +131,89 @@ class Reduction:
         return [g if isinstance(g, tf.IndexedSlices) else self.compression.decompress(g, c) for g, c in pairs]
 
 
+# -- gradients of a step of the script's own ----------------------------------------------------------
+
+
+def reduced_where_made(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `GradientTape.gradient`, and what is like it: in a training step of the script's own, gradients of variables are those of the global batch.
+
+    What the script does with them (clipping, norms, a second pass at other weights, an optimizer of its own) is then what it is in one process.
+    Gradients of anything else, as inputs, stay this worker's.
+    """
+
+    def gradient(first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        if step is None or not step.reduces_early or not _reduces_here():
+            return original(first, second, *args, **kwargs)
+        made = original(first, second, *args, **kwargs)
+        sources = _sources_of(first, second, args, kwargs)
+        variables = tf.nest.flatten(sources)
+        if not variables or not all(map(_is_variable, variables)):
+            return made
+        grads = tf.nest.flatten(made)
+        adds = step.plan.gradients == "sum"
+        weight = tf.cast(step.active, tf.float32) if adds else step.samples
+        apply = Reduction(step.session.comm).apply
+        if tf_internals.may_be_recorded():
+            apply = functools.partial(_reduced_differentiably, step.session.comm)
+        reduced = apply(grads, variables, weight)
+        if adds:  # a mean over the workers that have samples, times their number
+            workers = step.total("workers", tf.constant(1.0))
+            reduced = [g if g is None else times(g, tf.cast(workers, g.dtype)) for g in reduced]
+        return tf.nest.pack_sequence_as(made, reduced)
+
+    return gradient
+
+
+_local = threading.local()
+
+
+def of_own_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `GradientTape.jacobian` and its like: the gradients that it takes row by row stay this worker's."""
+
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        outer, _local.of_rows = getattr(_local, "of_rows", False), True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _local.of_rows = outer
+
+    return jacobian
+
+
+def _reduces_here() -> bool:
+    return not getattr(_local, "of_rows", False)
+
+
+def _sources_of(first: Any, second: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The sources of `tape.gradient(target, sources)`, or of `tf.gradients(ys, xs)`."""
+    if isinstance(first, tf.GradientTape):
+        return args[0] if args else kwargs["sources"]
+    return second
+
+
+def _is_variable(source: Any) -> bool:
+    return isinstance(state.held([source])[0], tf.Variable)
+
+
+def _reduced_differentiably(
+    comm: Communicator, grads: Sequence[Any], variables: Sequence[Any], weight: Any
+) -> list[Any]:
+    """The mean by ``weight`` of dense gradients, whose own gradient is reduced in the same way."""
+    shared = [i for i, gradient in enumerate(grads) if gradient is not None]
+    dense = [tf.convert_to_tensor(grads[i]) for i in shared]
+
+    @tf_internals.custom_gradient
+    def mean(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        reduced = ops.weighted_mean(comm, list(tensors), tf.cast(weight, tf.float32))
+        return reduced, lambda *dys: ops.weighted_mean(comm, list(dys), tf.cast(weight, tf.float32))
+
+    results = list(grads)
+    for index, gradient in zip(shared, tf.nest.flatten(mean(*dense)), strict=True):
+        results[index] = gradient
+    return results
+
+
 class ReducingTape:
     """A `tf.GradientTape` whose gradients are reduced over the workers."""
 
@@ -180,8 +265,17 @@ def mark(optimizer: Any, reduction: Reduction) -> None:
         object.__setattr__(each, _MARK, reduction)
 
 
+def are_reduced() -> bool:
+    """Whether gradients are those of the global batch already when an optimizer gets them: they were reduced where they were made, or each worker
+    computes the whole batch."""
+    step = current_step()
+    return is_whole() or (step is not None and step.reduces_early)
+
+
 def reduction_of(optimizer: Any) -> Reduction | None:
     """How this optimizer's gradients are reduced before they are clipped; None: they are not."""
+    if are_reduced():
+        return None
     same_function = getattr(optimizer, _COMPUTED, None)
     if same_function and same_function():
         return Reduction(InProcessCommunicator())
@@ -383,7 +477,7 @@ def _finite(grads: Sequence[Any]) -> tf.Tensor:
 
 def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
     """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
-    reduction = reduction_of(optimizer)
+    reduction = Reduction(world.current().comm) if are_reduced() else reduction_of(optimizer)
     if reduction is None or reduction.comm.size == 1 or getattr(optimizer, state.EQUAL, False):
         return
     with tf.init_scope():

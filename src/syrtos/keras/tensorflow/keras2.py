@@ -17,6 +17,8 @@ from tf_keras.src.utils import losses_utils
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
 from syrtos.keras import (
+    first_batch,
+    whole_batch,
     asynchronous,
     files,
     finite,
@@ -29,6 +31,7 @@ from syrtos.keras import (
 )
 from syrtos.keras.callbacks import within as enclosing_callbacks
 from syrtos.keras.parameter_server import remote_optimizer
+from syrtos.keras.first_batch import Plan
 from syrtos.keras.patching import Method, Patch, install
 from syrtos.keras.tensorflow import gradients, keras2_data, models
 from syrtos.keras.tensorflow import patching as common
@@ -102,7 +105,8 @@ def _aggregate(original: Method) -> Method:
             return grads_and_vars
         if not gradients.reduction_of(self):
             # outside of `strategy.run` the original finds no replicas to sum over, and fails
-            return grads_and_vars if tf.distribute.in_cross_replica_context() else original(self, grads_and_vars)
+            done = tf.distribute.in_cross_replica_context() or gradients.are_reduced()
+            return grads_and_vars if done else original(self, grads_and_vars)
         pairs = list(grads_and_vars)
         gradients.broadcast_before_first(self, [variable for _, variable in pairs])
         gradients.about_to_apply(self, [variable for _, variable in pairs])
@@ -185,19 +189,20 @@ def _make_function(step_name: str, original: Method) -> Method:
         if "_syrtos_" + step_name not in self.__dict__ and models.step_is_shared(self, session):
             step = getattr(self, step_name)
             object.__setattr__(self, "_syrtos_" + step_name, step)
-            object.__setattr__(self, step_name, _shared_step(session, step, step_name))
+            object.__setattr__(self, step_name, _shared_step(session, self, step, step_name))
         return original(self, force)
 
     return make_function
 
 
-def _shared_step(session: world.Session, step: Method, name: str) -> Method:
+def _shared_step(session: world.Session, model: Any, step: Method, name: str) -> Method:
     if name == "predict_step":
-        return functools.partial(common.gathered_predict_step, session, step)
+        return functools.partial(common.gathered_predict_step, session, step, Plan(whole=first_batch.fixed_batch(model)))
     stock = getattr(step, "__func__", None) is getattr(training.Model, name)
+    reduces_early = not (stock and models.reduces_late(model))
 
     def shared(data: Any) -> Any:
-        with StepScope(session, data, training=name == "train_step").entered() as scope:
+        with StepScope(session, data, name == "train_step", reduces_early).entered() as scope:
             return scope.finish(step(scope.data), logs_are_global=stock)
 
     return shared
@@ -232,6 +237,7 @@ _REPLICAS = "The original divides by replicas, or refuses to, also in a loop wit
 _NUMBER = "A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks."
 _SAMPLES = "The original reduces before clipping already, but sums where samples must count."
 _EQUAL = "An update is the same on all workers: its assignments need no exchange."
+_MIXES = "A function that mixes rows is wrong on a share of them."
 _STEP = "It builds the function that calls `train_step` or its like: here a step becomes a step on a share."
 _MEETING = "Workers that don't call the same are told so at once."
 _TIMED = "Its time is counted apart."
@@ -245,12 +251,8 @@ LOSSES = [
     Patch("tf_keras.src.losses:Loss", "_get_reduction", _reduction_of_one_process, _REPLICAS),
     Patch(f"{_METRIC}:Mean", "update_state", shares.counting_share, _NUMBER),
     Patch(f"{_METRIC}:Sum", "update_state", shares.counting_share, _NUMBER),
-    Patch(
-        f"{_METRIC}:Metric",
-        "add_weight",
-        metric_states.noting,
-        "A state may be a maximum, or set anew, instead of a sum.",
-    ),
+    Patch("tf_keras.src.losses:Loss", "__call__", whole_batch.of_all_rows, _MIXES),
+    Patch(f"{_METRIC}:MeanMetricWrapper", "update_state", whole_batch.mean_of_all_rows, _MIXES),
 ]
 OPTIMIZERS = [
     Patch(f"{_OPTIMIZER}:Optimizer", "aggregate_gradients", _aggregate, _SAMPLES),

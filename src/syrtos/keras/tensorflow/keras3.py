@@ -31,9 +31,11 @@ from syrtos.keras import (
     timing,
 )
 from syrtos.keras.parameter_server import remote_optimizer
+from syrtos.keras import first_batch as unsplittable
+from syrtos.keras.first_batch import Plan
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
-from syrtos.keras.tensorflow import compiled_update, gradients, models, ops, sharded_update, tf_internals
+from syrtos.keras.tensorflow import compiled_update, first_batch, gradients, models, ops, sharded_update, tf_internals
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.input import Share, is_own_shard, share_of_arrays
 from syrtos.keras.tensorflow.step import StepScope
@@ -80,7 +82,7 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
 
 def _reduced_already(original: Method) -> Method:
     def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        done = local_steps.rounds() or gradients.reduction_of(self)
+        done = local_steps.rounds() or gradients.are_reduced() or gradients.reduction_of(self)
         return grads_and_vars if done else original(self, grads_and_vars)
 
     return all_reduce_sum_gradients
@@ -104,19 +106,24 @@ def _make_function(original: Method) -> Method:
             tf_trainer.TensorFlowTrainer.test_step,
         )
         training = step_function.__name__ == "train_step"
+        reduces_early = training and not (stock and models.reduces_late(self))
+        of_first = first_batch.Function(self, session, step_function, stock)
 
         def step(data: Any) -> Any:
             own = local_steps.of_step(session, training)
-            with StepScope(own, data, training).entered() as scope:
+            with StepScope(own, data, training, reduces_early, of_first.plan).entered() as scope:
                 undo = _Undo(self) if training and finite.leaves_out() else None
-                logs = scope.finish(step_function(scope.data), logs_are_global=stock)
+                logs = scope.finish(scope.run(step_function), logs_are_global=stock)
                 return undo.if_left_out(scope, logs) if undo else logs
 
         function = original(self, step)
 
         def of_shares(iterator: Any) -> Any:
             by_hand = not isinstance(iterator, tf.data.Iterator)
-            return function((_sharing(session, batch) for batch in iterator) if by_hand else iterator)
+            batches = (_sharing(session, batch) for batch in iterator) if by_hand else iterator
+            if of_first.plan.decided:
+                return function(batches)
+            return of_first.call(function, batches, None if by_hand else iterator.element_spec, self.steps_per_execution)
 
         return of_shares
 
@@ -155,8 +162,9 @@ def _make_predict_function(original: Method) -> Method:
         models.adapt(self)
         if session.world.size > 1 and (self.predict_function is None or force):
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
+            plan = Plan(whole=unsplittable.fixed_batch(self))
             object.__setattr__(self, "_syrtos_predict_step", step)
-            object.__setattr__(self, "predict_step", functools.partial(common.gathered_predict_step, session, step))
+            object.__setattr__(self, "predict_step", functools.partial(common.gathered_predict_step, session, step, plan))
             original(self, force)
             function: Any = self.predict_function
             self.predict_function = lambda batches: function([_sharing(session, batch) for batch in batches])

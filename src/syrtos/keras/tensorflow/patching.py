@@ -12,6 +12,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.keras import asynchronous, files, temporary, timing
+from syrtos.keras.first_batch import Plan
 from syrtos.keras.patching import Method, replace, replace_everywhere
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow import gradients, models, ops, reproducible, tf_internals, tf_internals_random
@@ -38,6 +39,10 @@ def patch_tensorflow() -> None:
     replace(tf.GradientTape, "__enter__", timing.recording)
     replace(tf.GradientTape, "__exit__", timing.recorded)
     replace(tf.GradientTape, "gradient", timing.as_computing)
+    replace(tf.GradientTape, "gradient", gradients.reduced_where_made)
+    replace(tf, "gradients", gradients.reduced_where_made)
+    for name in ("jacobian", "batch_jacobian"):
+        replace(tf.GradientTape, name, gradients.of_own_rows)
     # A worker reads what it has logged to a folder that it made for itself.
     replace(tempfile, "mkdtemp", temporary.remembering)
     _patch_files()
@@ -99,10 +104,12 @@ def agreeing(original: Method) -> Method:
     return method
 
 
-def gathered_predict_step(session: world.Session, step: Method, data: Any) -> Any:
+def gathered_predict_step(session: world.Session, step: Method, plan: Plan, data: Any) -> Any:
     """Predicts this worker's share and gathers the rows of all, in order. With batches per worker each keeps its own."""
-    with StepScope(session, data, training=False).entered() as scope:
-        outputs = step(scope.data)
+    with StepScope(session, data, training=False, plan=plan).entered() as scope:
+        outputs = scope.run(step)
+        if plan.whole:
+            return outputs
         mine = tf.nest.map_structure(lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs)
         if session.options.batch == "per-worker":
             return mine

@@ -3,10 +3,10 @@
 The invariant: after every step all variables are equal on all workers. Trainable ones are, because every worker applies the
 same gradients. For the others a step notes what it assigns, and makes it equal by what the variable is:
 
-- SUM (metric states): the changes of all workers are added to the value before the step; `metric_states` tells those that are a maximum, a
-  minimum or a mean instead;
+- SUM (metric states): the changes of all workers are added to the value before the step;
 - others of a floating dtype (BatchNormalization's moving statistics): the mean by samples;
-- integers (random seeds, counters) change alike on all workers.
+- integers (random seeds, counters) change alike on all workers;
+- where the first batch has shown another rule (see `syrtos.keras.first_batch`), that rule.
 
 Results of metrics are read after that, so logs, callbacks and `evaluate` see what one process would have seen.
 """
@@ -19,13 +19,15 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+import numpy as np
 import tensorflow as tf
 
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
-from syrtos.keras import local_steps, metric_states
+from syrtos.keras import local_steps
+from syrtos.keras.first_batch import Outcome, Plan, Rule
 from syrtos.keras.shares import Assignments
-from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
+from syrtos.keras.tensorflow import gathering, ops, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
 from syrtos.keras.timing import clock, computing
 
@@ -37,6 +39,22 @@ _assigned_by: weakref.WeakKeyDictionary[Any, dict[int, tf.Variable]] = weakref.W
 def current_step() -> StepScope | None:
     """The step that is being traced or run on this thread."""
     return getattr(_local, "step", None)
+
+
+def is_whole() -> bool:
+    """Whether this thread computes the whole batch, as every other worker does: see `StepScope.whole_batch`."""
+    return getattr(_local, "whole", False)
+
+
+@contextlib.contextmanager
+def whole_batch() -> Iterator[None]:
+    """Inside, code means what it means in one process: there is no step on a share, nothing is noted, and tf.distribute sees one replica."""
+    before = {name: getattr(_local, name, None) for name in ("step", "run", "whole")}
+    _local.step, _local.run, _local.whole = None, None, True
+    try:
+        yield
+    finally:
+        _local.step, _local.run, _local.whole = before["step"], before["run"], bool(before["whole"])
 
 
 def training_now() -> bool:
@@ -154,13 +172,29 @@ class StepScope(_Watcher):
         samples: float32 scalar, samples in this worker's share; 0 if it has none.
         data: the share; one row that does not count if it has none, so that the model never sees an empty batch.
         training: whether random numbers should differ between workers.
+        reduces_early: whether gradients are reduced where they are made, by `GradientTape.gradient`, for code that looks at them; else where an
+            optimizer of Keras's own takes them.
         functions: the script's own `tf.function`s, traced for this step.
     """
 
-    def __init__(self, session: Session, data: Any, training: bool) -> None:
+    def __init__(
+        self, session: Session, data: Any, training: bool, reduces_early: bool = False, plan: Plan | None = None, outcome: Outcome | None = None
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            session: the workers.
+            data: a `Share` or a whole batch.
+            training: see above.
+            reduces_early: see above.
+            plan: what the first batch has shown of such steps.
+            outcome: is told what this worker has computed itself, of a step on the first batch that does not count.
+        """
         super().__init__()
         self.session = session
         self.training = training
+        self.plan = plan or Plan()
+        self.reduces_early = reduces_early or (training and self.plan.gradients == "sum")
+        self._outcome = outcome
         self.samples, self.data = _counted(data)
         self._ready = _ready_at(self.data)
         self._sums_count = float(local_steps.sums_count(training))
@@ -227,6 +261,16 @@ class StepScope(_Watcher):
         mine = tf.where(self.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
         return ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
 
+    # -- the whole batch on each worker ----------------------------------------------------------
+
+    def whole_batch(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, what is computed is of the whole batch: see `whole_batch`."""
+        return whole_batch()
+
+    def rows_of_all(self, tree: Any) -> Any:
+        """The structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
+        return gathering.rows_of_all(self, tree)
+
     # -- called by the variables ---------------------------------------------------------------
 
     def before_read(self, variable: tf.Variable) -> None:
@@ -238,24 +282,46 @@ class StepScope(_Watcher):
 
     # -- making state equal --------------------------------------------------------------------
 
+    def run(self, step: Callable[[Any], Any]) -> Any:
+        """The outputs of a step on this worker's share or, where it is not split, on the rows of all workers."""
+        if not self.plan.whole:
+            return step(self.data)
+        rows = self.rows_of_all(self.data)
+        with whole_batch():
+            return step(rows)
+
     def finish(self, outputs: Any, logs_are_global: bool) -> Any:
         """Makes the rest of the state equal and, unless they are global already, the logs.
 
-        Scalars among the outputs of a custom `train_step` become their mean by samples.
+        Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says.
         """
-        scalars = (
-            []
-            if logs_are_global or self.session.comm.size == 1
-            else [t for t in tf.nest.flatten(outputs) if _is_log(t)]
-        )
+        logs_are_global = logs_are_global or bool(self.plan.whole)
+        numbers = [] if logs_are_global or self.session.comm.size == 1 else numbers_of(outputs)
+        if self._outcome is not None:
+            self._outcome.own_logs = [np.asarray(number) for number in numbers]
+        rules = {i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal") for i, number in enumerate(numbers)}
+        scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
         means = self.flush(scalars, always=not self._flushed)
         replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
+        replace |= {id(n): self._combined(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")}
         return tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
+
+    def _combined(self, number: Any, rule: Rule) -> tf.Tensor:
+        """The sum, maximum or minimum over the workers that have samples."""
+        value = tf.convert_to_tensor(number)
+        if rule == "sum":
+            return ops.allreduce(self.session.comm, tf.where(self.active, value, tf.zeros_like(value)))
+        least = rule == "max"
+        other = tf.constant(value.dtype.min if least else value.dtype.max, value.dtype)
+        rows = ops.allgather(self.session.comm, tf.reshape(tf.where(self.active, value, other), [1]))
+        return tf.ensure_shape((tf.reduce_max if least else tf.reduce_min)(rows), [])
 
     def flush(self, scalars: list[tf.Tensor] | None = None, always: bool = False) -> list[tf.Tensor]:
         """One exchange that makes all noted variables equal; returns the means by samples of ``scalars``."""
         dirty, self._dirty = self._dirty, {}
-        rules = {key: _rule_of(v) for key, (v, _) in dirty.items()}
+        rules = {key: self._rule_of(v) for key, (v, _) in dirty.items()}
+        if self._outcome is not None:
+            self._outcome.own |= {key: private_read(variable).numpy() for key, (variable, _) in dirty.items()}
         sums, means = (
             [(v, base) for key, (v, base) in dirty.items() if rules[key] == rule] for rule in ("sum", "mean")
         )
@@ -286,6 +352,12 @@ class StepScope(_Watcher):
             variable.assign(tf.cast(extreme(rows, axis=0), variable.dtype))
         return [tf.cast(a, s.dtype) for a, s in zip(averages[len(means) :], scalars, strict=True)]
 
+    def _rule_of(self, variable: tf.Variable) -> Rule:
+        """How the values of the workers become one."""
+        if known := self.plan.variables.get(id(variable)):
+            return known
+        return "sum" if _is_sum(variable) else "mean" if variable.dtype.is_floating else "equal"
+
     def _in_own_row(self, variable: tf.Variable, base: tf.Tensor) -> tf.Tensor:
         """A row for each worker, of which the others' are zeros: their sum has the values of all. A worker without samples has added nothing."""
         mine = tf.cast(tf.where(self.active, private_read(variable), base), tf.float64)
@@ -309,6 +381,8 @@ class StepScope(_Watcher):
     def _on_host(self, vector: Array, when: Array) -> list[Array]:
         samples = float(vector[0])
         summed = self.session.comm.allreduce(vector)
+        if self._outcome is not None:
+            return [summed]
         asked, ready = when.tolist()
         is_first, rounds = clock.data_was_ready(self.session, asked, ready, samples), local_steps.rounds()
         if is_first and self.training and rounds:
@@ -339,6 +413,7 @@ def _noting_assign(method: Callable[..., Any]) -> Callable[..., Any]:
         watching = _watching()
         if watching:
             watching.before_assign(self)
+        tf_internals.assigning(self)
         return method(self, *args, **kwargs)
 
     return assign
@@ -363,11 +438,14 @@ def _is_sum(variable: tf.Variable) -> bool:
     return variable.aggregation == tf.VariableAggregation.SUM
 
 
-def _rule_of(variable: tf.Variable) -> metric_states.Rule | None:
-    """How the values of the workers become one in a step; None: they are equal."""
-    if _is_sum(variable):
-        return metric_states.rule_of(variable)
-    return "mean" if variable.dtype.is_floating else None
+def numbers_of(outputs: Any) -> list[Any]:
+    """The scalars among what a step returns, in order."""
+    return [leaf for leaf in tf.nest.flatten(outputs) if _is_number(leaf)]
+
+
+def _is_number(leaf: Any) -> bool:
+    kinds = (tf.Tensor, tf.Variable)
+    return leaf.shape.rank == 0 and leaf.dtype != tf.string if isinstance(leaf, kinds) else isinstance(leaf, float | int | np.generic)
 
 
 def _is_log(value: Any) -> bool:

@@ -19,7 +19,7 @@ from syrtos.comm.world import Session
 from syrtos.keras import asynchronous, timing
 from syrtos.keras.tensorflow import input as input_pipelines
 from syrtos.keras.tensorflow import ops, tf_internals
-from syrtos.keras.tensorflow.step import RunScope, current_step, tracked
+from syrtos.keras.tensorflow.step import RunScope, current_step, is_whole, tracked
 
 
 class Strategy(tf.distribute.Strategy):
@@ -61,7 +61,8 @@ class Strategy(tf.distribute.Strategy):
         """Calls ``fn`` here, in replica context; its result is this worker's."""
         del options
         session = world.current()
-        alone = session.world.size == 1 or current_step() is not None or world.sharing() is not session
+        shared = current_step() is not None or is_whole()
+        alone = session.world.size == 1 or shared or world.sharing() is not session
         with (
             timing.computing(fn),
             self.scope(),
@@ -79,6 +80,10 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
     @property
     def devices(self) -> tuple[str, ...]:
         return self.strategy.extended.worker_devices
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        return 0 if is_whole() else super().replica_id_in_sync_group
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         step = current_step()
@@ -106,8 +111,14 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     def __init__(self, strategy: tf.distribute.Strategy, session: Session) -> None:
         super().__init__(strategy)
-        self._session = session
+        self._workers = session
+        self._alone = session.alone()
         self._cluster_resolver = _Resolver(session)
+
+    @property
+    def _session(self) -> Session:
+        """Over which values are reduced: all workers, or this one where each computes the whole batch."""
+        return self._alone if is_whole() else self._workers
 
     # -- variables -----------------------------------------------------------------------------
 

@@ -20,12 +20,13 @@ from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.distribute import device_util, one_device_strategy
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import tracing_compilation
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import summary_ops_v2 as summary_ops
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
 
@@ -54,6 +55,67 @@ class OneDeviceExtended(_OneDeviceExtended):
     @functools.cached_property
     def _input_device(self) -> str:
         return device_util.get_host_for_device(self._device)
+
+
+
+def may_be_recorded() -> bool:
+    """Whether some tape of this thread is recording, so that gradients that are made now may be differentiated again. Seen in TensorFlow 2.21."""
+    return bool(record.could_possibly_record())
+
+
+_watcher: Callable[[Any], None] | None = None
+_ASSIGNING = ("assign", "assign_add", "assign_sub", *(n for n in dir(BaseResourceVariable) if n.startswith(("scatter_", "batch_scatter_"))))
+
+
+def assigning(variable: Any) -> None:
+    """Called before a variable is assigned; tells who watches."""
+    if _watcher is not None:
+        _watcher(variable)
+
+
+@contextmanager
+def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
+    """Inside, ``watcher`` is called with each variable, and the state of each `tf.random.Generator`, that is about to change. Afterwards TensorFlow's
+    eager seeds go on as if nothing had been drawn."""
+    global _watcher
+    originals = {name: getattr(BaseResourceVariable, name) for name in _ASSIGNING}
+    counter: Any = tf.random.Generator._prepare_key_counter
+    drawing = context.context()._rng.getstate() if getattr(context.context(), "_rng", None) else None
+
+    def noting(original: Any) -> Any:
+        def assign(self: Any, *args: Any, **kwargs: Any) -> Any:
+            watcher(self)
+            return original(self, *args, **kwargs)
+
+        return assign
+
+    def prepare(self: Any, shape: Any) -> Any:
+        watcher(self.state)
+        return counter(self, shape)
+
+    before, _watcher = _watcher, watcher
+    try:
+        for name, original in originals.items():
+            setattr(BaseResourceVariable, name, noting(original))
+        tf.random.Generator._prepare_key_counter = prepare
+        yield
+    finally:
+        _watcher = before
+        tf.random.Generator._prepare_key_counter = counter
+        for name, original in originals.items():
+            setattr(BaseResourceVariable, name, original)
+        if drawing is not None:
+            context.context()._rng.setstate(drawing)
+
+
+def value_of(variable: Any) -> tf.Tensor:
+    """A variable's value, without telling a step that it is read."""
+    return BaseResourceVariable.read_value(variable)
+
+
+def set_value(variable: Any, value: tf.Tensor) -> None:
+    """Assigns a value, without telling a step."""
+    BaseResourceVariable.assign(variable, value)
 
 
 # The same decorator, without its annotation: it says that the function returns its gradient too.

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import random_seed
-from tensorflow.python.ops import gen_image_ops, gen_random_ops
+from tensorflow.python.ops import gen_image_ops, gen_random_ops, gen_stateless_random_ops, gen_stateless_random_ops_v2
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 
 from syrtos.keras.patching import replace
@@ -80,6 +80,80 @@ def _box(seed: Any, a: Arguments) -> Any:
 
 def _seed_of_keras(seed: Any, a: Arguments) -> Any:
     return tf.cast(seed, a["self"].state.dtype)
+
+
+# Operations without a state of their own, which Keras 3 and `tf.random.Generator` draw by.
+_STATELESS = (
+    "stateless_random_normal_v2", "stateless_random_uniform_v2", "stateless_random_uniform_int_v2", "stateless_random_uniform_full_int_v2",
+    "stateless_truncated_normal_v2",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def without_draws() -> Iterator[None]:
+    """Inside, all rows of what is drawn eagerly are the same, on all workers and in any number: a mask, or noise, is part of no difference.
+
+    Weights that a model makes meanwhile are drawn as ever.
+    """
+    seed = [0, 0]
+    with contextlib.ExitStack() as stack:
+        for name in _STATELESS:
+            _replace(stack, gen_stateless_random_ops_v2, name, _of_one_row)
+        for name in ("random_uniform", "random_uniform_int", "random_standard_normal", "truncated_normal"):
+            _replace(stack, gen_random_ops, name, _from_seed(_OPERATIONS[name], seed))
+        _replace(stack, gen_random_ops, "random_shuffle", lambda _: lambda value, **kwargs: value)
+        for owner, name in ((gen_random_ops, "multinomial"), (gen_stateless_random_ops, "stateless_multinomial")):
+            _replace(stack, owner, name, lambda _: _likeliest)
+        if keras := sys.modules.get("keras"):
+            _replace(stack, keras.Variable, "__init__", _drawing)
+        yield
+
+
+_drawn_for_weights = threading.local()
+
+
+def _drawing(original: Original) -> Original:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        outer, _drawn_for_weights.now = getattr(_drawn_for_weights, "now", False), True
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            _drawn_for_weights.now = outer
+
+    return init
+
+
+def _of_one_row(original: Original) -> Original:
+    def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(_drawn_for_weights, "now", False):
+            return original(shape, *args, **kwargs)
+        shape = tf.cast(shape, tf.int32)
+        if not int(tf.size(shape)):
+            return original(shape, *args, **kwargs)
+        return tf.broadcast_to(original(tf.concat([[1], shape[1:]], 0), *args, **kwargs), shape)
+
+    return draw
+
+
+def _from_seed(draw: Callable[[Any, Arguments], Any], seed: Any) -> Callable[[Original], Original]:
+    def wrapper(original: Original) -> Original:
+        signature = inspect.signature(original)
+
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            if getattr(_drawn_for_weights, "now", False):
+                return original(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return draw(seed, bound.arguments)  # by the stateless operations, which give one row
+
+        return drawn
+
+    return wrapper
+
+
+def _likeliest(logits: Any, num_samples: Any, *args: Any, **kwargs: Any) -> Any:
+    dtype = kwargs.get("output_dtype", tf.int64)
+    return tf.repeat(tf.argmax(logits, -1, dtype)[:, tf.newaxis], num_samples, 1)
 
 
 @contextlib.contextmanager

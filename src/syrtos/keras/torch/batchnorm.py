@@ -18,7 +18,8 @@ def synchronized(original: Method) -> Method:
 
     def moments(self: Any, inputs: Any, mask: Any) -> Any:
         current = step.current_step()
-        if current is None or mask is not None or not current.session.options.sync_batchnorm:
+        synchronizes = current is not None and (current.session.options.sync_batchnorm or current.outcome is not None)
+        if current is None or mask is not None or not synchronizes:
             return original(self, inputs, mask)
         return _moments(current, inputs, self._reduction_axes)
 

@@ -11,10 +11,11 @@ import torch
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Bounds, Communicator
+from syrtos.errors import ConfigurationError
 from syrtos.keras import exchange_plan, finite, keras_internals, local_steps, sharding, state
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
-from syrtos.keras.torch.step import StepScope, current_step
+from syrtos.keras.torch.step import StepScope, current_step, is_whole
 
 _WORKERS, _APPLIED, _READY = "_syrtos_workers", "_syrtos_applied", "_syrtos_ready"
 
@@ -36,8 +37,84 @@ def average(optimizer: Any, comm: Communicator) -> None:
         object.__setattr__(each, _WORKERS, comm)
 
 
+def are_reduced() -> bool:
+    """Whether gradients are those of the global batch already when an optimizer gets them: they were reduced where they were made, or each worker
+    computes the whole batch."""
+    step = current_step()
+    return is_whole() or (step is not None and step.reduces_early)
+
+
+def reduced_after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `torch.autograd.backward`: in a training step of the script's own, each parameter's ``.grad`` is that of the global batch when it returns.
+
+    What the script does with it (clipping, norms, an optimizer of its own) is then what it is in one process. Of gradients that are accumulated by
+    several calls, each call's part is reduced.
+    """
+
+    def backward(*args: Any, **kwargs: Any) -> None:
+        step = current_step()
+        if step is None or not step.reduces_early:
+            original(*args, **kwargs)
+            return
+        parameters = [p for p in step.parameters() if p.requires_grad]
+        before = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
+        original(*args, **kwargs)
+        made = [
+            (p, old, p.grad if old is None else p.grad - old)
+            for p, old in zip(parameters, before, strict=True)
+            if p.grad is not None
+        ]
+        with torch.no_grad():
+            for (p, old, _), mean in zip(made, _mean(step, [part for _, _, part in made]), strict=True):
+                assert p.grad is not None
+                p.grad.copy_(mean if old is None else old + mean)
+
+    return backward
+
+
+def reduced_grads(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `torch.autograd.grad`, likewise, where all inputs are parameters; gradients by anything else stay this worker's.
+
+    Raises:
+        ConfigurationError: gradients of parameters are to be differentiated again.
+    """
+
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        made = original(outputs, inputs, *args, **kwargs)
+        if step is None or not step.reduces_early:
+            return made
+        known = {id(p) for p in step.parameters()}
+        asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+        if not all(id(one) in known for one in asked):
+            return made
+        if kwargs.get("create_graph"):
+            raise ConfigurationError(
+                "`torch.autograd.grad(..., create_graph=True)` of a model's parameters can't be reduced over workers and differentiated again. Run this script "
+                "with `-n 1`, or on TensorFlow or JAX."
+            )
+        means = iter(_mean(step, [g for g in made if g is not None]))
+        return tuple(None if g is None else next(means) for g in made)
+
+    return grad
+
+
+def _mean(step: StepScope, grads: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What the workers' gradients become: their mean by samples, or the sum that the plan says."""
+    comm = step.session.comm
+    if comm.size == 1 or not grads:
+        return grads
+    if step.plan.gradients == "mean":
+        return ops.weighted_mean(comm, grads, float(step.samples))
+    active = float(bool(step.samples))
+    workers = sum(comm.agree("workers that have samples", active))
+    return [g * workers for g in ops.weighted_mean(comm, grads, active)]
+
+
 def workers_of(optimizer: Any) -> Communicator | None:
     """The workers over which this optimizer's gradients are averaged before they are clipped; None: they are not."""
+    if are_reduced():
+        return None
     found = getattr(optimizer, _WORKERS, None) or (
         world.current().comm if _All.reduce and not local_steps.rounds() else None
     )
@@ -175,8 +252,8 @@ def finite_everywhere(optimizer: Any, finite: Any) -> Any:
 
 def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
     """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
-    comm = workers_of(optimizer)
-    if comm is None or getattr(optimizer, state.EQUAL, False):
+    comm = world.current().comm if are_reduced() else workers_of(optimizer)
+    if comm is None or comm.size == 1 or getattr(optimizer, state.EQUAL, False):
         return
     object.__setattr__(optimizer, state.EQUAL, True)
     state.broadcast(comm, [*variables, *state.of_optimizer(optimizer)])

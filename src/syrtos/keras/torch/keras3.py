@@ -25,9 +25,10 @@ from syrtos.keras import (
     share_patches,
     shares,
     trainer,
+    whole_batch,
 )
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.torch import batchnorm, gradients, rows, sharded_update, step
+from syrtos.keras.torch import batchnorm, first_batch, gradients, rows, sharded_update, step
 from syrtos.keras.torch.variables import Torch
 from syrtos.topology import check_servers
 
@@ -52,6 +53,8 @@ def apply_all() -> None:
     if sharding.is_asked():
         patching.install(sharded_update.PATCHES)
     gradients.reduce_all_optimizers()
+    patching.replace(torch.autograd, "backward", gradients.reduced_after_backward)
+    patching.replace(torch.autograd, "grad", gradients.reduced_grads)
 
 
 # -- optimizers ------------------------------------------------------------------------------------------
@@ -160,26 +163,43 @@ def _with_logs(model: Any, function: Method, stock: Method, training: bool) -> M
     def finish(scope: step.StepScope, logs: Any) -> Any:
         return scope.finish(logs, logs_are_global, step.floating_buffers_of(model) if training else ())
 
-    if not (training and logs_are_global):
-        return _on_shares(function, training, finish)
+    late = logs_are_global and _reduces_late(model)
+    of_first = first_batch.Function(model, world.sharing(), stock.__name__, logs_are_global)
+    begin = functools.partial(step.StepScope, reduces_early=training and not late)
+    if not (training and late):
+        return _on_shares(function, training, finish, of_first, begin)
 
     def overlapping(data: list[Any]) -> Any:
         with gradients.overlapping(model):
             return function(data)
 
-    return _on_shares(overlapping, training, finish)
+    return _on_shares(overlapping, training, finish, of_first, begin)
 
 
-def _predicting(_model: Any, function: Method) -> Method:
+def _reduces_late(model: Any) -> bool:
+    """Whether nothing of the script's own sees gradients between Keras's `train_step` and the end of the update."""
+    optimizer = getattr(model, "optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return whole_batch.is_of_keras(type(optimizer)) and whole_batch.is_of_keras(type(inner))
+
+
+def _predicting(model: Any, function: Method) -> Method:
+    of_first = first_batch.Function(model, world.sharing(), "predict_step", True)
+    of_first.plan.decided = True
+
     def finish(scope: step.StepScope, outputs: Any) -> Any:
         scope.flush()
+        if scope.plan.whole:
+            return outputs
         return rows.gathered(outputs, scope.samples, scope.session)
 
-    return _on_shares(function, False, finish)
+    return _on_shares(function, False, finish, of_first, step.StepScope)
 
 
-def _on_shares(function: Method, training: bool, finish: Callable[[step.StepScope, Any], Any]) -> Method:
-    """A step of Keras that computes this worker's share of a batch; ``finish`` makes its outputs those of the batch."""
+def _on_shares(
+    function: Method, training: bool, finish: Callable[[step.StepScope, Any], Any], of_first: first_batch.Function, begin: Callable[..., step.StepScope]
+) -> Method:  # fmt: skip
+    """A step of Keras that computes this worker's share of a batch, or all of it; ``finish`` makes its outputs those of the batch."""
 
     def on_share(data: list[Any]) -> Any:
         session = world.sharing()
@@ -193,8 +213,16 @@ def _on_shares(function: Method, training: bool, finish: Callable[[step.StepScop
             # a `fit` that goes on draws its data again, and leaves out steps: these must draw from another generator
             with step.own_random_numbers(0) if recovery.keeps_snapshots() else contextlib.nullcontext():
                 return function([share.data])
-        with step.StepScope(session, share.samples, training).entered() as scope:
-            return finish(scope, function([share.data]))
+        if not of_first.plan.decided:
+            of_first.decide(share)
+        with begin(session, share.samples, training, plan=of_first.plan).entered() as scope:
+            scope.model = of_first.model
+            if not of_first.plan.whole:
+                return finish(scope, function([share.data]))
+            data = scope.rows_of_all(share.data)
+            with scope.whole_batch():
+                outputs = function([data])
+            return finish(scope, outputs)
 
     return on_share
 
@@ -205,6 +233,7 @@ def _on_shares(function: Method, training: bool, finish: Callable[[step.StepScop
 def _noting_assign(original: Method) -> Method:
     def direct_assign(self: Any, value: Any) -> None:
         current = step.current_step()
+        step.assigning(self)
         if current is None:
             original(self, value)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import keras
@@ -17,8 +17,10 @@ import numpy as np
 import torch
 
 from syrtos.comm.world import Session
-from syrtos.keras import local_steps, metric_states
+from syrtos.keras import first_batch, local_steps
+from syrtos.keras.first_batch import Outcome, Plan, Rule
 from syrtos.keras.shares import SEED_STRIDE, Assignments
+from syrtos.keras.torch import gathering
 from syrtos.keras.torch.overlap import Overlap
 
 _local = threading.local()
@@ -29,6 +31,38 @@ def current_step() -> StepScope | None:
     return getattr(_local, "step", None)
 
 
+def is_whole() -> bool:
+    """Whether this thread computes the whole batch, as every other worker does: see `whole_batch`."""
+    return getattr(_local, "whole", False)
+
+
+@contextlib.contextmanager
+def whole_batch() -> Iterator[None]:
+    """Inside, code means what it means in one process: there is no step on a share, and nothing is noted."""
+    before, _local.step, whole, _local.whole = current_step(), None, is_whole(), True
+    try:
+        yield
+    finally:
+        _local.step, _local.whole = before, whole
+
+
+@contextlib.contextmanager
+def noting_assignments(note: Callable[[Any], None]) -> Iterator[None]:
+    """Inside, ``note`` is called with each Keras variable that is about to be assigned."""
+    _local.note = note
+    try:
+        yield
+    finally:
+        _local.note = None
+
+
+def assigning(variable: Any) -> None:
+    """Called before a Keras variable is assigned."""
+    note = getattr(_local, "note", None)
+    if note:
+        note(variable)
+
+
 class StepScope(Assignments):
     """What is known about a step.
 
@@ -36,16 +70,38 @@ class StepScope(Assignments):
         session: the world.
         samples: in this worker's share; 0 if it has none: then it computes with a row that does not count.
         training: whether random numbers of `keras.random.SeedGenerator` differ between workers.
+        reduces_early: whether gradients are reduced where they are made, by `backward`, for code that looks at them; else where an optimizer of
+            Keras's own takes them.
+        model: whose step it is.
         overlap: the optimizer whose gradients are on their way already, and these, in a step of Keras's own.
     """
 
     overlap: tuple[Any, Overlap] | None = None
+    model: Any = None
 
-    def __init__(self, session: Session, samples: int, training: bool) -> None:
+    def parameters(self) -> list[torch.Tensor]:
+        """Of the model whose step this is, torch modules and models inside of it included."""
+        return [] if self.model is None else list(self.model.parameters())
+
+    def __init__(
+        self, session: Session, samples: int, training: bool, reduces_early: bool = False, plan: Plan | None = None, outcome: Outcome | None = None
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            session: the workers.
+            samples: see above.
+            training: see above.
+            reduces_early: see above.
+            plan: what the first batch has shown of such steps.
+            outcome: is told what this worker has computed itself, of a step on the first batch that does not count.
+        """
         super().__init__()
         self.session = session
         self.samples = samples
         self.training = training
+        self.plan = plan or Plan()
+        self.reduces_early = reduces_early or (training and self.plan.gradients == "sum")
+        self.outcome = outcome
         self._total: float | None = None
         self._sums_count = local_steps.sums_count(training)
 
@@ -90,6 +146,14 @@ class StepScope(Assignments):
         factor = everywhere / max(valid_everywhere, 1.0) * (valid / elements if elements else 0.0)
         return torch.as_tensor(factor, dtype=like.dtype, device=like.device)
 
+    def whole_batch(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, what is computed is of the whole batch: see `whole_batch`."""
+        return whole_batch()
+
+    def rows_of_all(self, tree: Any) -> Any:
+        """The structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
+        return gathering.rows_of_all(self, tree)
+
     def _sum(self, name: str, value: float) -> float:
         with self.session.ledger.span("exchange"):
             return sum(self.session.comm.agree(name, float(value))) * self._sums_count
@@ -111,19 +175,40 @@ class StepScope(Assignments):
     def finish(self, outputs: Any, logs_are_global: bool, buffers: Sequence[torch.Tensor] = ()) -> Any:
         """Makes the rest of the state equal and, unless they are global already, the logs.
 
-        Scalars among the outputs of a custom `train_step` become their mean by samples, as ``buffers`` do.
+        Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says, and ``buffers`` their mean.
         """
-        scalars = [] if logs_are_global else [leaf for leaf in keras.tree.flatten(outputs) if _is_log(leaf)]
-        means = self.flush(buffers, scalars)
+        numbers = [] if logs_are_global or self.plan.whole else numbers_of(outputs)
+        if self.outcome is not None:
+            self.outcome.own_logs = [np.asarray(float(number)) for number in numbers]
+        rules = {i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal") for i, number in enumerate(numbers)}
+        scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
+        means = self.flush(() if self.plan.whole else buffers, scalars)
         replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
+        replace |= {id(n): self._combined(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")}
         return keras.tree.map_structure(lambda leaf: replace.get(id(leaf), leaf), outputs) if replace else outputs
+
+    def _combined(self, number: Any, rule: Rule) -> Any:
+        """The sum, maximum or minimum over the workers that have samples."""
+        if rule == "sum":
+            return _like(number, self._sum("numbers that a step returns", float(number) if self.samples else 0.0))
+        worst = -np.inf if rule == "max" else np.inf
+        values = self.session.comm.agree("numbers that a step returns", float(number) if self.samples else worst)
+        return _like(number, max(values) if rule == "max" else min(values))
+
+    def _rule_of(self, variable: Any) -> Rule:
+        """How the values of the workers become one."""
+        if known := self.plan.variables.get(id(variable)):
+            return known
+        return "sum" if _is_sum(variable) else "mean" if variable._value.is_floating_point() else "equal"
 
     def flush(self, buffers: Sequence[torch.Tensor] = (), scalars: Sequence[Any] = ()) -> list[Any]:
         """One exchange that makes all noted variables and ``buffers`` equal; returns the means by samples of ``scalars``."""
         dirty, self._dirty = self._dirty, {}
-        by_rule: dict[str | None, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        by_rule: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for variable, base in dirty.values():
-            by_rule.setdefault(_rule_of(variable), []).append((variable._value, base))
+            if self.outcome is not None:
+                self.outcome.own[id(variable)] = _wide(variable._value).copy()
+            by_rule.setdefault(self._rule_of(variable), []).append((variable._value, base))
         sums = by_rule.get("sum", [])
         means = [*by_rule.get("mean", []), *((buffer, buffer.clone()) for buffer in buffers)]
         extremes = [(value, base, rule) for rule in ("max", "min") for value, base in by_rule.get(rule, [])]
@@ -132,7 +217,7 @@ class StepScope(Assignments):
         changes = [_wide(value) - _wide(base) for value, base in sums]
         weighted = [_wide(value) * self.samples for value in [*(value for value, _ in means), *scalars]]
         rows = [_wide(value if self.samples else base) for value, base, _ in extremes]
-        rows = [metric_states.in_own_row(row, self.session.comm.rank, self.session.comm.size) for row in rows]
+        rows = [first_batch.in_own_row(row, self.session.comm.rank, self.session.comm.size) for row in rows]
         total, *added = self._sum_over_workers([np.asarray(float(self.samples)), *changes, *weighted], rows)
         averages = [part / max(float(total), 1.0) for part in added[len(sums) : len(sums) + len(weighted)]]
         with torch.no_grad():
@@ -141,7 +226,7 @@ class StepScope(Assignments):
             for (value, base), average in zip(means, averages, strict=False):
                 value.copy_(torch.as_tensor(average) if total > 0 else base)
             for (value, _, rule), found in zip(extremes, added[len(sums) + len(weighted) :], strict=True):
-                value.copy_(torch.as_tensor(metric_states.extreme(found, rule)))
+                value.copy_(torch.as_tensor(found.max(axis=0) if rule == "max" else found.min(axis=0)))
         return [_like(scalar, mean) for scalar, mean in zip(scalars, averages[len(means) :], strict=True)]
 
     def _sum_over_workers(self, parts: list[Any], of_all: list[Any]) -> list[Any]:
@@ -184,8 +269,8 @@ def _wide(value: Any) -> Any:
 
 def _like(scalar: Any, mean: Any) -> Any:
     if isinstance(scalar, torch.Tensor):
-        return torch.as_tensor(float(mean), dtype=scalar.dtype, device=scalar.device)
-    return type(scalar)(mean) if isinstance(scalar, np.floating) else float(mean)
+        return torch.as_tensor(float(mean), device=scalar.device).to(scalar.dtype)
+    return type(scalar)(mean) if isinstance(scalar, np.generic | int) else float(mean)
 
 
 def _is_log(leaf: Any) -> bool:
@@ -198,11 +283,15 @@ def _is_sum(variable: Any) -> bool:
     return variable.aggregation == "sum"
 
 
-def _rule_of(variable: Any) -> metric_states.Rule | None:
-    """How the values of the workers become one in a step; None: they are equal."""
-    if _is_sum(variable):
-        return metric_states.rule_of(variable)
-    return "mean" if variable._value.is_floating_point() else None
+def numbers_of(outputs: Any) -> list[Any]:
+    """The scalars among what a step returns, in order."""
+    return [leaf for leaf in keras.tree.flatten(outputs) if _is_number(leaf)]
+
+
+def _is_number(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.ndim == 0
+    return isinstance(leaf, float | int | np.generic) or (isinstance(leaf, np.ndarray) and leaf.ndim == 0)
 
 
 class Buffer:

@@ -2,13 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import threading
+from collections.abc import Iterator
 from typing import Any
 
+import keras
 import torch.distributed
 
 from syrtos import settings
 from syrtos.keras import rendezvous
+
+
+@contextlib.contextmanager
+def without_draws() -> Iterator[None]:
+    """Inside, all rows of what is drawn are the same, on all workers and in any number, and torch's generators go on as before. Weights that Keras makes
+    meanwhile are drawn as ever."""
+    inside = threading.local()
+
+    def drawing(original: Any) -> Any:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            outer, inside.weights = getattr(inside, "weights", False), True
+            try:
+                original(self, *args, **kwargs)
+            finally:
+                inside.weights = outer
+
+        return init
+
+    def of_one_row(original: Any) -> Any:
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            if getattr(inside, "weights", False):
+                return original(*args, **kwargs)
+            torch.manual_seed(0)
+            found = original(*args, **{name: value for name, value in kwargs.items() if name != "generator"})
+            return found if not found.ndim or not len(found) else found[:1].expand_as(found).clone()
+
+        return draw
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []))
+        names = ("rand", "randn", "rand_like", "randn_like", "randint", "normal")
+        replaced = [(torch, name, of_one_row(getattr(torch, name))) for name in names]
+        replaced.append((torch.nn.functional, "dropout", lambda input, *args, **kwargs: input))
+        replaced.append((keras.Variable, "__init__", drawing(keras.Variable.__init__)))
+        for owner, name, replacement in replaced:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, replacement)
+        yield
 
 
 def group_of(device: str, address: str, rank: int, size: int, timeout: float, here: str) -> Any:

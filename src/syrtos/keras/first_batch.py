@@ -1,0 +1,337 @@
+"""Decides how a step is split over the workers, by computing some rows of its first batch both ways.
+
+What Keras itself computes is known to be right on a share of the rows: losses and metrics row by row, gradients as means. Of anything else (a `train_step`,
+a layer or an optimizer of the script's own) nothing is assumed: before the first batch counts, each worker computes some rows of all workers whole, as
+one process does, then they compute them split, and everything is put back. Where both agree, the step is split. Where a sum, a maximum or the
+like makes them agree, that becomes the rule. Where nothing does, the step is not split: each worker computes the whole batch, which is right,
+and no faster than one worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from syrtos.comm.communicator import Communicator
+from syrtos.comm.world import Session
+from syrtos.errors import OutOfStepError
+from syrtos.keras import keras_internals, whole_batch
+
+Array = npt.NDArray[Any]
+Rule = Literal["equal", "sum", "mean", "max", "min"]
+
+# The largest relative difference that rounding explains, by the bytes of the least precise dtype that a model computes with.
+_ROUNDING = {8: 1e-4, 4: 1e-4, 2: 5e-2}
+# Of numbers near 0, the difference that counts as none.
+_NEAR_ZERO = 1e-6
+# Rows of all workers that are computed both ways, and at least so many of each worker.
+ROWS, ROWS_OF_EACH = 8, 2
+
+
+@dataclasses.dataclass
+class Plan:
+    """How the steps of one function of a model are split.
+
+    Attributes:
+        decided: whether the first batch has been looked at.
+        whole: why every worker computes the whole batch; empty where the step is split.
+        gradients: what the workers' gradients become: their mean by samples, or their sum.
+        variables: how the workers' values of an assigned variable become one, by the variable's id; others have the rule of their kind.
+        logs: the same of numbers that a step returns, by their place among them.
+        difference: the largest relative difference between both ways; None where all parts are Keras's own.
+    """
+
+    decided: bool = False
+    whole: str = ""
+    gradients: Literal["mean", "sum"] = "mean"
+    variables: dict[int, Rule] = dataclasses.field(default_factory=dict)
+    logs: dict[int, Rule] = dataclasses.field(default_factory=dict)
+    difference: float | None = None
+
+
+@dataclasses.dataclass
+class Assigned:
+    """A variable that a step has assigned.
+
+    Attributes:
+        name: what a person knows it by.
+        before, after: its values.
+    """
+
+    name: str
+    before: Array
+    after: Array
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a step has computed.
+
+    Attributes:
+        gradients: that optimizers were given, in order.
+        logs: the numbers that it returned, in order, with this worker's own in ``own_logs``.
+        assigned: by the variable's id, in the order of the first assignments.
+        own: by the variable's id, its value on this worker before the workers exchanged it.
+        error: why it did not come to its end.
+    """
+
+    gradients: list[Array] = dataclasses.field(default_factory=list)
+    logs: list[Array] = dataclasses.field(default_factory=list)
+    own_logs: list[Array] = dataclasses.field(default_factory=list)
+    assigned: dict[int, Assigned] = dataclasses.field(default_factory=dict)
+    own: dict[int, Array] = dataclasses.field(default_factory=dict)
+    error: str = ""
+
+
+class Trial(Protocol):
+    """A step on some rows of the first batch, which leaves no trace."""
+
+    def whole(self, all_rows: bool) -> Outcome:
+        """As one process computes it, on each worker."""
+        ...
+
+    def split(self, plan: Plan) -> Outcome:
+        """As the workers compute it together."""
+        ...
+
+
+def in_own_row(value: Array, rank: int, size: int) -> Array:
+    """A row for each worker, of which the others' are zeros: the sum over the workers has the values of all, of shape ``(size, *value.shape)``."""
+    rows = np.zeros((size, *np.shape(value)), np.asarray(value).dtype)
+    rows[rank] = value
+    return rows
+
+
+class _Noting:
+    """Who notes the gradients that optimizers are given, in place of an update; None: they make updates."""
+
+    to: Callable[[Sequence[Any]], None] | None = None
+
+
+@contextlib.contextmanager
+def noting_gradients(note: Callable[[Sequence[Any]], None]) -> Iterator[None]:
+    """Inside, optimizers make no update: ``note`` is called with their gradients."""
+    _Noting.to = note
+    try:
+        yield
+    finally:
+        _Noting.to = None
+
+
+def noted(gradients: Sequence[Any]) -> bool:
+    """Whether the gradients that an optimizer was given were noted, so that it must make no update."""
+    if _Noting.to is None:
+        return False
+    _Noting.to(gradients)
+    return True
+
+
+# -- what needs no trial ---------------------------------------------------------------------------------
+
+
+def fixed_batch(model: Any) -> str:
+    """Why a model's batches can't be split: it keeps a state for each row, or is built for one number of rows. Empty where nothing speaks against it."""
+    for layer in keras_internals.layers_of(model):
+        if getattr(layer, "stateful", False) and hasattr(layer, "reset_state") | hasattr(layer, "reset_states"):
+            return f"the layer `{layer.name}` is stateful: it keeps a state for each row of the batch"
+    shapes = [getattr(tensor, "shape", (None,)) for tensor in getattr(model, "inputs", None) or ()]
+    fixed = [shape[0] for shape in shapes if len(shape) and shape[0] is not None]
+    return f"the model is built for batches of {fixed[0]} rows" if fixed else ""
+
+
+def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
+    """The parts of a step that are not Keras's own, by names that a person knows; ``stock``: the step itself is."""
+    parts = [] if stock else [f"{type(model).__name__}.{name}"]
+    if not whole_batch.is_of_keras(_owner_of(type(model), "call")):
+        parts.append(f"{type(model).__name__}.call")
+    layers = [layer for layer in keras_internals.layers_of(model) if layer is not model]
+    parts += [f"the layer `{x.name}`" for x in layers if not _is_known(x)]
+    operations = getattr(model, "operations", None) or ()
+    known = {id(layer) for layer in layers}
+    parts += [f"the operation `{x.name}`" for x in operations if id(x) not in known and not _is_known_operation(x)]
+    optimizer = getattr(model, "optimizer", None)
+    if name == "train_step" and optimizer is not None and not whole_batch.is_of_keras(type(optimizer)):
+        parts.append(f"the optimizer {type(optimizer).__name__}")
+    return parts
+
+
+def _owner_of(kind: type, name: str) -> type:
+    """The class that a method comes from."""
+    return next((base for base in kind.__mro__ if name in vars(base)), kind)
+
+
+def _is_known(layer: Any) -> bool:
+    kind = type(layer)
+    return whole_batch.is_of_keras(kind) and kind.__name__ not in ("Lambda", "TorchModuleWrapper")
+
+
+def _is_known_operation(operation: Any) -> bool:
+    return hasattr(operation, "stateful") or type(operation).__name__ in _BY_ELEMENT
+
+
+# Operations of functional models that leave rows apart (seen in Keras 3.15.1).
+_BY_ELEMENT = frozenset(
+    {
+        "Absolute", "Add", "Cast", "Clip", "Divide", "Exp", "Log", "Maximum", "Minimum", "Multiply", "Negative", "Power", "Relu", "Sigmoid", "Softplus",
+        "Sqrt", "Square", "Subtract", "Tanh", "TrueDivide",
+    }
+)  # fmt: skip
+
+
+# -- the trial -------------------------------------------------------------------------------------------
+
+
+def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
+    """Fills in the plan; all workers call this together and end with the same.
+
+    Args:
+        plan: of the function whose first batch this is.
+        trial: runs the step.
+        session: the workers.
+        precision: bytes of the least precise dtype that the model computes with.
+    """
+    comm, bound = session.comm, _ROUNDING[precision]
+    whole = trial.whole(False)
+    if _any_failed(comm, whole):  # a function may need as many rows as the script gives it
+        whole = trial.whole(True)
+        if _any_failed(comm, whole):
+            return  # the script's own error: its first step will raise it
+    for gradients in ("mean", "sum"):
+        plan.gradients = gradients
+        split = trial.split(plan)
+        if failed := _any_failed(comm, split):
+            plan.whole = f"it fails on a part of the batch: {failed}"
+            return
+        differs, plan.difference = _compared(comm, whole, split, bound)
+        if not differs:
+            return
+        if not any(what == "gradient" for what, _ in differs):
+            break
+    else:
+        plan.whole = _described(comm, whole, split, differs)
+        return
+    rest = [place for place in differs if not _ruled(plan, comm, whole, split, place, bound)]
+    plan.whole = _described(comm, whole, split, rest) if rest else ""
+
+
+def _any_failed(comm: Communicator, outcome: Outcome) -> str:
+    """The error of the first worker whose step did not come to its end. Workers that failed alone have left the others in an exchange, which fails then."""
+    for _ in range(3):
+        try:
+            comm.agree("the first batch was computed")
+            break
+        except OutOfStepError as error:
+            outcome.error = outcome.error or str(error)
+    errors = comm.allgather_object(outcome.error)
+    own = [error for error in errors if error and "OutOfStepError" not in error]
+    return next(iter(own or filter(None, errors)), "")
+
+
+def _compared(comm: Communicator, whole: Outcome, split: Outcome, bound: float) -> tuple[list[tuple[str, int]], float]:
+    """Where both ways differ by more than the bound, as rank 0 sees it, and the largest difference of the rest."""
+    if [len(whole.gradients), len(whole.logs)] != [len(split.gradients), len(split.logs)]:
+        return [("gradient", -1)], float("inf")
+    found = {("gradient", i): _far(a, b) for i, (a, b) in enumerate(zip(whole.gradients, split.gradients, strict=True))}
+    found |= {("log", i): _far(a, b) for i, (a, b) in enumerate(zip(whole.logs, split.logs, strict=True))}
+    keys = list(whole.assigned)
+    for key in {**whole.assigned, **split.assigned}:
+        one, other = whole.assigned.get(key), split.assigned.get(key)
+        if one is None or other is None:
+            left = one or other
+            assert left is not None
+            far = _far(left.before, left.after)
+        else:
+            far = _far(one.after, other.after)
+        if key not in keys:
+            keys.append(key)
+        found["variable", keys.index(key)] = far
+    everyone = comm.broadcast_object([[what, i, far] for (what, i), far in found.items()], 0)
+    differs = [(what, i) for what, i, far in everyone if not far <= bound]
+    return differs, max((far for _, _, far in everyone if far <= bound), default=0.0)
+
+
+def _far(one: Array, other: Array) -> float:
+    """The relative difference by norm; equal infinities and NaN count as equal."""
+    a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    if a.shape != b.shape:
+        return float("inf")
+    finite = np.isfinite(a)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    difference = float(np.linalg.norm(a[finite] - b[finite]))
+    return 0.0 if difference <= _NEAR_ZERO else difference / max(float(np.linalg.norm(a[finite])), _NEAR_ZERO)
+
+
+def _ruled(
+    plan: Plan, comm: Communicator, whole: Outcome, split: Outcome, place: tuple[str, int], bound: float
+) -> bool:
+    """Whether a rule makes the workers' values those of one process; the plan has it then."""
+    what, index = place
+    if what == "log":
+        before, own, wanted = np.zeros(()), split.own_logs[index], whole.logs[index]
+        rules: dict[int, Rule] = plan.logs
+        key = index
+    else:
+        key = next((k for i, k in enumerate({**whole.assigned, **split.assigned}) if i == index), -1)
+        one, other = whole.assigned.get(key), split.assigned.get(key)
+        if one is None or other is None or key not in split.own:
+            return False
+        before, own, wanted = other.before, split.own[key], one.after
+        rules = plan.variables
+    rows = comm.allgather(np.asarray(own, np.float64)[np.newaxis])
+    made = {rule: combine(rows, np.asarray(before, np.float64)) for rule, combine in _RULES.items()}
+    fits = [rule for rule, value in made.items() if _far(wanted, value) <= bound]
+    chosen: Any = comm.broadcast_object(fits[0] if fits else None, 0)
+    if chosen is None:
+        return False
+    rules[key] = chosen
+    return True
+
+
+_RULES: Mapping[Rule, Callable[[Array, Array], Array]] = {
+    "equal": lambda rows, before: rows[0] if (rows == rows[0]).all() else np.full_like(rows[0], np.nan),
+    "sum": lambda rows, before: before + (rows - before).sum(axis=0),
+    "max": lambda rows, before: rows.max(axis=0),
+    "min": lambda rows, before: rows.min(axis=0),
+}
+
+
+def _described(comm: Communicator, whole: Outcome, split: Outcome, places: Sequence[tuple[str, int]]) -> str:
+    """The first difference, for a person."""
+    what, index = places[0]
+    text = "the gradients of a part of the rows do not add up to those of the batch"
+    if what == "log":
+        one, other = whole.logs[index], split.logs[index]
+        text = f"number {index + 1} of what it returns is {_short(one)} for some rows together, and {_short(other)} for parts of them"
+    if what == "variable":
+        found = list({**whole.assigned, **split.assigned}.items())[index : index + 1]
+        for key, either in found:
+            one, other = whole.assigned.get(key, either).after, split.assigned.get(key, either).after
+            text = f"`{either.name}` becomes {_short(one)} by some rows together, and {_short(other)} by parts of them"
+    return str(comm.broadcast_object(text, 0))
+
+
+def _short(value: Array) -> str:
+    value = np.asarray(value, np.float64)
+    return f"{float(value):.6g}" if value.ndim == 0 else f"an array with the sum {float(value.sum()):.6g}"
+
+
+def tell(plan: Plan, session: Session, what: str) -> None:
+    """Says once that a step is not split, and why; the record of the run has both."""
+    if plan.difference is not None and not plan.whole:
+        session.ledger.say(first_batch=plan.difference)
+    if not plan.whole:
+        return
+    session.ledger.say(not_split=plan.whole)
+    if session.world.rank == 0:
+        print(
+            f"syrtos: {what} is not split over the workers: {plan.whole}. Each worker computes the whole batch, so the results are those of one process, "
+            f"and {session.world.size} workers are no faster than one.",
+            file=sys.stderr,
+        )

@@ -1,0 +1,200 @@
+"""A step of Keras on TensorFlow, run eagerly on some rows of its first batch, without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm.world import Session
+from syrtos.keras import first_batch, keras_internals, local_steps, state
+from syrtos.keras.first_batch import Assigned, Outcome, Plan
+from syrtos.keras.patching import Method
+from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
+from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
+from syrtos.keras.tensorflow.step import StepScope, whole_batch
+
+
+class Function:
+    """A function of a model that makes steps, and how they are split.
+
+    Attributes:
+        plan: what the first batch has shown.
+    """
+
+    def __init__(self, model: Any, session: Session, step: Method, stock: bool) -> None:
+        """
+        Args:
+            model: whose function it is.
+            session: the workers.
+            step: `train_step` or `test_step`.
+            stock: whether it is Keras's own.
+        """
+        self._model, self._session, self._step, self._stock = model, session, step, stock
+        self._name = step.__name__
+        self.plan = Plan(decided=session.world.size == 1 or bool(local_steps.rounds()))
+        self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
+
+    def call(self, function: Method, iterator: Any, spec: Any, steps: int) -> Any:
+        """Calls ``function`` for the first time: with the first ``steps`` batches of the iterator, of which the very first is looked at before.
+
+        Raises:
+            StopIteration: there is no batch.
+        """
+        batches = [next(iterator)]
+        with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+            batches += [next(iterator) for _ in range(steps - 1)]
+        self.decide(batches[0])
+        if not self._model.run_eagerly and spec is not None:
+            # Traced for batches of any number of rows, as those of the iterator are: then nothing is traced twice.
+            function = tf.function(lambda batch, of=function: of([batch]), input_signature=[spec], autograph=False)
+            return [function(batch) for batch in batches][-1]
+        return [function([batch]) for batch in batches][-1]
+
+    def decide(self, first: Share) -> None:
+        """Looks at the first batch, before it counts. All workers call this together."""
+        self.plan.decided = True
+        if not self.plan.whole and _has_unequal_leaves(self._session, first):
+            self.plan.whole = "its tensors have unequal numbers of rows"
+        parts = first_batch.unknown_parts(self._model, self._stock, self._name)
+        if not self.plan.whole and parts and self._session.options.verify != "off":
+            trial = _Trial(self._model, self._session, self._step, first)
+            first_batch.decide(self.plan, trial, self._session, _precision(self._model))
+        first_batch.tell(self.plan, self._session, f"`{self._name}` of {self._model.name}")
+
+
+def _has_unequal_leaves(session: Session, share: Share) -> bool:
+    counts = [int(count_rows(leaf)) for leaf in tf.nest.flatten(share.data) if has_rows(leaf)]
+    return any(session.comm.agree("tensors of the batch have unequal rows?", float(len(set(counts)) > 1)))
+
+
+def _precision(model: Any) -> int:
+    names = [str(getattr(layer, "compute_dtype", None) or "float32") for layer in keras_internals.layers_of(model)]
+    sizes = [tf.as_dtype(name).size for name in names if "float" in name]
+    return min(sizes, default=4)
+
+
+class _Trial:
+    """See `syrtos.keras.first_batch.Trial`."""
+
+    def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
+        self._model, self._session, self._step = model, session, step
+        self._all, self._some = first, _some_rows(first, session)
+
+    def whole(self, all_rows: bool) -> Outcome:
+        if all_rows:
+            self._some = self._all
+        scope = StepScope(self._session, self._some, False)
+        rows = gathering.rows_of_all(scope, scope.data)
+
+        def run(outcome: Outcome) -> Any:
+            with whole_batch():
+                return self._run(self._step, rows)
+
+        return self._outcome(run)
+
+    def split(self, plan: Plan) -> Outcome:
+        def run(outcome: Outcome) -> Any:
+            scope = StepScope(self._session, self._some, False, reduces_early=True, plan=plan, outcome=outcome)
+            with scope.entered():
+                return scope.finish(self._run(self._step, scope.data), logs_are_global=False)
+
+        with _synchronized(self._model):
+            return self._outcome(run)
+
+    def _run(self, step: Method, data: Any) -> Any:
+        return self._model.distribute_strategy.run(step, args=(data,))
+
+    def _outcome(self, run: Callable[[Outcome], Any]) -> Outcome:
+        outcome = Outcome()
+        with _without_trace(self._model, outcome), tf_internals_random.without_draws(), _eager_functions():
+            try:
+                logs = run(outcome)
+                outcome.logs = [np.asarray(value) for value in tf.nest.flatten(logs) if _is_number(value)]
+            except Exception as error:
+                outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return outcome
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, tf.Tensor | tf.Variable | float | int | np.generic) and np.ndim(value) == 0
+
+
+def _some_rows(share: Share, session: Session) -> Share:
+    """Rows from all over the share; one more on rank 0, so that workers count unequally."""
+    total = int(share.samples)
+    each = max(first_batch.ROWS // session.world.size, first_batch.ROWS_OF_EACH) + (session.world.rank == 0)
+    if total <= each:
+        return share
+    chosen = np.unique(np.linspace(0, total - 1, each).astype(np.int64))
+
+    def take(leaf: Any) -> Any:
+        if not has_rows(leaf) or isinstance(leaf, tf.SparseTensor):
+            return leaf
+        return tf.gather(leaf, chosen)
+
+    if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(share.data)):
+        return share
+    return Share(tf.constant(len(chosen), tf.int64), tf.nest.map_structure(take, share.data))
+
+
+# -- what leaves no trace ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
+    """Inside, optimizers only note what they are given; afterwards all variables, generators and Python's numbers are as before."""
+    before: dict[int, tuple[Any, tf.Tensor]] = {}
+    objects = [model, *keras_internals.layers_of(model), *model.metrics]
+    numbers = [(one, {k: v for k, v in vars(one).items() if isinstance(v, int | float | str)}) for one in objects]
+    drawn = np.random.get_state(), random.getstate()
+
+    def about_to_assign(variable: Any) -> None:
+        if id(variable) not in before and bool(variable.is_initialized()):
+            before[id(variable)] = variable, tf_internals.value_of(variable)
+
+    def given(grads: Sequence[Any]) -> None:
+        outcome.gradients += [np.asarray(tf.convert_to_tensor(g)) for g in grads if g is not None]
+
+    try:
+        with tf_internals.watching_assignments(about_to_assign), first_batch.noting_gradients(given):
+            yield
+    finally:
+        for key, (variable, value) in before.items():
+            after = tf_internals.value_of(variable)
+            if variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_bool:
+                outcome.assigned[key] = Assigned(state.name_of(variable), value.numpy(), after.numpy())
+            tf_internals.set_value(variable, value)
+        for one, values in numbers:
+            for name, value in values.items():
+                if vars(one).get(name) is not value:
+                    object.__setattr__(one, name, value)
+        np.random.set_state(drawn[0])
+        random.setstate(drawn[1])
+
+
+@contextlib.contextmanager
+def _eager_functions() -> Iterator[None]:
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+@contextlib.contextmanager
+def _synchronized(model: Any) -> Iterator[None]:
+    """Statistics of BatchNormalization are those of the batch, as in one process; what workers compute alone is their option."""
+    layers = [layer for layer in keras_internals.layers_of(model) if hasattr(layer, "synchronized")]
+    before = [layer.synchronized for layer in layers]
+    models.synchronize_batchnorm(model)
+    try:
+        yield
+    finally:
+        for layer, value in zip(layers, before, strict=True):
+            layer.synchronized = value

@@ -1,0 +1,149 @@
+"""A step of Keras on torch, run on some rows of its first batch, without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from syrtos.comm.world import Session
+from syrtos.keras import first_batch, keras_internals, local_steps, state
+from syrtos.keras.first_batch import Assigned, Outcome, Plan
+from syrtos.keras.patching import Method
+from syrtos.keras.torch import gathering, torch_internals
+from syrtos.keras.torch.rows import Share
+from syrtos.keras.torch.step import StepScope, buffers_of, noting_assignments, numbers_of, whole_batch
+
+
+class Function:
+    """A function of a model that makes steps, and how they are split.
+
+    Attributes:
+        model: whose function it is.
+        plan: what the first batch has shown.
+    """
+
+    def __init__(self, model: Any, session: Session, name: str, stock: bool) -> None:
+        """
+        Args:
+            model: whose function it is.
+            session: the workers.
+            name: of the step: `train_step` or `test_step`.
+            stock: whether it is Keras's own.
+        """
+        self.model, self._session, self._name, self._stock = model, session, name, stock
+        self.plan = Plan(decided=session.world.size == 1 or bool(local_steps.rounds()))
+        self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
+
+    def decide(self, first: Share) -> None:
+        """Looks at the first batch, before it counts. All workers call this together."""
+        self.plan.decided = True
+        parts = first_batch.unknown_parts(self.model, self._stock, self._name)
+        if not self.plan.whole and parts and self._session.options.verify != "off":
+            trial = _Trial(self.model, self._session, getattr(self.model, self._name), first)
+            first_batch.decide(self.plan, trial, self._session, _precision(self.model))
+        first_batch.tell(self.plan, self._session, f"`{self._name}` of {self.model.name}")
+
+
+def _precision(model: Any) -> int:
+    names = [str(getattr(layer, "compute_dtype", None) or "float32") for layer in keras_internals.layers_of(model)]
+    return 2 if any("16" in name for name in names) else 4
+
+
+class _Trial:
+    """See `syrtos.keras.first_batch.Trial`."""
+
+    def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
+        self._model, self._session, self._step = model, session, step
+        self._all, self._some = first, _some_rows(first, session)
+
+    def whole(self, all_rows: bool) -> Outcome:
+        if all_rows:
+            self._some = self._all
+        rows = gathering.rows_of_all(StepScope(self._session, self._some.samples, False), self._some.data)
+
+        def run(outcome: Outcome) -> Any:
+            with whole_batch():
+                return self._step(rows)
+
+        return self._outcome(run)
+
+    def split(self, plan: Plan) -> Outcome:
+        def run(outcome: Outcome) -> Any:
+            scope = StepScope(self._session, self._some.samples, False, True, plan, outcome)
+            buffers = [buffer._value for buffer in buffers_of(self._model)]
+            scope.model = self._model
+            with scope.entered():
+                return scope.finish(self._step(self._some.data), False, [b for b in buffers if b.is_floating_point()])
+
+        return self._outcome(run)
+
+    def _outcome(self, run: Callable[[Outcome], Any]) -> Outcome:
+        outcome = Outcome()
+        with _without_trace(self._model, outcome), torch_internals.without_draws():
+            try:
+                logs = run(outcome)
+                outcome.logs = [np.asarray(float(value)) for value in numbers_of(logs)]
+            except Exception as error:
+                outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return outcome
+
+
+def _some_rows(share: Share, session: Session) -> Share:
+    """Rows from all over the share; one more on rank 0, so that workers count unequally."""
+    each = max(first_batch.ROWS // session.world.size, first_batch.ROWS_OF_EACH) + (session.world.rank == 0)
+    if share.samples <= each:
+        return share
+    chosen = np.unique(np.linspace(0, share.samples - 1, each).astype(np.int64))
+
+    def take(leaf: Any) -> Any:
+        return leaf[chosen] if getattr(leaf, "shape", ()) else leaf
+
+    return Share(len(chosen), keras.tree.map_structure(take, share.data))
+
+
+@contextlib.contextmanager
+def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
+    """Inside, optimizers only note what they are given; afterwards variables, buffers, gradients, generators and Python's numbers are as before."""
+    before: dict[int, tuple[Any, torch.Tensor]] = {}
+    parameters = list(model.parameters())
+    kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *model.buffers()]]
+    grads = [(p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters]
+    objects = [model, *keras_internals.layers_of(model), *model.metrics]
+    numbers = [(one, {k: v for k, v in vars(one).items() if isinstance(v, int | float | str)}) for one in objects]
+    drawn = np.random.get_state(), random.getstate()
+
+    def about_to_assign(variable: Any) -> None:
+        if id(variable) not in before and variable._value is not None:
+            before[id(variable)] = variable, variable._value.detach().clone()
+
+    def given(gradients: Sequence[Any]) -> None:
+        outcome.gradients += [g.detach().to("cpu", torch.float64).numpy().copy() for g in gradients if g is not None]
+
+    try:
+        with noting_assignments(about_to_assign), first_batch.noting_gradients(given):
+            yield
+    finally:
+        for key, (variable, value) in before.items():
+            values = [np.asarray(t.detach().to("cpu", torch.float64)).copy() for t in (value, variable._value)]
+            outcome.assigned[key] = Assigned(state.name_of(variable), *values)
+        with torch.no_grad():
+            for variable, value in before.values():
+                variable._value.copy_(value)
+            for tensor, value in kept:
+                tensor.copy_(value)
+            for parameter, held in grads:
+                parameter.grad = held and held[0]
+                if held:
+                    held[0].copy_(held[1])
+        for one, values in numbers:
+            for name, value in values.items():
+                if vars(one).get(name) is not value:
+                    object.__setattr__(one, name, value)
+        np.random.set_state(drawn[0])
+        random.setstate(drawn[1])

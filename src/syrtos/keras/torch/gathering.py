@@ -1,0 +1,63 @@
+"""The rows of all workers of what a step has computed on this worker's share, with gradients that flow back to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import torch
+
+from syrtos.comm.communicator import ReduceOp
+from syrtos.keras.torch import ops
+
+if TYPE_CHECKING:
+    from syrtos.keras.torch.step import StepScope
+
+_MASK = "_keras_mask"
+
+
+def rows_of_all(step: StepScope, tree: Any) -> Any:
+    """The structure with the rows of all workers, in order, in the place of this worker's: see `syrtos.keras.backend.Step`."""
+    return keras.tree.map_structure(lambda leaf: _of_all(step, leaf), tree)
+
+
+def _of_all(step: StepScope, leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        leaf = torch.from_numpy(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    with step.session.ledger.span("exchange"):
+        if leaf.ndim == 0:
+            return _of_scalars(step, leaf)
+        result = _Gathered.apply(leaf, step)
+        mask = getattr(leaf, _MASK, None)
+        if mask is not None:
+            setattr(result, _MASK, _Gathered.apply(mask, step))
+    return result
+
+
+def _of_scalars(step: StepScope, value: torch.Tensor) -> torch.Tensor:
+    """A number of each worker as the number of the whole batch."""
+    if value.dtype == torch.bool:
+        return value
+    part = value * step.fraction() if value.is_floating_point() else value
+    part = part if step.samples else torch.zeros_like(value)
+    return ops.allreduce(step.session.comm, part, ReduceOp.SUM).to(value.dtype)
+
+
+class _Gathered(torch.autograd.Function):
+    """In a step this worker's gradients will count by its part of the samples, but those that come back here are complete: they are divided by it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, step: StepScope) -> torch.Tensor:
+        comm, mine = step.session.comm, value.detach() if step.samples else value.detach()[:0]
+        counts = comm.agree("rows of each worker", float(len(mine)))
+        ctx.fraction, ctx.start, ctx.rows, ctx.shape = step.fraction(), int(sum(counts[: comm.rank])), len(mine), value.shape
+        return ops.allgather(comm, mine)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        if not ctx.rows:
+            return grads[0].new_zeros(ctx.shape), None
+        return grads[0][ctx.start : ctx.start + ctx.rows] / ctx.fraction, None

@@ -1,0 +1,101 @@
+"""Computes losses and metrics that may mix the rows of a batch on the rows of all workers. Serves Keras 3 and Keras 2.
+
+Each worker has its share of a batch. What Keras computes row by row is right on a share; any other function (one of the script's own, or Dice, whose
+sums are over all rows) is given the gathered rows of all workers, on each of them, and returns what one process would have got. Gradients flow
+back to the rows that a worker has computed itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from syrtos.keras import backend
+from syrtos.keras.patching import Method
+
+# Keras's own functions that mix rows: they sum over the batch before they divide, or compare each row with all others (seen in 3.15.1).
+_MIXING = frozenset({"dice", "tversky", "circle", "Dice", "Tversky", "Circle"})
+_OF_KERAS = ("keras", "tf_keras")
+
+
+def is_of_keras(kind: Any) -> bool:
+    """Whether a class or a function is Keras's own."""
+    return (getattr(kind, "__module__", None) or "").partition(".")[0] in _OF_KERAS
+
+
+def is_row_by_row(function: Any) -> bool:
+    """Whether a loss function is known to compute each row's value from that row alone."""
+    if isinstance(function, functools.partial):
+        return is_row_by_row(function.func)
+    if not is_of_keras(function) and is_of_keras(type(function)):  # a `Loss` given as a metric
+        return loss_is_row_by_row(function)
+    return is_of_keras(function) and getattr(function, "__name__", "") not in _MIXING
+
+
+def loss_is_row_by_row(loss: Any) -> bool:
+    """The same of a `Loss`: of Keras's own class, around a function of Keras's."""
+    if not is_of_keras(type(loss)) or type(loss).__name__ in _MIXING:
+        return False
+    function = getattr(loss, "fn", None)
+    return function is None or is_row_by_row(function)
+
+
+def of_all_rows(original: Method) -> Method:
+    """`Loss.__call__`, on the rows of all workers where the loss may mix them."""
+
+    @functools.wraps(original)
+    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        step = backend.active().current_step()
+        if step is None or loss_is_row_by_row(self):
+            return original(self, y_true, y_pred, sample_weight)
+        y_true, y_pred, sample_weight = step.rows_of_all((y_true, y_pred, sample_weight))
+        with step.whole_batch():
+            return original(self, y_true, y_pred, sample_weight)
+
+    return call
+
+
+def mean_of_all_rows(original: Method) -> Method:
+    """`MeanMetricWrapper.update_state`, likewise."""
+
+    @functools.wraps(original)
+    def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        step = backend.active().current_step()
+        if step is None or is_row_by_row(self._fn):
+            return original(self, y_true, y_pred, sample_weight=sample_weight)
+        y_true, y_pred, sample_weight = step.rows_of_all((y_true, y_pred, sample_weight))
+        with step.whole_batch():
+            return original(self, y_true, y_pred, sample_weight=sample_weight)
+
+    return update_state
+
+
+def adapting_class(original: Method) -> Method:
+    """Around `Metric.__init__`: an `update_state` of a script's own class is given the rows of all workers."""
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        _adapt(type(self))
+        original(self, *args, **kwargs)
+
+    return init
+
+
+def _adapt(kind: type) -> None:
+    for owner in kind.__mro__:
+        own = vars(owner).get("update_state")
+        if own is not None and not is_of_keras(owner) and not hasattr(own, "__wrapped__"):
+            setattr(owner, "update_state", _on_all_rows(own))  # noqa: B010 - pyright knows no such attribute of a type
+
+
+def _on_all_rows(original: Method) -> Method:
+    @functools.wraps(original)
+    def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        step = backend.active().current_step()
+        if step is None:
+            return original(self, *args, **kwargs)
+        args, kwargs = step.rows_of_all((args, kwargs))
+        with step.whole_batch():
+            return original(self, *args, **kwargs)
+
+    return update_state
