@@ -866,6 +866,7 @@ def metric_of_extremes() -> tuple[Any, Logs]:
     return fit(model, x, y, validation_data=(x[:77], y[:77]))
 
 
-# -- loops of a script's own ------------------------------------------------------------------------------
+# -- batches that can't be split as they are, and loops of a script's own -----------------------------------
 
+importlib.import_module("mixed_rows")
 importlib.import_module("own_loops")

@@ -49,7 +49,7 @@ def _groups(found: ast.expr) -> dict[str, list[str]]:
     }
 
 
-_KINDS = dict(pair for name in ("cases", "own_loops") for pair in _decorated(_text_of(name)))
+_KINDS = dict(pair for name in ("cases", "mixed_rows", "own_loops") for pair in _decorated(_text_of(name)))
 CASES = [name for name, kind in _KINDS.items() if kind in ("case", "keras3")]
 KERAS3_ONLY = {name for name, kind in _KINDS.items() if kind == "keras3"}
 TOLERANCE: dict[str, float] = ast.literal_eval(_assigned(_text_of("cases"), "TOLERANCE"))
@@ -64,7 +64,8 @@ TOLERANCE_OF_DIALECTS: dict[str, float] = ast.literal_eval(_assigned(_DIALECTS, 
 _NEED_TENSORFLOW = {
     "added_loss", "batchnorm_synchronized", "custom_train_step", "custom_train_step_in_tf_function", "custom_train_step_two_optimizers",
     "custom_train_step_with_sums", "custom_train_step_without_keras_loss", "planned_words", "sparse_batches", "words_on_batch",
-    "words_without_unknown_ones",
+    "words_without_unknown_ones", "batches_with_a_table", "step_of_a_sum", "step_that_clips_by_hand", "step_that_is_aware_of_sharpness",
+    "step_with_a_penalty_on_input_gradients",
 }  # fmt: skip
 _WITHOUT_TENSORFLOW = [name for name in CASES if name not in _NEED_TENSORFLOW and not name.startswith("own_loop")]
 

@@ -11,14 +11,14 @@ import collections
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Array
 from syrtos.comm.servers import Servers
-from syrtos.keras import metric_states, state
+from syrtos.keras import state
 
 
 class Held(Protocol):
@@ -37,7 +37,6 @@ class Held(Protocol):
 
 
 _WISH = "wish"
-_GIVEN = " given by"
 # Set on what Keras has made.
 KERAS = "_syrtos_of_keras"
 
@@ -111,11 +110,6 @@ def end_round(wish: bool = False) -> bool:
     rules = {name: _rule_of(variable) for name, variable in variables.items()}
     for name, variable in variables.items():
         value = variable.numpy()
-        if rules[name] in ("max", "min"):
-            place = world.current().world
-            added[name] = metric_states.in_own_row(value, place.rank, place.size)
-            added[name + _GIVEN] = metric_states.in_own_row(np.ones(()), place.rank, place.size)
-            continue
         change = value - _base.get(name, np.zeros_like(value))
         if np.any(change):
             added[name] = change
@@ -123,10 +117,6 @@ def end_round(wish: bool = False) -> bool:
     for name, (total, count) in sums.items():
         variable, rule = variables.get(name), rules.get(name)
         if variable is None:
-            continue
-        if rule in ("max", "min"):
-            given = total[sums[name + _GIVEN][0] > 0]  # a worker that has ended gives none
-            variable.assign(metric_states.extreme(given, rule))
             continue
         share = count if rule == "mean" else 1
         variable.assign(_base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))
@@ -174,12 +164,10 @@ def _pull() -> None:
         one.pull()
 
 
-def _rule_of(variable: Any) -> metric_states.Rule | None:
+def _rule_of(variable: Any) -> Literal["sum", "mean"]:
     """Moving statistics become a mean; metrics, counters and what a script trains by hand are sums of what all have added."""
-    if variable.aggregation.name == "SUM":
-        return metric_states.rule_of(variable)
     by_hand = variable.trainable and not hasattr(variable, KERAS)
-    return "mean" if variable.dtype.is_floating and not by_hand else "sum"
+    return "mean" if variable.aggregation.name != "SUM" and variable.dtype.is_floating and not by_hand else "sum"
 
 
 def _own_variables() -> dict[str, Any]:

@@ -124,12 +124,9 @@ def noting_gradients(note: Callable[[Sequence[Any]], None]) -> Iterator[None]:
         _Noting.to = None
 
 
-def noted(gradients: Sequence[Any]) -> bool:
-    """Whether the gradients that an optimizer was given were noted, so that it must make no update."""
-    if _Noting.to is None:
-        return False
-    _Noting.to(gradients)
-    return True
+def noting() -> Callable[[Sequence[Any]], None] | None:
+    """Who notes the gradients that optimizers are given, if they must make no update."""
+    return _Noting.to
 
 
 # -- what needs no trial ---------------------------------------------------------------------------------

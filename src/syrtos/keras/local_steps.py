@@ -22,7 +22,7 @@ from syrtos.comm import compression, world
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, interrupts, keras_internals, metric_states, snapshot, state
+from syrtos.keras import backend, interrupts, keras_internals, snapshot, state
 from syrtos.keras.fragments import Fragments
 from syrtos.keras.patching import Method
 
@@ -298,24 +298,20 @@ class Rounds:
             before = [np.zeros_like(state.memory_of(v)) for v in variables]
         total = sum(self._session.comm.agree("samples of an epoch", self._samples_of_epoch))
         share = self._samples_of_epoch / total if total else 0.0
-        comm = self._session.comm
+        rank = self._session.comm.rank
         parts, chosen = [], []
         for variable, base in zip(variables, before, strict=True):
             value = np.asarray(state.memory_of(variable), np.float64)
-            rule = metric_states.rule_of(variable) if variable.aggregation == "sum" else "mean"
-            if rule == "sum":
-                parts.append(value - base + (base if comm.rank == 0 else 0.0))  # the state before is counted once
-            elif rule == "mean" and _is_floating(variable):
+            if variable.aggregation == "sum":
+                parts.append(value - base + (base if rank == 0 else 0.0))  # the state before is counted once
+            elif _is_floating(variable):
                 # a worker without samples may hold an infinity
                 parts.append(value * share if share else np.zeros_like(value))
-            elif rule in ("max", "min"):
-                parts.append(metric_states.in_own_row(value, comm.rank, comm.size))
             else:
                 continue
-            chosen.append((variable, rule))
-        for (variable, rule), value in zip(chosen, self._sums(parts), strict=True):
-            found = metric_states.extreme(value, rule) if rule in ("max", "min") else value
-            backend.active().write(variable, found.astype(state.memory_of(variable).dtype))
+            chosen.append(variable)
+        for variable, value in zip(chosen, self._sums(parts), strict=True):
+            backend.active().write(variable, value.astype(state.memory_of(variable).dtype))
 
     def _sums(self, values: Sequence[Array]) -> list[Array]:
         """Over the workers: one vector of float64, which holds counters and float32 states exactly."""

@@ -79,8 +79,10 @@ def updating(original: Method) -> Method:
     """What the method assigns is equal on all workers already."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = next(iter((*args, *kwargs.values())), ())
-        if first_batch.noted([gradient[0] if isinstance(gradient, tuple) else gradient for gradient in given]):
+        note = first_batch.noting()
+        if note is not None:
+            given = list(next(iter((*args, *kwargs.values())), ()))
+            note([gradient[0] if isinstance(gradient, tuple) else gradient for gradient in given])
             return self.iterations
         with backend.active().updating():
             return original(self, *args, **kwargs)

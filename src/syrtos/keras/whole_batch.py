@@ -8,14 +8,17 @@ back to the rows that a worker has computed itself.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
+from syrtos.comm import world
 from syrtos.keras import backend
 from syrtos.keras.patching import Method
 
 # Keras's own functions that mix rows: they sum over the batch before they divide, or compare each row with all others (seen in 3.15.1).
 _MIXING = frozenset({"dice", "tversky", "circle", "Dice", "Tversky", "Circle"})
 _OF_KERAS = ("keras", "tf_keras")
+_told: set[type] = set()
 
 
 def is_of_keras(kind: Any) -> bool:
@@ -81,11 +84,36 @@ def adapting_class(original: Method) -> Method:
     return init
 
 
+def adapting_new(original: Method) -> Method:
+    """Around `Metric.__new__` of Keras 2, likewise."""
+
+    def new(kind: type, *args: Any, **kwargs: Any) -> Any:
+        _adapt(kind)
+        return original(kind, *args, **kwargs)
+
+    return new
+
+
 def _adapt(kind: type) -> None:
+    _tell_where_workers_train_alone(kind)
     for owner in kind.__mro__:
         own = vars(owner).get("update_state")
         if own is not None and not is_of_keras(owner) and not hasattr(own, "__wrapped__"):
             setattr(owner, "update_state", _on_all_rows(own))  # noqa: B010 - pyright knows no such attribute of a type
+
+
+def _tell_where_workers_train_alone(kind: type) -> None:
+    """Where nothing is exchanged in a step, states are added up, which is right for sums alone."""
+    session = world.current()
+    alone = session.options.sync_every or session.options.asynchronous
+    if not alone or is_of_keras(kind) or kind in _told or session.world.rank or session.world.size == 1:
+        return
+    _told.add(kind)
+    print(
+        f"syrtos: the states of the metric {kind.__name__} are added up over the workers, which train alone for some steps: one that is no sum (a maximum, "
+        "a mean) may be another number than in one process.",
+        file=sys.stderr,
+    )
 
 
 def _on_all_rows(original: Method) -> Method:

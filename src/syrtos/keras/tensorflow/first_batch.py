@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,21 +27,28 @@ class Function:
         plan: what the first batch has shown.
     """
 
-    def __init__(self, model: Any, session: Session, step: Method, stock: bool) -> None:
+    def __init__(self, model: Any, session: Session, step: Method, stock: bool, name: str) -> None:
         """
         Args:
             model: whose function it is.
             session: the workers.
             step: `train_step` or `test_step`.
             stock: whether it is Keras's own.
+            name: of the step.
         """
         self._model, self._session, self._step, self._stock = model, session, step, stock
-        self._name = step.__name__
+        self._name = name
         self.plan = Plan(decided=session.world.size == 1 or bool(local_steps.rounds()))
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
 
     def call(self, function: Method, iterator: Any, spec: Any, steps: int) -> Any:
         """Calls ``function`` for the first time: with the first ``steps`` batches of the iterator, of which the very first is looked at before.
+
+        Args:
+            function: takes an iterator, or a list of batches.
+            iterator: has the batches.
+            spec: of its elements; None where it is no iterator of `tf.data`.
+            steps: that one call of the function makes.
 
         Raises:
             StopIteration: there is no batch.
@@ -49,11 +57,7 @@ class Function:
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             batches += [next(iterator) for _ in range(steps - 1)]
         self.decide(batches[0])
-        if not self._model.run_eagerly and spec is not None:
-            # Traced for batches of any number of rows, as those of the iterator are: then nothing is traced twice.
-            function = tf.function(lambda batch, of=function: of([batch]), input_signature=[spec], autograph=False)
-            return [function(batch) for batch in batches][-1]
-        return [function([batch]) for batch in batches][-1]
+        return function(batches if spec is None else _iterator_over(batches, spec))
 
     def decide(self, first: Share) -> None:
         """Looks at the first batch, before it counts. All workers call this together."""
@@ -65,6 +69,23 @@ class Function:
             trial = _Trial(self._model, self._session, self._step, first)
             first_batch.decide(self.plan, trial, self._session, _precision(self._model))
         first_batch.tell(self.plan, self._session, f"`{self._name}` of {self._model.name}")
+
+
+def _iterator_over(batches: Sequence[Share], spec: Any) -> Any:
+    """An iterator with elements of the given spec, so that a function is not traced for these batches alone."""
+    flat = tf.nest.flatten(spec)
+
+    @tf.autograph.experimental.do_not_convert
+    def of_any_shape(*leaves: Any) -> Any:
+        found = tf.nest.flatten(leaves)
+        relaxed = [
+            tf.compat.v1.placeholder_with_default(leaf, like.shape) if isinstance(leaf, tf.Tensor) else leaf
+            for leaf, like in zip(found, flat, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(spec, relaxed)
+
+    parts = [tf.data.Dataset.from_tensors(batch).map(of_any_shape) for batch in batches]
+    return iter(functools.reduce(lambda one, other: one.concatenate(other), parts))
 
 
 def _has_unequal_leaves(session: Session, share: Share) -> bool:

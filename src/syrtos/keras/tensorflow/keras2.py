@@ -17,23 +17,21 @@ from tf_keras.src.utils import losses_utils
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
 from syrtos.keras import (
-    first_batch,
-    whole_batch,
     asynchronous,
     files,
     finite,
     fitting,
     interrupts,
     keras_internals,
-    metric_states,
     shares,
     timing,
+    whole_batch,
 )
 from syrtos.keras.callbacks import within as enclosing_callbacks
-from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.first_batch import Plan
+from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch, install
-from syrtos.keras.tensorflow import gradients, keras2_data, models
+from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, models
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.step import StepScope, current_step
 from syrtos.keras.tensorflow.strategy import Strategy
@@ -189,21 +187,41 @@ def _make_function(step_name: str, original: Method) -> Method:
         if "_syrtos_" + step_name not in self.__dict__ and models.step_is_shared(self, session):
             step = getattr(self, step_name)
             object.__setattr__(self, "_syrtos_" + step_name, step)
-            object.__setattr__(self, step_name, _shared_step(session, self, step, step_name))
-        return original(self, force)
+            stock = getattr(step, "__func__", None) is getattr(training.Model, step_name)
+            of_first = first_batch.Function(self, session, step, stock, step_name)
+            object.__setattr__(self, step_name, _shared_step(session, self, step, step_name, stock, of_first.plan))
+            object.__setattr__(self, "_syrtos_first_" + step_name, of_first)
+        name = step_name.replace("step", "function")
+        is_made = getattr(self, name, None)
+        function = original(self, force)
+        of_first = self.__dict__.get("_syrtos_first_" + step_name)
+        if step_name == "predict_step" or of_first is None or function is is_made:
+            return function
+        function = _looking_at_first_batch(self, of_first, function)
+        setattr(self, name, function)
+        return function
 
     return make_function
 
 
-def _shared_step(session: world.Session, model: Any, step: Method, name: str) -> Method:
+def _looking_at_first_batch(model: Any, of_first: first_batch.Function, function: Method) -> Method:
+    def of_shares(iterator: Any) -> Any:
+        if of_first.plan.decided:
+            return function(iterator)
+        steps = model._steps_per_execution
+        return of_first.call(function, iterator, iterator.element_spec, 1 if steps is None else int(steps))
+
+    return of_shares
+
+
+def _shared_step(session: world.Session, model: Any, step: Method, name: str, stock: bool, plan: Plan) -> Method:
     if name == "predict_step":
-        return functools.partial(common.gathered_predict_step, session, step, Plan(whole=first_batch.fixed_batch(model)))
-    stock = getattr(step, "__func__", None) is getattr(training.Model, name)
-    reduces_early = not (stock and models.reduces_late(model))
+        return functools.partial(common.gathered_predict_step, session, step, plan)
+    reduces_early = name == "train_step" and not (stock and models.reduces_late(model))
 
     def shared(data: Any) -> Any:
-        with StepScope(session, data, name == "train_step", reduces_early).entered() as scope:
-            return scope.finish(step(scope.data), logs_are_global=stock)
+        with StepScope(session, data, name == "train_step", reduces_early, plan).entered() as scope:
+            return scope.finish(scope.run(step), logs_are_global=stock)
 
     return shared
 
@@ -253,6 +271,12 @@ LOSSES = [
     Patch(f"{_METRIC}:Sum", "update_state", shares.counting_share, _NUMBER),
     Patch("tf_keras.src.losses:Loss", "__call__", whole_batch.of_all_rows, _MIXES),
     Patch(f"{_METRIC}:MeanMetricWrapper", "update_state", whole_batch.mean_of_all_rows, _MIXES),
+    Patch(
+        f"{_METRIC}:Metric",
+        "__new__",
+        whole_batch.adapting_new,
+        f"{_MIXES} Keras 2 wraps the method when it makes a metric.",
+    ),
 ]
 OPTIMIZERS = [
     Patch(f"{_OPTIMIZER}:Optimizer", "aggregate_gradients", _aggregate, _SAMPLES),

@@ -30,9 +30,9 @@ from syrtos.keras import (
     share_patches,
     timing,
 )
-from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras import first_batch as unsplittable
 from syrtos.keras.first_batch import Plan
+from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
 from syrtos.keras.tensorflow import compiled_update, first_batch, gradients, models, ops, sharded_update, tf_internals
@@ -107,7 +107,7 @@ def _make_function(original: Method) -> Method:
         )
         training = step_function.__name__ == "train_step"
         reduces_early = training and not (stock and models.reduces_late(self))
-        of_first = first_batch.Function(self, session, step_function, stock)
+        of_first = first_batch.Function(self, session, step_function, stock, step_function.__name__)
 
         def step(data: Any) -> Any:
             own = local_steps.of_step(session, training)
@@ -123,7 +123,9 @@ def _make_function(original: Method) -> Method:
             batches = (_sharing(session, batch) for batch in iterator) if by_hand else iterator
             if of_first.plan.decided:
                 return function(batches)
-            return of_first.call(function, batches, None if by_hand else iterator.element_spec, self.steps_per_execution)
+            return of_first.call(
+                function, batches, None if by_hand else iterator.element_spec, self.steps_per_execution
+            )
 
         return of_shares
 
@@ -164,7 +166,9 @@ def _make_predict_function(original: Method) -> Method:
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
             plan = Plan(whole=unsplittable.fixed_batch(self))
             object.__setattr__(self, "_syrtos_predict_step", step)
-            object.__setattr__(self, "predict_step", functools.partial(common.gathered_predict_step, session, step, plan))
+            object.__setattr__(
+                self, "predict_step", functools.partial(common.gathered_predict_step, session, step, plan)
+            )
             original(self, force)
             function: Any = self.predict_function
             self.predict_function = lambda batches: function([_sharing(session, batch) for batch in batches])

@@ -303,7 +303,9 @@ class StepScope(_Watcher):
         scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
         means = self.flush(scalars, always=not self._flushed)
         replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
-        replace |= {id(n): self._combined(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")}
+        replace |= {
+            id(n): self._combined(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")
+        }
         return tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
 
     def _combined(self, number: Any, rule: Rule) -> tf.Tensor:
@@ -445,7 +447,11 @@ def numbers_of(outputs: Any) -> list[Any]:
 
 def _is_number(leaf: Any) -> bool:
     kinds = (tf.Tensor, tf.Variable)
-    return leaf.shape.rank == 0 and leaf.dtype != tf.string if isinstance(leaf, kinds) else isinstance(leaf, float | int | np.generic)
+    return (
+        leaf.shape.rank == 0 and leaf.dtype != tf.string
+        if isinstance(leaf, kinds)
+        else isinstance(leaf, float | int | np.generic)
+    )
 
 
 def _is_log(value: Any) -> bool:

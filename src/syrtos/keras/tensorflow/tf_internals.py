@@ -57,14 +57,18 @@ class OneDeviceExtended(_OneDeviceExtended):
         return device_util.get_host_for_device(self._device)
 
 
-
 def may_be_recorded() -> bool:
     """Whether some tape of this thread is recording, so that gradients that are made now may be differentiated again. Seen in TensorFlow 2.21."""
     return bool(record.could_possibly_record())
 
 
 _watcher: Callable[[Any], None] | None = None
-_ASSIGNING = ("assign", "assign_add", "assign_sub", *(n for n in dir(BaseResourceVariable) if n.startswith(("scatter_", "batch_scatter_"))))
+_ASSIGNING = (
+    "assign",
+    "assign_add",
+    "assign_sub",
+    *(n for n in dir(BaseResourceVariable) if n.startswith(("scatter_", "batch_scatter_"))),
+)
 
 
 def assigning(variable: Any) -> None:

@@ -53,7 +53,12 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, value: torch.Tensor, step: StepScope) -> torch.Tensor:
         comm, mine = step.session.comm, value.detach() if step.samples else value.detach()[:0]
         counts = comm.agree("rows of each worker", float(len(mine)))
-        ctx.fraction, ctx.start, ctx.rows, ctx.shape = step.fraction(), int(sum(counts[: comm.rank])), len(mine), value.shape
+        ctx.fraction, ctx.start, ctx.rows, ctx.shape = (
+            step.fraction(),
+            int(sum(counts[: comm.rank])),
+            len(mine),
+            value.shape,
+        )
         return ops.allgather(comm, mine)
 
     @staticmethod

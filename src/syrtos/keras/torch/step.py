@@ -184,7 +184,9 @@ class StepScope(Assignments):
         scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
         means = self.flush(() if self.plan.whole else buffers, scalars)
         replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
-        replace |= {id(n): self._combined(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")}
+        replace |= {
+            id(n): self._combined(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")
+        }
         return keras.tree.map_structure(lambda leaf: replace.get(id(leaf), leaf), outputs) if replace else outputs
 
     def _combined(self, number: Any, rule: Rule) -> Any:
