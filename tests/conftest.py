@@ -14,6 +14,11 @@ HELPERS = (".", "conformance", "contract", "e2e", "faults", "parity", "unit/data
 for folder in HELPERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
+from registry import QUICK_XLA  # noqa: E402 - it is found by the lines above
+
+# Programs of XLA are tiny here, and compiled for longer than they run.
+os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
+
 # A shell starts what runs in its background with SIGINT ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from registry import QUICK_XLA
-
+import forking
 from named_checks import CheckedRun
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -18,9 +17,17 @@ SCRIPTS = Path(__file__).parent / "scripts"
 def run(
     backend: str, workers: int, folder: Path, *words: object, flags: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """``syrtos run`` with KERAS_BACKEND, started as a user starts it."""
+    """``syrtos run`` with KERAS_BACKEND, in forked processes."""
+    command = forking.syrtos_run(folder / "run", workers, *words, flags=flags)
+    return forking.run(command, {"KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}, timeout=800)
+
+
+def run_anew(
+    backend: str, workers: int, folder: Path, *words: object, flags: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """The same in new interpreters, as a user starts it."""
     command = [sys.executable, "-m", "syrtos", "run", "-n", str(workers), "--run-dir", str(folder / "run"), *flags]
-    env = {"XLA_FLAGS": QUICK_XLA, **os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
     return subprocess.run([*command, *map(str, words)], env=env, capture_output=True, text=True, timeout=800)
 
 
@@ -31,7 +38,7 @@ def run_checks(
     folder.mkdir()
     script = SCRIPTS / f"{backend}_behaviours.py"
     words = (script, ",".join(names), folder)
-    return CheckedRun(run(backend, workers, folder, *words, flags=("--oversubscribe", *flags)), names)
+    return CheckedRun(run(backend, workers, folder, *words, flags=flags), names)
 
 
 def check(backend: str, workers: int, folder: Path, *names: str, flags: tuple[str, ...] = ()) -> None:

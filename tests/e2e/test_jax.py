@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import registry
-from backends import SCRIPTS, check, run, run_checks
+from backends import SCRIPTS, check, run, run_anew, run_checks
 from registry import QUICK_XLA
 
 from named_checks import CheckedRun
@@ -75,7 +75,7 @@ def test_a_long_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_tensorflow_need_not_be_installed(tmp_path: Path) -> None:
-    done = run("jax", 2, tmp_path, SCRIPTS / "jax_without_tensorflow.py", tmp_path)
+    done = run_anew("jax", 2, tmp_path, SCRIPTS / "jax_without_tensorflow.py", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "trained without TensorFlow" in done.stdout
 

@@ -196,7 +196,9 @@ def test_no_worker_outlives_its_kernel(kernel: kernels.Kernel, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))]
+)
 def test_keras_trains_as_in_one_process(tmp_path: Path, backend: str) -> None:
     with kernels.kernel(tmp_path) as running:
         running.right(f"import os; os.environ['KERAS_BACKEND'] = {backend!r}")

@@ -55,7 +55,10 @@ def test_it_trains_saves_and_loads_as_one_process_does(tmp_path: Path, alone: tu
 @pytest.mark.parametrize(
     ("backend", "how", "flags"),
     [
-        *((backend, how, ()) for backend in ("tensorflow", "torch") for how in ("plain", "each")),
+        ("tensorflow", "plain", ()),
+        pytest.param("tensorflow", "each", (), marks=pytest.mark.long),
+        pytest.param("torch", "plain", (), marks=pytest.mark.long),
+        ("torch", "each", ()),
         ("torch", "each", ("--exchange", "framework")),  # which sums all
     ],
 )
@@ -84,7 +87,7 @@ def test_between_hosts_each_worker_sums_its_parts(
     check_close(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))), expected)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.long)])
 def test_between_hosts_no_more_bytes_are_sent(backend: str) -> None:
     """8 steps of 5M numbers."""
     sent = {}
@@ -99,14 +102,14 @@ def test_between_hosts_no_more_bytes_are_sent(backend: str) -> None:
     assert sent["--shard-update",] < 1.1 * sent[()]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.long), "jax"])
 def test_after_a_kill_the_result_is_the_same(tmp_path: Path, backend: str) -> None:
     whole = train(tmp_path / "whole", "plain", "--shard-update", backend=backend)
     assert train(tmp_path / "killed", "killed", "--shard-update", backend=backend) == whole
     assert (tmp_path / "killed" / "files" / "killed").exists()
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.long)])
 def test_weights_that_a_script_changes_in_place_are_changed_once(tmp_path: Path, backend: str) -> None:
     """On TensorFlow they lie in memory that the workers share."""
     expected = train(tmp_path / "alone", "changed", backend=backend, workers=1)

@@ -24,6 +24,7 @@ WAYS = {
     "--sync-every 8 --outer-fragments 2": 1.25,
 }
 BACKENDS = ["tensorflow", "torch"]
+SOME = ["tensorflow", pytest.param("torch", marks=pytest.mark.long)]
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def test_as_much_is_learnt(tmp_path: Path, learnt: tuple[str, list[float]], way:
     [
         ("--compress topk:0.05", "tensorflow"),
         ("--sync-every 3 --compress powersgd:1", "torch"),
-        ("--sync-every 32", "tensorflow"),
+        pytest.param("--sync-every 32", "tensorflow", marks=pytest.mark.long),
         ("--sync-every 4 --outer-fragments 2", "torch"),
     ],
 )
@@ -70,7 +71,7 @@ def test_after_a_kill_the_result_is_the_same(tmp_path: Path, way: str, backend: 
     assert train(tmp_path / "killed", way, "killed", tmp_path / "mark", backend=backend) == whole
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SOME)
 def test_metrics_count_all_samples_once(tmp_path: Path, backend: str) -> None:
     """A model that its optimizer never changes has the metrics of one process: where a worker has no sample of a batch, and where callbacks set weights,
     predict, evaluate or train another model within."""
@@ -91,7 +92,7 @@ def test_a_loop_of_the_scripts_own_exchanges_in_each_step(tmp_path: Path, backen
     assert json.loads(next(line for line in logged.splitlines() if line.startswith("{"))) == first
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SOME)
 def test_all_stop_at_the_next_meeting(tmp_path: Path, backend: str) -> None:
     assert train(tmp_path, "--sync-every 4", "stopped", backend=backend) == 12
 
@@ -107,7 +108,7 @@ def test_what_can_t_train_alone_is_refused(tmp_path: Path, mode: str, backend: s
     assert says in done.stderr
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SOME)
 def test_a_fragment_of_all_that_is_waited_for_is_a_meeting(tmp_path: Path, backend: str) -> None:
     """It is sent with the last step of an epoch, whose end takes it in: samples and momentum count as without fragments."""
     way = "--sync-every 4 --outer-momentum 0.9"

@@ -68,7 +68,7 @@ def test_two_hosts_train_like_one_process(hosts: netns.Hosts, alone: dict[str, A
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "flags"),
-    [("jax", ()), ("torch", ()), ("torch", ("--exchange", "framework"))],
+    [("jax", ()), pytest.param("torch", (), marks=pytest.mark.long), ("torch", ("--exchange", "framework"))],
     ids=["jax", "torch", "torch's exchange"],
 )
 def test_two_hosts_train_like_one_process_on_other_backends(
@@ -87,7 +87,9 @@ def test_two_hosts_train_like_one_process_on_other_backends(
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "flags"), [("jax", ()), ("torch", ("--exchange", "framework"))], ids=["jax", "torch"]
+    ("backend", "flags"),
+    [("jax", ()), pytest.param("torch", ("--exchange", "framework"), marks=pytest.mark.long)],
+    ids=["jax", "torch"],
 )
 def test_a_killed_worker_ends_the_other_host_where_the_framework_exchanges(
     hosts: netns.Hosts, backend: str, flags: tuple[str, ...], tmp_path: Path

@@ -94,7 +94,9 @@ def test_an_instance_that_ends_without_a_word_fails_the_job(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))]
+)
 def test_two_instances_train_to_the_weights_of_two_workers(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

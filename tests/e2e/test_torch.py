@@ -82,7 +82,13 @@ def test_learning_rate_warms_up(tmp_path: Path) -> None:
     [
         ("SIGKILL", 1, 128 + signal.SIGKILL, "rank 1 on .* was ended by SIGKILL"),
         ("raise", 1, 1, "RuntimeError: this rank fails"),
-        ("SIGSTOP", 1, 1, "rank 1 on .* did not come to an exchange, .* it is stopped, by SIGSTOP"),
+        pytest.param(
+            "SIGSTOP",
+            1,
+            1,
+            "rank 1 on .* did not come to an exchange, .* it is stopped, by SIGSTOP",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_one_worker_ends_the_run_within_seconds(tmp_path: Path, how: str, rank: int, code: int, text: str) -> None:

@@ -283,7 +283,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path, backend: s
     cases = [case for case in _NOT_FINITE if (backend, case) not in (("torch", "eagerly"), ("jax", "rows"))]
     command = ("-n", "2", "--on-nan", "stop", SCRIPTS / "not_finite.py", *cases)
     env = {"KERAS_BACKEND": backend}
-    ended = run(tmp_path, *command, within=START, env=env, forked=backend == "tensorflow")
+    ended = run(tmp_path, *command, within=START, env=env, forked=True)
     assert ended.code == 0, ended.stderr
     for rank in range(2):
         found = json.loads((tmp_path / f"told-{rank}.json").read_text())
@@ -306,7 +306,7 @@ def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path: Path, backend: str) 
     cases = [case for case in _LEFT_OUT if (backend, case) != ("torch", "several_steps")]  # which Keras refuses there
     command = ("-n", "2", "--on-nan", "skip", SCRIPTS / "left_out.py", *cases, "always_wrong")
     env = {"KERAS_BACKEND": backend}
-    ended = run(tmp_path, *command, within=2 * START, env=env, forked=backend == "tensorflow")
+    ended = run(tmp_path, *command, within=2 * START, env=env, forked=True)
     assert ended.code == 0, ended.stderr
     share = "" if backend == "jax" else ", in the share of rank 1"
     assert f"is NaN or infinite{share}.\n" in ended.stderr
@@ -323,7 +323,7 @@ def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path: Path, backend: str) 
 def test_weights_go_back_some_updates(tmp_path: Path, backend: str) -> None:
     command = ("-n", "2", "--on-nan", "rollback", SCRIPTS / "left_out.py", "rolled_back", "again_and_again")
     env = {"KERAS_BACKEND": backend}
-    ended = run(tmp_path, *command, within=START, env=env, forked=backend == "tensorflow")
+    ended = run(tmp_path, *command, within=START, env=env, forked=True)
     assert ended.code == 0, ended.stderr
     assert "after step 251 of this fit, weights and optimizer went back to step 101" in ended.stderr
     for rank in range(2):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from registry import QUICK_XLA
 from running import SCRIPTS, Run, run
 
 RECOVERING = SCRIPTS / "recovering.py"
@@ -29,10 +28,8 @@ def trained(
     folder.mkdir()
     flags = ("-n", str(workers), "--oversubscribe", *flags)
     framework = {"TF_USE_LEGACY_KERAS": "1"} if backend == "keras 2" else {"KERAS_BACKEND": backend}
-    quick = {"XLA_FLAGS": QUICK_XLA} if backend == "jax" else {}  # others share a zygote that knows none
-    env = {**quick, **framework, "OMP_NUM_THREADS": "1"}
-    forked = backend in ("tensorflow", "keras 2")
-    return run(folder, *flags, RECOVERING, folder / "out", data, *ends, within=400.0, env=env, forked=forked)
+    env = {**framework, "OMP_NUM_THREADS": "1"}
+    return run(folder, *flags, RECOVERING, folder / "out", data, *ends, within=400.0, env=env, forked=True)
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import functools
-import shutil
+import hashlib
+import importlib.util
+import os
 import sys
 import tempfile
 import time
@@ -28,13 +29,19 @@ ONE_THREAD = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "OMP_N
 TOGETHER = ("--ps", "2", "--staleness", "0")  # servers that compute what workers alone do
 Rows = dict[str, list[float]]
 
-_VERSIONS = ", ".join(f"{name} {version(name.lower())}" for name in ("Keras", "TensorFlow", "JAX", "torch"))
+
+def _versions() -> str:
+    """Of the frameworks that are installed, for a person."""
+    names = ("Keras", "TensorFlow", "JAX", "torch", "tf_keras")
+    return ", ".join(f"{name} {version(name.lower())}" for name in names if importlib.util.find_spec(name.lower()))
+
+
 HEAD = f"""# Parity
 
 Case by case: the largest relative difference (norm of the difference over norm of the reference) between one plain process and N
 workers, of any final weight array and any logged series, after at least 50 steps. The cases are scripts in
 [tests/parity](../tests/parity); half precision (`mixed_*`) rounds shares of a sum differently. JAX computes in float64 here, the others in
-float32. Written by `make parity` ({_VERSIONS}, {time.strftime("%Y-%m-%d")}).
+float32. Written by `make parity` ({_versions()}, {time.strftime("%Y-%m-%d")}).
 """
 
 
@@ -54,17 +61,22 @@ def run(
 
 @functools.cache
 def _references(env: tuple[tuple[str, str], ...]) -> tuple[Path, set[str]]:
-    """A folder for the results of one process, and the cases of which it has them."""
-    folder = Path(tempfile.mkdtemp(prefix=f"syrtos-parity-{len(env)}-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder, set()
+    """A folder for the results of one process, and the cases of which it has them, from an earlier run of the same cases with the same versions too."""
+    texts = [path.read_bytes() for path in sorted(HERE.glob("*.py"))]
+    made_by = hashlib.sha256(repr([texts, env, sorted(ONE_THREAD.items()), _versions(), sys.version]).encode())
+    folder = HERE.parents[1] / "build" / "references" / made_by.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, {path.stem for path in folder.glob("*.npz") if "error" not in np.load(path).files}
 
 
 def alone(names: Sequence[str], env: tuple[tuple[str, str], ...]) -> Path:
     """Where the results of one process are; it trains each case once for all that compare with it."""
     folder, known = _references(env)
     if missing := [name for name in names if name not in known]:
-        run(missing, 0, folder, env={**dict(env), **NOT_COMPILED})
+        with tempfile.TemporaryDirectory(dir=folder) as made:  # another process of pytest may compute the same
+            run(missing, 0, Path(made), env={**dict(env), **NOT_COMPILED})
+            for name in missing:
+                os.replace(Path(made, f"{name}.npz"), folder / f"{name}.npz")
         known.update(missing)
     return folder
 
