@@ -17,7 +17,7 @@ Exchange = Literal["auto", "mpi", "framework"]
 OnNaN = Literal["warn", "stop", "skip", "rollback"]
 OnDivergence = Literal["stop", "repair"]
 CompileUpdate = Literal["auto", "on", "off"]
-Verify = Literal["first", "off"]
+Verify = Literal["first", "off", "only"]
 
 _SECRET_NAME = re.compile(
     r"secret|passw|passphrase|pwd|credential|(api|access|private)[_-]?key|(^|[_-])(token|key|auth|pw)$", re.IGNORECASE
@@ -108,7 +108,8 @@ class Options:
         compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables are many and large.
         shard_update: each worker updates its part of each variable, and keeps the optimizer's state of that part alone: see `syrtos.keras.sharding`.
         verify: ``"first"``: some rows of the first batch are computed both whole and split, before it counts, where not all is Keras's own: see
-            `syrtos.keras.first_batch`; ``"off"``: steps are split as Keras's own are.
+            `syrtos.keras.first_batch`; ``"off"``: steps are split as Keras's own are; ``"only"``: the first batches of all functions are looked at,
+            and training ends after them.
         bucket_mb: gradients are exchanged in groups of about this many megabytes.
         profile: the training steps that a profile is made of, as ``steps=20:30``; empty: none.
     """

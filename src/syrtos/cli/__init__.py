@@ -14,6 +14,7 @@ from syrtos.errors import SyrtosError
 _COMMANDS = {
     "run": "run",
     "doctor": "doctor",
+    "verify": "verify",
     "tune": "tune",
     "resume": "resume",
     "resize": "resize",

@@ -137,7 +137,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        "updates; warn: apply it, and say when the loss is (default)")  # fmt: skip
     group.add_argument("--on-divergence", choices=get_args(OnDivergence), default=defaults.on_divergence,
                        help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
-    group.add_argument("--verify", choices=get_args(Verify), default=defaults.verify,
+    group.add_argument("--verify", choices=[way for way in get_args(Verify) if way != "only"], default=defaults.verify,
                        help="first: before the first batch counts, compute some of its rows both whole and split, where a step is not Keras's own alone; what "
                        "differs is not split (default). off: split every step")  # fmt: skip
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,

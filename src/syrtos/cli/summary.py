@@ -99,6 +99,10 @@ def _table(summary: Summary) -> Table:
         table.add_row("sent", sent)
     if "input" in summary.facts:
         table.add_row("data", _WAYS[summary.facts["input"]])
+    if "first_batch" in summary.facts:
+        table.add_row("first batch", f"equal to one process: {max(summary.facts['first_batch'], 1e-8):.0e}")
+    if "not_split" in summary.facts:
+        table.add_row("[yellow]not split[/]", f"{summary.facts['not_split']}; each worker computes the whole batch")
     if summary.steps:
         table.add_row(*_rate(summary))
     compiled = (

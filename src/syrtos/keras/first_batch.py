@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -25,13 +27,36 @@ from syrtos.keras import keras_internals, whole_batch
 
 Array = npt.NDArray[Any]
 Rule = Literal["equal", "sum", "mean", "max", "min"]
+Note = Callable[[Sequence[Any], Sequence[Any]], None]
 
 # The largest relative difference that rounding explains, by the bytes of the least precise dtype that a model computes with.
 _ROUNDING = {8: 1e-4, 4: 1e-4, 2: 5e-2}
 # Of numbers near 0, the difference that counts as none.
 _NEAR_ZERO = 1e-6
+# The file in a run directory that `syrtos verify` reads.
+VERIFIED = "verified.jsonl"
 # Rows of all workers that are computed both ways, and at least so many of each worker.
 ROWS, ROWS_OF_EACH = 8, 2
+
+
+@dataclasses.dataclass
+class Row:
+    """One number, gradient or variable of the first batch, computed both ways.
+
+    Attributes:
+        kind: ``gradient``, ``log`` or ``variable``.
+        name: what a person knows it by.
+        whole, split: its value, or its norm, by some rows together and by parts of them.
+        difference: of the two, relative; once the rule is applied.
+        rule: what makes both equal; empty for what is Keras's own way.
+    """
+
+    kind: str
+    name: str
+    whole: float
+    split: float
+    difference: float
+    rule: str = ""
 
 
 @dataclasses.dataclass
@@ -45,6 +70,7 @@ class Plan:
         variables: how the workers' values of an assigned variable become one, by the variable's id; others have the rule of their kind.
         logs: the same of numbers that a step returns, by their place among them.
         difference: the largest relative difference between both ways; None where all parts are Keras's own.
+        rows: everything that was compared.
     """
 
     decided: bool = False
@@ -53,6 +79,7 @@ class Plan:
     variables: dict[int, Rule] = dataclasses.field(default_factory=dict)
     logs: dict[int, Rule] = dataclasses.field(default_factory=dict)
     difference: float | None = None
+    rows: list[Row] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -74,15 +101,17 @@ class Outcome:
     """What a step has computed.
 
     Attributes:
-        gradients: that optimizers were given, in order.
-        logs: the numbers that it returned, in order, with this worker's own in ``own_logs``.
+        gradients: that optimizers were given, in order, with the names of their variables.
+        logs: the numbers that it returned, in order, with their names, and this worker's own in ``own_logs``.
         assigned: by the variable's id, in the order of the first assignments.
         own: by the variable's id, its value on this worker before the workers exchanged it.
         error: why it did not come to its end.
     """
 
     gradients: list[Array] = dataclasses.field(default_factory=list)
+    gradient_names: list[str] = dataclasses.field(default_factory=list)
     logs: list[Array] = dataclasses.field(default_factory=list)
+    log_names: list[str] = dataclasses.field(default_factory=list)
     own_logs: list[Array] = dataclasses.field(default_factory=list)
     assigned: dict[int, Assigned] = dataclasses.field(default_factory=dict)
     own: dict[int, Array] = dataclasses.field(default_factory=dict)
@@ -111,12 +140,12 @@ def in_own_row(value: Array, rank: int, size: int) -> Array:
 class _Noting:
     """Who notes the gradients that optimizers are given, in place of an update; None: they make updates."""
 
-    to: Callable[[Sequence[Any]], None] | None = None
+    to: Note | None = None
 
 
 @contextlib.contextmanager
-def noting_gradients(note: Callable[[Sequence[Any]], None]) -> Iterator[None]:
-    """Inside, optimizers make no update: ``note`` is called with their gradients."""
+def noting_gradients(note: Note) -> Iterator[None]:
+    """Inside, optimizers make no update: ``note`` is called with their gradients and variables."""
     _Noting.to = note
     try:
         yield
@@ -124,9 +153,15 @@ def noting_gradients(note: Callable[[Sequence[Any]], None]) -> Iterator[None]:
         _Noting.to = None
 
 
-def noting() -> Callable[[Sequence[Any]], None] | None:
+def noting() -> Note | None:
     """Who notes the gradients that optimizers are given, if they must make no update."""
     return _Noting.to
+
+
+def names_of(logs: Any, numbers: Sequence[Any]) -> list[str]:
+    """The keys under which a step returns its numbers."""
+    keys = {id(value): str(name) for name, value in logs.items()} if isinstance(logs, dict) else {}
+    return [keys.get(id(number), f"number {index + 1}") for index, number in enumerate(numbers)]
 
 
 # -- what needs no trial ---------------------------------------------------------------------------------
@@ -206,6 +241,10 @@ def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
             plan.whole = f"it fails on a part of the batch: {failed}"
             return
         differs, plan.difference = _compared(comm, whole, split, bound)
+        plan.rows = _rows(whole, split)
+        if gradients == "sum":
+            for row in plan.rows:
+                row.rule = "sum" if row.kind == "gradient" else row.rule
         if not differs:
             return
         if not any(what == "gradient" for what, _ in differs):
@@ -215,6 +254,28 @@ def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
         return
     rest = [place for place in differs if not _ruled(plan, comm, whole, split, place, bound)]
     plan.whole = _described(comm, whole, split, rest) if rest else ""
+
+
+def _rows(whole: Outcome, split: Outcome) -> list[Row]:
+    """What was compared, in the order of gradients, numbers and variables."""
+    pairs = [
+        *(
+            ("gradient", name, a, b)
+            for name, a, b in zip(whole.gradient_names, whole.gradients, split.gradients, strict=False)
+        ),
+        *(("log", name, a, b) for name, a, b in zip(whole.log_names, whole.logs, split.logs, strict=False)),
+        *(
+            ("variable", one.name, one.after, split.assigned[key].after)
+            for key, one in whole.assigned.items()
+            if key in split.assigned
+        ),
+    ]
+    return [Row(kind, name, _size(a), _size(b), _far(a, b)) for kind, name, a, b in pairs]
+
+
+def _size(value: Array) -> float:
+    """A number itself, or the norm of an array."""
+    return float(value) if np.ndim(value) == 0 else float(np.linalg.norm(np.asarray(value, np.float64)))
 
 
 def _any_failed(comm: Communicator, outcome: Outcome) -> str:
@@ -288,6 +349,11 @@ def _ruled(
     if chosen is None:
         return False
     rules[key] = chosen
+    name = whole.log_names[index] if what == "log" else whole.assigned[key].name
+    for row in plan.rows:
+        if (row.kind, row.name) == (what, name):
+            made_of = made[chosen]
+            row.rule, row.split, row.difference = chosen, _size(made_of), _far(wanted, made_of)
     return True
 
 
@@ -305,7 +371,7 @@ def _described(comm: Communicator, whole: Outcome, split: Outcome, places: Seque
     text = "the gradients of a part of the rows do not add up to those of the batch"
     if what == "log":
         one, other = whole.logs[index], split.logs[index]
-        text = f"number {index + 1} of what it returns is {_short(one)} for some rows together, and {_short(other)} for parts of them"
+        text = f"the `{whole.log_names[index]}` that it returns is {_short(one)} for some rows together, and {_short(other)} for parts of them"
     if what == "variable":
         found = list({**whole.assigned, **split.assigned}.items())[index : index + 1]
         for key, either in found:
@@ -317,6 +383,25 @@ def _described(comm: Communicator, whole: Outcome, split: Outcome, places: Seque
 def _short(value: Array) -> str:
     value = np.asarray(value, np.float64)
     return f"{float(value):.6g}" if value.ndim == 0 else f"an array with the sum {float(value.sum()):.6g}"
+
+
+class Verifying:
+    """What `syrtos verify` is told: a line for each function of each model, with all that was compared."""
+
+    CALLS = 2  # of each function; then its data counts as at its end
+
+    @staticmethod
+    def note(plan: Plan, session: Session, model: str, step: str) -> None:
+        """Rank 0 adds a line to the run directory."""
+        if session.world.rank == 0 and session.options.run_dir:
+            found = {
+                "model": model,
+                "step": step,
+                "whole": plan.whole,
+                "rows": [dataclasses.asdict(row) for row in plan.rows],
+            }
+            with (Path(session.options.run_dir) / VERIFIED).open("a") as file:
+                file.write(json.dumps(found) + "\n")
 
 
 def tell(plan: Plan, session: Session, what: str) -> None:

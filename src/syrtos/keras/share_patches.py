@@ -5,14 +5,12 @@ A share's loss counts by its samples, so that plain means are right as they are.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import keras
 from keras import ops
 
-from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.keras import backend, sharding, shares, whole_batch
 from syrtos.keras.patching import Method, Patch
@@ -74,27 +72,6 @@ def _apply_mask(original: Method) -> Method:
     return apply_mask
 
 
-def _asking_for_means(original: Method) -> Method:
-    asked: set[type] = set()
-
-    def add_loss(self: Any, loss: Any) -> None:
-        kind = type(self)
-        own = (
-            not kind.__module__.startswith("keras.") and self.activity_regularizer is None
-        )  # which Keras divides by the number of rows
-        if own and kind not in asked and backend.active().current_step() is not None:
-            asked.add(kind)
-            if world.current().world.rank == 0:
-                print(
-                    f"syrtos: `add_loss` of {kind.__name__}: what a layer adds is taken for a mean over the rows of the batch, or for a number that does not "
-                    "depend on them. A sum over rows would count less on several workers: divide it by their number.",
-                    file=sys.stderr,
-                )
-        original(self, loss)
-
-    return add_loss
-
-
 def _seed_by_rank(original: Method) -> Method:
     def next_seed(self: Any, ordered: bool = True) -> Any:
         seed, rank = original(self, ordered), backend.active().rank_to_seed()
@@ -132,7 +109,6 @@ def optimizers(begin: Callable[[Method], Method]) -> list[Patch]:
 LOSSES_AND_SEEDS = [
     Patch(_LOSS, "reduce_values", _reduce_values, "Sums and means by weight are made those of the global batch."),
     Patch(_LOSS, "apply_mask", _apply_mask, "A masked mean divides by the unmasked elements of the global batch."),
-    Patch("keras.src.layers.layer:Layer", "add_loss", _asking_for_means, "A scalar does not say whether it is a mean or a sum."),
     Patch(f"{_METRICS}:Mean", "update_state", shares.counting_share, _VALUE),
     Patch(f"{_METRICS}:Sum", "update_state", shares.counting_share, _VALUE),
     Patch(f"{_LOSS}:Loss", "__call__", whole_batch.of_all_rows, "A function that mixes rows is wrong on a share of them."),

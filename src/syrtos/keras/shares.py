@@ -81,8 +81,12 @@ def updating(original: Method) -> Method:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         note = first_batch.noting()
         if note is not None:
-            given = list(next(iter((*args, *kwargs.values())), ()))
-            note([gradient[0] if isinstance(gradient, tuple) else gradient for gradient in given])
+            given, *rest = [*args, *kwargs.values()]
+            pairs = list(given)
+            if pairs and isinstance(pairs[0], tuple):
+                note([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+            else:
+                note(pairs, list(next(iter(rest), None) or getattr(self, "_trainable_variables", ())))
             return self.iterations
         with backend.active().updating():
             return original(self, *args, **kwargs)

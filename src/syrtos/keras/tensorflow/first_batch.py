@@ -17,7 +17,7 @@ from syrtos.keras.first_batch import Assigned, Outcome, Plan
 from syrtos.keras.patching import Method
 from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
-from syrtos.keras.tensorflow.step import StepScope, whole_batch
+from syrtos.keras.tensorflow.step import StepScope, numbers_of, whole_batch
 
 
 class Function:
@@ -40,6 +40,18 @@ class Function:
         self._name = name
         self.plan = Plan(decided=session.world.size == 1 or bool(local_steps.rounds()))
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
+        self._calls = 0
+
+    def check_end(self) -> None:
+        """With `syrtos verify`, a function's data ends after some batches.
+
+        Raises:
+            StopIteration: it does.
+        """
+        self._calls += 1
+        if self._session.options.verify == "only" and self._calls > first_batch.Verifying.CALLS:
+            self._model.stop_training = True
+            raise StopIteration
 
     def call(self, function: Method, iterator: Any, spec: Any, steps: int) -> Any:
         """Calls ``function`` for the first time: with the first ``steps`` batches of the iterator, of which the very first is looked at before.
@@ -65,9 +77,12 @@ class Function:
         if not self.plan.whole and _has_unequal_leaves(self._session, first):
             self.plan.whole = "its tensors have unequal numbers of rows"
         parts = first_batch.unknown_parts(self._model, self._stock, self._name)
-        if not self.plan.whole and parts and self._session.options.verify != "off":
+        asked = self._session.options.verify
+        if not self.plan.whole and asked != "off" and (parts or asked == "only"):
             trial = _Trial(self._model, self._session, self._step, first)
             first_batch.decide(self.plan, trial, self._session, _precision(self._model))
+        if asked == "only":
+            first_batch.Verifying.note(self.plan, self._session, self._model.name, self._name)
         first_batch.tell(self.plan, self._session, f"`{self._name}` of {self._model.name}")
 
 
@@ -135,14 +150,11 @@ class _Trial:
         with _without_trace(self._model, outcome), tf_internals_random.without_draws(), _eager_functions():
             try:
                 logs = run(outcome)
-                outcome.logs = [np.asarray(value) for value in tf.nest.flatten(logs) if _is_number(value)]
+                found = numbers_of(logs)
+                outcome.logs, outcome.log_names = [np.asarray(v) for v in found], first_batch.names_of(logs, found)
             except Exception as error:
                 outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return outcome
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, tf.Tensor | tf.Variable | float | int | np.generic) and np.ndim(value) == 0
 
 
 def _some_rows(share: Share, session: Session) -> Share:
@@ -178,8 +190,12 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
         if id(variable) not in before and bool(variable.is_initialized()):
             before[id(variable)] = variable, tf_internals.value_of(variable)
 
-    def given(grads: Sequence[Any]) -> None:
-        outcome.gradients += [np.asarray(tf.convert_to_tensor(g)) for g in grads if g is not None]
+    def given(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        names = [state.name_of(variable) for variable in variables]
+        for index, gradient in enumerate(grads):
+            if gradient is not None:
+                outcome.gradients.append(np.asarray(tf.convert_to_tensor(gradient)))
+                outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
 
     try:
         with tf_internals.watching_assignments(about_to_assign), first_batch.noting_gradients(given):

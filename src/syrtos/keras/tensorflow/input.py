@@ -68,9 +68,12 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
 
 
 def _share(data: Any, comm: Communicator) -> Share:
+    """Tensors of unequal numbers of rows are cut each by its own; then a worker has samples where it has rows of any."""
     leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
-    count = _length_of_share(count_rows(leaves[0]), comm) if leaves else tf.constant(1, tf.int64)
-    return Share(count, tf.nest.map_structure(lambda leaf: rows(leaf, comm.rank, comm.size, at_least_one=True), data))
+    counts = [_length_of_share(count_rows(leaf), comm) for leaf in leaves]
+    count = tf.reduce_max(tf.stack(counts)) if counts else tf.constant(1, tf.int64)
+    is_empty = tf.equal(count, 0)
+    return Share(count, tf.nest.map_structure(lambda leaf: rows(leaf, comm.rank, comm.size, is_empty), data))
 
 
 def _length_of_share(total: Any, comm: Communicator) -> tf.Tensor:
@@ -304,7 +307,7 @@ def _is_tuned_in_vain(dataset: tf.data.Dataset) -> bool:
     return few and not tf_internals_pipelines.has_maps_to_parallelize(dataset)
 
 
-def rows(leaf: Any, rank: int, size: int, at_least_one: bool = False) -> Any:
+def rows(leaf: Any, rank: int, size: int, at_least_one: tf.Tensor | None = None) -> Any:
     """The share of a tensor's rows that is ``rank``'s; what has no rows is passed on.
 
     A share's number of rows is static only where all workers' are equal: models are built from it.
@@ -313,7 +316,7 @@ def rows(leaf: Any, rank: int, size: int, at_least_one: bool = False) -> Any:
         leaf: a dense, sparse or ragged tensor.
         rank: of the worker.
         size: the number of workers.
-        at_least_one: a share without rows gets the first row of all.
+        at_least_one: whether a share without rows gets the first row of all, a Boolean scalar.
     """
     if not has_rows(leaf):
         return leaf
@@ -324,8 +327,8 @@ def rows(leaf: Any, rank: int, size: int, at_least_one: bool = False) -> Any:
         # behind a placeholder: TensorFlow would find out this worker's number, and make it part of the share's shape
         total = tf.compat.v1.placeholder_with_default(tf.cast(count_rows(leaf), tf.int64), [])
         start, stop = share_of(total, rank, size)
-        if at_least_one:
-            empty = tf.equal(start, stop)
+        if at_least_one is not None:
+            empty = tf.logical_and(tf.equal(start, stop), at_least_one)
             start, stop = tf.where(empty, tf.zeros_like(start), start), tf.where(empty, tf.minimum(total, 1), stop)
     return _between(leaf, start, stop)
 

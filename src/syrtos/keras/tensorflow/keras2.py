@@ -206,6 +206,7 @@ def _make_function(step_name: str, original: Method) -> Method:
 
 def _looking_at_first_batch(model: Any, of_first: first_batch.Function, function: Method) -> Method:
     def of_shares(iterator: Any) -> Any:
+        of_first.check_end()
         if of_first.plan.decided:
             return function(iterator)
         steps = model._steps_per_execution

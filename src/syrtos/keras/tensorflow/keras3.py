@@ -121,6 +121,7 @@ def _make_function(original: Method) -> Method:
         def of_shares(iterator: Any) -> Any:
             by_hand = not isinstance(iterator, tf.data.Iterator)
             batches = (_sharing(session, batch) for batch in iterator) if by_hand else iterator
+            of_first.check_end()
             if of_first.plan.decided:
                 return function(batches)
             return of_first.call(

@@ -83,8 +83,9 @@ def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
     eager seeds go on as if nothing had been drawn."""
     global _watcher
     originals = {name: getattr(BaseResourceVariable, name) for name in _ASSIGNING}
-    counter: Any = tf.random.Generator._prepare_key_counter
-    drawing = context.context()._rng.getstate() if getattr(context.context(), "_rng", None) else None
+    generator: Any = tf.random.Generator
+    counter, eager = generator._prepare_key_counter, getattr(context.context(), "_rng", None)
+    drawing = eager.getstate() if eager else None
 
     def noting(original: Any) -> Any:
         def assign(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,15 +102,15 @@ def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
     try:
         for name, original in originals.items():
             setattr(BaseResourceVariable, name, noting(original))
-        tf.random.Generator._prepare_key_counter = prepare
+        generator._prepare_key_counter = prepare
         yield
     finally:
         _watcher = before
-        tf.random.Generator._prepare_key_counter = counter
+        generator._prepare_key_counter = counter
         for name, original in originals.items():
             setattr(BaseResourceVariable, name, original)
-        if drawing is not None:
-            context.context()._rng.setstate(drawing)
+        if eager:
+            eager.setstate(drawing)
 
 
 def value_of(variable: Any) -> tf.Tensor:

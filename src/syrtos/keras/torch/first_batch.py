@@ -43,10 +43,16 @@ class Function:
     def decide(self, first: Share) -> None:
         """Looks at the first batch, before it counts. All workers call this together."""
         self.plan.decided = True
+        if first.is_uneven:
+            self.plan.whole = self.plan.whole or "its tensors have unequal numbers of rows"
         parts = first_batch.unknown_parts(self.model, self._stock, self._name)
-        if not self.plan.whole and parts and self._session.options.verify != "off":
+        asked = self._session.options.verify
+        if not self.plan.whole and asked != "off" and (parts or asked == "only"):
             trial = _Trial(self.model, self._session, getattr(self.model, self._name), first)
             first_batch.decide(self.plan, trial, self._session, _precision(self.model))
+        if asked == "only":
+            self.model.stop_training = True
+            first_batch.Verifying.note(self.plan, self._session, self.model.name, self._name)
         first_batch.tell(self.plan, self._session, f"`{self._name}` of {self.model.name}")
 
 
@@ -88,7 +94,11 @@ class _Trial:
         with _without_trace(self._model, outcome), torch_internals.without_draws():
             try:
                 logs = run(outcome)
-                outcome.logs = [np.asarray(float(value)) for value in numbers_of(logs)]
+                found = numbers_of(logs)
+                outcome.logs, outcome.log_names = (
+                    [np.asarray(float(v)) for v in found],
+                    first_batch.names_of(logs, found),
+                )
             except Exception as error:
                 outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return outcome
@@ -122,8 +132,12 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
         if id(variable) not in before and variable._value is not None:
             before[id(variable)] = variable, variable._value.detach().clone()
 
-    def given(gradients: Sequence[Any]) -> None:
-        outcome.gradients += [g.detach().to("cpu", torch.float64).numpy().copy() for g in gradients if g is not None]
+    def given(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        names = [state.name_of(variable) for variable in variables]
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                outcome.gradients.append(gradient.detach().to("cpu", torch.float64).to_dense().numpy().copy())
+                outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
 
     try:
         with noting_assignments(about_to_assign), first_batch.noting_gradients(given):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +28,7 @@ from syrtos.keras import (
     trainer,
     whole_batch,
 )
+from syrtos.keras import first_batch as unsplittable
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.torch import batchnorm, first_batch, gradients, rows, sharded_update, step
 from syrtos.keras.torch.variables import Torch
@@ -89,6 +91,11 @@ def _timed(original: Method) -> Method:
 
 def _batches(original: Method) -> Method:
     def get_iterator(self: Any) -> Iterator[Any]:
+        found = drawn(self)
+        only = world.sharing().options.verify == "only"
+        return itertools.islice(found, unsplittable.Verifying.CALLS) if only else found
+
+    def drawn(self: Any) -> Iterator[Any]:
         session = world.sharing()
         if stream := keras_internals.stream_of(self):
             return batches.drawn(rows.planned(stream))
@@ -215,6 +222,8 @@ def _on_shares(
                 return function([share.data])
         if not of_first.plan.decided:
             of_first.decide(share)
+        if not of_first.plan.whole:
+            rows.check_even(data[0], share)
         with begin(session, share.samples, training, plan=of_first.plan).entered() as scope:
             scope.model = of_first.model
             if not of_first.plan.whole:

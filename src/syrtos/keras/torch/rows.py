@@ -22,11 +22,13 @@ class Share(NamedTuple):
 
     Attributes:
         samples: the number of this worker's rows.
+        is_uneven: whether the batch's tensors have unequal numbers of rows, and each was cut by its own.
         data: the rows. Where ``samples`` is 0 they are one row that does not count, of this batch or another: a model never meets an empty batch.
     """
 
     samples: int
     data: Any
+    is_uneven: bool = False
 
 
 class _Idle:
@@ -41,7 +43,7 @@ def share_of(batch: Any, session: Session) -> Share:
     With batches per worker they are all rows.
 
     Raises:
-        DataError: tensors of the batch have unequal numbers of rows, or are not dense.
+        DataError: tensors of the batch are not dense.
     """
     if isinstance(batch, Share):
         return batch
@@ -51,7 +53,9 @@ def share_of(batch: Any, session: Session) -> Share:
     total = len(leaves[0]) if leaves else 1
     if session.world.size == 1 or session.options.batch == "per-worker":
         return Share(total, batch)
-    _check_splittable(leaves)
+    _check_dense(leaves)
+    if len(set(map(len, leaves))) > 1:
+        return _each_by_its_own(batch, leaves, session)
     start, stop = bounds_of(total, session.world.rank, session.world.size)
     first, last = (0, 1) if start == stop else (start, stop)
     return Share(stop - start, _rows(batch, first, last))
@@ -65,15 +69,31 @@ def _has_rows(leaf: Any) -> bool:
     return bool(getattr(leaf, "shape", ()))
 
 
-def _check_splittable(leaves: list[Any]) -> None:
+def _each_by_its_own(batch: Any, leaves: list[Any], session: Session) -> Share:
+    def cut(leaf: Any) -> Any:
+        return leaf[slice(*bounds_of(len(leaf), session.world.rank, session.world.size))] if _has_rows(leaf) else leaf
+
+    return Share(max(len(cut(leaf)) for leaf in leaves), keras.tree.map_structure(cut, batch), is_uneven=True)
+
+
+def check_even(batch: Any, share: Share) -> None:
+    """Refuses to split a batch whose tensors have unequal numbers of rows.
+
+    Raises:
+        DataError: they have.
+    """
+    if share.is_uneven:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in keras.tree.flatten(batch) if _has_rows(leaf))
+        raise DataError(
+            f"The tensors of a batch have unequal numbers of rows ({shapes}), so it can't be split over the workers by rows. Give what is no sample to the "
+            "model itself, or give all batches such a form: a model whose first batch has it computes the whole batch on each worker."
+        )
+
+
+def _check_dense(leaves: list[Any]) -> None:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
             raise DataError(f"Batches on several workers must be dense tensors with torch. Received: {leaf.layout}.")
-    if len(set(map(len, leaves))) > 1:
-        raise DataError(
-            f"The tensors of a batch have unequal numbers of rows ({', '.join(str(tuple(leaf.shape)) for leaf in leaves)}), so it can't be split over the "
-            "workers by rows. Give what is no sample to the model itself, or run with `--batch per-worker`."
-        )
 
 
 def planned(stream: Stream) -> Iterator[Share]:

@@ -180,7 +180,9 @@ class StepScope(Assignments):
         numbers = [] if logs_are_global or self.plan.whole else numbers_of(outputs)
         if self.outcome is not None:
             self.outcome.own_logs = [np.asarray(float(number)) for number in numbers]
-        rules = {i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal") for i, number in enumerate(numbers)}
+        rules: dict[int, Rule] = {
+            i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal") for i, number in enumerate(numbers)
+        }
         scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
         means = self.flush(() if self.plan.whole else buffers, scalars)
         replace = {id(old): new for old, new in zip(scalars, means, strict=True)}

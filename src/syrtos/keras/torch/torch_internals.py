@@ -44,7 +44,7 @@ def without_draws() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []))
         names = ("rand", "randn", "rand_like", "randn_like", "randint", "normal")
-        replaced = [(torch, name, of_one_row(getattr(torch, name))) for name in names]
+        replaced: list[tuple[Any, str, Any]] = [(torch, name, of_one_row(getattr(torch, name))) for name in names]
         replaced.append((torch.nn.functional, "dropout", lambda input, *args, **kwargs: input))
         replaced.append((keras.Variable, "__init__", drawing(keras.Variable.__init__)))
         for owner, name, replacement in replaced:

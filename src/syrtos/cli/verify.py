@@ -1,0 +1,102 @@
+"""`syrtos verify`: whether a script's own training computes on N workers what one process computes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from syrtos import settings
+from syrtos.cli.execution import Request, execute, this_machine
+from syrtos.launch.plan import make_plan
+from syrtos.launch.policy import Policy
+from syrtos.launch.program import parse
+from syrtos.launch.spec import Spec
+from syrtos.settings import Options
+
+# The largest relative difference that rounding explains.
+BOUND = 1e-4
+_RECORD = "verified.jsonl"
+
+
+def add_to(commands: Any) -> None:
+    """Describes the subcommand."""
+    parser = commands.add_parser(
+        "verify",
+        allow_abbrev=False,
+        help="compare a script on N workers with one process, on its first batches",
+        description="Run the first batches of a training script on N workers. Of each train and test function, some rows are computed whole, as one process "
+        "does, and split, as the workers do; gradients, losses, metrics and assigned variables are compared. The exit code is 1 where any differs by "
+        f"more than {BOUND:.0e}.",
+    )
+    parser.set_defaults(main=main)
+    parser.add_argument("-n", type=int, dest="workers", default=2, metavar="N", help="number of workers (default: 2)")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
+    parser.add_argument(
+        "-m", action="store_true", dest="module", help="verify a module instead of a file, as `python -m`"
+    )
+    parser.add_argument("script", nargs=argparse.PARSER, help="the Python script and its arguments")
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Runs the script, prints the table, and returns the exit code."""
+    with tempfile.TemporaryDirectory(prefix="syrtos-verify-") as folder:
+        run_dir = Path(folder, "run")
+        spec = Spec(
+            program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
+            workers=chosen.workers,
+            options=Options(run_dir=str(run_dir), verify="only"),
+            oversubscribe=True,
+        )
+        make_plan(spec, this_machine(spec.hosts), settings.environment())  # refused before anything is started
+        code = execute(Request(spec, Policy(0), 0), run_dir)
+        functions = list(_functions(run_dir))
+    if code:
+        return code
+    if chosen.json:
+        for function in functions:
+            print(json.dumps(function))
+    else:
+        _print(functions, chosen.workers)
+    return int(any(_differs(row) for function in functions if not function["whole"] for row in function["rows"]))
+
+
+def _functions(run_dir: Path) -> Iterator[Mapping[str, Any]]:
+    path = run_dir / _RECORD
+    if path.exists():
+        yield from map(json.loads, path.read_text().splitlines())
+
+
+def _differs(row: Mapping[str, Any]) -> bool:
+    return not row["difference"] <= BOUND
+
+
+def _print(functions: list[Mapping[str, Any]], workers: int) -> None:
+    console = Console()
+    if not functions:
+        print(
+            "syrtos: there was nothing to compare. `fit` and `evaluate` of Keras on TensorFlow and torch are looked at; JAX computes the global batch as one "
+            "program over all workers, so nothing is split there.",
+            file=sys.stderr,
+        )
+    for function in functions:
+        table = Table(title=f"{function['model']}.{function['step']}, {workers} workers", title_justify="left")
+        for name in ("", "one process", f"{workers} workers", "difference", "rule"):
+            table.add_column(name, justify="left" if name in ("", "rule") else "right")
+        for row in function["rows"]:
+            mark = "[red]" if _differs(row) and not function["whole"] else ""
+            values = (f"{row['whole']:.6g}", f"{row['split']:.6g}", f"{mark}{row['difference']:.1e}")
+            table.add_row(f"{row['kind']} {row['name']}", *values, row["rule"])
+        console.print(table)
+        if function["whole"]:
+            console.print(
+                f"Not split: {function['whole']}. Each worker computes the whole batch: right, and no faster.",
+                highlight=False,
+            )
