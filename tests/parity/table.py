@@ -72,7 +72,7 @@ def _references(env: tuple[tuple[str, str], ...]) -> tuple[Path, set[str]]:
 def alone(names: Sequence[str], env: tuple[tuple[str, str], ...]) -> Path:
     """Where the results of one process are; it trains each case once for all that compare with it."""
     folder, known = _references(env)
-    if missing := [name for name in names if name not in known]:
+    if missing := [name for name in dict.fromkeys(names) if name not in known]:
         with tempfile.TemporaryDirectory(dir=folder) as made:  # another process of pytest may compute the same
             run(missing, 0, Path(made), env={**dict(env), **NOT_COMPILED})
             for name in missing:

@@ -44,6 +44,13 @@ SERVED = {
     "smdistributed.dataparallel": _HERE + "smdistributed",
     "smdistributed.dataparallel.tensorflow": _HERE + "smdistributed",
     "smdistributed.dataparallel.tensorflow.keras": _HERE + "smdistributed",
+    **{
+        f"{package}.estimator{inner}": f"{_HERE}estimator.{module}"
+        for package in ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2")
+        for inner, module in (("", "module"), (".export", "export_module"), (".experimental", "experimental_module"))
+    },
+    "tensorflow.keras.estimator": _HERE + "estimator.keras_module",
+    "keras.estimator": _HERE + "estimator.keras_module",
     "keras.utils.multi_gpu_utils": _HERE + "multi_gpu",
     "keras.utils.training_utils": _HERE + "multi_gpu",
 }

@@ -104,6 +104,9 @@ def without_draws() -> Iterator[None]:
         _replace(stack, gen_random_ops, "random_shuffle", lambda _: lambda value, **kwargs: value)
         for owner, name in ((gen_random_ops, "multinomial"), (gen_stateless_random_ops, "stateless_multinomial")):
             _replace(stack, owner, name, lambda _: _likeliest)
+        _replace(
+            stack, tf.random.Generator, "_preprocess_key", lambda _: lambda self, key: key
+        )  # which adds the replica's number
         if keras := sys.modules.get("keras"):
             _replace(stack, keras.Variable, "__init__", _drawing)
         yield
