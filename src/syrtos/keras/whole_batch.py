@@ -30,7 +30,7 @@ def is_row_by_row(function: Any) -> bool:
     """Whether a loss function is known to compute each row's value from that row alone."""
     if isinstance(function, functools.partial):
         return is_row_by_row(function.func)
-    if not is_of_keras(function) and is_of_keras(type(function)):  # a `Loss` given as a metric
+    if hasattr(function, "reduction"):  # a `Loss` given as a metric
         return loss_is_row_by_row(function)
     return is_of_keras(function) and getattr(function, "__name__", "") not in _MIXING
 

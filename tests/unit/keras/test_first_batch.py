@@ -1,0 +1,138 @@
+"""How a step is split is decided by what its first batch gives whole and in parts; all workers come to the same decision."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.errors import OutOfStepError
+from syrtos.keras import first_batch
+from syrtos.keras.first_batch import Assigned, Outcome, Plan
+
+ROWS = np.asarray([[1.0, 2.0], [3.0, 5.0], [4.0, 0.5]])
+SHARES = (ROWS[:2], ROWS[2:])
+KEY = 7
+
+Compute = Callable[[np.ndarray[Any, Any]], Any]
+
+
+@dataclasses.dataclass
+class Trial:
+    """A step that assigns, returns or gives an optimizer what a function computes of rows, on one of two workers."""
+
+    comm: InProcessCommunicator
+    assigns: Compute = lambda rows: 0.0
+    returns: Compute = lambda rows: 0.0
+    gradient: Compute = lambda rows: 0.0
+
+    def whole(self, all_rows: bool) -> Outcome:
+        return self._outcome(ROWS)
+
+    def split(self, plan: Plan) -> Outcome:
+        try:
+            return self._together(plan, SHARES[self.comm.rank])
+        except (ValueError, OutOfStepError) as error:
+            return Outcome(error=f"{type(error).__name__}: {error}")
+
+    def _together(self, plan: Plan, own: np.ndarray[Any, Any]) -> Outcome:
+        found = self._outcome(own)
+        parts = np.asarray(self.comm.agree("rows", float(len(own))))
+        weight = len(own) / parts.sum() if plan.gradients == "mean" else 1.0
+        found.gradients = [self.comm.allreduce(np.asarray(g) * weight) for g in found.gradients]
+        found.own_logs, found.own = list(found.logs), {KEY: found.assigned[KEY].after}
+        share = len(own) / parts.sum()
+        found.logs = [self.comm.allreduce(np.asarray(log) * share) for log in found.logs]
+        found.assigned[KEY].after = self.comm.allreduce(np.asarray(found.own[KEY]) * share)
+        return found
+
+    def _outcome(self, rows: np.ndarray[Any, Any]) -> Outcome:
+        computed = (np.asarray(part(rows), np.float64) for part in (self.gradient, self.returns, self.assigns))
+        gradient, log, value = computed
+        return Outcome([gradient], ["kernel"], [log], ["loss"], [], {KEY: Assigned("state", np.zeros(()), value)})
+
+
+def decided(together: Callable[..., list[Any]], **parts: Compute) -> Plan:
+    """The plan of two workers, which must be the same."""
+
+    def decide(comm: InProcessCommunicator) -> Plan:
+        plan, session = Plan(), SimpleNamespace(comm=comm)
+        first_batch.decide(plan, Trial(comm, **parts), session, 4)  # type: ignore[arg-type]
+        return plan
+
+    one, other = together(2, decide)
+    assert (one.whole, one.gradients, one.variables, one.logs) == (
+        other.whole,
+        other.gradients,
+        other.variables,
+        other.logs,
+    )
+    return one
+
+
+def test_means_are_split_as_they_are(together: Callable[..., list[Any]]) -> None:
+    plan = decided(together, gradient=lambda r: r.mean(axis=0), returns=np.mean, assigns=np.mean)
+    assert (plan.whole, plan.gradients, plan.variables, plan.logs) == ("", "mean", {}, {})
+    assert plan.difference == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "of_rows"), [("sum", np.sum), ("sum", len), ("max", np.max), ("min", np.min), ("equal", lambda r: 3.0)]
+)
+def test_what_makes_a_variable_that_of_one_process_is_its_rule(
+    together: Callable[..., list[Any]], rule: str, of_rows: Compute
+) -> None:
+    plan = decided(together, assigns=of_rows)
+    assert plan.whole == ""
+    assert plan.variables == ({} if rule == "equal" else {KEY: rule})  # a mean of equal values is the value
+
+
+def test_the_same_of_numbers_that_a_step_returns(together: Callable[..., list[Any]]) -> None:
+    plan = decided(together, returns=np.max)
+    assert (plan.whole, plan.logs) == ("", {0: "max"})
+    assert [(row.name, row.rule, row.difference) for row in plan.rows if row.kind == "log"] == [("loss", "max", 0.0)]
+
+
+def test_gradients_of_a_sum_are_added(together: Callable[..., list[Any]]) -> None:
+    plan = decided(together, gradient=lambda r: r.sum(axis=0))
+    assert (plan.whole, plan.gradients) == ("", "sum")
+
+
+def test_what_no_rule_makes_equal_is_not_split_and_named(together: Callable[..., list[Any]]) -> None:
+    assert "`state` becomes 2.1" in decided(together, assigns=lambda r: np.sqrt(np.square(r).mean()) * 0.7).whole
+    assert "the `loss` that it returns is" in decided(together, returns=np.std).whole
+    assert "gradients of a part of the rows" in decided(together, gradient=lambda r: np.square(r.mean(axis=0))).whole
+
+
+def test_a_step_that_fails_on_a_part_is_not_split(together: Callable[..., list[Any]]) -> None:
+    def needs_three(rows: np.ndarray[Any, Any]) -> float:
+        if len(rows) != 3:
+            raise ValueError(f"3 rows, not {len(rows)}")
+        return 0.0
+
+    assert decided(together, gradient=needs_three).whole == "it fails on a part of the batch: ValueError: 3 rows, not 2"
+
+
+def test_a_step_that_fails_on_one_worker_alone_leaves_nobody_waiting(together: Callable[..., list[Any]]) -> None:
+    def dislikes_one(rows: np.ndarray[Any, Any]) -> float:
+        if len(rows) == 1:
+            raise ValueError("one row")
+        return 0.0
+
+    assert decided(together, gradient=dislikes_one).whole == "it fails on a part of the batch: ValueError: one row"
+
+
+def test_models_for_one_number_of_rows() -> None:
+    layer = SimpleNamespace(name="lstm", stateful=True, reset_state=lambda: None)
+    model = SimpleNamespace(_flatten_layers=lambda: [layer], inputs=[])
+    assert "`lstm` is stateful" in first_batch.fixed_batch(model)
+    model = SimpleNamespace(_flatten_layers=list, inputs=[SimpleNamespace(shape=(8, 3))])
+    assert first_batch.fixed_batch(model) == "the model is built for batches of 8 rows"
+    assert (
+        first_batch.fixed_batch(SimpleNamespace(_flatten_layers=list, inputs=[SimpleNamespace(shape=(None, 3))])) == ""
+    )
