@@ -238,3 +238,25 @@ def test_the_hook_costs_little() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert float(done.stdout) < 0.05
+
+
+def test_estimators_by_import_statements_and_no_tpus(tmp_path: Path) -> None:
+    script = tmp_path / "imports.py"
+    script.write_text(
+        "import importlib\n"
+        "import tensorflow as tf\n"
+        "from tensorflow.estimator import Estimator, TrainSpec\n"
+        "import tensorflow.compat.v1.estimator as of_v1\n"
+        "from tensorflow.estimator.export import ServingInputReceiver\n"
+        "assert Estimator is tf.estimator.Estimator is of_v1.Estimator and TrainSpec is tf.estimator.TrainSpec\n"
+        "assert ServingInputReceiver is tf.estimator.export.ServingInputReceiver\n"
+        "assert importlib.import_module('tensorflow.estimator.experimental')\n"
+        "try:\n"
+        "    tf.distribute.cluster_resolver.TPUClusterResolver(tpu='')\n"
+        "except ValueError as error:\n"
+        "    assert 'KERAS_BACKEND=jax' in str(error)\n"
+        "    print(tf.distribute.MirroredStrategy().num_replicas_in_sync)\n"
+    )
+    done = forking.run(forking.syrtos_run(tmp_path / "run", 2, script))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "2"

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.dialects import keras2
+from syrtos.errors import ConfigurationError
 from syrtos.keras import activate
 from syrtos.keras.patching import Method, replace
 from syrtos.keras.tensorflow.input import heed_policy
@@ -48,6 +49,22 @@ def install() -> None:
     for name in RESOLVERS if not alone else ():
         for module in places("distribute.cluster_resolver", name):
             setattr(module, name, functools.partial(_resolver, name))
+    for module in places("distribute.cluster_resolver", "TPUClusterResolver"):
+        replace(module.TPUClusterResolver, "__init__", _without_tpus)
+
+
+class NoTPUError(ConfigurationError, ValueError):
+    """There is no TPU here that TensorFlow could use. A ValueError as TensorFlow's own: scripts catch it, and go on with another strategy."""
+
+
+def _without_tpus(_original: Method) -> Method:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise NoTPUError(
+            "`TPUClusterResolver` looks for a TPU for TensorFlow, which syrtos does not train on. Keras trains on TPUs by JAX: on the hosts of a TPU run the "
+            "script with KERAS_BACKEND=jax and without the resolver and TPUStrategy. On CPUs and GPUs leave both out, or use MirroredStrategy in their place."
+        )
+
+    return init
 
 
 def _expecting_keras2(original: Method) -> Method:

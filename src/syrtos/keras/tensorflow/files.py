@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from syrtos.comm import world
 from syrtos.keras import atomic
 from syrtos.keras.files import await_complete, once
 
@@ -57,3 +58,15 @@ def writer(original: Callable[..., Any]) -> Callable[..., Any]:
         return made[0] if made else tf.summary.create_noop_writer()
 
     return create_file_writer
+
+
+def cached_apart(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `tf.data.Dataset.cache`: each worker writes a file of its own, for TensorFlow refuses two writers of one. Rank 0's has the script's name."""
+
+    def cache(self: Any, filename: Any = "", name: str | None = None) -> Any:
+        place = world.current().world
+        if place.rank and isinstance(filename, str | os.PathLike) and os.fspath(filename):
+            filename = f"{os.fspath(filename)}.rank-{place.rank}"
+        return original(self, filename, name)
+
+    return cache
