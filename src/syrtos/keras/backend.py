@@ -34,6 +34,11 @@ class Step(Protocol):
         """Turns mask weights normalized within the share into weights normalized within the global batch."""
         ...
 
+    @property
+    def splits_batch(self) -> bool:
+        """Whether this worker has a part of a batch, and not one of its own."""
+        ...
+
     def rows_of_all(self, tree: Any) -> Any:
         """The structure with the rows of all workers, in order, in place of this worker's. Floating scalars become their mean by samples, whole
         numbers their sum. Gradients of the result flow to this worker's rows."""

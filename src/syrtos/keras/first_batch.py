@@ -167,6 +167,11 @@ def names_of(logs: Any, numbers: Sequence[Any]) -> list[str]:
 # -- what needs no trial ---------------------------------------------------------------------------------
 
 
+def is_split(session: Session) -> bool:
+    """Whether each worker gets a part of each batch; with `--batch per-worker` it has batches of its own, whose losses are averaged."""
+    return session.world.size > 1 and session.options.batch != "per-worker"
+
+
 def fixed_batch(model: Any) -> str:
     """Why a model's batches can't be split: it keeps a state for each row, or is built for one number of rows. Empty where nothing speaks against it."""
     for layer in keras_internals.layers_of(model):
@@ -217,6 +222,24 @@ _BY_ELEMENT = frozenset(
 
 
 # -- the trial -------------------------------------------------------------------------------------------
+
+
+def decide_outputs(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
+    """The same of a function that predicts: its outputs, as ``logs``, are the same rows whole and split, or it is not split."""
+    comm = session.comm
+    whole = trial.whole(False)
+    if _any_failed(comm, whole):
+        whole = trial.whole(True)
+        if _any_failed(comm, whole):
+            return
+    split = trial.split(plan)
+    if failed := _any_failed(comm, split):
+        plan.whole = f"it fails on a part of the batch: {failed}"
+        return
+    differs, plan.difference = _compared(comm, whole, split, _ROUNDING[precision])
+    plan.rows = _rows(whole, split)
+    if any(what == "log" for what, _ in differs):
+        plan.whole = "predictions of a part of the rows are not those of the batch"
 
 
 def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:

@@ -49,7 +49,7 @@ def of_all_rows(original: Method) -> Method:
     @functools.wraps(original)
     def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         step = backend.active().current_step()
-        if step is None or loss_is_row_by_row(self):
+        if step is None or not step.splits_batch or loss_is_row_by_row(self):
             return original(self, y_true, y_pred, sample_weight)
         y_true, y_pred, sample_weight = step.rows_of_all((y_true, y_pred, sample_weight))
         with step.whole_batch():

@@ -38,7 +38,7 @@ class Function:
         """
         self._model, self._session, self._step, self._stock = model, session, step, stock
         self._name = name
-        self.plan = Plan(decided=session.world.size == 1 or bool(local_steps.rounds()))
+        self.plan = Plan(decided=not first_batch.is_split(session) or bool(local_steps.rounds()))
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
         self._calls = 0
 
@@ -79,8 +79,12 @@ class Function:
         parts = first_batch.unknown_parts(self._model, self._stock, self._name)
         asked = self._session.options.verify
         if not self.plan.whole and asked != "off" and (parts or asked == "only"):
-            trial = _Trial(self._model, self._session, self._step, first)
-            first_batch.decide(self.plan, trial, self._session, _precision(self._model))
+            predicts = self._name == "predict_step"
+            trial = (_PredictingTrial if predicts else _Trial)(self._model, self._session, self._step, first)
+            if not getattr(self._model, "built", True):
+                trial.build()
+            decide = first_batch.decide_outputs if predicts else first_batch.decide
+            decide(self.plan, trial, self._session, _precision(self._model))
         if asked == "only":
             first_batch.Verifying.note(self.plan, self._session, self._model.name, self._name)
         first_batch.tell(self.plan, self._session, f"`{self._name}` of {self._model.name}")
@@ -142,19 +146,49 @@ class _Trial:
         with _synchronized(self._model):
             return self._outcome(run)
 
+    def build(self) -> None:
+        """Runs the step once for what a model makes in its first call: what that draws stays drawn, as in one process."""
+        scope = StepScope(self._session, self._some, False)
+        rows = gathering.rows_of_all(scope, scope.data)
+        with (
+            _without_trace(self._model, Outcome(), puts_generators_back=False),
+            contextlib.suppress(Exception),
+            whole_batch(),
+        ):
+            self._run(self._step, rows)
+
     def _run(self, step: Method, data: Any) -> Any:
         return self._model.distribute_strategy.run(step, args=(data,))
+
+    def _looked_at(self, logs: Any) -> list[Any]:
+        return numbers_of(logs)
 
     def _outcome(self, run: Callable[[Outcome], Any]) -> Outcome:
         outcome = Outcome()
         with _without_trace(self._model, outcome), tf_internals_random.without_draws(), _eager_functions():
             try:
                 logs = run(outcome)
-                found = numbers_of(logs)
+                found = self._looked_at(logs)
                 outcome.logs, outcome.log_names = [np.asarray(v) for v in found], first_batch.names_of(logs, found)
             except Exception as error:
                 outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return outcome
+
+
+class _PredictingTrial(_Trial):
+    """Of a `predict_step`, whose outputs have rows."""
+
+    def split(self, plan: Plan) -> Outcome:
+        def run(outcome: Outcome) -> Any:
+            scope = StepScope(self._session, self._some, False, plan=plan, outcome=outcome)
+            with scope.entered():
+                return gathering.rows_of_all(scope, self._run(self._step, scope.data))
+
+        return self._outcome(run)
+
+    def _looked_at(self, logs: Any) -> list[Any]:
+        dense = [getattr(leaf, "flat_values", leaf) for leaf in tf.nest.flatten(logs)]
+        return [leaf for leaf in dense if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string]
 
 
 def _some_rows(share: Share, session: Session) -> Share:
@@ -179,7 +213,7 @@ def _some_rows(share: Share, session: Session) -> Share:
 
 
 @contextlib.contextmanager
-def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
+def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = True) -> Iterator[None]:
     """Inside, optimizers only note what they are given; afterwards all variables, generators and Python's numbers are as before."""
     before: dict[int, tuple[Any, tf.Tensor]] = {}
     objects = [model, *keras_internals.layers_of(model), *model.metrics]
@@ -205,13 +239,20 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
             after = tf_internals.value_of(variable)
             if variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_bool:
                 outcome.assigned[key] = Assigned(state.name_of(variable), value.numpy(), after.numpy())
-            tf_internals.set_value(variable, value)
+            if puts_generators_back or not _is_seed(variable):
+                tf_internals.set_value(variable, value)
         for one, values in numbers:
             for name, value in values.items():
                 if vars(one).get(name) is not value:
                     object.__setattr__(one, name, value)
-        np.random.set_state(drawn[0])
-        random.setstate(drawn[1])
+        if puts_generators_back:
+            np.random.set_state(drawn[0])
+            random.setstate(drawn[1])
+
+
+def _is_seed(variable: Any) -> bool:
+    """Whether a variable is the state of a generator: whole numbers that nothing trains."""
+    return variable.dtype in (tf.uint32, tf.int64) and not variable.trainable
 
 
 @contextlib.contextmanager

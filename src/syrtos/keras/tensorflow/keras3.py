@@ -30,8 +30,6 @@ from syrtos.keras import (
     share_patches,
     timing,
 )
-from syrtos.keras import first_batch as unsplittable
-from syrtos.keras.first_batch import Plan
 from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
@@ -165,14 +163,21 @@ def _make_predict_function(original: Method) -> Method:
         models.adapt(self)
         if session.world.size > 1 and (self.predict_function is None or force):
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
-            plan = Plan(whole=unsplittable.fixed_batch(self))
+            of_first = first_batch.Function(self, session, step, False, "predict_step")
             object.__setattr__(self, "_syrtos_predict_step", step)
             object.__setattr__(
-                self, "predict_step", functools.partial(common.gathered_predict_step, session, step, plan)
+                self, "predict_step", functools.partial(common.gathered_predict_step, session, step, of_first.plan)
             )
             original(self, force)
             function: Any = self.predict_function
-            self.predict_function = lambda batches: function([_sharing(session, batch) for batch in batches])
+
+            def of_shares(batches: Any) -> Any:
+                shares = [_sharing(session, batch) for batch in batches]
+                if not of_first.plan.decided:
+                    of_first.decide(shares[0])
+                return function(shares)
+
+            self.predict_function = of_shares
             return self.predict_function
         return original(self, force)
 

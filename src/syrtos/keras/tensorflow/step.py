@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
-from syrtos.keras import local_steps
+from syrtos.keras import first_batch, local_steps
 from syrtos.keras.first_batch import Outcome, Plan, Rule
 from syrtos.keras.shares import Assignments
 from syrtos.keras.tensorflow import gathering, ops, tf_internals, tf_internals_graphs
@@ -262,6 +262,11 @@ class StepScope(_Watcher):
         return ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
 
     # -- the whole batch on each worker ----------------------------------------------------------
+
+    @property
+    def splits_batch(self) -> bool:
+        """Whether this worker has a part of a batch, and not one of its own."""
+        return first_batch.is_split(self.session)
 
     def whole_batch(self) -> contextlib.AbstractContextManager[None]:
         """Inside, what is computed is of the whole batch: see `whole_batch`."""

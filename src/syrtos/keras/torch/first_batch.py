@@ -37,7 +37,7 @@ class Function:
             stock: whether it is Keras's own.
         """
         self.model, self._session, self._name, self._stock = model, session, name, stock
-        self.plan = Plan(decided=session.world.size == 1 or bool(local_steps.rounds()))
+        self.plan = Plan(decided=not first_batch.is_split(session) or bool(local_steps.rounds()))
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
 
     def decide(self, first: Share) -> None:

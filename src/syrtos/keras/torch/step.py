@@ -146,6 +146,11 @@ class StepScope(Assignments):
         factor = everywhere / max(valid_everywhere, 1.0) * (valid / elements if elements else 0.0)
         return torch.as_tensor(factor, dtype=like.dtype, device=like.device)
 
+    @property
+    def splits_batch(self) -> bool:
+        """Whether this worker has a part of a batch, and not one of its own."""
+        return first_batch.is_split(self.session)
+
     def whole_batch(self) -> contextlib.AbstractContextManager[None]:
         """Inside, what is computed is of the whole batch: see `whole_batch`."""
         return whole_batch()
