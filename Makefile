@@ -37,7 +37,7 @@ test-slow: sdks
 	$(PYTEST) -m "slow and not long and not timing"
 	$(MAKE) test-timing
 
-test-timing: JOBS = 0
+test-timing: override JOBS = 0
 test-timing: $(READY)
 	$(PYTEST) -m "timing and not long"
 

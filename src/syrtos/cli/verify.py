@@ -21,8 +21,6 @@ from syrtos.launch.program import parse
 from syrtos.launch.spec import Spec
 from syrtos.settings import Options
 
-# The largest relative difference that rounding explains.
-BOUND = 1e-4
 _RECORD = "verified.jsonl"
 
 
@@ -34,7 +32,7 @@ def add_to(commands: Any) -> None:
         help="compare a script on N workers with one process, on its first batches",
         description="Run the first batches of a training script on N workers. Of each train and test function, some rows are computed whole, as one process "
         "does, and split, as the workers do; gradients, losses, metrics and assigned variables are compared. The exit code is 1 where any differs by "
-        f"more than {BOUND:.0e}.",
+        "more than 1e-4 (with 16 bits: 5e-2). The script runs to its end, and writes its files: verify a copy where that matters.",
     )
     parser.set_defaults(main=main)
     parser.add_argument("-n", type=int, dest="workers", default=2, metavar="N", help="number of workers (default: 2)")
@@ -65,7 +63,8 @@ def main(chosen: argparse.Namespace) -> int:
             print(json.dumps(function))
     else:
         _print(functions, chosen.workers)
-    return int(any(_differs(row) for function in functions if not function["whole"] for row in function["rows"]))
+    looked_at = bool(functions) or settings.environment().get("KERAS_BACKEND") == "jax"
+    return int(not looked_at or any(_differs(row, f) for f in functions if not f["whole"] for row in f["rows"]))
 
 
 def _functions(run_dir: Path) -> Iterator[Mapping[str, Any]]:
@@ -74,8 +73,8 @@ def _functions(run_dir: Path) -> Iterator[Mapping[str, Any]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
-def _differs(row: Mapping[str, Any]) -> bool:
-    return not row["difference"] <= BOUND
+def _differs(row: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
+    return not row["difference"] <= function["bound"]
 
 
 def _print(functions: list[Mapping[str, Any]], workers: int) -> None:
@@ -91,7 +90,7 @@ def _print(functions: list[Mapping[str, Any]], workers: int) -> None:
         for name in ("", "one process", f"{workers} workers", "difference", "rule"):
             table.add_column(name, justify="left" if name in ("", "rule") else "right")
         for row in function["rows"]:
-            mark = "[red]" if _differs(row) and not function["whole"] else ""
+            mark = "[red]" if _differs(row, function) and not function["whole"] else ""
             values = (f"{row['whole']:.6g}", f"{row['split']:.6g}", f"{mark}{row['difference']:.1e}")
             table.add_row(f"{row['kind']} {row['name']}", *values, row["rule"])
         console.print(table)

@@ -31,8 +31,8 @@ Note = Callable[[Sequence[Any], Sequence[Any]], None]
 
 # The largest relative difference that rounding explains, by the bytes of the least precise dtype that a model computes with.
 _ROUNDING = {8: 1e-4, 4: 1e-4, 2: 5e-2}
-# Of numbers near 0, the difference that counts as none.
-_NEAR_ZERO = 1e-6
+# A difference that counts as none: of a gradient, relative to all of them; of a variable, relative to its value in float32.
+_NEAR_ZERO, _OF_VALUE = 1e-6, 5e-7
 # The file in a run directory that `syrtos verify` reads.
 VERIFIED = "verified.jsonl"
 # Rows of all workers that are computed both ways, and at least so many of each worker.
@@ -66,7 +66,8 @@ class Plan:
     Attributes:
         decided: whether the first batch has been looked at.
         whole: why every worker computes the whole batch; empty where the step is split.
-        gradients: what the workers' gradients become: their mean by samples, or their sum.
+        gradients: what the workers' gradients become: their mean by samples, or their sum, where they are made; ``late``: their mean where an optimizer gets
+            them.
         variables: how the workers' values of an assigned variable become one, by the variable's id; others have the rule of their kind.
         logs: the same of numbers that a step returns, by their place among them.
         difference: the largest relative difference between both ways; None where all parts are Keras's own.
@@ -75,7 +76,7 @@ class Plan:
 
     decided: bool = False
     whole: str = ""
-    gradients: Literal["mean", "sum"] = "mean"
+    gradients: Literal["mean", "sum", "late"] = "mean"
     variables: dict[int, Rule] = dataclasses.field(default_factory=dict)
     logs: dict[int, Rule] = dataclasses.field(default_factory=dict)
     difference: float | None = None
@@ -129,6 +130,10 @@ class Trial(Protocol):
         """As the workers compute it together."""
         ...
 
+    def backwards(self) -> Trial:
+        """The same step on the same rows, from the last to the first."""
+        ...
+
 
 def in_own_row(value: Array, rank: int, size: int) -> Array:
     """A row for each worker, of which the others' are zeros: the sum over the workers has the values of all, of shape ``(size, *value.shape)``."""
@@ -173,20 +178,20 @@ def is_split(session: Session) -> bool:
 
 
 def fixed_batch(model: Any) -> str:
-    """Why a model's batches can't be split: it keeps a state for each row, or is built for one number of rows. Empty where nothing speaks against it."""
+    """Why a model's batches can't be split: it keeps a state for each row. Empty where nothing speaks against it."""
     for layer in keras_internals.layers_of(model):
         if getattr(layer, "stateful", False) and hasattr(layer, "reset_state") | hasattr(layer, "reset_states"):
             return f"the layer `{layer.name}` is stateful: it keeps a state for each row of the batch"
-    shapes = [getattr(tensor, "shape", (None,)) for tensor in getattr(model, "inputs", None) or ()]
-    fixed = [shape[0] for shape in shapes if len(shape) and shape[0] is not None]
-    return f"the model is built for batches of {fixed[0]} rows" if fixed else ""
+    return ""
 
 
 def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
     """The parts of a step that are not Keras's own, by names that a person knows; ``stock``: the step itself is."""
     parts = [] if stock else [f"{type(model).__name__}.{name}"]
-    if not whole_batch.is_of_keras(_owner_of(type(model), "call")):
-        parts.append(f"{type(model).__name__}.call")
+    own = (method for method in _METHODS if not whole_batch.is_of_keras(_owner_of(type(model), method)))
+    parts += [f"{type(model).__name__}.{method}" for method in own]
+    shapes = [getattr(tensor, "shape", (None,)) for tensor in getattr(model, "inputs", None) or ()]
+    parts += [f"the input of {shape[0]} rows" for shape in shapes if len(shape) and shape[0] is not None]
     layers = [layer for layer in keras_internals.layers_of(model) if layer is not model]
     parts += [f"the layer `{x.name}`" for x in layers if not _is_known(x)]
     operations = getattr(model, "operations", None) or ()
@@ -198,6 +203,10 @@ def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
     return parts
 
 
+# The methods of a model in which a script may compute something of its own.
+_METHODS = ("call", "compute_loss", "compute_metrics")
+
+
 def _owner_of(kind: type, name: str) -> type:
     """The class that a method comes from."""
     return next((base for base in kind.__mro__ if name in vars(base)), kind)
@@ -205,7 +214,19 @@ def _owner_of(kind: type, name: str) -> type:
 
 def _is_known(layer: Any) -> bool:
     kind = type(layer)
-    return whole_batch.is_of_keras(kind) and kind.__name__ not in ("Lambda", "TorchModuleWrapper")
+    if not whole_batch.is_of_keras(kind) or kind.__name__ in ("Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer"):
+        return False
+    axes = getattr(layer, "axis", None)
+    if axes == 0 or (isinstance(axes, list | tuple) and 0 in axes):
+        return False
+    return all(map(_is_known_value, (value for name, value in vars(layer).items() if not name.startswith("_"))))
+
+
+def _is_known_value(value: Any) -> bool:
+    """Whether an attribute of a layer is no function or object of the script's own, e.g. an activation or a regularizer."""
+    if not callable(value) or isinstance(value, type):
+        return True
+    return whole_batch.is_of_keras(value) or whole_batch.is_of_keras(type(value))
 
 
 def _is_known_operation(operation: Any) -> bool:
@@ -224,13 +245,19 @@ _BY_ELEMENT = frozenset(
 # -- the trial -------------------------------------------------------------------------------------------
 
 
+def bound_of(precision: int) -> float:
+    """The largest relative difference that counts as none, of a model that computes with so many bytes at least."""
+    return _ROUNDING[precision]
+
+
 def decide_outputs(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
     """The same of a function that predicts: its outputs, as ``logs``, are the same rows whole and split, or it is not split."""
     comm = session.comm
     whole = trial.whole(False)
     if _any_failed(comm, whole):
         whole = trial.whole(True)
-        if _any_failed(comm, whole):
+        if failed := _any_failed(comm, whole):
+            plan.whole = f"it could not be tried: {failed}"
             return
     split = trial.split(plan)
     if failed := _any_failed(comm, split):
@@ -255,9 +282,12 @@ def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
     whole = trial.whole(False)
     if _any_failed(comm, whole):  # a function may need as many rows as the script gives it
         whole = trial.whole(True)
-        if _any_failed(comm, whole):
-            return  # the script's own error: its first step will raise it
-    for gradients in ("mean", "sum"):
+        if failed := _any_failed(comm, whole):  # an error of the script its first step will raise
+            plan.whole = f"it could not be tried: {failed}"
+            return
+    differs: list[tuple[str, int]] = []
+    split = Outcome()
+    for gradients in ("mean", "sum", "late"):
         plan.gradients = gradients
         split = trial.split(plan)
         if failed := _any_failed(comm, split):
@@ -277,6 +307,18 @@ def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
         return
     rest = [place for place in differs if not _ruled(plan, comm, whole, split, place, bound)]
     plan.whole = _described(comm, whole, split, rest) if rest else ""
+    if not plan.whole and {"max", "min"} & {*plan.variables.values(), *plan.logs.values()}:
+        _try_again(plan, trial, comm, bound)
+
+
+def _try_again(plan: Plan, trial: Trial, comm: Communicator, bound: float) -> None:
+    """With the rows in another order: of two workers a value of the first row is always the largest or the least."""
+    other = trial.backwards()
+    whole, split = other.whole(False), other.split(plan)
+    failed = _any_failed(comm, whole) or _any_failed(comm, split)
+    differs = [] if failed else _compared(comm, whole, split, bound)[0]
+    if failed or differs:
+        plan.whole = failed or _described(comm, whole, split, differs)
 
 
 def _rows(whole: Outcome, split: Outcome) -> list[Row]:
@@ -315,10 +357,17 @@ def _any_failed(comm: Communicator, outcome: Outcome) -> str:
 
 
 def _compared(comm: Communicator, whole: Outcome, split: Outcome, bound: float) -> tuple[list[tuple[str, int]], float]:
-    """Where both ways differ by more than the bound, as rank 0 sees it, and the largest difference of the rest."""
-    if [len(whole.gradients), len(whole.logs)] != [len(split.gradients), len(split.logs)]:
-        return [("gradient", -1)], float("inf")
-    found = {("gradient", i): _far(a, b) for i, (a, b) in enumerate(zip(whole.gradients, split.gradients, strict=True))}
+    """Where both ways differ by more than the bound on any worker, and the largest difference of the rest."""
+    shape = [len(outcome.gradients) for outcome in (whole, split)] + [len(outcome.logs) for outcome in (whole, split)]
+    shape += [each.name for outcome in (whole, split) for each in outcome.assigned.values()]
+    everyone = comm.allgather_object(shape)
+    if any(other != everyone[0] for other in everyone) or shape[0] != shape[1] or shape[2] != shape[3]:
+        return [("form", -1)], float("inf")
+    scale = _NEAR_ZERO * float(np.sqrt(sum(float(np.square(g, dtype=np.float64).sum()) for g in whole.gradients)))
+    found = {
+        ("gradient", i): _far(a, b, scale)
+        for i, (a, b) in enumerate(zip(whole.gradients, split.gradients, strict=True))
+    }
     found |= {("log", i): _far(a, b) for i, (a, b) in enumerate(zip(whole.logs, split.logs, strict=True))}
     keys = list(whole.assigned)
     for key in {**whole.assigned, **split.assigned}:
@@ -326,19 +375,28 @@ def _compared(comm: Communicator, whole: Outcome, split: Outcome, bound: float) 
         if one is None or other is None:
             left = one or other
             assert left is not None
-            far = _far(left.before, left.after)
+            far = 0.0 if np.array_equal(left.before, left.after, equal_nan=True) else float("inf")
         else:
-            far = _far(one.after, other.after)
+            far = _far_change(one.before, one.after, other.after)
         if key not in keys:
             keys.append(key)
         found["variable", keys.index(key)] = far
-    everyone = comm.broadcast_object([[what, i, far] for (what, i), far in found.items()], 0)
-    differs = [(what, i) for what, i, far in everyone if not far <= bound]
-    return differs, max((far for _, _, far in everyone if far <= bound), default=0.0)
+    worst = comm.allgather(np.nan_to_num(np.asarray([[*found.values()]], np.float64), nan=np.inf)).max(axis=0)
+    differs = [place for place, far in zip(found, worst, strict=True) if not far <= bound]
+    return differs, max((float(far) for far in worst if far <= bound), default=0.0)
 
 
-def _far(one: Array, other: Array) -> float:
-    """The relative difference by norm; equal infinities and NaN count as equal."""
+def _far_change(before: Array, one: Array, other: Array) -> float:
+    """The difference of two changes of a variable, relative to the first; what rounding makes of the variable itself counts as none."""
+    if np.shape(one) != np.shape(other) or np.shape(before) != np.shape(one):
+        return _far(one, other)
+    start = np.asarray(before, np.float64)
+    size = float(np.linalg.norm(np.asarray(one, np.float64)))
+    return _far(np.asarray(one, np.float64) - start, np.asarray(other, np.float64) - start, _OF_VALUE * size)
+
+
+def _far(one: Array, other: Array, allowed: float = 1e-7) -> float:
+    """The relative difference by norm; equal infinities and NaN count as equal, and what is less than ``allowed`` as none."""
     a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if a.shape != b.shape:
         return float("inf")
@@ -346,7 +404,10 @@ def _far(one: Array, other: Array) -> float:
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return float("inf")
     difference = float(np.linalg.norm(a[finite] - b[finite]))
-    return 0.0 if difference <= _NEAR_ZERO else difference / max(float(np.linalg.norm(a[finite])), _NEAR_ZERO)
+    size = float(np.linalg.norm(a[finite]))
+    if difference <= allowed:
+        return min(difference / size, allowed) if size else 0.0
+    return difference / size if size else float("inf")
 
 
 def _ruled(
@@ -367,8 +428,12 @@ def _ruled(
         rules = plan.variables
     rows = comm.allgather(np.asarray(own, np.float64)[np.newaxis])
     made = {rule: combine(rows, np.asarray(before, np.float64)) for rule, combine in _RULES.items()}
-    fits = [rule for rule, value in made.items() if _far(wanted, value) <= bound]
-    chosen: Any = comm.broadcast_object(fits[0] if fits else None, 0)
+
+    def far(value: Array) -> float:
+        return _far(wanted, value) if what == "log" else _far_change(before, wanted, value)
+
+    fits = comm.allgather_object([rule for rule, value in made.items() if far(value) <= bound])
+    chosen: Any = next((rule for rule in fits[0] if all(rule in of_each for of_each in fits)), None)
     if chosen is None:
         return False
     rules[key] = chosen
@@ -376,7 +441,7 @@ def _ruled(
     for row in plan.rows:
         if (row.kind, row.name) == (what, name):
             made_of = made[chosen]
-            row.rule, row.split, row.difference = chosen, _size(made_of), _far(wanted, made_of)
+            row.rule, row.split, row.difference = chosen, _size(made_of), far(made_of)
     return True
 
 
@@ -391,6 +456,8 @@ _RULES: Mapping[Rule, Callable[[Array, Array], Array]] = {
 def _described(comm: Communicator, whole: Outcome, split: Outcome, places: Sequence[tuple[str, int]]) -> str:
     """The first difference, for a person."""
     what, index = places[0]
+    if what == "form":
+        return "the workers assign, or give optimizers, different things"
     text = "the gradients of a part of the rows do not add up to those of the batch"
     if what == "log":
         one, other = whole.logs[index], split.logs[index]
@@ -414,13 +481,14 @@ class Verifying:
     CALLS = 2  # of each function; then its data counts as at its end
 
     @staticmethod
-    def note(plan: Plan, session: Session, model: str, step: str) -> None:
+    def note(plan: Plan, session: Session, model: str, step: str, bound: float) -> None:
         """Rank 0 adds a line to the run directory."""
         if session.world.rank == 0 and session.options.run_dir:
             found = {
                 "model": model,
                 "step": step,
                 "whole": plan.whole,
+                "bound": bound,
                 "rows": [dataclasses.asdict(row) for row in plan.rows],
             }
             with (Path(session.options.run_dir) / VERIFIED).open("a") as file:

@@ -19,6 +19,7 @@ from syrtos.keras.patching import Method
 _MIXING = frozenset({"dice", "tversky", "circle", "Dice", "Tversky", "Circle"})
 _OF_KERAS = ("keras", "tf_keras")
 _told: set[type] = set()
+_ADAPTED = "_syrtos_of_all_rows"
 
 
 def is_of_keras(kind: Any) -> bool:
@@ -39,8 +40,15 @@ def loss_is_row_by_row(loss: Any) -> bool:
     """The same of a `Loss`: of Keras's own class, around a function of Keras's."""
     if not is_of_keras(type(loss)) or type(loss).__name__ in _MIXING:
         return False
+    if _is_along_rows(loss):
+        return False
     function = getattr(loss, "fn", None)
     return function is None or is_row_by_row(function)
+
+
+def _is_along_rows(wrapper: Any) -> bool:
+    """Whether a function of Keras's was asked to work along the rows, by `axis=0`."""
+    return getattr(wrapper, "_fn_kwargs", {}).get("axis", -1) == 0
 
 
 def of_all_rows(original: Method) -> Method:
@@ -64,7 +72,7 @@ def mean_of_all_rows(original: Method) -> Method:
     @functools.wraps(original)
     def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         step = backend.active().current_step()
-        if step is None or is_row_by_row(self._fn):
+        if step is None or not step.splits_batch or (is_row_by_row(self._fn) and not _is_along_rows(self)):
             return original(self, y_true, y_pred, sample_weight=sample_weight)
         y_true, y_pred, sample_weight = step.rows_of_all((y_true, y_pred, sample_weight))
         with step.whole_batch():
@@ -98,8 +106,10 @@ def _adapt(kind: type) -> None:
     _tell_where_workers_train_alone(kind)
     for owner in kind.__mro__:
         own = vars(owner).get("update_state")
-        if own is not None and not is_of_keras(owner) and not hasattr(own, "__wrapped__"):
-            setattr(owner, "update_state", _on_all_rows(own))  # noqa: B010 - pyright knows no such attribute of a type
+        if own is not None and not is_of_keras(owner) and not hasattr(own, _ADAPTED):
+            adapted = _on_all_rows(own)
+            setattr(adapted, _ADAPTED, True)
+            setattr(owner, "update_state", adapted)  # noqa: B010 - pyright knows no such attribute of a type
 
 
 def _tell_where_workers_train_alone(kind: type) -> None:
@@ -120,7 +130,7 @@ def _on_all_rows(original: Method) -> Method:
     @functools.wraps(original)
     def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
         step = backend.active().current_step()
-        if step is None:
+        if step is None or not step.splits_batch:
             return original(self, *args, **kwargs)
         args, kwargs = step.rows_of_all((args, kwargs))
         with step.whole_batch():

@@ -16,8 +16,9 @@ from syrtos.keras import first_batch, keras_internals, local_steps, state
 from syrtos.keras.first_batch import Assigned, Outcome, Plan
 from syrtos.keras.patching import Method
 from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
+from syrtos.keras.tensorflow.gradients import Reduction
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
-from syrtos.keras.tensorflow.step import StepScope, numbers_of, whole_batch
+from syrtos.keras.tensorflow.step import StepScope, current_step, numbers_of, whole_batch
 
 
 class Function:
@@ -42,13 +43,13 @@ class Function:
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
         self._calls = 0
 
-    def check_end(self) -> None:
+    def check_end(self, by_hand: bool = False) -> None:
         """With `syrtos verify`, a function's data ends after some batches.
 
         Raises:
             StopIteration: it does.
         """
-        self._calls += 1
+        self._calls += not by_hand
         if self._session.options.verify == "only" and self._calls > first_batch.Verifying.CALLS:
             self._model.stop_training = True
             raise StopIteration
@@ -67,7 +68,8 @@ class Function:
         """
         batches = [next(iterator)]
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
-            batches += [next(iterator) for _ in range(steps - 1)]
+            while len(batches) < steps:
+                batches.append(next(iterator))
         self.decide(batches[0])
         return function(batches if spec is None else _iterator_over(batches, spec))
 
@@ -86,7 +88,12 @@ class Function:
             decide = first_batch.decide_outputs if predicts else first_batch.decide
             decide(self.plan, trial, self._session, _precision(self._model))
         if asked == "only":
-            first_batch.Verifying.note(self.plan, self._session, self._model.name, self._name)
+            bound = first_batch.bound_of(_precision(self._model))
+            first_batch.Verifying.note(self.plan, self._session, self._model.name, self._name, bound)
+        if (
+            self.plan.whole
+        ):  # nothing is averaged: they must begin equal, as a model may not that is built by its first step
+            state.broadcast(self._session.comm, state.of_model(self._model))
         first_batch.tell(self.plan, self._session, f"`{self._name}` of {self._model.name}")
 
 
@@ -123,6 +130,7 @@ class _Trial:
 
     def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
         self._model, self._session, self._step = model, session, step
+        first = Share(first.samples, tf_internals.without_optionals(first.data))
         self._all, self._some = first, _some_rows(first, session)
 
     def whole(self, all_rows: bool) -> Outcome:
@@ -139,12 +147,24 @@ class _Trial:
 
     def split(self, plan: Plan) -> Outcome:
         def run(outcome: Outcome) -> Any:
-            scope = StepScope(self._session, self._some, False, reduces_early=True, plan=plan, outcome=outcome)
+            early = plan.gradients != "late"
+            scope = StepScope(self._session, self._some, False, reduces_early=early, plan=plan, outcome=outcome)
             with scope.entered():
                 return scope.finish(self._run(self._step, scope.data), logs_are_global=False)
 
         with _synchronized(self._model):
             return self._outcome(run)
+
+    def backwards(self) -> _Trial:
+        """See `syrtos.keras.first_batch.Trial`."""
+        scope = StepScope(self._session, self._some, False)
+        counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
+        start = int(sum(counts[: self._session.world.rank]))
+        rows = tf.nest.map_structure(
+            lambda leaf: tf.reverse(leaf, [0])[start : start + int(self._some.samples)] if has_rows(leaf) else leaf,
+            gathering.rows_of_all(scope, scope.data),
+        )
+        return type(self)(self._model, self._session, self._step, Share(self._some.samples, rows))
 
     def build(self) -> None:
         """Runs the step once for what a model makes in its first call: what that draws stays drawn, as in one process."""
@@ -226,6 +246,9 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
 
     def given(grads: Sequence[Any], variables: Sequence[Any]) -> None:
         names = [state.name_of(variable) for variable in variables]
+        scope = current_step()
+        if scope is not None and not scope.reduces_early:
+            grads = Reduction(scope.session.comm).apply(grads, (), scope.samples)
         for index, gradient in enumerate(grads):
             if gradient is not None:
                 outcome.gradients.append(np.asarray(tf.convert_to_tensor(gradient)))
@@ -257,12 +280,15 @@ def _is_seed(variable: Any) -> bool:
 
 @contextlib.contextmanager
 def _eager_functions() -> Iterator[None]:
-    before = tf.config.functions_run_eagerly()
+    """Rounding of TensorFloat-32 would differ by the number of rows."""
+    before, tf32 = tf.config.functions_run_eagerly(), tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.run_functions_eagerly(True)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     try:
         yield
     finally:
         tf.config.run_functions_eagerly(before)
+        tf.config.experimental.enable_tensor_float_32_execution(tf32)
 
 
 @contextlib.contextmanager

@@ -156,7 +156,7 @@ def reduced_where_made(original: Callable[..., Any]) -> Callable[..., Any]:
         apply = Reduction(step.session.comm).apply
         if tf_internals.may_be_recorded():
             apply = functools.partial(_reduced_differentiably, step.session.comm)
-        reduced = apply(grads, variables, weight)
+        reduced = apply(grads, () if step.is_tried else variables, weight)
         if adds:  # a mean over the workers that have samples, times their number
             workers = step.total("workers", tf.constant(1.0))
             reduced = [g if g is None else times(g, tf.cast(workers, g.dtype)) for g in reduced]

@@ -28,7 +28,6 @@ from syrtos.keras import (
     whole_batch,
 )
 from syrtos.keras.callbacks import within as enclosing_callbacks
-from syrtos.keras.first_batch import Plan
 from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch, install
 from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, models
@@ -187,21 +186,23 @@ def _make_function(step_name: str, original: Method) -> Method:
         if "_syrtos_" + step_name not in self.__dict__ and models.step_is_shared(self, session):
             step = getattr(self, step_name)
             object.__setattr__(self, "_syrtos_" + step_name, step)
-            stock = getattr(step, "__func__", None) is getattr(training.Model, step_name)
-            of_first = first_batch.Function(self, session, step, stock, step_name)
-            object.__setattr__(self, step_name, _shared_step(session, self, step, step_name, stock, of_first.plan))
-            object.__setattr__(self, "_syrtos_first_" + step_name, of_first)
-        name = step_name.replace("step", "function")
+            object.__setattr__(self, step_name, _shared_step(session, self, step, step_name))
+        name, step = step_name.replace("step", "function"), self.__dict__.get("_syrtos_" + step_name)
         is_made = getattr(self, name, None)
+        if step is not None and (is_made is None or force):  # for what `compile` was given since
+            stock = getattr(step, "__func__", None) is getattr(training.Model, step_name)
+            object.__setattr__(self, _FIRST + step_name, first_batch.Function(self, session, step, stock, step_name))
         function = original(self, force)
-        of_first = self.__dict__.get("_syrtos_first_" + step_name)
-        if step_name == "predict_step" or of_first is None or function is is_made:
+        if step is None or function is is_made:
             return function
-        function = _looking_at_first_batch(self, of_first, function)
+        function = _looking_at_first_batch(self, self.__dict__[_FIRST + step_name], function)
         setattr(self, name, function)
         return function
 
     return make_function
+
+
+_FIRST = "_syrtos_first_"
 
 
 def _looking_at_first_batch(model: Any, of_first: first_batch.Function, function: Method) -> Method:
@@ -215,13 +216,15 @@ def _looking_at_first_batch(model: Any, of_first: first_batch.Function, function
     return of_shares
 
 
-def _shared_step(session: world.Session, model: Any, step: Method, name: str, stock: bool, plan: Plan) -> Method:
-    if name == "predict_step":
-        return functools.partial(common.gathered_predict_step, session, step, plan)
-    reduces_early = name == "train_step" and not (stock and models.reduces_late(model))
+def _shared_step(session: world.Session, model: Any, step: Method, name: str) -> Method:
+    stock, training_now = getattr(step, "__func__", None) is getattr(training.Model, name), name == "train_step"
 
     def shared(data: Any) -> Any:
-        with StepScope(session, data, name == "train_step", reduces_early, plan).entered() as scope:
+        plan = model.__dict__[_FIRST + name].plan
+        if name == "predict_step":
+            return common.gathered_predict_step(session, step, plan, data)
+        reduces_early = training_now and not (stock and models.reduces_late(model))
+        with StepScope(session, data, training_now, reduces_early, plan).entered() as scope:
             return scope.finish(scope.run(step), logs_are_global=stock)
 
     return shared

@@ -119,7 +119,7 @@ def _make_function(original: Method) -> Method:
         def of_shares(iterator: Any) -> Any:
             by_hand = not isinstance(iterator, tf.data.Iterator)
             batches = (_sharing(session, batch) for batch in iterator) if by_hand else iterator
-            of_first.check_end()
+            of_first.check_end(by_hand)
             if of_first.plan.decided:
                 return function(batches)
             return of_first.call(
@@ -157,13 +157,17 @@ def _as_tensors(logs: Any) -> Any:
     return tf.nest.map_structure(tf.convert_to_tensor, logs)
 
 
+def _is_stock(step: Method) -> bool:
+    return getattr(step, "__func__", None) is tf_trainer.TensorFlowTrainer.predict_step
+
+
 def _make_predict_function(original: Method) -> Method:
     def make_predict_function(self: Any, force: bool = False) -> Any:
         session = world.sharing()
         models.adapt(self)
         if session.world.size > 1 and (self.predict_function is None or force):
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
-            of_first = first_batch.Function(self, session, step, False, "predict_step")
+            of_first = first_batch.Function(self, session, step, _is_stock(step), "predict_step")
             object.__setattr__(self, "_syrtos_predict_step", step)
             object.__setattr__(
                 self, "predict_step", functools.partial(common.gathered_predict_step, session, step, of_first.plan)

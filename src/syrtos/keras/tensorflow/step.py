@@ -193,7 +193,8 @@ class StepScope(_Watcher):
         self.session = session
         self.training = training
         self.plan = plan or Plan()
-        self.reduces_early = reduces_early or (training and self.plan.gradients == "sum")
+        adds, late = (self.plan.gradients == way for way in ("sum", "late"))
+        self.reduces_early = (reduces_early and not late) or (training and adds)
         self._outcome = outcome
         self.samples, self.data = _counted(data)
         self._ready = _ready_at(self.data)
@@ -262,6 +263,11 @@ class StepScope(_Watcher):
         return ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
 
     # -- the whole batch on each worker ----------------------------------------------------------
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether this is a step on the first batch that does not count."""
+        return self._outcome is not None
 
     @property
     def splits_batch(self) -> bool:

@@ -113,6 +113,17 @@ def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
             eager.setstate(drawing)
 
 
+def without_optionals(tree: Any) -> Any:
+    """The structure with None in the place of `tf.experimental.Optional` without a value, as Keras gives it to a step."""
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.experimental.Optional):
+            return leaf
+        return leaf.get_value() if bool(leaf.has_value()) else None
+
+    return tf.nest.map_structure(of, tree)
+
+
 def value_of(variable: Any) -> tf.Tensor:
     """A variable's value, without telling a step that it is read."""
     return BaseResourceVariable.read_value(variable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,9 +16,17 @@ from syrtos.comm.world import Session
 from syrtos.keras import first_batch, keras_internals, local_steps, state
 from syrtos.keras.first_batch import Assigned, Outcome, Plan
 from syrtos.keras.patching import Method
-from syrtos.keras.torch import gathering, torch_internals
+from syrtos.keras.torch import gathering, ops, torch_internals
 from syrtos.keras.torch.rows import Share
-from syrtos.keras.torch.step import StepScope, buffers_of, noting_assignments, numbers_of, whole_batch
+from syrtos.keras.torch.step import (
+    Drawn,
+    StepScope,
+    buffers_of,
+    current_step,
+    noting_assignments,
+    numbers_of,
+    whole_batch,
+)
 
 
 class Function:
@@ -52,7 +61,12 @@ class Function:
             first_batch.decide(self.plan, trial, self._session, _precision(self.model))
         if asked == "only":
             self.model.stop_training = True
-            first_batch.Verifying.note(self.plan, self._session, self.model.name, self._name)
+            bound = first_batch.bound_of(_precision(self.model))
+            first_batch.Verifying.note(self.plan, self._session, self.model.name, self._name, bound)
+        if (
+            self.plan.whole
+        ):  # nothing is averaged: they must begin equal, as a model may not that is built by its first step
+            state.broadcast(self._session.comm, state.of_model(self.model))
         first_batch.tell(self.plan, self._session, f"`{self._name}` of {self.model.name}")
 
 
@@ -81,13 +95,26 @@ class _Trial:
 
     def split(self, plan: Plan) -> Outcome:
         def run(outcome: Outcome) -> Any:
-            scope = StepScope(self._session, self._some.samples, False, True, plan, outcome)
+            early = plan.gradients != "late"
+            scope = StepScope(self._session, self._some.samples, False, early, plan, outcome)
             buffers = [buffer._value for buffer in buffers_of(self._model)]
             scope.model = self._model
             with scope.entered():
                 return scope.finish(self._step(self._some.data), False, [b for b in buffers if b.is_floating_point()])
 
         return self._outcome(run)
+
+    def backwards(self) -> _Trial:
+        """See `syrtos.keras.first_batch.Trial`."""
+        scope = StepScope(self._session, self._some.samples, False)
+        counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
+        start = int(sum(counts[: self._session.world.rank]))
+
+        def mine(leaf: Any) -> Any:
+            return leaf.flip(0)[start : start + self._some.samples] if getattr(leaf, "shape", ()) else leaf
+
+        rows = keras.tree.map_structure(mine, gathering.rows_of_all(scope, self._some.data))
+        return _Trial(self._model, self._session, self._step, Share(self._some.samples, rows))
 
     def _outcome(self, run: Callable[[Outcome], Any]) -> Outcome:
         outcome = Outcome()
@@ -126,7 +153,9 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
     grads = [(p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters]
     objects = [model, *keras_internals.layers_of(model), *model.metrics]
     numbers = [(one, {k: v for k, v in vars(one).items() if isinstance(v, int | float | str)}) for one in objects]
-    drawn = np.random.get_state(), random.getstate()
+    drawn, steps = (np.random.get_state(), random.getstate()), Drawn.steps
+    optimizers = [value for value in vars(model).values() if isinstance(value, torch.optim.Optimizer)]
+    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
 
     def about_to_assign(variable: Any) -> None:
         if id(variable) not in before and variable._value is not None:
@@ -134,6 +163,9 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
 
     def given(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         names = [state.name_of(variable) for variable in variables]
+        scope = current_step()
+        if scope is not None and not scope.reduces_early:
+            gradients = ops.weighted_mean(scope.session.comm, list(gradients), float(scope.samples))
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 outcome.gradients.append(gradient.detach().to("cpu", torch.float64).to_dense().numpy().copy())
@@ -146,6 +178,14 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
         for key, (variable, value) in before.items():
             values = [np.asarray(t.detach().to("cpu", torch.float64)).copy() for t in (value, variable._value)]
             outcome.assigned[key] = Assigned(state.name_of(variable), *values)
+        for index, (tensor, value) in enumerate(kept):  # changed in place, as torch's own optimizers do
+            if (
+                index < len(parameters)
+                and not any(v._value is tensor for v, _ in before.values())
+                and not torch.equal(tensor, value)
+            ):
+                values = [t.detach().to("cpu", torch.float64).numpy().copy() for t in (value, tensor)]
+                outcome.assigned[id(tensor)] = Assigned(f"parameter {index + 1}", *values)
         with torch.no_grad():
             for variable, value in before.values():
                 variable._value.copy_(value)
@@ -159,5 +199,8 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
             for name, value in values.items():
                 if vars(one).get(name) is not value:
                     object.__setattr__(one, name, value)
+        for optimizer, saved in zip(optimizers, states, strict=True):
+            optimizer.load_state_dict(saved)
         np.random.set_state(drawn[0])
         random.setstate(drawn[1])
+        Drawn.steps = steps

@@ -65,7 +65,9 @@ def reduced_after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             if p.grad is not None
         ]
         with torch.no_grad():
-            for (p, old, _), mean in zip(made, _mean(step, [part for _, _, part in made]), strict=True):
+            for (p, old, _), mean in zip(
+                made, _mean(step, [part for _, _, part in made], [p for p, _, _ in made]), strict=True
+            ):
                 assert p.grad is not None
                 p.grad.copy_(mean if old is None else old + mean)
 
@@ -99,13 +101,13 @@ def reduced_grads(original: Callable[..., Any]) -> Callable[..., Any]:
     return grad
 
 
-def _mean(step: StepScope, grads: list[torch.Tensor]) -> list[torch.Tensor]:
+def _mean(step: StepScope, grads: list[torch.Tensor], variables: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
     """What the workers' gradients become: their mean by samples, or the sum that the plan says."""
     comm = step.session.comm
     if comm.size == 1 or not grads:
         return grads
     if step.plan.gradients == "mean":
-        return ops.weighted_mean(comm, grads, float(step.samples))
+        return ops.weighted_mean(comm, grads, float(step.samples), variables=[] if step.outcome else variables)
     active = float(bool(step.samples))
     workers = sum(comm.agree("workers that have samples", active))
     return [g * workers for g in ops.weighted_mean(comm, grads, active)]

@@ -100,7 +100,8 @@ class StepScope(Assignments):
         self.samples = samples
         self.training = training
         self.plan = plan or Plan()
-        self.reduces_early = reduces_early or (training and self.plan.gradients == "sum")
+        adds, late = (self.plan.gradients == way for way in ("sum", "late"))
+        self.reduces_early = (reduces_early and not late) or (training and adds)
         self.outcome = outcome
         self._total: float | None = None
         self._sums_count = local_steps.sums_count(training)
@@ -110,7 +111,7 @@ class StepScope(Assignments):
         """Makes this the current step."""
         outer, _local.step = current_step(), self
         try:
-            with own_random_numbers(self.session.world.rank if self.training else 0):
+            with own_random_numbers(self.session.world.rank if self.training and not self.plan.whole else 0):
                 yield self
         finally:
             _local.step = outer
