@@ -237,6 +237,7 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
     """Inside, optimizers only note what they are given; afterwards all variables, generators and Python's numbers are as before."""
     before: dict[int, tuple[Any, tf.Tensor]] = {}
     objects = [model, *keras_internals.layers_of(model), *model.metrics]
+    known = set(vars(model)) if getattr(model, "built", False) else None
     numbers = [(one, {k: v for k, v in vars(one).items() if isinstance(v, int | float | str)}) for one in objects]
     drawn = np.random.get_state(), random.getstate()
 
@@ -264,6 +265,10 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
                 outcome.assigned[key] = Assigned(state.name_of(variable), value.numpy(), after.numpy())
             if puts_generators_back or not _is_seed(variable):
                 tf_internals.set_value(variable, value)
+        for name in [
+            name for name in vars(model) if known is not None and name not in known and not name.startswith("_")
+        ]:
+            delattr(model, name)  # e.g. an optimizer that a step makes when it has none
         for one, values in numbers:
             for name, value in values.items():
                 if vars(one).get(name) is not value:

@@ -152,6 +152,7 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
     kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *model.buffers()]]
     grads = [(p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters]
     objects = [model, *keras_internals.layers_of(model), *model.metrics]
+    known = set(vars(model)) if getattr(model, "built", False) else None
     numbers = [(one, {k: v for k, v in vars(one).items() if isinstance(v, int | float | str)}) for one in objects]
     drawn, steps = (np.random.get_state(), random.getstate()), Drawn.steps
     optimizers = [value for value in vars(model).values() if isinstance(value, torch.optim.Optimizer)]
@@ -195,6 +196,10 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
                 parameter.grad = held and held[0]
                 if held:
                     held[0].copy_(held[1])
+        for name in [
+            name for name in vars(model) if known is not None and name not in known and not name.startswith("_")
+        ]:
+            delattr(model, name)  # e.g. an optimizer that a step makes when it has none
         for one, values in numbers:
             for name, value in values.items():
                 if vars(one).get(name) is not value:
