@@ -51,7 +51,7 @@ def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_
     assert steps(description) == _WHOLE_LIFE
     assert description["TrainingJobStatus"] == "Completed"
     assert description["TrainingStartTime"] <= description["TrainingEndTime"]
-    assert 0 < description["BillableTimeInSeconds"] <= 120
+    assert 0 < description["BillableTimeInSeconds"] <= 900
     history = json.loads((model / "history.json").read_text())
     metrics = {metric["MetricName"]: metric["Value"] for metric in description["FinalMetricDataList"]}
     assert metrics == {

@@ -549,6 +549,7 @@ def test_an_address_without_an_end(server: Server) -> None:
     assert works(server)
 
 
+@pytest.mark.timing
 def test_clients_that_are_slow(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_HEADERS_IN", 0.5)
     monkeypatch.setattr(bodies, "PATIENCE", 0.5)
@@ -570,6 +571,7 @@ def test_clients_that_are_slow(server: Server, monkeypatch: pytest.MonkeyPatch) 
     assert works(server)
 
 
+@pytest.mark.timing
 def test_thousands_of_silent_clients_keep_nobody_out(server: Server) -> None:
     """Each connection that comes closes the one that has been silent for longest."""
     with contextlib.ExitStack() as stack:
