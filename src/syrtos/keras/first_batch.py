@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -156,6 +157,30 @@ def noting_gradients(note: Note) -> Iterator[None]:
         yield
     finally:
         _Noting.to = None
+
+
+@contextlib.contextmanager
+def keeping_python_state(model: Any, generators: bool = True) -> Iterator[None]:
+    """Restores the numbers and texts that a model and its parts hold, takes away what was made on a built model, and with ``generators`` restores
+    those of NumPy and Python."""
+    objects = [model, *keras_internals.layers_of(model), *model.metrics]
+    known = set(vars(model)) if getattr(model, "built", False) else None
+    numbers = [(one, {k: v for k, v in vars(one).items() if isinstance(v, int | float | str)}) for one in objects]
+    drawn = np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        for name in [
+            name for name in vars(model) if known is not None and name not in known and not name.startswith("_")
+        ]:
+            delattr(model, name)  # e.g. an optimizer that a step makes when it has none
+        for one, values in numbers:
+            for name, value in values.items():
+                if vars(one).get(name) is not value:
+                    object.__setattr__(one, name, value)
+        if generators:
+            np.random.set_state(drawn[0])
+            random.setstate(drawn[1])
 
 
 def noting() -> Note | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -236,10 +235,6 @@ def _some_rows(share: Share, session: Session) -> Share:
 def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = True) -> Iterator[None]:
     """Inside, optimizers only note what they are given; afterwards all variables, generators and Python's numbers are as before."""
     before: dict[int, tuple[Any, tf.Tensor]] = {}
-    objects = [model, *keras_internals.layers_of(model), *model.metrics]
-    known = set(vars(model)) if getattr(model, "built", False) else None
-    numbers = [(one, {k: v for k, v in vars(one).items() if isinstance(v, int | float | str)}) for one in objects]
-    drawn = np.random.get_state(), random.getstate()
 
     def about_to_assign(variable: Any) -> None:
         if id(variable) not in before and bool(variable.is_initialized()):
@@ -255,8 +250,9 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
                 outcome.gradients.append(np.asarray(tf.convert_to_tensor(gradient)))
                 outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
 
+    watching, noting = tf_internals.watching_assignments(about_to_assign), first_batch.noting_gradients(given)
     try:
-        with tf_internals.watching_assignments(about_to_assign), first_batch.noting_gradients(given):
+        with first_batch.keeping_python_state(model, puts_generators_back), watching, noting:
             yield
     finally:
         for key, (variable, value) in before.items():
@@ -265,17 +261,6 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
                 outcome.assigned[key] = Assigned(state.name_of(variable), value.numpy(), after.numpy())
             if puts_generators_back or not _is_seed(variable):
                 tf_internals.set_value(variable, value)
-        for name in [
-            name for name in vars(model) if known is not None and name not in known and not name.startswith("_")
-        ]:
-            delattr(model, name)  # e.g. an optimizer that a step makes when it has none
-        for one, values in numbers:
-            for name, value in values.items():
-                if vars(one).get(name) is not value:
-                    object.__setattr__(one, name, value)
-        if puts_generators_back:
-            np.random.set_state(drawn[0])
-            random.setstate(drawn[1])
 
 
 def _is_seed(variable: Any) -> bool:

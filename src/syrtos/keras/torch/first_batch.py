@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -151,10 +150,7 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
     parameters = list(model.parameters())
     kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *model.buffers()]]
     grads = [(p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters]
-    objects = [model, *keras_internals.layers_of(model), *model.metrics]
-    known = set(vars(model)) if getattr(model, "built", False) else None
-    numbers = [(one, {k: v for k, v in vars(one).items() if isinstance(v, int | float | str)}) for one in objects]
-    drawn, steps = (np.random.get_state(), random.getstate()), Drawn.steps
+    steps = Drawn.steps
     optimizers = [value for value in vars(model).values() if isinstance(value, torch.optim.Optimizer)]
     states = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
 
@@ -173,7 +169,11 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
                 outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
 
     try:
-        with noting_assignments(about_to_assign), first_batch.noting_gradients(given):
+        with (
+            first_batch.keeping_python_state(model),
+            noting_assignments(about_to_assign),
+            first_batch.noting_gradients(given),
+        ):
             yield
     finally:
         for key, (variable, value) in before.items():
@@ -196,16 +196,6 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
                 parameter.grad = held and held[0]
                 if held:
                     held[0].copy_(held[1])
-        for name in [
-            name for name in vars(model) if known is not None and name not in known and not name.startswith("_")
-        ]:
-            delattr(model, name)  # e.g. an optimizer that a step makes when it has none
-        for one, values in numbers:
-            for name, value in values.items():
-                if vars(one).get(name) is not value:
-                    object.__setattr__(one, name, value)
         for optimizer, saved in zip(optimizers, states, strict=True):
             optimizer.load_state_dict(saved)
-        np.random.set_state(drawn[0])
-        random.setstate(drawn[1])
         Drawn.steps = steps
