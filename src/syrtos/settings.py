@@ -36,6 +36,10 @@ INPUT_VARIABLE = "SYRTOS_INPUT"
 TASKS_VARIABLE = "SYRTOS_TASKS"
 SNAPSHOTS_VARIABLE = "SYRTOS_SNAPSHOTS"
 TRIAL_VARIABLE = "SYRTOS_TRIAL"
+# When a process began to import the frameworks from which this one is forked, and when it had, in seconds since the epoch.
+IMPORTED_VARIABLE = "SYRTOS_IMPORTED"
+# "1": each worker is a new interpreter, and imports by itself. "first", which the launcher sets: those are that are started before any has imported.
+NEW_INTERPRETERS_VARIABLE = "SYRTOS_NEW_INTERPRETERS"
 FOR_WORKERS = (
     OPTIONS_VARIABLE,
     SUPERVISED_VARIABLE,
@@ -43,6 +47,7 @@ FOR_WORKERS = (
     TASKS_VARIABLE,
     SNAPSHOTS_VARIABLE,
     TRIAL_VARIABLE,
+    IMPORTED_VARIABLE,
 )
 
 # Variables that begin like this configure libraries and hold no secrets: they may be shown, and sent to other hosts.

@@ -292,6 +292,8 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
             changed=members.changed if snapshots else lambda: "",
         )
 
+        new_interpreters: dict[str, str] = {}
+
         def start(folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
             nonlocal began
             try:
@@ -300,7 +302,17 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
                 return Outcome(End.NOT_STARTED, 1, why=str(error))
             if without:
                 output.say(f"{', '.join(sorted(without))} can't be reached: their workers run on the other hosts")
-            outcome = _run_once(now, machine, folder, variables(now.workers), began, supervised, without)
+            outcome = _run_once(
+                now, machine, folder, {**variables(now.workers), **new_interpreters}, began, supervised, without
+            )
+            if outcome.otherwise:
+                output.say(
+                    f"{outcome.otherwise}. The script begins again, and each worker imports its frameworks by itself."
+                )
+                new_interpreters[settings.NEW_INTERPRETERS_VARIABLE] = "first"
+                outcome = _run_once(
+                    now, machine, folder, {**variables(now.workers), **new_interpreters}, began, supervised, without
+                )
             began = time.time()  # of the next generation, if there is one
             return outcome
 

@@ -36,6 +36,7 @@ EVERY = 1.0
 # of TF_CONFIG wait for each other, and for the end of a summary.
 _PATIENCE, _IDLE_PATIENCE = 20.0, 900.0
 _LAST_OUTPUT = 2.0  # seconds
+_LOOK = 0.01  # seconds between two looks at what workers are forked from
 
 
 def main() -> None:
@@ -71,6 +72,9 @@ class _Agent:
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._snapshots = HeldSnapshots()
         self._standby = Standby()
+        self._pending: tuple[Message, dict[str, str]] | None = (
+            None  # workers that are started once what they are forked from has imported
+        )
 
     def run(self) -> Message | None:
         threading.Thread(target=self._hear, name="syrtos-hear", daemon=True).start()
@@ -78,7 +82,7 @@ class _Agent:
         beat = time.monotonic()
         while True:
             try:
-                message = self._asked.get(timeout=0 if self._workers else EVERY)
+                message = self._asked.get(timeout=0 if self._workers else _LOOK if self._pending else EVERY)
             except queue.Empty:
                 self._attend(0.02)
             else:
@@ -93,27 +97,47 @@ class _Agent:
         if message["is"] == "imports":
             self._prepare(message)
             return
+        if message["is"] == "signal":
+            self._cancel(message["number"])
+            return
         self.kill()
         if message["is"] == "kill":
             self._channel.send("killed")
             return
         env = self._snapshots.with_places({**environment(), **message["environment"]})
+        os.chdir(message["folder"])
+        self._standby.begin(message["groups"][0]["command"], env, sum(map(_count, message["groups"])))
+        self._pending = message, env
+
+    def _start(self, message: Message, env: dict[str, str]) -> None:
+        self._pending = None
         try:
             with self._starting:
                 self._workers = _Workers(self._channel, message, env, self._standby.start)
         except OSError as error:
             self._channel.send("failed", text=str(error))
 
+    def _cancel(self, number: int) -> None:
+        """A signal has come for workers that have not been started."""
+        if self._pending:
+            for group in self._pending[0]["groups"]:
+                for rank in range(*group["ranks"]):
+                    self._channel.send("ended", rank=rank, code=-number)
+            self._pending = None
+
     def _prepare(self, message: Message) -> None:
         if self._workers:
             self._standby.prepare(Imports(message["modules"], message["variables"]), self._workers.env)
 
     def _attend(self, seconds: float) -> None:
+        if self._pending and self._standby.is_settled():
+            self._start(*self._pending)
         if self._workers:
             self._workers.attend(seconds)
 
     def kill(self) -> None:
         """Ends the workers, if there are any."""
+        self._pending = None
         if self._workers:
             self._workers.kill()
         self._workers = None
@@ -152,6 +176,8 @@ class _Agent:
             with self._starting:
                 if self._workers:
                     self._workers.take(message)
+                elif kind == "signal":
+                    self._asked.put(message)
 
     def _answer(self, message: Message) -> None:
         try:
@@ -166,7 +192,6 @@ class _Workers:
     """The workers of one generation on this host."""
 
     def __init__(self, channel: Channel, asked: Message, env: Mapping[str, str], start: local.Start) -> None:
-        os.chdir(asked["folder"])
         if run_dir := options_from(env).run_dir:
             losses.forget(Path(run_dir))  # of an earlier run
         self.env = env
@@ -222,6 +247,11 @@ class _Workers:
         if piece and not self._over:
             with contextlib.suppress(OSError):  # the launcher is gone: the thread that hears it knows
                 self._channel.send("output", piece, rank=rank, stream=stream)
+
+
+def _count(group: Message) -> int:
+    first, end = group["ranks"]
+    return end - first
 
 
 if __name__ == "__main__":

@@ -37,17 +37,34 @@ class Command:
 
 
 class Zygote:
-    """A process that imports ``modules``, and forks; it ends with this one.
+    """A process that imports modules, and forks; it ends with this one.
 
     Attributes:
         path: the socket at which a `Family` asks it for processes.
     """
 
-    def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, str],
+        env: Mapping[str, str],
+        libraries: Sequence[str] = (),
+        compare: bool = False,
+        idle: bool = False,
+    ) -> None:
+        """Starts it.
+
+        Args:
+            modules: what it imports, with the file that each must have, or an empty text. Its processes find them when they import them.
+            env: in which it imports.
+            libraries: what it imports too. Its processes find them imported.
+            compare: whether a process ends that imports in another environment than ``env``.
+            idle: whether it imports only while the processors have nothing else to do.
+        """
         self._folder = tempfile.TemporaryDirectory(prefix="syrtos-")
         self.path = str(Path(self._folder.name, "socket"))
         self._log = Path(self._folder.name, "log")
-        command = [sys.executable, zygote.__file__, self.path, *modules]
+        order = {"modules": dict(modules), "libraries": list(libraries), "compare": compare, "idle": idle}
+        command = [sys.executable, zygote.__file__, self.path, json.dumps(order)]
         with self._log.open("wb") as said:
             self._process = subprocess.Popen(
                 command,

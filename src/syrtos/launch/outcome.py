@@ -78,6 +78,7 @@ class Outcome:
         workers: host and process of every rank that started.
         lost: workers that died and that the others went on without, with their ends.
         hung: workers that the others waited for in vain, and what each was, as the end of "it is ...".
+        otherwise: how the script's environment differed from the one in which its frameworks were imported for all workers, which ended them; else empty.
     """
 
     end: End = End.FINISHED
@@ -90,6 +91,7 @@ class Outcome:
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     lost: dict[int, Ended] = dataclasses.field(default_factory=dict)
     hung: dict[int, str] = dataclasses.field(default_factory=dict)
+    otherwise: str = ""
 
     def has_reported(self, error: str) -> bool:
         """Whether a worker has failed by an error of this name."""

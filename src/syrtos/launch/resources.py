@@ -26,6 +26,21 @@ def apply(env: Mapping[str, str]) -> None:
     settings.set_environment({name: v for name, v in wanted.items() if name not in env or name in _VARIABLES})
 
 
+def shared(env: Mapping[str, str], workers: int) -> dict[str, str] | None:
+    """The variables that all workers of this machine get, beside those of the user; None where each has a GPU of its own.
+
+    Args:
+        env: of the workers.
+        workers: how many there are on this machine.
+    """
+    gpus = dict(zip(_VARIABLES, (_nvidia(), _amd()), strict=True))
+    if any(gpus.values()):
+        return None  # a framework may set one up when it is imported, and a fork can't use it
+    place = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": str(workers)}
+    wanted = share({**env, **place}, len(os.sched_getaffinity(0)), gpus)
+    return {name: value for name, value in wanted.items() if name not in env}
+
+
 def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[str, str]:
     """The variables for the worker described by ``env`` (the process manager's or Slurm's) on a host with these resources.
 

@@ -1,16 +1,19 @@
-"""A process that has imported what the workers have: the next generation is forked from it, and need not import for seconds."""
+"""A process that has imported what the workers need, and from which they are forked: those of the first generation, and those that take their place."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from syrtos import settings
-from syrtos.errors import LaunchError
-from syrtos.launch import local, output
+from syrtos.errors import ConfigurationError, LaunchError
+from syrtos.launch import local, output, program, resources
+from syrtos.launch.first_imports import first_imports
 from syrtos.launch.forking import Command, Forked, Zygote
 
 _PATIENCE = 10.0  # seconds for a fork
+_LOOK = 0.005  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,35 +30,89 @@ class Imports:
 
 
 class Standby:
-    """Starts a zygote once it is known what the workers import; until it is ready, workers are new interpreters."""
+    """The zygote of the workers on this machine. Until there is one, and where there can be none, workers are new interpreters."""
 
     def __init__(self) -> None:
         self._zygote: Zygote | None = None
+        self._begun = False
+        self._imported: tuple[float, float] | None = (
+            None  # when the first zygote began to import, and when it was ready, s since the epoch
+        )
+
+    # -- before the first generation ---------------------------------------------------------------
+
+    def begin(self, command: Sequence[str], env: Mapping[str, str], workers: int) -> None:
+        """Starts a zygote for the first generation, if the script's text says what to import. It ends with the thread that calls this.
+
+        Args:
+            command: of each worker.
+            env: of the workers.
+            workers: how many there are on this machine.
+        """
+        if (
+            settings.NEW_INTERPRETERS_VARIABLE in env and self._imported
+        ):  # what was imported is not what the script imports
+            self.close()
+        if self._begun or settings.NEW_INTERPRETERS_VARIABLE in env or not _is_plain(command):
+            return
+        self._begun = True
+        try:
+            found = first_imports(program.parse(command[3:]), env)
+            shared = resources.shared(env, workers)
+        except ConfigurationError:
+            return  # a worker reports it
+        if found is None or shared is None:
+            return
+        variables = {**_ordinary(env), **settings.read_at_import(env), **shared, **found.variables}
+        began = time.time()
+        self._start(Zygote, dict.fromkeys(found.frameworks, ""), variables, libraries=found.libraries, compare=True)
+        self._imported = (began, 0.0) if self._zygote else None
+
+    def is_settled(self) -> bool:
+        """Whether workers can be started: forked, or as new interpreters as the zygote has ended."""
+        if self._imported is None or self._imported[1]:
+            return True
+        assert self._zygote is not None
+        if self._zygote.lives() and not self._zygote.is_ready():
+            return False
+        self._imported = (self._imported[0], time.time())
+        return True
+
+    def settle(self, over: Callable[[], bool]) -> None:
+        """Waits until workers can be started, or until it is ``over``."""
+        while not (self.is_settled() or over()):
+            time.sleep(_LOOK)
+
+    # -- while one runs ------------------------------------------------------------------------------
 
     def prepare(self, imports: Imports, env: Mapping[str, str]) -> None:
-        """Starts one, in the place of one that has died. It ends with the thread that calls this.
+        """Starts a zygote for the next generation where there is none, or it has died. It ends with the thread that calls this.
 
         Args:
             imports: what a worker has imported.
             env: of the workers.
         """
-        if self._zygote is not None and self._zygote.lives():
+        if (self._zygote is not None and self._zygote.lives()) or _always_new(env):
             return
+        self._start(Zygote, imports.modules, {**_ordinary(env), **imports.variables}, idle=True)
+
+    def _start(
+        self, zygote: Callable[..., Zygote], modules: Mapping[str, str], env: Mapping[str, str], **how: object
+    ) -> None:
         self.close()
-        own = {*settings.read_at_import(env), settings.SECRET_VARIABLE}
-        kept = {name: value for name, value in env.items() if name not in own}
-        modules = [f"{name}={file}" for name, file in imports.modules.items()]
         try:
-            self._zygote = Zygote(modules, {**kept, **imports.variables})
+            self._zygote = zygote(modules, env, **how)
         except OSError as error:
-            output.say(f"workers that are started again will import their frameworks again: {error}")
+            output.say(f"each worker imports its frameworks by itself: {error}")
+
+    # -- a generation --------------------------------------------------------------------------------
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> local.Process:
         """A worker's process: `local.start`, or the same as a fork. Flags of the interpreter need a new one."""
-        plain = command[1:2] == ("-m",)
-        if plain and self._zygote is not None and self._zygote.is_ready():
+        if _is_plain(command) and not _always_new(env) and self._zygote is not None and self._zygote.is_ready():
+            imported = {settings.IMPORTED_VARIABLE: "{:.3f} {:.3f}".format(*self._imported)} if self._imported else {}
             try:
-                return Forked(self._zygote.path, Command(command[1:], env), (*files, pmi), _PATIENCE)
+                return Forked(self._zygote.path, Command(command[1:], {**env, **imported}), (*files, pmi), _PATIENCE)
             except (OSError, LaunchError) as error:
                 output.say(f"a worker imports its frameworks again: {error}")
                 self.close()
@@ -65,4 +122,18 @@ class Standby:
         """Ends it, if there is one."""
         if self._zygote is not None:
             self._zygote.close()
-        self._zygote = None
+        self._zygote = self._imported = None
+
+
+def _is_plain(command: Sequence[str]) -> bool:
+    return tuple(command[1:2]) == ("-m",)
+
+
+def _always_new(env: Mapping[str, str]) -> bool:
+    return env.get(settings.NEW_INTERPRETERS_VARIABLE, "first") != "first"
+
+
+def _ordinary(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are neither secret nor read by frameworks."""
+    left_out = {*settings.read_at_import(env), settings.SECRET_VARIABLE}
+    return {name: value for name, value in env.items() if name not in left_out}

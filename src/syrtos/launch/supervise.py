@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 import time
@@ -47,6 +48,8 @@ def supervise(
     with copied(source, plan.processes) as told:
         env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: told}
         if agents is None:
+            if standby and (stopped := _imports_awaited(standby, plan, env)):
+                return judge(Facts(processes=plan.processes, stopped_by=stopped))
             start = standby.start if standby else local.start
             engine = local.Local(plan.groups, plan.nodes, env, start, whole=not plan.reports)
         else:
@@ -57,6 +60,15 @@ def supervise(
             engine = Hosts(plan, env, agents)
         prepare = agents.prepare if agents else _preparing(standby, env)
         return _Supervisor(plan, engine, env, grace, prepare, standby_after, changed).run()
+
+
+def _imports_awaited(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
+    """Waits until the workers can be forked; returns the signal that has come meanwhile, or 0."""
+    came: list[int] = []
+    standby.begin(plan.groups[0].command, env, plan.processes)
+    with signalling.answered(came.append):
+        standby.settle(lambda: bool(came))
+    return came[0] if came else 0
 
 
 def _preparing(standby: Standby | None, env: Mapping[str, str]) -> Callable[[Imports], None]:
@@ -87,6 +99,7 @@ class _Supervisor:
         self._prepare, self._prepare_at = prepare, time.monotonic() + prepare_after
         self._imports: Imports | None = None
         self._changed = changed
+        self._otherwise = ""
         self._engine = engine
         self._pumps: dict[int, tuple[Pump, ...]] = {}
 
@@ -96,7 +109,7 @@ class _Supervisor:
         if self._signals and self._facts.unfinished and self._facts.stopped_by is None:  # while workers were ended
             self._facts.stopped_by = self._signals[0]
         self._pass_the_rest_on()
-        return judge(self._facts)
+        return dataclasses.replace(judge(self._facts), otherwise=self._otherwise)
 
     def _run(self) -> None:
         try:
@@ -234,6 +247,9 @@ class _Supervisor:
                 self._waits.end(event["rank"], event["watchdog"])
         elif event["kind"] == "imported":
             self._imports = Imports(event["modules"], event["variables"])
+        elif event["kind"] == "imported otherwise":
+            self._otherwise = event["text"]
+            self._end_soon(0.0)
         elif event["kind"] == "alive":
             self._waits.alive(event["rank"], event["position"])
         elif event["kind"] == "serves":

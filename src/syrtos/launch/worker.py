@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -14,8 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -37,6 +37,7 @@ from syrtos.launch import (
 from syrtos.launch.import_hook import after_import
 from syrtos.launch.program import Program, parse
 from syrtos.launch.spec import new_run_dir
+from syrtos.launch.zygote import ImportedOtherwise
 from syrtos.topology import check_keras_backend, check_servers, check_tf_config, detect, tf_config_of
 
 if TYPE_CHECKING:
@@ -98,6 +99,11 @@ class _Worker:
             self._tell("interrupted")
             return 130
         except BaseException as error:
+            if (
+                type(error).__name__ == ImportedOtherwise.__name__
+            ):  # of the program that has forked this process, whose module is another one
+                self._tell("imported otherwise", text=str(error))
+                return 1
             return self._failed(error)
 
     def _script_code(self, program: Program) -> int:
@@ -123,6 +129,8 @@ class _Worker:
         _check_interpreters(session.comm, several_hosts=session.world.node_count > 1)
         run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
         session.record_in(run_dir)
+        if imported := settings.take(settings.IMPORTED_VARIABLE):
+            session.ledger.say(imported=[float(moment) for moment in imported.split()])
         check_servers(settings.environment(), session.options.servers)
         if session.questions is not None:
             self._log_to(Path(run_dir) / "logs" / f"server-{self.rank}.log")
@@ -141,8 +149,11 @@ class _Worker:
         check_tf_config(settings.environment())
         settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
 
-        def importing() -> AbstractContextManager[None]:
-            return session.ledger.span("import")
+        @contextlib.contextmanager
+        def importing() -> Iterator[None]:
+            with session.ledger.span("import"):
+                yield
+            gc.freeze()  # a million objects that live to the end: collecting them at the interpreter's end takes a second
 
         def check() -> None:
             check_keras_backend(settings.environment(), session.world.size)

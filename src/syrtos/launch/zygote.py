@@ -1,6 +1,8 @@
-"""An interpreter that has imported the frameworks, and forks processes which go on as if they were new: ``zygote.py SOCKET MODULE[=FILE] ...``.
+"""An interpreter that has imported the frameworks, and forks processes which go on as if they were new: ``zygote.py SOCKET ORDER``.
 
-It ends if a module's file is not FILE.
+ORDER is a JSON object. ``modules``: what it imports, by name, each with its file, or an empty text; it ends if a module has another file.
+``libraries``: what it imports too, and what its children find imported. ``compare``: whether a process that imports a module must have the
+environment and the places of modules in which the module was imported. ``idle``: whether it imports only while the processors have nothing else to do.
 
 TensorFlow and Keras take some 8 s of processor time to import, a fork takes milliseconds. The zygote does nothing but import: a fork
 after TensorFlow has run an operation hangs. It is a program by itself and imports nothing of syrtos, so that its children haven't either.
@@ -17,6 +19,7 @@ import ctypes
 import gc
 import importlib
 import json
+import logging
 import os
 import random
 import runpy
@@ -26,26 +29,37 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 _LONGEST = 1 << 20
 _PR_SET_PDEATHSIG = 1
 # Signals that a terminal or a scheduler sends to all processes of a run: its end is that of standard input.
 _FOR_WORKERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# Frameworks, which adapters wait for: hidden also where another one has imported them.
+_FRAMEWORKS = ("keras", "tf_keras", "tensorflow", "jax", "torch")
+# Variables that frameworks and their libraries read when they are imported. Not all of `TF_`: TF_CONFIG is another one for each worker.
+_READ_AT_IMPORT = (
+    "KERAS_", "TF_CPP_", "TF_ENABLE_", "TF_USE_", "TF_XLA_", "TF_NUM_", "TF_GPU_", "TF_DETERMINISTIC_", "TF_FORCE_", "XLA_", "JAX_", "TORCH_", "PYTORCH_",
+    "OMP_", "MKL_", "OPENBLAS_", "LD_", "CUDA_",
+)  # fmt: skip
 
 
-def main(path: str, names: list[str]) -> None:
-    """Imports ``names`` and serves requests; in a child, returns from that and runs what was asked for."""
-    del sys.path[0]  # the folder of this file
+def main(path: str, order: dict[str, Any]) -> None:
+    """Imports what is ordered and serves requests; in a child, returns from that and runs what was asked for."""
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of this file
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path + ".new")
     listener.listen(64)  # clients that connect during the imports are served afterwards
     os.rename(path + ".new", path)  # a path that exists can be connected to
-    modules = Imported(names)
+    modules = Imported(
+        order["modules"], order.get("libraries", ()), bool(order.get("compare")), bool(order.get("idle"))
+    )
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)  # from now on the end of standard input is the end
     sys.stdout.flush()  # else each child prints it too
     sys.stderr.flush()
@@ -73,15 +87,24 @@ class Imported(MetaPathFinder, Loader):
     What waits for an import (`syrtos.launch.import_hook`) would come too early otherwise.
     """
 
-    def __init__(self, names: list[str]) -> None:
-        before = dict(os.environ)
-        files = {name: file for name, _, file in (word.partition("=") for word in names)}
-        self._modules = {name: importlib.import_module(name) for name in files}
-        for name, module in self._modules.items():
-            if files[name] not in ("", module.__file__):
-                raise ImportError(f"{name} is {module.__file__} here, and was {files[name]}")
+    def __init__(
+        self, files: dict[str, str], libraries: Sequence[str] = (), compare: bool = False, idle: bool = False
+    ) -> None:
+        self._before, self._compare = dict(os.environ), compare
+        if idle:
+            importing = threading.Thread(target=_when_idle, args=([*files, *libraries],))
+            importing.start()
+            importing.join()
+        for name in (*files, *libraries):
+            importlib.import_module(name)
+        self._modules = {
+            name: sys.modules[name] for name in dict.fromkeys((*files, *_FRAMEWORKS)) if name in sys.modules
+        }
+        for name, file in files.items():
+            if file not in ("", self._modules[name].__file__):
+                raise ImportError(f"{name} is {self._modules[name].__file__} here, and was {file}")
         self._origins = {name: (module.__spec__, module.__loader__) for name, module in self._modules.items()}
-        self.variables = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        self.variables = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
 
     def hide(self) -> None:
         """From now on they count as not imported."""
@@ -95,9 +118,23 @@ class Imported(MetaPathFinder, Loader):
         module = self._modules.get(fullname)
         if module is None or module.__spec__ is None:
             return None
+        if self._compare and fullname in _FRAMEWORKS:
+            self._check(fullname, module.__spec__)
         spec = ModuleSpec(fullname, self, origin=module.__spec__.origin, is_package=True)
         spec.submodule_search_locations = module.__spec__.submodule_search_locations
         return spec
+
+    def _check(self, name: str, spec: ModuleSpec) -> None:
+        """Refuses an import that would have given something else in an interpreter of its own."""
+        for variable in sorted({*self._before, *os.environ}):
+            here, there = os.environ.get(variable), self._before.get(variable)
+            if here != there and variable.startswith(_READ_AT_IMPORT) and variable not in self.variables:
+                raise ImportedOtherwise(
+                    f"{_described(variable, here)} where the script imports {name}; {_described(variable, there)} for the workers' import"
+                )
+        found = PathFinder.find_spec(name)
+        if found is not None and found.origin != spec.origin:
+            raise ImportedOtherwise(f"the script imports {name} from {found.origin}, and it was {spec.origin}")
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return self._modules[spec.name]
@@ -105,8 +142,28 @@ class Imported(MetaPathFinder, Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         """TensorFlow and Keras import each other."""
         module.__spec__, module.__loader__ = self._origins[module.__name__]
+        if logging.getLogger().handlers:  # TensorFlow's logger gets a handler of its own only where the root has none
+            logging.getLogger("tensorflow").handlers.clear()
         for name in self._modules:
             importlib.import_module(name)
+
+
+class ImportedOtherwise(BaseException):
+    """A module was imported in another environment than the script's: no `except Exception` of the script goes on without it."""
+
+
+def _described(variable: str, value: str | None) -> str:
+    return f"{variable} is not set" if value is None else f"{variable} is {value!r}"
+
+
+def _when_idle(names: Sequence[str]) -> None:
+    """Imports in this thread, whose priority no fork of another one inherits (sched(7))."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:  # raised again in the main thread, for all to see
+            return
 
 
 # -- serving -----------------------------------------------------------------------------------------
@@ -220,8 +277,10 @@ def become(request: dict[str, Any], variables: dict[str, str]) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     first, *rest = request["argv"]
+    sys.orig_argv = [sys.executable, *request["argv"]]
     if first == "-m":
-        sys.path.insert(0, os.getcwd())
+        if not sys.flags.safe_path:
+            sys.path.insert(0, os.getcwd())
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
@@ -248,4 +307,4 @@ def _run(script: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], json.loads(sys.argv[2]))

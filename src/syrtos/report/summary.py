@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,16 @@ class Tally:
             return self.seconds
         missing = max(launcher["ended"] - launcher["began"] - self.total, 0.0)
         before = min(max(self.facts["began"] - launcher["began"], 0.0), missing)
-        more = {"start": before, "rest": missing - before}
+        imported = imported_before(self.facts, launcher["began"], before)
+        more = {"start": before - imported, "import": imported, "rest": missing - before}
         return {kind: value + more.get(kind, 0.0) for kind, value in self.seconds.items()}
+
+
+def imported_before(facts: Mapping[str, Any], began: float, before: float) -> float:
+    """Seconds of the ``before`` that passed from the start of a generation, ``began``, to that of a worker, in which the process imported that it is forked
+    from."""
+    first, last = facts.get("imported", (0.0, 0.0))
+    return min(max(last - max(first, began), 0.0), before)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from syrtos.observe.clock import KINDS
 from syrtos.report.read import Generation, Rank, Run
-from syrtos.report.summary import SHARES
+from syrtos.report.summary import SHARES, imported_before
 
 _MORE = {"script": "script's own code", "end": "ending", "lost": "lost work"}
 PARTS = {**{kind: words for kind, words in SHARES.items() if kind != "rest"}, **_MORE, "rest": SHARES["rest"]}
@@ -64,7 +64,9 @@ def _of_rank(rank: Rank, generation: Generation, kept: int | None, is_restart: b
     seconds["rest"] += max(lines.end - sum(seconds.values()), 0.0)  # kinds that this version does not know
     before = min(rank.offset, max(generation.seconds - lines.end, 0.0))
     after = max(generation.seconds - lines.end - before, 0.0)
-    seconds["lost" if is_restart else "start"] += before
+    imported = 0.0 if is_restart else imported_before(rank.facts, generation.began, before)
+    seconds["import"] += imported
+    seconds["lost" if is_restart else "start"] += before - imported
     seconds["end" if is_last else "lost"] += after
     scale = generation.seconds / sum(seconds.values()) if sum(seconds.values()) else 1.0  # clocks of machines differ
     return {part: value * scale for part, value in seconds.items()}

@@ -32,7 +32,7 @@ def zygote(env: Mapping[str, str]) -> Zygote:
 @functools.cache
 def _zygote(modules: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> Zygote:
     rest = {name: value for name, value in settings.environment().items() if not name.startswith(_READ_AT_IMPORT)}
-    found = Zygote(modules, {**rest, **dict(env), **_OF_ZYGOTES})
+    found = Zygote(dict.fromkeys(modules, ""), {**rest, **dict(env), **_OF_ZYGOTES})
     found.wait()
     atexit.register(found.close)
     return found

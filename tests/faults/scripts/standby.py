@@ -5,6 +5,7 @@ FOLDER gets a file with a line for each generation, and the weights. With ``whol
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 import syrtos
 
 FOLDER, WHOLE = Path(sys.argv[1]), len(sys.argv) > 2
+GENERATIONS = FOLDER / "generations.txt"
 
 
 def zygote_of(pid: int) -> list[str]:
@@ -42,7 +44,7 @@ def is_ready() -> bool:
 
 class Kill(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if WHOLE or batch != 10 or syrtos.rank() != 1 or zygote_of(os.getppid()):
+        if WHOLE or batch != 10 or syrtos.rank() != 1 or len(GENERATIONS.read_text().splitlines()) > 1:
             return
         while not is_ready():
             time.sleep(0.05)
@@ -52,8 +54,8 @@ class Kill(keras.callbacks.Callback):
 if syrtos.rank() == 1:
     forked = zygote_of(os.getppid())
     variable = Path(f"/proc/{os.getppid()}/environ").read_text().count("TF_ENABLE_ONEDNN_OPTS=0")
-    names = " ".join(word.partition("=")[0] for word in forked[3:-1])
-    with (FOLDER / "generations.txt").open("a") as file:
+    names = " ".join(json.loads(forked[3])["modules"]) if forked else ""
+    with GENERATIONS.open("a") as file:
         file.write(f"forked from {names} {variable}\n" if forked else "a new interpreter\n")
 keras.utils.set_random_seed(0)
 x = np.random.default_rng(0).normal(size=(640, 8)).astype("float32")

@@ -20,7 +20,7 @@ ENV = {"PATH": os.environ["PATH"]}
 @pytest.fixture
 def empty() -> Iterator[Zygote]:
     """A zygote that has imported nothing."""
-    found = Zygote((), ENV)
+    found = Zygote({}, ENV)
     found.wait()
     yield found
     found.close()
@@ -46,7 +46,7 @@ def test_a_path_that_exists_can_be_connected_to(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
     monkeypatch.setattr(sys, "path", ["its folder", *sys.path])
     with pytest.raises(Served):
-        zygote.main(path, [])
+        zygote.main(path, {"modules": {}})
     assert found == [False]
     assert os.path.exists(path)
 
@@ -90,7 +90,7 @@ def test_a_process_ends_with_the_one_that_has_forked_it(empty: Zygote, tmp_path:
 
 
 def test_one_that_can_not_import_says_why() -> None:
-    broken = Zygote(["no_such_module"], ENV)
+    broken = Zygote({"no_such_module": ""}, ENV)
     broken._process.wait()
     with pytest.raises(LaunchError, match="No module named 'no_such_module'"):
         broken.wait()
@@ -100,7 +100,7 @@ def test_one_that_can_not_import_says_why() -> None:
 
 def test_its_folder_goes_with_it() -> None:
     """Also where the process that has started it was killed, and only its standard input ends."""
-    found = Zygote((), ENV)
+    found = Zygote({}, ENV)
     found.wait()
     assert found._process.stdin is not None
     found._process.stdin.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -92,7 +93,7 @@ def test_another_file_of_a_module_is_not_what_the_workers_have(standby: Standby)
 def test_variables_are_those_of_the_import(standby: Standby, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script may have removed some that the run began with."""
     given: list[dict[str, str]] = []
-    monkeypatch.setattr("syrtos.launch.standby.Zygote", lambda modules, env: given.append(env) or OVER)
+    monkeypatch.setattr("syrtos.launch.standby.Zygote", lambda modules, env, **how: given.append(env) or OVER)
     env = {"KERAS_BACKEND": "jax", "HOME": "/h", "CUDA_VISIBLE_DEVICES": "1", "SYRTOS_SECRET": "s3cr3t"}
     standby.prepare(Imports({}, {"TF_ENABLE_ONEDNN_OPTS": "0"}), env)
     assert given == [{"TF_ENABLE_ONEDNN_OPTS": "0", "HOME": "/h", "CUDA_VISIBLE_DEVICES": "1"}]
@@ -107,3 +108,88 @@ class _Over:
 
 
 OVER = _Over()
+
+
+# -- the first generation ----------------------------------------------------------------------------
+
+WORKER = """\
+import json, os, pathlib, sys
+from syrtos.launch import resources
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+resources.apply(os.environ)
+was = "keras" in sys.modules
+exec(pathlib.Path(sys.argv[1]).read_text())
+facts = {"parent": os.getppid(), "was": was, "backend": keras.backend, "argv": sys.orig_argv[1:3]}
+pathlib.Path(sys.argv[1]).with_suffix(".json").write_text(json.dumps(facts))
+"""
+
+
+def started(standby: Standby, folder: Path, script: str, env: dict[str, str] | None = None) -> dict[str, object]:
+    """What a process says that stands for a worker, of which `syrtos.launch.worker` and Keras are little modules."""
+    (folder / "keras.py").write_text(
+        "import os\nbackend = os.environ.get('KERAS_BACKEND')\nos.environ['IMPORTED'] = '1'"
+    )
+    (folder / "worker.py").write_text(WORKER)
+    (folder / "train.py").write_text(script)
+    command = (sys.executable, "-m", "worker", str(folder / "train.py"))
+    variables = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **(env or {})}
+    standby.begin(command, variables, 1)
+    standby.settle(lambda: False)
+    with open(os.devnull, "rb") as nothing:
+        process = standby.start(command, variables, nothing.fileno(), (nothing.fileno(), 1, 2))
+    assert process.wait(60) == 0
+    return json.loads((folder / "train.json").read_text())
+
+
+def test_workers_are_forked_from_what_has_imported_for_them(standby: Standby, tmp_path: Path) -> None:
+    script = "import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras"
+    facts = started(standby, tmp_path, script)
+    assert standby._zygote is not None
+    assert facts["parent"] == standby._zygote._process.pid
+    assert facts["backend"] == "jax"
+    assert not facts["was"]  # until the script imports it
+    assert facts["argv"] == ["-m", "worker"]
+
+
+def test_scripts_that_can_not_be_understood_have_interpreters_of_their_own(standby: Standby, tmp_path: Path) -> None:
+    facts = started(standby, tmp_path, "import os\nos.environ.update(KERAS_BACKEND='jax')\nimport keras")
+    assert facts["parent"] == os.getpid()
+    assert facts["backend"] == "jax"
+
+
+def test_new_interpreters_can_be_asked_for(standby: Standby, tmp_path: Path) -> None:
+    facts = started(standby, tmp_path, "import keras", {"SYRTOS_NEW_INTERPRETERS": "1"})
+    assert facts["parent"] == os.getpid()
+
+
+def test_an_import_that_fails_is_left_to_the_script(standby: Standby, tmp_path: Path) -> None:
+    script = "import keras\ntry:\n    import sklearn.no_such_module\nexcept ImportError:\n    pass"
+    assert started(standby, tmp_path, script)["parent"] == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (
+            "import os\ne = os.environ\ne['KERAS_BACKEND'] = 'jax'\nimport keras",
+            "KERAS_BACKEND is 'jax' where the script imports keras; ",
+        ),
+        ("import sys\nsys.path.insert(0, sys.path[0] + '/other')\nimport keras", "the script imports keras from "),
+    ],
+)
+def test_an_import_in_another_environment_is_refused(
+    standby: Standby, tmp_path: Path, script: str, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "keras.py").write_text("backend = 'other'")
+    with pytest.raises(AssertionError):
+        started(standby, tmp_path, script)
+    assert f"ImportedOtherwise: {why}" in capfd.readouterr().err
+
+
+def test_a_signal_ends_the_wait(standby: Standby, tmp_path: Path) -> None:
+    (tmp_path / "keras.py").write_text("import time; time.sleep(600)")
+    (tmp_path / "train.py").write_text("import keras")
+    standby.begin((sys.executable, "-m", "worker", str(tmp_path / "train.py")), {"PYTHONPATH": str(tmp_path)}, 2)
+    assert not standby.is_settled()
+    standby.settle(lambda: True)
