@@ -68,17 +68,38 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
 
 
 def _share(data: Any, comm: Communicator) -> Share:
-    """Tensors of unequal numbers of rows are cut each by its own; then a worker has samples where it has rows of any."""
+    """Tensors of unequal numbers of rows are cut each by its own; then a worker has samples where it has rows of any.
+
+    The bounds of all tensors are computed together: an iterator of a pipeline takes 0.2 ms for each operation in its functions.
+    """
     leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
-    counts = [_length_of_share(count_rows(leaf), comm) for leaf in leaves]
-    count = tf.reduce_max(tf.stack(counts)) if counts else tf.constant(1, tf.int64)
-    is_empty = tf.equal(count, 0)
-    return Share(count, tf.nest.map_structure(lambda leaf: rows(leaf, comm.rank, comm.size, is_empty), data))
+    static = {id(leaf): share_of(leaf.shape[0], comm.rank, comm.size) for leaf in leaves if _is_even(leaf, comm.size)}
+    others = [leaf for leaf in leaves if id(leaf) not in static]
+    if not others:
+        count = max((stop - start for start, stop in static.values()), default=1)
+        return Share(tf.constant(count, tf.int64), _cut(data, static))
+    # Behind a placeholder: TensorFlow would find out this worker's number, and make it part of the share's shape.
+    totals = tf.compat.v1.placeholder_with_default(
+        tf.stack([tf.cast(count_rows(leaf), tf.int64) for leaf in others]), [len(others)]
+    )
+    starts, stops = share_of(totals, comm.rank, comm.size)
+    count = tf.reduce_max(stops - starts)
+    for start, stop in static.values():
+        count = tf.maximum(count, stop - start)
+    # A share without rows gets the first one of the batch, which does not count.
+    empty = tf.logical_and(tf.equal(starts, stops), tf.equal(count, 0))
+    starts, stops = tf.where(empty, tf.zeros_like(starts), starts), tf.where(empty, tf.minimum(totals, 1), stops)
+    bounds = zip(tf.unstack(starts), tf.unstack(stops), strict=True)
+    return Share(count, _cut(data, static | dict(zip(map(id, others), bounds, strict=True))))
 
 
-def _length_of_share(total: Any, comm: Communicator) -> tf.Tensor:
-    start, stop = share_of(tf.cast(total, tf.int64), comm.rank, comm.size)
-    return stop - start
+def _is_even(leaf: Any, size: int) -> bool:
+    """Whether all workers' shares have the same number of rows, which then is static: models are built from it."""
+    return bool(leaf.shape.rank and leaf.shape[0] and leaf.shape[0] % size == 0)
+
+
+def _cut(data: Any, bounds: dict[int, tuple[Any, Any]]) -> Any:
+    return tf.nest.map_structure(lambda leaf: _between(leaf, *bounds[id(leaf)]) if id(leaf) in bounds else leaf, data)
 
 
 def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
@@ -307,30 +328,19 @@ def _is_tuned_in_vain(dataset: tf.data.Dataset) -> bool:
     return few and not tf_internals_pipelines.has_maps_to_parallelize(dataset)
 
 
-def rows(leaf: Any, rank: int, size: int, at_least_one: tf.Tensor | None = None) -> Any:
-    """The share of a tensor's rows that is ``rank``'s; what has no rows is passed on.
-
-    A share's number of rows is static only where all workers' are equal: models are built from it.
+def rows(leaf: Any, part: Any, parts: int) -> Any:
+    """One of ``parts`` equal parts of a tensor's rows; what has no rows is passed on.
 
     Args:
         leaf: a dense, sparse or ragged tensor.
-        rank: of the worker.
-        size: the number of workers.
-        at_least_one: whether a share without rows gets the first row of all, a Boolean scalar.
+        part: which, int64 scalar.
+        parts: how many there are.
     """
     if not has_rows(leaf):
         return leaf
-    static = leaf.shape[0] if leaf.shape.rank else None
-    if static and static % size == 0:
-        start, stop = share_of(static, rank, size)
-    else:
-        # behind a placeholder: TensorFlow would find out this worker's number, and make it part of the share's shape
-        total = tf.compat.v1.placeholder_with_default(tf.cast(count_rows(leaf), tf.int64), [])
-        start, stop = share_of(total, rank, size)
-        if at_least_one is not None:
-            empty = tf.logical_and(tf.equal(start, stop), at_least_one)
-            start, stop = tf.where(empty, tf.zeros_like(start), start), tf.where(empty, tf.minimum(total, 1), stop)
-    return _between(leaf, start, stop)
+    # Behind a placeholder, as in `_share`.
+    total = tf.compat.v1.placeholder_with_default(tf.cast(count_rows(leaf), tf.int64), [])
+    return _between(leaf, *share_of(total, part, parts))
 
 
 def first_rows(leaf: Any, count: tf.Tensor) -> Any:

@@ -174,6 +174,10 @@ class _Extended(tf_internals.OneDeviceExtended):
         del options
         if self._session.world.size == 1 or tf_internals.is_shared_out(dataset):
             return dataset
+        how = self._session.input_comm, input_pipelines.is_own_shard(dataset)
+        return tf_internals.kept_shares(dataset, how, lambda: self._shares(dataset))
+
+    def _shares(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         if input_pipelines.is_own_shard(dataset):
             split = input_pipelines.split_batches(dataset, self._session.world.size)
             return tf_internals.shared_out(input_pipelines.worker_batches(split, self._session.input_comm))

@@ -144,6 +144,7 @@ __all__ = ["TrackableSaver", "checkpoint_management", "saved_model_load", "saved
 _default_strategy: tf.distribute.Strategy | None = None
 
 _SHARED = "_syrtos_shared"
+_KEPT = "_syrtos_kept_shares"
 _COUNTED = "_syrtos_counted"
 
 
@@ -281,6 +282,18 @@ def shared_out(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def is_shared_out(dataset: Any) -> bool:
     """Whether `shared_out` has noted it."""
     return getattr(dataset, _SHARED, False)
+
+
+def kept_shares(dataset: Any, how: object, build: Callable[[], Any]) -> Any:
+    """The pipeline that ``build`` makes of a data set, kept with it: a script may give one data set to many calls of `fit` and `evaluate`.
+
+    It is built again where ``how`` is another.
+    """
+    kept = getattr(dataset, _KEPT, None)
+    if kept is None or kept[0] != how:
+        kept = how, build()
+        setattr(dataset, _KEPT, kept)
+    return kept[1]
 
 
 def with_counts(dataset: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Dataset:
