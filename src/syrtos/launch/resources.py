@@ -33,7 +33,7 @@ def shared(env: Mapping[str, str], workers: int) -> dict[str, str] | None:
         env: of the workers.
         workers: how many there are on this machine.
     """
-    gpus = dict(zip(_VARIABLES, (_nvidia(), _amd()), strict=True))
+    gpus: dict[str, int] = dict(zip(_VARIABLES, (_nvidia(), _amd()), strict=True))
     if any(gpus.values()):
         return None  # a framework may set one up when it is imported, and a fork can't use it
     place = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": str(workers)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -60,13 +61,24 @@ def writer(original: Callable[..., Any]) -> Callable[..., Any]:
     return create_file_writer
 
 
-def cached_apart(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `tf.data.Dataset.cache`: each worker writes a file of its own, for TensorFlow refuses two writers of one. Rank 0's has the script's name."""
+def kept_apart(argument: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Around `tf.data.Dataset.cache` and `snapshot`: each worker writes a file of its own while it reads, for two writers of one break it.
 
-    def cache(self: Any, filename: Any = "", name: str | None = None) -> Any:
-        place = world.current().world
-        if place.rank and isinstance(filename, str | os.PathLike) and os.fspath(filename):
-            filename = f"{os.fspath(filename)}.rank-{place.rank}"
-        return original(self, filename, name)
+    Args:
+        argument: the path's name. Rank 0's file has the script's name; those of the others end in their rank.
+    """
 
-    return cache
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def kept(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            path, rank = given.arguments.get(argument), world.current().world.rank
+            if rank and isinstance(path, str | os.PathLike) and os.fspath(path):
+                given.arguments[argument] = f"{os.fspath(path)}.rank-{rank}"
+            return original(*given.args, **given.kwargs)
+
+        return kept
+
+    return wrapper

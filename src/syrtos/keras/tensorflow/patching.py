@@ -34,7 +34,9 @@ def patch_tensorflow() -> None:
     replace(tf.data.Dataset, "__iter__", iterating)
     replace(tf.data.Dataset, "map", reproducible.drawn_by_record)
     tf_internals_random.draw_by_rank(TensorFlow().rank_to_seed)
-    replace(tf.data.Dataset, "cache", tf_files.cached_apart)
+    replace(tf.data.Dataset, "cache", tf_files.kept_apart("filename"))
+    replace(tf.data.Dataset, "snapshot", tf_files.kept_apart("path"))
+    replace(tf.data.Dataset, "save", files.writing("path"))
     for name in ("map", "interleave", "batch"):
         replace(tf.data.Dataset, name, reproducible.in_order)
     replace(tf.GradientTape, "__enter__", timing.recording)
