@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from syrtos.doctor.finding import Finding
 from syrtos.doctor.program import Program
-from syrtos.doctor.rules import data, files, horovod, loops, names, rates
+from syrtos.doctor.rules import data, files, horovod, loops, names, rates, whole_batches
 
 RULES: Sequence[Callable[[Program], Iterator[Finding]]] = (
     files.files, data.own_randomness, data.seeded_by_rank, data.same_batches, data.uneven_batches, rates.rates,
@@ -14,7 +14,8 @@ RULES: Sequence[Callable[[Program], Iterator[Finding]]] = (
     horovod.wrapped_twice, horovod.one_rank_alone, horovod.old_callbacks, horovod.other_frameworks, loops.own_loop, loops.compiled_updates,
     loops.servers, loops.processes,
     loops.inputs, names.dead_names, names.old_words, names.unsupported_values, names.sessions, names.refused_estimators,
-    names.renamed_metrics,
+    names.renamed_metrics, whole_batches.stateful_layers, whole_batches.mixing_losses,
+    whole_batches.assigned_states,
 )  # fmt: skip
 
 

@@ -222,6 +222,25 @@ CASES = {
         KERAS + "model.compile('sgd', 'mse', metrics=['accuracy'])\nhistory = model.fit(x, y).history\nhistory['acc']\n",
         KERAS + "model.compile('sgd', 'mse', metrics=['acc'])\nhistory = model.fit(x, y).history\nhistory['acc']\n",
     ),
+    "stateful layer": ("not-split", KERAS + "keras.layers.LSTM(4, stateful=True)\n", KERAS + "keras.layers.LSTM(4, stateful=False)\n"),
+    "rows of a batch in its shape": ("not-split", KERAS + "keras.Input(batch_shape=(8, 3))\n", KERAS + "keras.Input(batch_shape=(None, 3))\n"),
+    "rows of a batch by themselves": ("not-split", KERAS + "keras.Input((3,), batch_size=8)\n", KERAS + "keras.Input((3,))\n"),
+    "loss that mixes rows": ("gathered", KERAS + "model.compile('sgd', loss=keras.losses.Dice())\n", PLAIN),
+    "loss of its own": (
+        "gathered",
+        KERAS + "def f(y, p):\n    return y\nmodel.compile('sgd', f)\n",
+        KERAS + "def f(y, p):\n    return y\nmodel.compile('sgd')\n",
+    ),
+    "state of a layer": (
+        "assigned-state",
+        KERAS + "class L(keras.layers.Layer):\n    def call(self, x):\n        self.n.assign_add(1)\n",
+        KERAS + "class L(keras.layers.Layer):\n    def reset(self):\n        self.n.assign(0)\n",
+    ),
+    "metric of its own": (
+        "gathered",
+        KERAS + "class M(keras.metrics.Metric):\n    pass\nmodel.compile('sgd', 'mse', metrics=['mae', M()])\n",
+        KERAS + "class M(keras.metrics.Metric):\n    pass\nm = M()\nmodel.compile('sgd', 'mse', metrics=['mae'])\n",
+    ),
     "monitored": (
         "dead-api",
         KERAS + "model.compile('sgd', 'mse', metrics=['accuracy'])\nkeras.callbacks.EarlyStopping(monitor='val_acc')\n",
