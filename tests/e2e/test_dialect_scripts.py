@@ -25,6 +25,7 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "dialect_checks.py")
 SERVERS = str(Path(__file__).parent / "scripts" / "server_checks.py")
 KERAS_2 = str(Path(__file__).parent / "scripts" / "keras2_checks.py")
 ESTIMATOR = str(Path(__file__).parent / "scripts" / "estimator_checks.py")
+DOCUMENTS = str(Path(__file__).parent / "scripts" / "documents.py")
 
 
 CHECKS_OF_SERVERS = ("every_sample_once", "adapted", "callbacks", "set_between", "tables", "another_strategy")
@@ -64,7 +65,7 @@ GROUPS = {
         ESTIMATOR,
         (
             "predicts", "exports", "listens", "stops_at_nan", "ends_with_data", "keras_model", "unnamed_layers", "own_optimizer", "sum_of_losses",
-            "step_is_an_assignment", "roles",
+            "step_is_an_assignment", "refuses_training_of_keras", "roles",
         ),
     ),
     "servers": Group(SERVERS, ("horovod", "strategy_and_fit", "data_of_unknown_length", *CHECKS_OF_SERVERS), PACE),
@@ -73,6 +74,12 @@ GROUPS = {
     "servers of Keras 2": Group(SERVERS, ("strategy_and_fit", "data_of_unknown_length", *CHECKS_OF_SERVERS, "unfit_optimizers"), PACE, LEGACY),
     "servers of Keras 2, together": Group(SERVERS, (*CHECKS_OF_SERVERS, "unfit_optimizers"), TOGETHER, LEGACY),
 }  # fmt: skip
+GROUPS |= {
+    "documents, SMDDP": Group(DOCUMENTS, ("plain_fit", "mirrored_fit", "estimator_of_keras")),
+    "documents, Horovod": Group(DOCUMENTS, ("horovod_fit", "horovod_records", "horovod_loop")),
+    "documents, GPUs": Group(DOCUMENTS, ("multi_gpu_model", "steps_of_a_strategy", "distributed_data_into_fit")),
+    "documents, hosts": Group(DOCUMENTS, ("workers_of_tf_config", "no_tpu")),
+}
 QUICK = ("horovod", "horovod, models")
 LONG = ("horovod of Keras 2 on Keras 3", "servers, together", "servers of Keras 2, together")
 

@@ -262,3 +262,26 @@ def test_mistakes_are_explained(tmp_path: Path, words: tuple[str, ...], said: st
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+DOCUMENTS = Path(__file__).parent / "scripts" / "documents.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "checks",
+    [
+        "plain_fit,mirrored_fit,estimator_of_keras",
+        "horovod_fit,horovod_records,horovod_loop",
+        pytest.param("multi_gpu_model,steps_of_a_strategy,distributed_data_into_fit", marks=pytest.mark.long),
+        pytest.param("workers_of_tf_config,no_tpu", marks=pytest.mark.long),
+    ],
+)
+def test_what_the_documents_describe_runs_as_a_job(tmp_path: Path, checks: str) -> None:
+    (tmp_path / "documents.py").write_text(DOCUMENTS.read_text())
+    done = submit(tmp_path, "documents.py", "--instances", "2", "--hp", f"checks={checks}")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for instance in ("algo-1", "algo-2"):
+        assert [line for line in done.stdout.splitlines() if line.startswith(f"{instance} | ok")] == [
+            f"{instance} | ok {name}" for name in checks.split(",")
+        ]

@@ -208,6 +208,18 @@ def step_is_an_assignment(folder: Path) -> None:
     assert (made.get_variable_value("w") != 0.0).all()
 
 
+def refuses_training_of_keras(folder: Path) -> None:
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        return E.EstimatorSpec(mode, loss=model.train_on_batch(features["x"], labels))
+
+    fit = tf.keras.Model.fit
+    with pytest.raises(Exception, match=r"`model.train_on_batch` was called in a `model_fn`.*model_to_estimator"):
+        E.Estimator(net, str(folder)).train(reads(), steps=3)
+    assert tf.keras.Model.fit is fit
+
+
 def roles(folder: Path) -> None:
     config = E.RunConfig()
     rank = syrtos.rank()

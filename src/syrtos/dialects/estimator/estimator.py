@@ -322,7 +322,8 @@ class Estimator:
         asked = inputs.called_with(self._model_fn, known)
         if labels is not None and "labels" not in asked:
             raise ValueError("`model_fn` does not take labels, but `input_fn` returns labels.")
-        spec = self._model_fn(features=features, **asked)
+        with graphs.refusing_calls_of_keras():
+            spec = self._model_fn(features=features, **asked)
         if not isinstance(spec, EstimatorSpec):
             raise ValueError("`model_fn` should return an EstimatorSpec.")
         return spec

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterator
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -59,6 +61,31 @@ def new_graph(phase: Phase | None = None) -> Iterator[Any]:
     part = world.current().ledger.part(phase, "build") if phase else contextlib.nullcontext()
     with part, tf.Graph().as_default() as graph, tf_internals.names_of_a_new_graph():
         yield graph
+
+
+@contextlib.contextmanager
+def refusing_calls_of_keras() -> Iterator[None]:
+    """Inside, a Keras model's own training says what to write: tensors of a graph that is being built have no values yet."""
+    kinds = {getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")} - {None}
+    calls = ("fit", "train_on_batch", "test_on_batch", "evaluate")
+    with contextlib.ExitStack() as stack:
+        for kind, call in itertools.product(kinds, calls):
+            stack.callback(setattr, kind, call, original := getattr(kind, call))
+            setattr(kind, call, _refusing(call, original))
+        yield
+
+
+def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise ConfigurationError(
+            f"`model.{name}` was called in a `model_fn`, which builds a graph: its tensors have no values yet, and nothing would be trained. Either make a "
+            "`loss` of `model(features, training=True)` and `labels`, and give the EstimatorSpec "
+            "`train_op=tf.compat.v1.train.AdamOptimizer().minimize(loss, tf.compat.v1.train.get_global_step())`; or let Keras train: "
+            "`tf.keras.estimator.model_to_estimator(model)` in place of the Estimator, or `model.fit`."
+        )
+
+    return refuse
 
 
 def train(session: Any, fetches: list[Any]) -> None:
