@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
-from syrtos.errors import OutOfStepError
+from syrtos.errors import OutOfStepError, SyrtosError
 from syrtos.keras import keras_internals, whole_batch
 
 Array = npt.NDArray[Any]
@@ -200,6 +200,34 @@ def names_of(logs: Any, numbers: Sequence[Any]) -> list[str]:
 def is_split(session: Session) -> bool:
     """Whether each worker gets a part of each batch; with `--batch per-worker` it has batches of its own, whose losses are averaged."""
     return session.world.size > 1 and session.options.batch != "per-worker"
+
+
+def naming_split(plan: Plan, session: Session, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of steps whose errors say that batches are split, where they are: a later batch than the first may have a form that the step refuses."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (StopIteration, SyrtosError):
+            raise
+        except Exception as error:
+            told = getattr(error, "__notes__", [])
+            if (
+                is_split(session)
+                and not plan.whole
+                and type(error).__name__ != "OutOfRangeError"
+                and not any(note.startswith(_SPLIT[:30]) for note in told)
+            ):
+                error.add_note(_SPLIT.format(workers=session.world.size))
+            raise
+
+    return called
+
+
+_SPLIT = (
+    "syrtos: batches are split over {workers} workers here, and this step had one worker's share of the rows. If it needs all rows of a batch, or one number "
+    "of them, make that so from the first batch on (`drop_remainder=True`), on which it is tried; `syrtos verify` shows what was found out."
+)
 
 
 def fixed_batch(model: Any) -> str:

@@ -151,3 +151,19 @@ def test_stateful_layers() -> None:
     model = SimpleNamespace(_flatten_layers=lambda: [layer], inputs=[])
     assert "`lstm` is stateful" in first_batch.fixed_batch(model)
     assert first_batch.fixed_batch(SimpleNamespace(_flatten_layers=list)) == ""
+
+
+def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
+    def fails(error: Exception) -> None:
+        raise error
+
+    session: Any = SimpleNamespace(world=SimpleNamespace(size=2), options=SimpleNamespace(batch="global"))
+    step = first_batch.naming_split(Plan(), session, first_batch.naming_split(Plan(), session, fails))
+    with pytest.raises(ValueError, match="shape") as raised:
+        step(ValueError("shape"))
+    (note,) = raised.value.__notes__
+    assert "split over 2 workers" in note
+    for error, plan in ((StopIteration(), Plan()), (OutOfStepError("x"), Plan()), (ValueError("x"), Plan(whole="why"))):
+        with pytest.raises(type(error)) as raised:
+            first_batch.naming_split(plan, session, fails)(error)
+        assert not getattr(raised.value, "__notes__", [])

@@ -28,6 +28,7 @@ from syrtos.keras import (
     whole_batch,
 )
 from syrtos.keras.callbacks import within as enclosing_callbacks
+from syrtos.keras.first_batch import naming_split
 from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch, install
 from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, models
@@ -206,6 +207,8 @@ _FIRST = "_syrtos_first_"
 
 
 def _looking_at_first_batch(model: Any, of_first: first_batch.Function, function: Method) -> Method:
+    function = naming_split(of_first.plan, world.sharing(), function)
+
     def of_shares(iterator: Any) -> Any:
         of_first.check_end()
         if of_first.plan.decided:

@@ -30,6 +30,7 @@ from syrtos.keras import (
     share_patches,
     timing,
 )
+from syrtos.keras.first_batch import naming_split
 from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
@@ -114,7 +115,7 @@ def _make_function(original: Method) -> Method:
                 logs = scope.finish(scope.run(step_function), logs_are_global=stock)
                 return undo.if_left_out(scope, logs) if undo else logs
 
-        function = original(self, step)
+        function = naming_split(of_first.plan, session, original(self, step))
 
         def of_shares(iterator: Any) -> Any:
             by_hand = not isinstance(iterator, tf.data.Iterator)
@@ -173,7 +174,7 @@ def _make_predict_function(original: Method) -> Method:
                 self, "predict_step", functools.partial(common.gathered_predict_step, session, step, of_first.plan)
             )
             original(self, force)
-            function: Any = self.predict_function
+            function = naming_split(of_first.plan, session, self.predict_function)
 
             def of_shares(batches: Any) -> Any:
                 shares = [_sharing(session, batch) for batch in batches]

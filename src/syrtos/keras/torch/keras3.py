@@ -207,6 +207,7 @@ def _on_shares(
     function: Method, training: bool, finish: Callable[[step.StepScope, Any], Any], of_first: first_batch.Function, begin: Callable[..., step.StepScope]
 ) -> Method:  # fmt: skip
     """A step of Keras that computes this worker's share of a batch, or all of it; ``finish`` makes its outputs those of the batch."""
+    function = unsplittable.naming_split(of_first.plan, world.sharing(), function)
 
     def on_share(data: list[Any]) -> Any:
         session = world.sharing()
