@@ -193,6 +193,11 @@ def job_rounds(rounds: int) -> list[Line]:
     return [line for _ in range(rounds) for line in call(sys.executable, str(HERE / "jobs.py"))]
 
 
+def whole_rounds(rounds: int) -> list[Line]:
+    """Whole runs of scripts, from the command to the prompt."""
+    return call(sys.executable, str(HERE / "whole.py"), str(rounds), timeout=7200)
+
+
 WORKS: dict[str, Callable[[int], list[Line]]] = {
     "reduce": reduce_rounds,
     "step": step_rounds,
@@ -201,6 +206,7 @@ WORKS: dict[str, Callable[[int], list[Line]]] = {
     "jobs": job_rounds,
     "growth": growth,
     "start": start_up,
+    "whole": whole_rounds,
     "ledger": ledger_cost,
 }
 
@@ -231,11 +237,21 @@ def show(lines: list[Line]) -> None:
         ratio = by_ratio.get((work, who, size, workers))
         base = by_time.get((work, "syrtos", size, workers))
         text = f"{ratio:.2f} x not exchanging" if ratio else f"{value / base:.2f} x syrtos" if base else ""
+        if work.startswith("whole"):
+            text = _against_python(lines, (work, who, size, workers))
         table.add_row(f"{work} {size:,} B" if size else work, who, str(workers or ""), f"{value:,.3f}", text)
     Console().print(table)
     for line in lines:
         if "error" in line:
             print(f"not measured: {line.get('peer', '?')}: {line['error']}", file=sys.stderr)
+
+
+def _against_python(lines: list[Line], group: tuple[str, str, int, int]) -> str:
+    """A whole run's wall and processor time over plain Python's, and its memory."""
+    plain = (group[0], "python", *group[2:])
+    wall, processor, memory = (medians(lines, key) for key in ("median_ms", "cpu_seconds", "pss_mb"))
+    ratios = f"{wall[group] / wall[plain]:.2f} x python, processor {processor[group] / processor[plain]:.2f} x"
+    return f"{ratios}, {memory[group]:,.0f} MB"
 
 
 def main() -> None:
