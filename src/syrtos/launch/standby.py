@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,6 +12,7 @@ from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch import local, output, program, resources
 from syrtos.launch.first_imports import first_imports
 from syrtos.launch.forking import Command, Forked, Zygote
+from syrtos.launch.noise import is_noise
 
 _PATIENCE = 10.0  # seconds for a fork
 _LOOK = 0.005  # seconds
@@ -76,6 +78,9 @@ class Standby:
         if self._zygote.lives() and not self._zygote.is_ready():
             return False
         self._imported = (self._imported[0], time.time())
+        if self._zygote.lives():  # else each worker says why the import fails
+            lines = self._zygote.said.splitlines(keepends=True)
+            sys.stderr.write("".join(line for line in lines if not is_noise(line.encode())))
         return True
 
     def settle(self, over: Callable[[], bool]) -> None:

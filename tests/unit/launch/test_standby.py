@@ -187,6 +187,15 @@ def test_an_import_in_another_environment_is_refused(
     assert f"ImportedOtherwise: {why}" in capfd.readouterr().err
 
 
+def test_what_an_import_prints_is_shown_once(
+    standby: Standby, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tf_keras.py").write_text("import sys; print('deprecated', file=sys.stderr)")
+    started(standby, tmp_path, "import tf_keras, keras")
+    assert standby.is_settled()
+    assert capfd.readouterr().err.count("deprecated") == 1
+
+
 def test_a_signal_ends_the_wait(standby: Standby, tmp_path: Path) -> None:
     (tmp_path / "keras.py").write_text("import time; time.sleep(600)")
     (tmp_path / "train.py").write_text("import keras")
