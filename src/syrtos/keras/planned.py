@@ -147,8 +147,8 @@ class Stream:
 
         def chunks(number: tf.Tensor) -> Any:
             types = [tf.int64, *(spec.dtype for spec in flat)]
-            endless = tf.data.Dataset.counter().map(lambda _: tf.numpy_function(chunk, [number], types))
-            return endless.take_while(lambda splits, *_: tf.size(splits) > 1).prefetch(1)
+            endless = tf.data.Dataset.counter().map(lambda count: tf.numpy_function(chunk, [number], types))
+            return endless.take_while(lambda splits, *leaves: tf.size(splits) > 1).prefetch(1)
 
         def batches(splits: tf.Tensor, *leaves: tf.Tensor) -> Any:
             splits = tf.ensure_shape(splits, [None])
@@ -165,7 +165,7 @@ class Stream:
 
             return tf.data.Dataset.range(tf.size(splits, tf.int64) - 1).map(batch)
 
-        iterators = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(start, [], tf.int64))
+        iterators = tf.data.Dataset.from_tensors(0).map(lambda zero: tf.numpy_function(start, [], tf.int64))
         shares = iterators.flat_map(chunks).flat_map(batches).prefetch(_READ_AHEAD)
         if ranks()[1] > 1:
             return pipelines.plain(shares)
