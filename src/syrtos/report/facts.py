@@ -32,6 +32,7 @@ def of_run(run: Run) -> Facts:
         "findings": [finding.facts() for finding in findings],
         "nothing_found": "" if findings else _nothing(run, seconds, trains=found is not None),
         "before": promises.kept(run.folder).get("before"),
+        "split": _split(run),
         "parts": PARTS,
         "seconds": seconds,
         "goodput": waterfall.goodput(seconds),
@@ -110,6 +111,14 @@ def _ranks(run: Run) -> list[Facts]:
         {"rank": rank.rank, "host": steps.host_of(run, rank.rank), "seconds": seconds}
         for rank, seconds in zip(run.trained.ranks, waterfall.by_rank(run)[number], strict=True)
     ]
+
+
+def _split(run: Run) -> str:
+    """What the first batch has shown, as a sentence; empty where all parts of the steps are Keras's own."""
+    if why := run.facts.get("not_split"):
+        return f"Not split: {why}. Each worker computes the whole batch."
+    difference = run.facts.get("first_batch")
+    return "" if difference is None else f"First batch: equal to one process within {max(difference, 1e-8):.0e}."
 
 
 def _data(run: Run) -> Facts:

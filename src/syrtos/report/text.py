@@ -44,6 +44,8 @@ def _report(facts: Facts) -> Iterator[RenderableType]:
         yield Text(f"also: {finding['text']}")
     if facts["before"]:
         yield Text(facts["before"].get("text", ""))
+    if facts["split"]:
+        yield Text(facts["split"], "yellow" if facts["split"].startswith("Not") else "")
     yield Text("\nWhere the time went (a worker, in the mean)")
     yield _seconds(facts)
     yield from _steps(facts)

@@ -180,3 +180,23 @@ def test_a_ledger_that_was_cut_between_two_lines(tmp_path: Path) -> None:
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:32]))
     (sentence,) = facts.of_run(load(tmp_path))["missing"]
     assert "different numbers of training steps (29 and 60)" in sentence
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({}, ""),
+        ({"first_batch": 3e-8}, "First batch: equal to one process within 3e-08."),
+        (
+            {"first_batch": 0.0, "not_split": "a layer counts rows"},
+            "Not split: a layer counts rows. Each worker computes the whole batch.",
+        ),
+    ],
+)
+def test_what_the_first_batch_has_shown_is_told(tmp_path: Path, said: dict[str, object], sentence: str) -> None:
+    generation(tmp_path, 100.0, 110.0, [[{"phase": "facts", **said}, *(step(n, 0.1) for n in range(9))]])
+    found = facts.of_run(load(tmp_path))
+    assert found["split"] == sentence
+    console = Console(record=True, width=200)
+    console.print(text.report(found))
+    assert sentence in console.export_text()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from syrtos.observe.clock import KINDS
 from syrtos.observe.ledger import launcher_path, ledger_path
-from syrtos.report.summary import SHARES, SecondsByRank, summarize
+from syrtos.report.summary import SHARES, SecondsByRank, imported_before, summarize
 
 Record = dict[str, Any]
 seconds = st.floats(0, 100)
@@ -218,3 +218,13 @@ def test_a_run_that_begins_anew_computes_all_steps_again(tmp_path: Path) -> None
     one, two = generation(tmp_path / "1", 0, 120, 100), generation(tmp_path / "2", 120, 240, 100)
     summary = summarize(one, two)
     assert (summary.steps, summary.restarts.steps, summary.goodput) == (100, 100, 0.5)
+
+
+def test_the_import_of_another_process_is_importing_and_no_start_up(tmp_path: Path) -> None:
+    """Of the seconds from 100 to 110 in which a worker's process did not exist yet, another one imported from 101 to 105, and so before this generation began
+    for those of a later one."""
+    assert imported_before({"imported": [101.0, 105.0]}, 100.0, 10.0) == 4.0
+    assert imported_before({"imported": [101.0, 105.0]}, 103.0, 10.0) == 2.0
+    assert imported_before({"imported": [101.0, 105.0]}, 200.0, 10.0) == 0.0
+    assert imported_before({"imported": [101.0, 105.0]}, 100.0, 1.5) == 1.5
+    assert imported_before({}, 100.0, 10.0) == 0.0
