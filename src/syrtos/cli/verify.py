@@ -19,9 +19,8 @@ from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Spec
+from syrtos.observe.ledger import verified_path
 from syrtos.settings import Options
-
-_RECORD = "verified.jsonl"
 
 
 def add_to(commands: Any) -> None:
@@ -68,7 +67,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _functions(run_dir: Path) -> Iterator[Mapping[str, Any]]:
-    path = run_dir / _RECORD
+    path = verified_path(run_dir)
     if path.exists():
         yield from map(json.loads, path.read_text().splitlines())
 

@@ -25,6 +25,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.errors import OutOfStepError, SyrtosError
 from syrtos.keras import keras_internals, whole_batch
+from syrtos.observe.ledger import verified_path
 
 Array = npt.NDArray[Any]
 Rule = Literal["equal", "sum", "mean", "max", "min"]
@@ -34,8 +35,6 @@ Note = Callable[[Sequence[Any], Sequence[Any]], None]
 _ROUNDING = {8: 1e-4, 4: 1e-4, 2: 5e-2}
 # A difference that counts as none: of a gradient, relative to all of them; of a variable, relative to its value in float32.
 _NEAR_ZERO, _OF_VALUE = 1e-6, 5e-7
-# The file in a run directory that `syrtos verify` reads.
-VERIFIED = "verified.jsonl"
 # Rows of all workers that are computed both ways, and at least so many of each worker.
 ROWS, ROWS_OF_EACH = 8, 2
 
@@ -544,7 +543,7 @@ class Verifying:
                 "bound": bound,
                 "rows": [dataclasses.asdict(row) for row in plan.rows],
             }
-            with (Path(session.options.run_dir) / VERIFIED).open("a") as file:
+            with verified_path(Path(session.options.run_dir)).open("a") as file:
                 file.write(json.dumps(found) + "\n")
 
 

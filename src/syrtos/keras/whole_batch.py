@@ -27,6 +27,13 @@ def is_of_keras(kind: Any) -> bool:
     return (getattr(kind, "__module__", None) or "").partition(".")[0] in _OF_KERAS
 
 
+def reduces_late(model: Any) -> bool:
+    """Whether nothing of the script's own sees gradients between Keras's `train_step` and the end of the update."""
+    optimizer = getattr(model, "optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return is_of_keras(type(optimizer)) and is_of_keras(type(inner))
+
+
 def is_row_by_row(function: Any) -> bool:
     """Whether a loss function is known to compute each row's value from that row alone."""
     if isinstance(function, functools.partial):

@@ -330,6 +330,11 @@ def forget(run_dir: Path) -> None:
             path.unlink()
 
 
+def verified_path(run_dir: Path) -> Path:
+    """Where rank 0 writes down what `syrtos verify` has compared, a line for each row of its table."""
+    return run_dir / "verified.jsonl"
+
+
 def epochs_path(run_dir: Path) -> Path:
     """Where rank 0 writes down the ends of epochs: ``epoch``, ``epochs``, ``step``, ``steps_per_epoch``, ``logs``, ``learning_rate``; and as in each point
     of a curve ``time``, ``fit`` (its number), ``trained`` (steps of the process)."""

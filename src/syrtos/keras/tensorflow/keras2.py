@@ -226,7 +226,7 @@ def _shared_step(session: world.Session, model: Any, step: Method, name: str) ->
         plan = model.__dict__[_FIRST + name].plan
         if name == "predict_step":
             return common.gathered_predict_step(session, step, plan, data)
-        reduces_early = training_now and not (stock and models.reduces_late(model))
+        reduces_early = training_now and not (stock and whole_batch.reduces_late(model))
         with StepScope(session, data, training_now, reduces_early, plan).entered() as scope:
             return scope.finish(scope.run(step), logs_are_global=stock)
 

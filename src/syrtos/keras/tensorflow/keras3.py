@@ -29,6 +29,7 @@ from syrtos.keras import (
     sharding,
     share_patches,
     timing,
+    whole_batch,
 )
 from syrtos.keras.first_batch import naming_split
 from syrtos.keras.parameter_server import remote_optimizer
@@ -105,7 +106,7 @@ def _make_function(original: Method) -> Method:
             tf_trainer.TensorFlowTrainer.test_step,
         )
         training = step_function.__name__ == "train_step"
-        reduces_early = training and not (stock and models.reduces_late(self))
+        reduces_early = training and not (stock and whole_batch.reduces_late(self))
         of_first = first_batch.Function(self, session, step_function, stock, step_function.__name__)
 
         def step(data: Any) -> Any:

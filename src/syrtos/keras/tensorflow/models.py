@@ -7,7 +7,7 @@ from typing import Any
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import keras_internals, shares, whole_batch
+from syrtos.keras import keras_internals, shares
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input import is_own_shard
 from syrtos.keras.tensorflow.strategy import Strategy
@@ -69,13 +69,6 @@ def step_is_shared(model: Any, session: Session) -> bool:
     """Whether a model's steps go through `StepScope`: on several workers, and in a recorded run of one, unless XLA compiles them there: it can't
     contain what counts their samples."""
     return session.world.size > 1 or (bool(session.options.run_dir) and not getattr(model, "jit_compile", False))
-
-
-def reduces_late(model: Any) -> bool:
-    """Whether nothing of the script's own sees gradients between Keras's `train_step` and the end of the update."""
-    optimizer = getattr(model, "optimizer", None)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return whole_batch.is_of_keras(type(optimizer)) and whole_batch.is_of_keras(type(inner))
 
 
 def synchronize_batchnorm(model: Any) -> None:

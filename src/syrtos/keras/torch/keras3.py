@@ -170,7 +170,7 @@ def _with_logs(model: Any, function: Method, stock: Method, training: bool) -> M
     def finish(scope: step.StepScope, logs: Any) -> Any:
         return scope.finish(logs, logs_are_global, step.floating_buffers_of(model) if training else ())
 
-    late = logs_are_global and _reduces_late(model)
+    late = logs_are_global and whole_batch.reduces_late(model)
     of_first = first_batch.Function(model, world.sharing(), stock.__name__, logs_are_global)
     begin = functools.partial(step.StepScope, reduces_early=training and not late)
     if not (training and late):
@@ -181,13 +181,6 @@ def _with_logs(model: Any, function: Method, stock: Method, training: bool) -> M
             return function(data)
 
     return _on_shares(overlapping, training, finish, of_first, begin)
-
-
-def _reduces_late(model: Any) -> bool:
-    """Whether nothing of the script's own sees gradients between Keras's `train_step` and the end of the update."""
-    optimizer = getattr(model, "optimizer", None)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return whole_batch.is_of_keras(type(optimizer)) and whole_batch.is_of_keras(type(inner))
 
 
 def _predicting(model: Any, function: Method) -> Method:
