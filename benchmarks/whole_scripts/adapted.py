@@ -17,4 +17,4 @@ parts = [layer(tensor) for layer, tensor in zip((normal, text, lookup), inputs, 
 model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(parts)))
 model.compile("adam", "mse")
 data = tf.data.Dataset.from_tensor_slices(((numbers, words, codes), numbers.sum(axis=1, keepdims=True))).batch(32)
-model.fit(data, epochs=3, verbose=0)
+model.fit(data, epochs=3, verbose=0)  # pyright: ignore[reportArgumentType]

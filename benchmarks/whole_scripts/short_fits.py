@@ -11,4 +11,4 @@ model.compile("adam", "mse", metrics=["mae"])
 for seed in range(10):
     data = tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).shuffle(600, seed)
     data = data.map(lambda a, b: (a * 2, b)).batch(32).prefetch(2)
-    model.fit(data, epochs=2, validation_data=data, verbose=0)
+    model.fit(data, epochs=2, validation_data=data, verbose=0)  # pyright: ignore[reportArgumentType]

@@ -305,7 +305,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
             outcome = _run_once(
                 now, machine, folder, {**variables(now.workers), **new_interpreters}, began, supervised, without
             )
-            if outcome.otherwise:
+            if outcome.otherwise and outcome.end is not End.STOPPED:
                 output.say(
                     f"{outcome.otherwise}. The script begins again, and each worker imports its frameworks by itself."
                 )

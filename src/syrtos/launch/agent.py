@@ -98,16 +98,19 @@ class _Agent:
             self._prepare(message)
             return
         if message["is"] == "signal":
-            self._cancel(message["number"])
+            self._signal(message)
             return
         self.kill()
         if message["is"] == "kill":
             self._channel.send("killed")
             return
         env = self._snapshots.with_places({**environment(), **message["environment"]})
-        os.chdir(message["folder"])
-        self._standby.begin(message["groups"][0]["command"], env, sum(map(_count, message["groups"])))
-        self._pending = message, env
+        try:
+            os.chdir(message["folder"])
+            self._standby.begin(message["groups"][0]["command"], env, sum(map(_count, message["groups"])))
+            self._pending = message, env
+        except OSError as error:
+            self._channel.send("failed", text=str(error))
 
     def _start(self, message: Message, env: dict[str, str]) -> None:
         self._pending = None
@@ -117,12 +120,14 @@ class _Agent:
         except OSError as error:
             self._channel.send("failed", text=str(error))
 
-    def _cancel(self, number: int) -> None:
-        """A signal has come for workers that have not been started."""
-        if self._pending:
+    def _signal(self, message: Message) -> None:
+        """A signal has come for workers that had not been started when it was heard."""
+        if self._workers:
+            self._workers.take(message)
+        elif self._pending:
             for group in self._pending[0]["groups"]:
                 for rank in range(*group["ranks"]):
-                    self._channel.send("ended", rank=rank, code=-number)
+                    self._channel.send("ended", rank=rank, code=-message["number"])
             self._pending = None
 
     def _prepare(self, message: Message) -> None:

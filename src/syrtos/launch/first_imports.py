@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from syrtos import settings
 from syrtos.launch.program import Program
+from syrtos.launch.zygote import is_compared
 
 # Frameworks, and the modules by which they are imported.
 _FRAMEWORKS = {"keras": "keras", "tf_keras": "tf_keras", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
@@ -111,8 +111,8 @@ class _Reader:
             yield "tf_keras" if legacy else "keras"
 
     def _assign(self, name: str, value: str) -> None:
-        if not settings.read_at_import({name: value}) and not name.startswith(("JAX_", "CUDA_")):
-            return  # no framework reads it
+        if not is_compared(name):
+            return
         if self.frameworks:
             self.uncertain = True  # one that is imported later, as `tf.keras`, would read it
         self.variables[name] = value
@@ -209,8 +209,4 @@ def _changes_environment(node: ast.AST, understood: set[ast.AST]) -> bool:
 
 def _may_be_read(names: Sequence[ast.AST]) -> bool:
     known = [node.value for node in names if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return (
-        len(known) < len(names)
-        or not names
-        or any(settings.read_at_import({name: ""}) or name.startswith(("JAX_", "CUDA_")) for name in known)
-    )
+    return len(known) < len(names) or not names or any(map(is_compared, known))

@@ -36,10 +36,10 @@ class Standby:
 
     def __init__(self) -> None:
         self._zygote: Zygote | None = None
-        self._begun = False
-        self._imported: tuple[float, float] | None = (
-            None  # when the first zygote began to import, and when it was ready, s since the epoch
-        )
+        self._given_up: list[Zygote] = []  # which end with what they have forked
+        self._begun: dict[str, str] | None = None  # with which variables of a worker's share of this machine
+        # When the first zygote began to import, and when it was ready, s since the epoch.
+        self._imported: tuple[float, float] | None = None
 
     # -- before the first generation ---------------------------------------------------------------
 
@@ -51,21 +51,19 @@ class Standby:
             env: of the workers.
             workers: how many there are on this machine.
         """
-        if (
-            settings.NEW_INTERPRETERS_VARIABLE in env and self._imported
-        ):  # what was imported is not what the script imports
-            self.close()
-        if self._begun or settings.NEW_INTERPRETERS_VARIABLE in env or not _is_plain(command):
-            return
-        self._begun = True
         try:
-            found = first_imports(program.parse(command[3:]), env)
             shared = resources.shared(env, workers)
+            if self._imported and (settings.NEW_INTERPRETERS_VARIABLE in env or shared != self._begun):
+                self.close()  # what was imported is not what these workers import
+            if self._begun is not None or settings.NEW_INTERPRETERS_VARIABLE in env or not _is_plain(command):
+                return
+            self._begun = shared or {}
+            found = first_imports(program.parse(command[3:]), env)
         except ConfigurationError:
             return  # a worker reports it
-        if found is None or shared is None:
+        if found is None or shared is None or settings.TASKS_VARIABLE in env:
             return
-        variables = {**_ordinary(env), **settings.read_at_import(env), **shared, **found.variables}
+        variables = {**_without_secrets(env), **shared, **found.variables}
         began = time.time()
         self._start(Zygote, dict.fromkeys(found.frameworks, ""), variables, libraries=found.libraries, compare=True)
         self._imported = (began, 0.0) if self._zygote else None
@@ -120,13 +118,16 @@ class Standby:
                 return Forked(self._zygote.path, Command(command[1:], {**env, **imported}), (*files, pmi), _PATIENCE)
             except (OSError, LaunchError) as error:
                 output.say(f"a worker imports its frameworks again: {error}")
-                self.close()
+                self._given_up.append(self._zygote)
+                self._zygote = self._imported = None
         return local.start(command, env, pmi, files)
 
     def close(self) -> None:
         """Ends it, if there is one."""
-        if self._zygote is not None:
-            self._zygote.close()
+        for zygote in (*self._given_up, self._zygote):
+            if zygote is not None:
+                zygote.close()
+        self._given_up.clear()
         self._zygote = self._imported = None
 
 
@@ -140,5 +141,10 @@ def _always_new(env: Mapping[str, str]) -> bool:
 
 def _ordinary(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that are neither secret nor read by frameworks."""
-    left_out = {*settings.read_at_import(env), settings.SECRET_VARIABLE}
-    return {name: value for name, value in env.items() if name not in left_out}
+    left_out = settings.read_at_import(env)
+    return {name: value for name, value in _without_secrets(env).items() if name not in left_out}
+
+
+def _without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    secrets = (settings.SECRET_VARIABLE, settings.DATABASE_VARIABLE)
+    return {name: value for name, value in env.items() if name not in secrets}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import importlib
 import json
 import os
@@ -15,7 +14,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -37,7 +37,6 @@ from syrtos.launch import (
 from syrtos.launch.import_hook import after_import
 from syrtos.launch.program import Program, parse
 from syrtos.launch.spec import new_run_dir
-from syrtos.launch.zygote import ImportedOtherwise
 from syrtos.topology import check_keras_backend, check_servers, check_tf_config, detect, tf_config_of
 
 if TYPE_CHECKING:
@@ -86,6 +85,11 @@ class _Worker:
             if self._supervised:
                 events.started(self._control, self.rank)
                 os._exit = self._left
+            for finder in sys.meta_path:
+                if hasattr(
+                    finder, "on_difference"
+                ):  # of the program that has forked this process: see `syrtos.launch.zygote`
+                    finder.on_difference = self._imported_otherwise
             if self._join() == "server":
                 _serve(program, self._options.run_dir)
                 self._say_finished()
@@ -99,11 +103,6 @@ class _Worker:
             self._tell("interrupted")
             return 130
         except BaseException as error:
-            if (
-                type(error).__name__ == ImportedOtherwise.__name__
-            ):  # of the program that has forked this process, whose module is another one
-                self._tell("imported otherwise", text=str(error))
-                return 1
             return self._failed(error)
 
     def _script_code(self, program: Program) -> int:
@@ -149,11 +148,8 @@ class _Worker:
         check_tf_config(settings.environment())
         settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
 
-        @contextlib.contextmanager
-        def importing() -> Iterator[None]:
-            with session.ledger.span("import"):
-                yield
-            gc.freeze()  # a million objects that live to the end: collecting them at the interpreter's end takes a second
+        def importing() -> AbstractContextManager[None]:
+            return session.ledger.span("import")
 
         def check() -> None:
             check_keras_backend(settings.environment(), session.world.size)
@@ -179,6 +175,12 @@ class _Worker:
             return
         modules = {name: sys.modules[name].__file__ for name in _FORKABLE if name in sys.modules}
         self._tell("imported", modules=modules, variables=settings.read_at_import(settings.environment()))
+
+    def _imported_otherwise(self, difference: str) -> NoReturn:
+        """Ends this process, also where a child of the script or another thread imports: the launcher starts the workers again."""
+        events.send(self._control, "imported otherwise", self.rank, text=difference)
+        events.drain(self._control)
+        _exit(1)
 
     def _forked(self) -> bool:
         """Whether this is a child that the script has made by `os.fork`, and that has come out of the script too."""

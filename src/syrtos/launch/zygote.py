@@ -15,14 +15,15 @@ connection its processes are killed; the zygote ends with its standard input.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.util
 import json
 import logging
 import os
 import random
-import runpy
 import selectors
 import shutil
 import signal
@@ -31,8 +32,8 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from collections.abc import Callable, Sequence
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
@@ -42,11 +43,16 @@ _PR_SET_PDEATHSIG = 1
 _FOR_WORKERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 # Frameworks, which adapters wait for: hidden also where another one has imported them.
 _FRAMEWORKS = ("keras", "tf_keras", "tensorflow", "jax", "torch")
-# Variables that frameworks and their libraries read when they are imported. Not all of `TF_`: TF_CONFIG is another one for each worker.
-_READ_AT_IMPORT = (
-    "KERAS_", "TF_CPP_", "TF_ENABLE_", "TF_USE_", "TF_XLA_", "TF_NUM_", "TF_GPU_", "TF_DETERMINISTIC_", "TF_FORCE_", "XLA_", "JAX_", "TORCH_", "PYTORCH_",
-    "OMP_", "MKL_", "OPENBLAS_", "LD_", "CUDA_",
+# Variables that no framework reads: of launchers and job services, which have another value for each worker, and of services that keep records.
+_OF_OTHERS = (
+    "SYRTOS_", "PMI", "MPI", "HYD", "OMPI_", "HOROVOD_", "UCX_", "FI_", "SLURM_", "NCCL_", "SM_", "AWS_", "MASTER_", "TF_CONFIG", "PYTHON",
+    "WANDB_", "MLFLOW_", "COMET_", "NEPTUNE_", "CLEARML_", "TOKENIZERS_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES",
 )  # fmt: skip
+
+
+def is_compared(variable: str) -> bool:
+    """Whether a framework, or a library of one, may read a variable of the environment when it is imported."""
+    return not variable.startswith(_OF_OTHERS) and variable != "_"
 
 
 def main(path: str, order: dict[str, Any]) -> None:
@@ -70,7 +76,7 @@ def main(path: str, order: dict[str, Any]) -> None:
         shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # its starter may have been killed
     else:
         modules.hide()
-        become(request, modules.variables)
+        become(request)
 
 
 def imported(path: str) -> str:
@@ -95,8 +101,13 @@ class Imported(MetaPathFinder, Loader):
             importing = threading.Thread(target=_when_idle, args=([*files, *libraries],))
             importing.start()
             importing.join()
-        for name in (*files, *libraries):
+        for name in files:
             importlib.import_module(name)
+        for name in libraries:
+            with contextlib.suppress(ImportError):  # a script may do without
+                importlib.import_module(name)
+        self._path, self._logs = list(sys.path), _loggers()
+        self._handlers = list(logging.getLogger("tensorflow").handlers)
         self._modules = {
             name: sys.modules[name] for name in dict.fromkeys((*files, *_FRAMEWORKS)) if name in sys.modules
         }
@@ -104,7 +115,8 @@ class Imported(MetaPathFinder, Loader):
             if file not in ("", self._modules[name].__file__):
                 raise ImportError(f"{name} is {self._modules[name].__file__} here, and was {file}")
         self._origins = {name: (module.__spec__, module.__loader__) for name, module in self._modules.items()}
-        self.variables = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
+        self._set = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
+        self.on_difference: Callable[[str], None] = _raise
 
     def hide(self) -> None:
         """From now on they count as not imported."""
@@ -126,15 +138,30 @@ class Imported(MetaPathFinder, Loader):
 
     def _check(self, name: str, spec: ModuleSpec) -> None:
         """Refuses an import that would have given something else in an interpreter of its own."""
-        for variable in sorted({*self._before, *os.environ}):
+        for variable in filter(is_compared, sorted({*self._before, *os.environ})):
             here, there = os.environ.get(variable), self._before.get(variable)
-            if here != there and variable.startswith(_READ_AT_IMPORT) and variable not in self.variables:
-                raise ImportedOtherwise(
+            if here not in (there, self._set.get(variable, there)):
+                self.on_difference(
                     f"{_described(variable, here)} where the script imports {name}; {_described(variable, there)} for the workers' import"
                 )
-        found = PathFinder.find_spec(name)
-        if found is not None and found.origin != spec.origin:
-            raise ImportedOtherwise(f"the script imports {name} from {found.origin}, and it was {spec.origin}")
+        for other in {name, *self._shadowed()}:
+            found, had = PathFinder.find_spec(other), sys.modules.get(other, self._modules.get(other))
+            origin = spec.origin if other == name else getattr(getattr(had, "__spec__", None), "origin", None)
+            if found is not None and found.origin != origin:
+                self.on_difference(
+                    f"the script imports {other} from {found.origin}, and the workers' import has {origin}"
+                )
+
+    def _shadowed(self) -> set[str]:
+        """Top-level modules that are imported, and that stand in folders too which the script has put among the places of modules."""
+        known = (
+            {module.partition(".")[0] for module in sys.modules} - set(sys.stdlib_module_names) - {"__main__", "syrtos"}
+        )
+        found: set[str] = set()
+        for folder in set(sys.path) - set(self._path):
+            with contextlib.suppress(OSError):
+                found |= {file.partition(".")[0] for file in os.listdir(folder or ".")} & known
+        return found
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return self._modules[spec.name]
@@ -142,14 +169,36 @@ class Imported(MetaPathFinder, Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         """TensorFlow and Keras import each other."""
         module.__spec__, module.__loader__ = self._origins[module.__name__]
-        if logging.getLogger().handlers:  # TensorFlow's logger gets a handler of its own only where the root has none
-            logging.getLogger("tensorflow").handlers.clear()
+        self._as_if_imported_now()
         for name in self._modules:
             importlib.import_module(name)
 
+    def _as_if_imported_now(self) -> None:
+        """What the imports have set beside modules, after what the script has set before them."""
+        os.environ.update(
+            {name: value for name, value in self._set.items() if os.environ.get(name) == self._before.get(name)}
+        )
+        if logging.getLogger().handlers:  # TensorFlow's logger gets a handler of its own only where the root has none
+            for handler in self._handlers:
+                logging.getLogger("tensorflow").removeHandler(handler)
+        if self._logs and all(
+            logger.disabled for logger in self._logs
+        ):  # by `logging.config`, which disables those that there are
+            for logger in self._logs:
+                logger.disabled = False
+
+
+def _loggers() -> list[logging.Logger]:
+    known = logging.root.manager.loggerDict.values()
+    return [logger for logger in known if isinstance(logger, logging.Logger) and not logger.disabled]
+
 
 class ImportedOtherwise(BaseException):
-    """A module was imported in another environment than the script's: no `except Exception` of the script goes on without it."""
+    """A module was imported in another environment than the script's."""
+
+
+def _raise(difference: str) -> None:
+    raise ImportedOtherwise(difference)
 
 
 def _described(variable: str, value: str | None) -> str:
@@ -264,14 +313,18 @@ def _tell(client: socket.socket, what: dict[str, int]) -> None:
 # -- in a child --------------------------------------------------------------------------------------
 
 
-def become(request: dict[str, Any], variables: dict[str, str]) -> None:
-    """Runs a script or a module as a new interpreter would; the imports have set ``variables``."""
+def become(request: dict[str, Any]) -> None:
+    """Runs a script or a module as a new interpreter would."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
+    coerced = {
+        name: value for name, value in os.environ.items() if name == "LC_CTYPE"
+    }  # by Python itself, where there is no locale (PEP 538)
     os.environ.clear()
-    os.environ.update({**variables, **request["env"]})
+    os.environ.update({**coerced, **request["env"]})
     os.chdir(request["cwd"])
     _take(request["descriptors"])
+    _open_streams()
     tempfile.tempdir = None
     random.seed()
     if "numpy" in sys.modules:
@@ -281,12 +334,34 @@ def become(request: dict[str, Any], variables: dict[str, str]) -> None:
     if first == "-m":
         if not sys.flags.safe_path:
             sys.path.insert(0, os.getcwd())
-        sys.argv = rest
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        spec = importlib.util.find_spec(rest[0])
+        if spec is None or not isinstance(spec.loader, InspectLoader):
+            raise ImportError(f"there is no module {rest[0]}")
+        sys.argv = [str(spec.origin), *rest[1:]]
+        _run(
+            spec.loader.get_code(rest[0]),
+            __spec__=spec,
+            __file__=spec.origin,
+            __package__=spec.parent,
+            __loader__=spec.loader,
+        )
     else:
         sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
         sys.argv = [first, *rest]
-        _run(first)
+        with open(first, "rb") as source:
+            _run(compile(source.read(), first, "exec"), __file__=first)
+
+
+def _open_streams() -> None:
+    """Those of the zygote know of its own files whether they can be sought."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        old = getattr(sys, name)
+        lines = number == 2 or (number == 1 and os.isatty(1))
+        new = open(number, mode, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
+        if mode == "w":
+            new.reconfigure(line_buffering=lines, write_through=old.write_through)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
 
 
 def _take(descriptors: list[int]) -> None:
@@ -297,12 +372,11 @@ def _take(descriptors: list[int]) -> None:
         os.environ["PMI_FD"] = str(descriptor)
 
 
-def _run(script: str) -> None:
+def _run(code: types.CodeType | None, **facts: object) -> None:
+    assert code is not None
     main_module = types.ModuleType("__main__")
-    main_module.__dict__.update(__file__=script, __builtins__=__builtins__)
+    main_module.__dict__.update(facts, __builtins__=__builtins__)
     sys.modules["__main__"] = main_module
-    with open(script, "rb") as source:
-        code = compile(source.read(), script, "exec")
     exec(code, main_module.__dict__)
 
 

@@ -66,6 +66,8 @@ def test_the_keras_of_tensorflow_may_be_the_old_one(tmp_path: Path) -> None:
         ("os.environ.setdefault('KERAS_BACKEND', 'jax')", {"KERAS_BACKEND": "torch"}),
         ("os.environ.setdefault('CUDA_VISIBLE_DEVICES', '')", {"CUDA_VISIBLE_DEVICES": ""}),
         ("os.environ['WANDB_MODE'] = 'offline'", {}),
+        ("os.environ['UNKNOWN'] = 'x'", {"UNKNOWN": "x"}),
+        ("os.environ['MKL_NUM_THREADS'] = '1'", {"MKL_NUM_THREADS": "1"}),
         ("os.environ['WANDB_NAME'] = f'{os.getpid()}'", {}),
         ("del os.environ['WANDB_MODE']", {}),
         ("os.environ.get('KERAS_BACKEND'); os.environ['HOME']; dict(os.environ)", {}),

@@ -107,3 +107,38 @@ def test_its_folder_goes_with_it() -> None:
     found._process.wait()
     assert not Path(found.path).parent.exists()
     found.close()
+
+
+def written_by(zygote_: Zygote, folder: Path, script: str, stdin: bytes = b"") -> str:
+    """What a forked script prints."""
+    (folder / "script.py").write_text(script)
+    (folder / "in").write_bytes(stdin)
+    with (folder / "in").open("rb") as given, (folder / "out").open("wb") as out:
+        process = Forked(zygote_.path, Command([str(folder / "script.py")], ENV), (given.fileno(), out.fileno(), 2))
+        assert process.wait(60) == 0
+    return (folder / "out").read_text()
+
+
+def test_a_file_that_a_script_leaves_open_is_complete(empty: Zygote, tmp_path: Path) -> None:
+    """Those of functions, and of objects that refer to themselves, are closed when the interpreter ends."""
+    script = f"""
+class Circle:
+    def __init__(self):
+        self.itself, self.file = self, open({str(tmp_path / "circle")!r}, "w")
+    def __del__(self):
+        self.file.close()
+Circle().file.write("abcd")
+file = open({str(tmp_path / "function")!r}, "w")
+def write():
+    file.write("abcd")
+write()
+import atexit, sys
+atexit.register(lambda: print(sys.modules["__main__"].__file__))
+"""
+    assert written_by(empty, tmp_path, script) == f"{tmp_path / 'script.py'}\n"
+    assert (tmp_path / "circle").read_text() == (tmp_path / "function").read_text() == "abcd"
+
+
+def test_standard_input_can_be_sought_as_in_a_new_interpreter(empty: Zygote, tmp_path: Path) -> None:
+    script = "import sys; sys.stdin.read(); sys.stdin.seek(0); print(sys.stdin.read())"
+    assert written_by(empty, tmp_path, script, b"hello") == "hello\n"

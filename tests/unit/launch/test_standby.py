@@ -164,7 +164,11 @@ def test_new_interpreters_can_be_asked_for(standby: Standby, tmp_path: Path) -> 
 
 def test_an_import_that_fails_is_left_to_the_script(standby: Standby, tmp_path: Path) -> None:
     script = "import keras\ntry:\n    import sklearn.no_such_module\nexcept ImportError:\n    pass"
-    assert started(standby, tmp_path, script)["parent"] == os.getpid()
+    assert started(standby, tmp_path, script)["parent"] != os.getpid()  # a library, which the script does without
+    (tmp_path / "tf_keras.py").write_text("1 / 0")
+    with contextlib.closing(Standby()) as another:
+        script = "import keras\ntry:\n    import tf_keras\nexcept ZeroDivisionError:\n    pass"
+        assert started(another, tmp_path, script)["parent"] == os.getpid()
 
 
 @pytest.mark.parametrize(
@@ -175,6 +179,7 @@ def test_an_import_that_fails_is_left_to_the_script(standby: Standby, tmp_path: 
             "KERAS_BACKEND is 'jax' where the script imports keras; ",
         ),
         ("import sys\nsys.path.insert(0, sys.path[0] + '/other')\nimport keras", "the script imports keras from "),
+        ("import os\ne = os.environ\ne['UNKNOWN'] = 'x'\nimport keras", "UNKNOWN is 'x' where"),
     ],
 )
 def test_an_import_in_another_environment_is_refused(

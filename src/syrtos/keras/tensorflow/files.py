@@ -61,6 +61,30 @@ def writer(original: Callable[..., Any]) -> Callable[..., Any]:
     return create_file_writer
 
 
+def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around `tf.data.Dataset.save`: one worker writes the folder. The others read the data set to its end too: its records may draw random numbers."""
+
+    @functools.wraps(original)
+    def save(
+        self: Any, path: Any, compression: Any = None, shard_func: Any = None, checkpoint_args: Any = None
+    ) -> None:
+        local, written = atomic.local(path), []
+        if local is None or checkpoint_args is not None:  # a store, or a folder that is there already
+            original(self, path, compression, shard_func, checkpoint_args)
+            return
+
+        def write_to(place: str) -> None:
+            written.append(place)
+            original(self, place, compression, shard_func)
+
+        once(local, lambda: atomic.write(local, write_to))
+        if not written:
+            for _ in self:
+                pass
+
+    return save
+
+
 def kept_apart(argument: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Around `tf.data.Dataset.cache` and `snapshot`: each worker writes a file of its own while it reads, for two writers of one break it.
 

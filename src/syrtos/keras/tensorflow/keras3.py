@@ -175,7 +175,8 @@ def _make_predict_function(original: Method) -> Method:
                 self, "predict_step", functools.partial(common.gathered_predict_step, session, step, of_first.plan)
             )
             original(self, force)
-            function = naming_split(of_first.plan, session, self.predict_function)
+            predicts: Any = self.predict_function
+            function = naming_split(of_first.plan, session, predicts)
 
             def of_shares(batches: Any) -> Any:
                 shares = [_sharing(session, batch) for batch in batches]

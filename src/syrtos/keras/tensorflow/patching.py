@@ -36,7 +36,7 @@ def patch_tensorflow() -> None:
     tf_internals_random.draw_by_rank(TensorFlow().rank_to_seed)
     replace(tf.data.Dataset, "cache", tf_files.kept_apart("filename"))
     replace(tf.data.Dataset, "snapshot", tf_files.kept_apart("path"))
-    replace(tf.data.Dataset, "save", files.writing("path"))
+    replace(tf.data.Dataset, "save", tf_files.saved_once)
     for name in ("map", "interleave", "batch"):
         replace(tf.data.Dataset, name, reproducible.in_order)
     replace(tf.GradientTape, "__enter__", timing.recording)

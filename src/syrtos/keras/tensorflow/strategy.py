@@ -174,6 +174,8 @@ class _Extended(tf_internals.OneDeviceExtended):
         del options
         if self._session.world.size == 1 or tf_internals.is_shared_out(dataset):
             return dataset
+        if not tf.executing_eagerly():
+            return self._shares(dataset)
         how = self._session.input_comm, input_pipelines.is_own_shard(dataset)
         return tf_internals.kept_shares(dataset, how, lambda: self._shares(dataset))
 

@@ -285,12 +285,16 @@ def is_shared_out(dataset: Any) -> bool:
 
 
 def kept_shares(dataset: Any, how: object, build: Callable[[], Any]) -> Any:
-    """The pipeline that ``build`` makes of a data set, kept with it: a script may give one data set to many calls of `fit` and `evaluate`.
+    """The pipeline that ``build`` makes of a data set. Of one that comes again, as it does in scripts with many calls of `fit`, it is kept.
 
-    It is built again where ``how`` is another.
+    It is built again where ``how`` is another. A data set that comes once, as that of arrays, must not be in a circle with what it is a part
+    of: the arrays would live until Python collects circles.
     """
     kept = getattr(dataset, _KEPT, None)
-    if kept is None or kept[0] != how:
+    if kept is None:
+        setattr(dataset, _KEPT, (None, None))
+        return build()
+    if kept[0] != how:
         kept = how, build()
         setattr(dataset, _KEPT, kept)
     return kept[1]
