@@ -68,7 +68,7 @@ def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_
     assert progress["TotalStepCountPerEpoch"] == 29  # 1797 images in batches of 64, over both instances
 
 
-@pytest.mark.parametrize("backend", [pytest.param("jax", marks=pytest.mark.long), "torch"])
+@pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch")])
 def test_other_backends(service: Service, digits: Path, tmp_path: Path, backend: str) -> None:
     variables = {"KERAS_BACKEND": backend}
     plain = started_plainly(digits, tmp_path, variables)

@@ -63,7 +63,11 @@ def check_alike(one: Path, other: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("backend", "data"),
-    [("tensorflow", "planned"), pytest.param("jax", "arrays", marks=pytest.mark.long), ("torch", "arrays")],
+    [
+        ("tensorflow", "planned"),
+        pytest.param("jax", "arrays", marks=pytest.mark.long),
+        pytest.param("torch", "arrays", marks=pytest.mark.long),
+    ],
 )
 def test_a_run_gets_another_number_of_workers(tmp_path: Path, backend: str, data: str) -> None:
     trained(tmp_path / "alone", data, backend=backend)

@@ -59,7 +59,7 @@ def test_it_trains_saves_and_loads_as_one_process_does(tmp_path: Path, alone: tu
         pytest.param("tensorflow", "each", (), marks=pytest.mark.long),
         pytest.param("torch", "plain", (), marks=pytest.mark.long),
         ("torch", "each", ()),
-        ("torch", "each", ("--exchange", "framework")),  # which sums all
+        pytest.param("torch", "each", ("--exchange", "framework"), marks=pytest.mark.long),  # which sums all
     ],
 )
 def test_between_hosts_each_worker_sums_its_parts(
@@ -102,7 +102,9 @@ def test_between_hosts_no_more_bytes_are_sent(backend: str) -> None:
     assert sent["--shard-update",] < 1.1 * sent[()]
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.long), "jax"])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("torch", "jax"))]
+)
 def test_after_a_kill_the_result_is_the_same(tmp_path: Path, backend: str) -> None:
     whole = train(tmp_path / "whole", "plain", "--shard-update", backend=backend)
     assert train(tmp_path / "killed", "killed", "--shard-update", backend=backend) == whole

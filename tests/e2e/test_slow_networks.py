@@ -46,7 +46,7 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) if "fp16" in way else way for way in WAYS])
 def test_as_much_is_learnt(tmp_path: Path, learnt: tuple[str, list[float]], way: str) -> None:
     """In the mean of three seeds."""
     backend, exact = learnt

@@ -299,9 +299,8 @@ def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path, backend: s
 _LEFT_OUT = ("plain", "rank_0", "own_step", "eagerly", "accumulated", "decay", "several_steps")
 
 
-@pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "jax"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", pytest.param("torch", marks=pytest.mark.long)])
 def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path: Path, backend: str) -> None:
     cases = [case for case in _LEFT_OUT if (backend, case) != ("torch", "several_steps")]  # which Keras refuses there
     command = ("-n", "2", "--on-nan", "skip", SCRIPTS / "left_out.py", *cases, "always_wrong")
@@ -317,9 +316,8 @@ def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path: Path, backend: str) 
         assert found == dict.fromkeys(cases, "the same")
 
 
-@pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "jax"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", pytest.param("jax", marks=pytest.mark.long)])
 def test_weights_go_back_some_updates(tmp_path: Path, backend: str) -> None:
     command = ("-n", "2", "--on-nan", "rollback", SCRIPTS / "left_out.py", "rolled_back", "again_and_again")
     env = {"KERAS_BACKEND": backend}

@@ -60,13 +60,12 @@ COMPILED = [
 
 
 @pytest.fixture(scope="module")
-def compiled_rows() -> table.Rows:
-    return table.measure(COMPILED, [2], flags=("--compile-update", "on"))
+def compiled_rows(request: pytest.FixtureRequest) -> table.Rows:
+    return table.measure(registry.chosen(request, "test_compiled_updates"), [2], flags=("--compile-update", "on"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", registry.in_tiers(COMPILED, slow=COMPILED[::2]))
 def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
     table.check(compiled_rows, name)
 

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
@@ -85,10 +85,9 @@ class _Worker:
             if self._supervised:
                 events.started(self._control, self.rank)
                 os._exit = self._left
-            for finder in sys.meta_path:
-                if hasattr(
-                    finder, "on_difference"
-                ):  # of the program that has forked this process: see `syrtos.launch.zygote`
+            finder: Any
+            for finder in sys.meta_path:  # that of the program that has forked this process: see `syrtos.launch.zygote`
+                if hasattr(finder, "on_difference"):
                     finder.on_difference = self._imported_otherwise
             if self._join() == "server":
                 _serve(program, self._options.run_dir)

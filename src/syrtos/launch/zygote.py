@@ -357,7 +357,7 @@ def _open_streams() -> None:
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, name)
         lines = number == 2 or (number == 1 and os.isatty(1))
-        new = open(number, mode, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
+        new: Any = open(number, mode, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
         if mode == "w":
             new.reconfigure(line_buffering=lines, write_through=old.write_through)
         setattr(sys, name, new)

@@ -378,24 +378,42 @@ def _without_rows(spec: Any) -> Any:
     return _rows_like(spec, 0)
 
 
-def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Operation | tf.Tensor:
-    return _compared_sums(index, _sum_of(index, data), comm)
+def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Tensor:
+    """True, once the workers have compared a checksum of the batch, as they do with every so many."""
+
+    def compare(number: Array, *arrays: Array) -> Array:
+        return _agree(number, _checksum(*arrays), comm)
+
+    def run() -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(compare, [index, *_tensors(data)], tf.bool), [])
+
+    return tf.cond(_is_compared(index), run, lambda: tf.constant(True))
 
 
 def _sum_of(index: tf.Tensor, data: Any) -> tf.Tensor:
     """A checksum of every so many batches, float64; 0 of the others."""
-    tensors = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
-
-    def add_up(*arrays: Array) -> Array:
-        checksum = 0
-        for array in arrays:
-            checksum = zlib.crc32(_head_of(array), checksum)
-        return np.asarray(float(checksum))
 
     def run() -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(add_up, tensors, tf.float64), [])
+        return tf.ensure_shape(tf.numpy_function(_checksum, _tensors(data), tf.float64), [])
 
     return tf.cond(_is_compared(index), run, lambda: tf.constant(0.0, tf.float64))
+
+
+def _tensors(data: Any) -> list[tf.Tensor]:
+    return [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
+
+
+def _checksum(*arrays: Array) -> Array:
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(_head_of(array), checksum)
+    return np.asarray(float(checksum))
+
+
+def _agree(number: Array, mine: Array, comm: Communicator) -> Array:
+    with world.remembering_errors():
+        fitting.check_same_data(comm.agree("compare input", float(mine)), int(number))
+    return np.asarray(True)
 
 
 def _head_of(array: Array) -> bytes:
@@ -405,10 +423,8 @@ def _head_of(array: Array) -> bytes:
 
 
 def _compared_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
-    def compare(batch: Array, mine: Array) -> Array:
-        with world.remembering_errors():
-            fitting.check_same_data(comm.agree("compare input", float(mine)), int(batch))
-        return np.asarray(True)
+    def compare(number: Array, mine: Array) -> Array:
+        return _agree(number, mine, comm)
 
     def run() -> tf.Tensor:
         return tf.ensure_shape(tf.numpy_function(compare, [index, checksum], tf.bool), [])
