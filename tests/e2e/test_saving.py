@@ -15,7 +15,7 @@ from backends import run
 
 SYRTOS = Path(sys.executable).with_name("syrtos")
 SCRIPT = Path(__file__).parent / "scripts" / "saving_checks.py"
-CHECKS = ("functions", "tensorflow", "errors", "own_folders", "fetched", "unasked", "guarded")
+CHECKS = ("functions", "tensorflow", "errors", "data_sets", "own_folders", "fetched", "unasked", "guarded")
 
 
 class _Slow(http.server.BaseHTTPRequestHandler):

@@ -118,6 +118,25 @@ def errors() -> None:
     assert len(set(COMM.allgather_object(f"{type(error).__name__} {error}"))) == 1
 
 
+def data_sets() -> None:
+    """Saved once, after which all workers draw the same random numbers still; a cache and a snapshot for each."""
+    draw = np.random.default_rng(0)
+
+    def records() -> Any:
+        for _ in range(12):
+            yield draw.normal(size=3).astype("float32")
+
+    made = tf.data.Dataset.from_generator(records, output_signature=tf.TensorSpec((3,)))
+    made.save(str(FOLDER / "saved"))
+    rows = np.stack(list(tf.data.Dataset.load(str(FOLDER / "saved"))))
+    told = COMM.allgather_object((rows.tobytes(), float(draw.normal())))
+    assert told[0] == told[-1]
+    for kept in (made.cache(str(FOLDER / "cached")), made.snapshot(str(FOLDER / "snapshot"))):
+        once, again = (np.stack(list(kept)) for _ in range(2))
+        np.testing.assert_array_equal(once, again)
+    assert {"saved", "snapshot", "snapshot.rank-1"} <= set(names(FOLDER))
+
+
 def own_folders() -> None:
     """A folder that only one worker knows."""
     folder = Path(tempfile.mkdtemp())
@@ -184,7 +203,7 @@ def explicit() -> None:
     assert same(keras.models.load_model(FOLDER / "rank-1.keras"), model(6.0))
 
 
-CHECKS = (functions, tensorflow, errors, own_folders, fetched, unasked, guarded)
+CHECKS = (functions, tensorflow, errors, data_sets, own_folders, fetched, unasked, guarded)
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
