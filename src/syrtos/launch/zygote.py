@@ -260,13 +260,14 @@ class Server:
             text, descriptors = b"", []
         if not text:
             return self._forget(client)
+        parent = os.getpid()
         try:
             pid = os.fork()
         except OSError:  # no memory, or too many processes: the client sees the end of the connection
             return self._forget(client)
         if pid == 0:
             self._leave()
-            return {**json.loads(text), "descriptors": descriptors}
+            return {**json.loads(text), "descriptors": descriptors, "parent": parent}
         for descriptor in descriptors:
             os.close(descriptor)
         self._children[pid] = client
@@ -316,6 +317,8 @@ def _tell(client: socket.socket, what: dict[str, int]) -> None:
 def become(request: dict[str, Any]) -> None:
     """Runs a script or a module as a new interpreter would."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != request["parent"]:  # it has ended before
+        os.kill(os.getpid(), signal.SIGKILL)
     os.setsid()
     coerced = {
         name: value for name, value in os.environ.items() if name == "LC_CTYPE"
