@@ -337,22 +337,24 @@ def become(request: dict[str, Any]) -> None:
     if first == "-m":
         if not sys.flags.safe_path:
             sys.path.insert(0, os.getcwd())
-        spec = importlib.util.find_spec(rest[0])
-        if spec is None or not isinstance(spec.loader, InspectLoader):
-            raise ImportError(f"there is no module {rest[0]}")
-        sys.argv = [str(spec.origin), *rest[1:]]
-        _run(
-            spec.loader.get_code(rest[0]),
-            __spec__=spec,
-            __file__=spec.origin,
-            __package__=spec.parent,
-            __loader__=spec.loader,
-        )
+        _run_module(rest[0], rest[1:])
     else:
         sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
         sys.argv = [first, *rest]
         with open(first, "rb") as source:
             _run(compile(source.read(), first, "exec"), __file__=first)
+
+
+def _run_module(name: str, arguments: list[str]) -> None:
+    """As ``python -m name``; of a package its ``__main__``. Not by runpy, which puts the zygote's ``__main__`` back before the interpreter ends."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or not isinstance(spec.loader, InspectLoader):
+        raise ImportError(f"there is no module {name} that can be run")
+    sys.argv = [str(spec.origin), *arguments]
+    code = spec.loader.get_code(spec.name)
+    _run(code, __spec__=spec, __file__=spec.origin, __package__=spec.parent, __loader__=spec.loader)
 
 
 def _open_streams() -> None:

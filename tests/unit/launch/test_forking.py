@@ -142,3 +142,22 @@ atexit.register(lambda: print(sys.modules["__main__"].__file__))
 def test_standard_input_can_be_sought_as_in_a_new_interpreter(empty: Zygote, tmp_path: Path) -> None:
     script = "import sys; sys.stdin.read(); sys.stdin.seek(0); print(sys.stdin.read())"
     assert written_by(empty, tmp_path, script, b"hello") == "hello\n"
+
+
+def test_modules_and_packages_are_run(empty: Zygote, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    for file in ("package/__init__.py", "package/inner.py", "package/__main__.py", "module.py"):
+        (tmp_path / file).write_text(
+            "import sys\nif __name__ == '__main__': print(__package__, __spec__.name, *sys.argv)"
+        )
+    said = {}
+    for name in ("package", "package.inner", "module"):
+        with (tmp_path / "out").open("wb") as out:
+            process = Forked(empty.path, Command(["-m", name, "x"], ENV, str(tmp_path)), (0, out.fileno(), 2))
+            assert process.wait(60) == 0
+        said[name] = (tmp_path / "out").read_text().split()
+    assert said == {
+        "package": ["package", "package.__main__", str(tmp_path / "package" / "__main__.py"), "x"],
+        "package.inner": ["package", "package.inner", str(tmp_path / "package" / "inner.py"), "x"],
+        "module": ["module", str(tmp_path / "module.py"), "x"],
+    }
