@@ -40,6 +40,11 @@ def has_data(source: int) -> bool:
     return held[0] > 0
 
 
+def is_pipe_with_data(source: int) -> bool:
+    """Whether there is something to read that can be read once."""
+    return not stat.S_ISREG(os.fstat(source).st_mode) and has_data(source)
+
+
 @contextlib.contextmanager
 def copied(source: int | None, ranks: int) -> Iterator[str]:
     """Inside, `adopt` with the text that this yields gives each of ``ranks`` workers the contents of ``source``."""

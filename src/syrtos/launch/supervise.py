@@ -15,7 +15,7 @@ from syrtos.launch.hangs import STOPPED, TRACED, Hangs
 from syrtos.launch.outcome import Facts, Outcome, how, judge
 from syrtos.launch.output import Listener, Pump
 from syrtos.launch.plan import Plan
-from syrtos.launch.standard_input import copied
+from syrtos.launch.standard_input import copied, is_pipe_with_data
 from syrtos.launch.standby import Imports, Standby
 from syrtos.launch.waits import Waits
 from syrtos.settings import INPUT_VARIABLE, SUPERVISED_VARIABLE
@@ -45,10 +45,12 @@ def supervise(
         standby_after: seconds that it is left alone at first: getting ready takes a core for some seconds.
         changed: why other workers are to take the place of these, as a sentence; empty as long as they are not.
     """
+    shares_import = standby is not None and not (source is not None and is_pipe_with_data(source))
     with copied(source, plan.processes) as told:
         env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: told}
         if agents is None:
-            if standby and (stopped := _imports_awaited(standby, plan, env)):
+            # A script that begins again, as it may then, would find a pipe empty.
+            if standby and shares_import and (stopped := _imports_awaited(standby, plan, env)):
                 return judge(Facts(processes=plan.processes, stopped_by=stopped))
             start = standby.start if standby else local.start
             engine = local.Local(plan.groups, plan.nodes, env, start, whole=not plan.reports)
