@@ -302,17 +302,18 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
                 return Outcome(End.NOT_STARTED, 1, why=str(error))
             if without:
                 output.say(f"{', '.join(sorted(without))} can't be reached: their workers run on the other hosts")
-            outcome = _run_once(
-                now, machine, folder, {**variables(now.workers), **new_interpreters}, began, supervised, without
-            )
+
+            def run_once() -> Outcome:
+                more = {**variables(now.workers), **new_interpreters}
+                return _run_once(now, machine, folder, more, began, supervised, without)
+
+            outcome = run_once()
             if outcome.otherwise and outcome.end is not End.STOPPED:
                 output.say(
                     f"{outcome.otherwise}. The script begins again, and each worker imports its frameworks by itself."
                 )
                 new_interpreters[settings.NEW_INTERPRETERS_VARIABLE] = "first"
-                outcome = _run_once(
-                    now, machine, folder, {**variables(now.workers), **new_interpreters}, began, supervised, without
-                )
+                outcome = run_once()
             began = time.time()  # of the next generation, if there is one
             return outcome
 

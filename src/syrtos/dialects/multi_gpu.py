@@ -15,9 +15,8 @@ from syrtos.dialects import keras2
 def install() -> None:
     """Puts the function where scripts import it from, as far as that has been imported."""
     for name in ("keras", "keras._tf_keras.keras", "tf_keras"):
-        if hasattr(
-            sys.modules.get(name.partition(".")[0]), "utils"
-        ):  # else it is being imported, and this is called again
+        package = sys.modules.get(name.partition(".")[0])
+        if hasattr(package, "utils"):  # else it is being imported, and this is called again
             importlib.import_module(name).utils.multi_gpu_model = multi_gpu_model
 
 

@@ -72,9 +72,8 @@ class _Agent:
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._snapshots = HeldSnapshots()
         self._standby = Standby()
-        self._pending: tuple[Message, dict[str, str]] | None = (
-            None  # workers that are started once what they are forked from has imported
-        )
+        # The request for workers that are started once the process has imported from which they are forked.
+        self._pending: tuple[Message, dict[str, str]] | None = None
 
     def run(self) -> Message | None:
         threading.Thread(target=self._hear, name="syrtos-hear", daemon=True).start()

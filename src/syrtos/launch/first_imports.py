@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from syrtos.launch.program import Program
-from syrtos.launch.zygote import is_compared
+from syrtos.launch.zygote import FRAMEWORKS, is_compared
 
-# Frameworks, and the modules by which they are imported.
-_FRAMEWORKS = {"keras": "keras", "tf_keras": "tf_keras", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+# Modules that import a framework, beside the frameworks themselves.
 _BY_OTHERS = {
     "horovod.tensorflow": "tensorflow",
     "horovod.keras": "keras",
@@ -120,9 +119,8 @@ class _Reader:
     def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
         for name in _imported(statement):
             top = name.partition(".")[0]
-            found = _FRAMEWORKS.get(top) or next(
-                (by for key, by in _BY_OTHERS.items() if f"{name}.".startswith(f"{key}.")), ""
-            )
+            by_others = (by for key, by in _BY_OTHERS.items() if f"{name}.".startswith(f"{key}."))
+            found = top if top in FRAMEWORKS else next(by_others, "")
             if found and found not in self.frameworks:
                 self.frameworks.append(found)
             elif top in _LIBRARIES and name not in self.libraries:

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, LaunchError
@@ -65,7 +66,7 @@ class Standby:
             return
         variables = {**_without_secrets(env), **shared, **found.variables}
         began = time.time()
-        self._start(Zygote, dict.fromkeys(found.frameworks, ""), variables, libraries=found.libraries, compare=True)
+        self._start(dict.fromkeys(found.frameworks, ""), variables, libraries=found.libraries, compare=True)
         self._imported = (began, 0.0) if self._zygote else None
 
     def is_settled(self) -> bool:
@@ -97,14 +98,13 @@ class Standby:
         """
         if (self._zygote is not None and self._zygote.lives()) or _always_new(env):
             return
-        self._start(Zygote, imports.modules, {**_ordinary(env), **imports.variables}, idle=True)
+        self._start(imports.modules, {**_ordinary(env), **imports.variables}, idle=True)
 
-    def _start(
-        self, zygote: Callable[..., Zygote], modules: Mapping[str, str], env: Mapping[str, str], **how: object
-    ) -> None:
+    def _start(self, modules: Mapping[str, str], env: Mapping[str, str], **how: Any) -> None:
+        """In the place of one that there is; ``how``: see `Zygote`."""
         self.close()
         try:
-            self._zygote = zygote(modules, env, **how)
+            self._zygote = Zygote(modules, env, **how)
         except OSError as error:
             output.say(f"each worker imports its frameworks by itself: {error}")
 

@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 # Signals that a terminal or a scheduler sends to all processes of a run: its end is that of standard input.
 _FOR_WORKERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 # Frameworks, which adapters wait for: hidden also where another one has imported them.
-_FRAMEWORKS = ("keras", "tf_keras", "tensorflow", "jax", "torch")
+FRAMEWORKS = ("keras", "tf_keras", "tensorflow", "jax", "torch")
 # Variables that no framework reads: of launchers and job services, which have another value for each worker, and of services that keep records.
 _OF_OTHERS = (
     "SYRTOS_", "PMI", "MPI", "HYD", "OMPI_", "HOROVOD_", "UCX_", "FI_", "SLURM_", "NCCL_", "SM_", "AWS_", "MASTER_", "TF_CONFIG", "PYTHON",
@@ -109,7 +109,7 @@ class Imported(MetaPathFinder, Loader):
         self._path, self._logs = list(sys.path), _loggers()
         self._handlers = list(logging.getLogger("tensorflow").handlers)
         self._modules = {
-            name: sys.modules[name] for name in dict.fromkeys((*files, *_FRAMEWORKS)) if name in sys.modules
+            name: sys.modules[name] for name in dict.fromkeys((*files, *FRAMEWORKS)) if name in sys.modules
         }
         for name, file in files.items():
             if file not in ("", self._modules[name].__file__):
@@ -130,7 +130,7 @@ class Imported(MetaPathFinder, Loader):
         module = self._modules.get(fullname)
         if module is None or module.__spec__ is None:
             return None
-        if self._compare and fullname in _FRAMEWORKS:
+        if self._compare:
             self._check(fullname, module.__spec__)
         spec = ModuleSpec(fullname, self, origin=module.__spec__.origin, is_package=True)
         spec.submodule_search_locations = module.__spec__.submodule_search_locations
@@ -181,9 +181,8 @@ class Imported(MetaPathFinder, Loader):
         if logging.getLogger().handlers:  # TensorFlow's logger gets a handler of its own only where the root has none
             for handler in self._handlers:
                 logging.getLogger("tensorflow").removeHandler(handler)
-        if self._logs and all(
-            logger.disabled for logger in self._logs
-        ):  # by `logging.config`, which disables those that there are
+        # `logging.config` disables the loggers that there are; without the imports there would be none.
+        if all(logger.disabled for logger in self._logs):
             for logger in self._logs:
                 logger.disabled = False
 
@@ -320,9 +319,8 @@ def become(request: dict[str, Any]) -> None:
     if os.getppid() != request["parent"]:  # it has ended before
         os.kill(os.getpid(), signal.SIGKILL)
     os.setsid()
-    coerced = {
-        name: value for name, value in os.environ.items() if name == "LC_CTYPE"
-    }  # by Python itself, where there is no locale (PEP 538)
+    # Python itself sets it where there is no locale (PEP 538).
+    coerced = {name: value for name, value in os.environ.items() if name == "LC_CTYPE"}
     os.environ.clear()
     os.environ.update({**coerced, **request["env"]})
     os.chdir(request["cwd"])

@@ -12,9 +12,8 @@ from syrtos.doctor.finding import Finding, Severity, at
 from syrtos.doctor.program import Program
 from syrtos.doctor.script import Script, argument, method
 
-# Losses of Keras whose value is no mean over rows.
-_MIXING = frozenset({"Dice", "Tversky", "Circle", "dice", "tversky", "circle"})
-_MIXING_NAMES = frozenset({"dice", "tversky", "circle"})
+# Losses of Keras whose value is no mean over rows, in lower case.
+_MIXING = frozenset({"dice", "tversky", "circle"})
 
 
 def stateful_layers(program: Program) -> Iterator[Finding]:
@@ -92,8 +91,8 @@ def _why_gathered(script: Script, node: ast.expr) -> str:
     name = script.constant(node)
     called = node.func if isinstance(node, ast.Call) else node
     last = script.meaning(called).rpartition(".")[2] if isinstance(called, ast.Name | ast.Attribute) else ""
-    if (isinstance(name, str) and name.lower() in _MIXING_NAMES) or (
-        last in _MIXING and "keras" in script.meaning(called)
+    if (isinstance(name, str) and name.lower() in _MIXING) or (
+        last.lower() in _MIXING and "keras" in script.meaning(called)
     ):
         return "this loss is computed on the outputs of all workers, which are gathered in each step: it is no mean over the rows of a batch"
     if isinstance(called, ast.Name) and (called.id in script.functions or _is_own_class(script, called.id)):
