@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -384,19 +384,29 @@ def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Tensor:
     def compare(number: Array, *arrays: Array) -> Array:
         return _agree(number, _checksum(*arrays), comm)
 
-    def run() -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(compare, [index, *_tensors(data)], tf.bool), [])
-
-    return tf.cond(_is_compared(index), run, lambda: tf.constant(True))
+    return _for_some(index, compare, [index, *_tensors(data)], True)
 
 
 def _sum_of(index: tf.Tensor, data: Any) -> tf.Tensor:
     """A checksum of every so many batches, float64; 0 of the others."""
+    return _for_some(index, _checksum, _tensors(data), np.float64(0.0))
 
-    def run() -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(_checksum, _tensors(data), tf.float64), [])
 
-    return tf.cond(_is_compared(index), run, lambda: tf.constant(0.0, tf.float64))
+def _compared_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
+    """As `_compared`, with the checksum of `_sum_of`."""
+    return _for_some(index, lambda number, mine: _agree(number, mine, comm), [index, checksum], True)
+
+
+def _for_some(index: tf.Tensor, call: Callable[..., Array], inputs: list[tf.Tensor], otherwise: Any) -> tf.Tensor:
+    """The scalar that ``call`` gives for every so many batches, in Python; ``otherwise``, of its dtype, for the others."""
+
+    def rest() -> tf.Tensor:
+        return tf.constant(otherwise)
+
+    def some() -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(call, inputs, tf.as_dtype(np.asarray(otherwise).dtype)), [])
+
+    return tf.cond(tf.equal(tf.math.floormod(index, _COMPARE_EVERY), 0), some, rest)
 
 
 def _tensors(data: Any) -> list[tf.Tensor]:
@@ -410,27 +420,13 @@ def _checksum(*arrays: Array) -> Array:
     return np.asarray(float(checksum))
 
 
-def _agree(number: Array, mine: Array, comm: Communicator) -> Array:
-    with world.remembering_errors():
-        fitting.check_same_data(comm.agree("compare input", float(mine)), int(number))
-    return np.asarray(True)
-
-
 def _head_of(array: Array) -> bytes:
     if array.dtype == object:
         return b"".join(array.reshape(-1)[:_COMPARED_BYTES].tolist())[:_COMPARED_BYTES]
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:_COMPARED_BYTES].tobytes()
 
 
-def _compared_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
-    def compare(number: Array, mine: Array) -> Array:
-        return _agree(number, mine, comm)
-
-    def run() -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(compare, [index, checksum], tf.bool), [])
-
-    return tf.cond(_is_compared(index), run, lambda: tf.constant(True))
-
-
-def _is_compared(index: tf.Tensor) -> tf.Tensor:
-    return tf.equal(tf.math.floormod(index, _COMPARE_EVERY), 0)
+def _agree(number: Array, mine: Array, comm: Communicator) -> Array:
+    with world.remembering_errors():
+        fitting.check_same_data(comm.agree("compare input", float(mine)), int(number))
+    return np.asarray(True)
