@@ -270,7 +270,9 @@ def is_going_on(run_dir: Path) -> bool:
 
 def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> int:
     spec, policy, began = request.spec, request.policy, time.time() - process_age()
-    _announce(spec, generations.generation_folder(run_dir, generations.next_generation(run_dir, resume)))
+    verifies = spec.options.verify == "only"  # `syrtos verify` prints a table in place of all that is printed of a run
+    if not verifies:
+        _announce(spec, generations.generation_folder(run_dir, generations.next_generation(run_dir, resume)))
 
     machine, env = this_machine(spec.hosts, met), settings.environment()
     agents = _agents(spec, met)
@@ -325,7 +327,8 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
     end = [ended.outcome.end.name, ended.outcome.code]
     _note(run_dir, end=end)
     if ended.outcome.end is End.FINISHED:
-        print_summary(run_dir)
+        if not verifies:
+            print_summary(run_dir)
         return ended.outcome.code
     print_table(run_dir)
     print_failure(ended.outcome, ended.folder)

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from syrtos import settings
@@ -31,7 +33,7 @@ def add_to(commands: Any) -> None:
         help="compare a script on N workers with one process, on its first batches",
         description="Run the first batches of a training script on N workers. Of each train and test function, some rows are computed whole, as one process "
         "does, and split, as the workers do; gradients, losses, metrics and assigned variables are compared. The exit code is 1 where any differs by "
-        "more than 1e-4 (with 16 bits: 5e-2). The script runs to its end, and writes its files: verify a copy where that matters.",
+        "more than 1e-4 (with 16 bits: 5e-2). The script runs to its end; models that Keras saves, logs and backups of its callbacks are not kept.",
     )
     parser.set_defaults(main=main)
     parser.add_argument("-n", type=int, dest="workers", default=2, metavar="N", help="number of workers (default: 2)")
@@ -55,15 +57,12 @@ def main(chosen: argparse.Namespace) -> int:
         make_plan(spec, this_machine(spec.hosts), settings.environment())  # refused before anything is started
         code = execute(Request(spec, Policy(0), 0), run_dir)
         functions = list(_functions(run_dir))
-    if code:
-        return code
     if chosen.json:
         for function in functions:
             print(json.dumps(function))
     else:
         _print(functions, chosen.workers)
-    looked_at = bool(functions) or settings.environment().get("KERAS_BACKEND") == "jax"
-    return int(not looked_at or any(_differs(row, f) for f in functions if not f["whole"] for row in f["rows"]))
+    return code or int(not functions or any(_differs(row, f) for f in functions if not f["whole"] for row in f["rows"]))
 
 
 def _functions(run_dir: Path) -> Iterator[Mapping[str, Any]]:
@@ -80,21 +79,37 @@ def _print(functions: list[Mapping[str, Any]], workers: int) -> None:
     console = Console()
     if not functions:
         print(
-            "syrtos: there was nothing to compare. `fit` and `evaluate` of Keras on TensorFlow and torch are looked at; JAX computes the global batch as one "
-            "program over all workers, so nothing is split there.",
+            "syrtos: there was nothing to compare: `fit`, `evaluate` and `predict` of Keras are looked at, and the script called none of them.",
             file=sys.stderr,
         )
     for function in functions:
-        table = Table(title=f"{function['model']}.{function['step']}, {workers} workers", title_justify="left")
-        for name in ("", "one process", f"{workers} workers", "difference", "rule"):
-            table.add_column(name, justify="left" if name in ("", "rule") else "right")
-        for row in function["rows"]:
-            mark = "[red]" if _differs(row, function) and not function["whole"] else ""
-            values = (f"{row['whole']:.6g}", f"{row['split']:.6g}", f"{mark}{row['difference']:.1e}")
-            table.add_row(f"{row['kind']} {row['name']}", *values, row["rule"])
-        console.print(table)
+        console.print(_table(function, workers))
         if function["whole"]:
             console.print(
                 f"Not split: {function['whole']}. Each worker computes the whole batch: right, and no faster.",
                 highlight=False,
             )
+    rows = [(row, function) for function in functions if not function["whole"] for row in function["rows"]]
+    different = sum(_differs(row, function) for row, function in rows)
+    if rows:
+        worst = max(row["difference"] for row, _ in rows)
+        equal = f"All {len(rows)} values are those of one process: the largest difference is {worst:.0e}."
+        text = f"{different} of {len(rows)} values differ from those of one process." if different else equal
+        console.print(text, style="bold red" if different else "bold green", highlight=False)
+
+
+def _table(function: Mapping[str, Any], workers: int) -> Table:
+    """All that was compared of a function, a value in a line."""
+    table = Table(title=f"{function['model']}.{function['step']}", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    for name in ("one process", f"{workers} workers", "difference"):
+        table.add_column(name, justify="right", no_wrap=True)
+    has_rules = any(row["rule"] for row in function["rows"])
+    if has_rules:
+        table.add_column("rule")
+    for row in function["rows"]:
+        mark = "[red]" if _differs(row, function) and not function["whole"] else ""
+        values = (f"{row['whole']:.6g}", f"{row['split']:.6g}", f"{mark}{row['difference']:.0e}")
+        table.add_row(row["kind"], escape(row["name"]), *values, *([row["rule"]] if has_rules else []))
+    return table

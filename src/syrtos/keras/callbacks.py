@@ -53,11 +53,15 @@ _WRITERS = {
     "ProgbarLogger",
 }
 _SAVERS = {"ModelCheckpoint", "BackupAndRestore"}
+# Of these `syrtos verify` runs the ones that write no file of their own: models are saved into its run directory.
+_WITHOUT_FILES = {"ModelCheckpoint", "ProgbarLogger"}
 _PATHS = ("filepath", "backup_dir", "directory", "filename", "log_dir")
 
 
 def here(chosen: list[Any]) -> list[Any]:
     """The callbacks of a script that this worker runs."""
+    if world.current().options.verify == "only":
+        chosen = [callback for callback in _flat(chosen) if not _kinds(callback) & (_WRITERS - _WITHOUT_FILES)]
     if world.sharing().world.rank == 0:
         return chosen
     return [callback for callback in _flat(chosen) if not _writes_for_all(callback) or _saves_together(callback)]
@@ -65,9 +69,12 @@ def here(chosen: list[Any]) -> list[Any]:
 
 def _saves_together(callback: Any) -> bool:
     """Whether all workers must be there when the callback saves the model, to gather it; one of them writes the file."""
-    return backend.active().splits_variables() and not _SAVERS.isdisjoint(
-        base.__name__ for base in type(callback).__mro__
-    )
+    return backend.active().splits_variables() and not _SAVERS.isdisjoint(_kinds(callback))
+
+
+def _kinds(callback: Any) -> set[str]:
+    """The names of a callback's class and of those that it is derived from."""
+    return {base.__name__ for base in type(callback).__mro__}
 
 
 def _flat(chosen: Any) -> list[Any]:
@@ -78,14 +85,14 @@ def _flat(chosen: Any) -> list[Any]:
 
 
 def _writes_for_all(callback: Any) -> bool:
-    if _WRITERS.isdisjoint(base.__name__ for base in type(callback).__mro__):
+    if _WRITERS.isdisjoint(_kinds(callback)):
         return False
     return not any(temporary.is_own(getattr(callback, name, None)) for name in _PATHS)
 
 
 def enclose(callback_list: Any) -> None:
     """Puts our two around all others."""
-    if world.sharing().world.rank:
+    if world.sharing().world.rank or world.current().options.verify == "only":
         callback_list.callbacks = here(callback_list.callbacks)
     last = AfterUsers(callback_list)
     keras_internals.call_at_once(callback_list)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import hashlib
 import inspect
 import io
@@ -81,6 +82,9 @@ def writing(argument: str, complete: bool = True) -> Wrapper:
 
             if path is None:
                 return original(*args, **kwargs)
+            if (instead := _instead(path)) is not None:
+                os.makedirs(os.path.dirname(instead), exist_ok=True)
+                path = instead
             asks = given.arguments.get("overwrite") is False and os.path.exists(path)
             if asks or not complete:
                 return once(path, lambda: write_to(path))
@@ -99,11 +103,17 @@ def reading(argument: str) -> Wrapper:
 
         @functools.wraps(original)
         def read(*args: Any, **kwargs: Any) -> Any:
-            with contextlib.suppress(TypeError):  # the original says what is wrong with the arguments
-                path = atomic.local(signature.bind(*args, **kwargs).arguments.get(argument))
-                if path is not None:
-                    await_complete(path)
-            return original(*args, **kwargs)
+            try:
+                given = signature.bind(*args, **kwargs)
+            except TypeError:  # the original says what is wrong with the arguments
+                return original(*args, **kwargs)
+            path = atomic.local(given.arguments.get(argument))
+            if path is not None:
+                instead = _instead(path)
+                await_complete(instead or path)
+                if instead and glob.glob(glob.escape(instead) + "*"):
+                    given.arguments[argument] = instead
+            return original(*given.args, **given.kwargs)
 
         return read
 
@@ -125,6 +135,16 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
         return once(name, lambda: original(*args, **kwargs), fetched=True)
 
     return fetch
+
+
+def _instead(path: str) -> str | None:
+    """Where `syrtos verify` saves a model in place of ``path``: one that was trained on two batches must not replace the user's. None in other runs."""
+    if not world.joined() or temporary.is_own(path):
+        return None
+    options = world.current().options
+    if options.verify != "only" or not options.run_dir:
+        return None
+    return str(Path(options.run_dir, "saved", os.path.relpath(os.path.realpath(path), "/")))
 
 
 class CompleteFiles:

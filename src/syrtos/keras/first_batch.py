@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,7 +43,7 @@ class Row:
     """One number, gradient or variable of the first batch, computed both ways.
 
     Attributes:
-        kind: ``gradient``, ``log`` or ``variable``.
+        kind: ``gradient``, ``log``, ``output`` or ``variable``.
         name: what a person knows it by.
         whole, split: its value, or its norm, by some rows together and by parts of them.
         difference: of the two, relative; once the rule is applied.
@@ -158,39 +157,15 @@ def noting_gradients(note: Note) -> Iterator[None]:
         _Noting.to = None
 
 
-@contextlib.contextmanager
-def keeping_python_state(model: Any, generators: bool = True) -> Iterator[None]:
-    """Restores the numbers and texts that a model and its parts hold, takes away what was made on a built model, and with ``generators`` restores
-    those of NumPy and Python."""
-    objects = [model, *keras_internals.layers_of(model), *model.metrics]
-    known = set(vars(model)) if getattr(model, "built", False) else None
-    numbers = [(one, {k: v for k, v in vars(one).items() if isinstance(v, int | float | str)}) for one in objects]
-    drawn = np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        for name in [
-            name for name in vars(model) if known is not None and name not in known and not name.startswith("_")
-        ]:
-            delattr(model, name)  # e.g. an optimizer that a step makes when it has none
-        for one, values in numbers:
-            for name, value in values.items():
-                if vars(one).get(name) is not value:
-                    object.__setattr__(one, name, value)
-        if generators:
-            np.random.set_state(drawn[0])
-            random.setstate(drawn[1])
-
-
 def noting() -> Note | None:
     """Who notes the gradients that optimizers are given, if they must make no update."""
     return _Noting.to
 
 
 def names_of(logs: Any, numbers: Sequence[Any]) -> list[str]:
-    """The keys under which a step returns its numbers."""
+    """The keys under which a step returns its numbers; others are numbered from 1."""
     keys = {id(value): str(name) for name, value in logs.items()} if isinstance(logs, dict) else {}
-    return [keys.get(id(number), f"number {index + 1}") for index, number in enumerate(numbers)]
+    return [keys.get(id(number), str(index + 1)) for index, number in enumerate(numbers)]
 
 
 # -- what needs no trial ---------------------------------------------------------------------------------
@@ -316,7 +291,7 @@ def decide_outputs(plan: Plan, trial: Trial, session: Session, precision: int) -
         plan.whole = f"it fails on a part of the batch: {failed}"
         return
     differs, plan.difference = _compared(comm, whole, split, _ROUNDING[precision])
-    plan.rows = _rows(whole, split)
+    plan.rows = [dataclasses.replace(row, kind="output") for row in _rows(whole, split) if row.kind == "log"]
     if any(what == "log" for what, _ in differs):
         plan.whole = "predictions of a part of the rows are not those of the batch"
 
@@ -387,7 +362,13 @@ def _rows(whole: Outcome, split: Outcome) -> list[Row]:
             if key in split.assigned
         ),
     ]
-    return [Row(kind, name, _size(a), _size(b), _far(a, b)) for kind, name, a, b in pairs]
+    return [compared(kind, name, a, b) for kind, name, a, b in pairs]
+
+
+def compared(kind: str, name: str, one: Array, other: Array, before: Array | None = None) -> Row:
+    """A row of `syrtos verify`'s table; with ``before`` the changes of a variable are compared."""
+    far = _far(one, other) if before is None else _far_change(before, one, other)
+    return Row(kind, name, _size(one), _size(other), far)
 
 
 def _size(value: Array) -> float:
@@ -528,9 +509,24 @@ def _short(value: Array) -> str:
 
 
 class Verifying:
-    """What `syrtos verify` is told: a line for each function of each model, with all that was compared."""
+    """Ends what `syrtos verify` runs after some batches, and writes down what was compared."""
 
     CALLS = 2  # of each function; then its data counts as at its end
+
+    def __init__(self, model: Any, session: Session) -> None:
+        """
+        Args:
+            model: whose function's calls are counted.
+            session: the workers; in runs that are not of `syrtos verify` nothing is ended.
+        """
+        self._model, self._calls = model, 0
+        self._is_asked = session.options.verify == "only"
+
+    def count_call(self) -> None:
+        """Counts a call with a batch of a data set. After some the loop that calls ends as after its last batch, by the flags that callbacks can set."""
+        self._calls += 1
+        if self._is_asked and self._calls >= self.CALLS:
+            self._model.stop_training = self._model.stop_evaluating = self._model.stop_predicting = True
 
     @staticmethod
     def note(plan: Plan, session: Session, model: str, step: str, bound: float) -> None:

@@ -12,7 +12,7 @@ from keras.src.backend.jax import trainer as jax_trainer
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, batches, finite, keras_internals, patches, patching, saving, sharding, trainer
-from syrtos.keras.jax import distribution, finite_steps, joining, sharded_update, step
+from syrtos.keras.jax import distribution, finite_steps, joining, sharded_update, step, verifying
 from syrtos.keras.jax.variables import Jax, is_split, whole
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import Stream
@@ -97,7 +97,10 @@ def _planned(stream: Stream) -> Iterator[Any]:
 
 def _meeting_steps(original: Method) -> Method:
     def make_function(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(self, step.meeting(step_function), *args, **kwargs)
+        together = step.meeting(step_function)
+        if world.current().options.verify == "only":
+            return original(self, verifying.verified(self, together.raw, together), *args, **kwargs)
+        return original(self, together, *args, **kwargs)
 
     return make_function
 

@@ -28,28 +28,33 @@ def compiled(step: Callable[..., Any], donate_argnums: Any = None, out_shardings
         return step(state, distribution.split(data))
 
     shardings = (distribution.everywhere(), *out_shardings[1:])
-    return _Step(jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings))
+    return Step(jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings), step)
 
 
-def meeting(function: Callable[..., Any]) -> Callable[..., Any]:
+def meeting(function: Callable[..., Any]) -> Step:
     """A step as workers make it together: one that is not compiled (`run_eagerly`, `jit_compile=False`) too. Of such a step each worker computes uneven
     batches whole; the outputs of even ones are gathered."""
-    if isinstance(function, _Step):
+    if isinstance(function, Step):
         return function
 
     def gathered(state: Any, data: Any) -> Any:
         outputs, state = function(state, data)
         return jax.tree.map(lambda leaf: whole(leaf) if is_split(leaf) else leaf, outputs), state
 
-    return _Step(gathered)
+    return Step(gathered, function)
 
 
-class _Step:
+class Step:
     """A step whose time and samples the ledger counts. Workers meet before each call: one that does something else, or is late, is named, where
-    XLA's own exchange would wait for ever."""
+    XLA's own exchange would wait for ever.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    Attributes:
+        raw: the step as the script, or Keras, wrote it.
+    """
+
+    def __init__(self, function: Callable[..., Any], raw: Callable[..., Any]) -> None:
         self._function = function
+        self.raw = raw
         self._traced: set[Any] = set()
         self._before: Any = None
 

@@ -14,6 +14,7 @@ from syrtos.comm.world import Session
 from syrtos.keras import first_batch, keras_internals, local_steps, state
 from syrtos.keras.first_batch import Assigned, Outcome, Plan
 from syrtos.keras.patching import Method
+from syrtos.keras.python_state import keeping_python_state
 from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow.gradients import Reduction
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
@@ -25,6 +26,7 @@ class Function:
 
     Attributes:
         plan: what the first batch has shown.
+        verifying: counts the calls of the function.
     """
 
     def __init__(self, model: Any, session: Session, step: Method, stock: bool, name: str) -> None:
@@ -40,18 +42,7 @@ class Function:
         self._name = name
         self.plan = Plan(decided=not first_batch.is_split(session) or bool(local_steps.rounds()))
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
-        self._calls = 0
-
-    def check_end(self, by_hand: bool = False) -> None:
-        """With `syrtos verify`, a function's data ends after some batches.
-
-        Raises:
-            StopIteration: it does.
-        """
-        self._calls += not by_hand
-        if self._session.options.verify == "only" and self._calls > first_batch.Verifying.CALLS:
-            self._model.stop_training = True
-            raise StopIteration
+        self.verifying = first_batch.Verifying(model, session)
 
     def call(self, function: Method, iterator: Any, spec: Any, steps: int) -> Any:
         """Calls ``function`` for the first time: with the first ``steps`` batches of the iterator, of which the very first is looked at before.
@@ -184,7 +175,12 @@ class _Trial:
 
     def _outcome(self, run: Callable[[Outcome], Any]) -> Outcome:
         outcome = Outcome()
-        with _without_trace(self._model, outcome), tf_internals_random.without_draws(), _eager_functions():
+        with (
+            _without_trace(self._model, outcome),
+            tf_internals_random.without_draws(),
+            tf_internals.without_output(),
+            _eager_functions(),
+        ):
             try:
                 logs = run(outcome)
                 found = self._looked_at(logs)
@@ -252,13 +248,16 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
 
     watching, noting = tf_internals.watching_assignments(about_to_assign), first_batch.noting_gradients(given)
     try:
-        with first_batch.keeping_python_state(model, puts_generators_back), watching, noting:
+        with keeping_python_state(model, puts_generators_back), watching, noting:
             yield
     finally:
+        known = [*state.of_model(model), *(found for metric in model.metrics for found in metric.variables)]
+        names = {id(getattr(found, "value", found)): state.name_of(found) for found in known}
         for key, (variable, value) in before.items():
             after = tf_internals.value_of(variable)
             if variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_bool:
-                outcome.assigned[key] = Assigned(state.name_of(variable), value.numpy(), after.numpy())
+                name = names.get(key) or state.name_of(variable)
+                outcome.assigned[key] = Assigned(name, value.numpy(), after.numpy())
             if puts_generators_back or not _is_seed(variable):
                 tf_internals.set_value(variable, value)
 

@@ -210,7 +210,7 @@ def _looking_at_first_batch(model: Any, of_first: first_batch.Function, function
     function = naming_split(of_first.plan, world.sharing(), function)
 
     def of_shares(iterator: Any) -> Any:
-        of_first.check_end()
+        of_first.verifying.count_call()
         if of_first.plan.decided:
             return function(iterator)
         steps = model._steps_per_execution

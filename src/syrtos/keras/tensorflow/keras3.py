@@ -121,7 +121,8 @@ def _make_function(original: Method) -> Method:
         def of_shares(iterator: Any) -> Any:
             by_hand = not isinstance(iterator, tf.data.Iterator)
             batches = (_sharing(session, batch) for batch in iterator) if by_hand else iterator
-            of_first.check_end(by_hand)
+            if not by_hand:
+                of_first.verifying.count_call()
             if of_first.plan.decided:
                 return function(batches)
             return of_first.call(
@@ -182,6 +183,7 @@ def _make_predict_function(original: Method) -> Method:
                 shares = [_sharing(session, batch) for batch in batches]
                 if not of_first.plan.decided:
                     of_first.decide(shares[0])
+                of_first.verifying.count_call()
                 return function(shares)
 
             self.predict_function = of_shares

@@ -25,6 +25,7 @@ from tensorflow.python.eager.polymorphic_function import tracing_compilation
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
 from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops import gen_logging_ops
 from tensorflow.python.ops import summary_ops_v2 as summary_ops
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.saved_model import load as saved_model_load
@@ -75,6 +76,18 @@ def assigning(variable: Any) -> None:
     """Called before a variable is assigned; tells who watches."""
     if _watcher is not None:
         _watcher(variable)
+
+
+@contextmanager
+def without_output() -> Iterator[None]:
+    """Inside, `tf.print` prints nothing, and `tf.summary` records nothing, of what runs eagerly."""
+    original = gen_logging_ops.print_v2
+    try:
+        gen_logging_ops.print_v2 = lambda *args, **kwargs: None
+        with tf.summary.record_if(False):
+            yield
+    finally:
+        gen_logging_ops.print_v2 = original
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from syrtos.comm.world import Session
 from syrtos.keras import first_batch, keras_internals, local_steps, state
 from syrtos.keras.first_batch import Assigned, Outcome, Plan
 from syrtos.keras.patching import Method
+from syrtos.keras.python_state import keeping_python_state
 from syrtos.keras.torch import gathering, ops, torch_internals
 from syrtos.keras.torch.rows import Share
 from syrtos.keras.torch.step import (
@@ -34,6 +35,7 @@ class Function:
     Attributes:
         model: whose function it is.
         plan: what the first batch has shown.
+        verifying: counts the calls of the function.
     """
 
     def __init__(self, model: Any, session: Session, name: str, stock: bool) -> None:
@@ -41,12 +43,13 @@ class Function:
         Args:
             model: whose function it is.
             session: the workers.
-            name: of the step: `train_step` or `test_step`.
+            name: of the step: `train_step`, `test_step` or `predict_step`.
             stock: whether it is Keras's own.
         """
         self.model, self._session, self._name, self._stock = model, session, name, stock
         self.plan = Plan(decided=not first_batch.is_split(session) or bool(local_steps.rounds()))
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
+        self.verifying = first_batch.Verifying(model, session)
 
     def decide(self, first: Share) -> None:
         """Looks at the first batch, before it counts. All workers call this together."""
@@ -56,10 +59,12 @@ class Function:
         parts = first_batch.unknown_parts(self.model, self._stock, self._name)
         asked = self._session.options.verify
         if not self.plan.whole and asked != "off" and (parts or asked == "only"):
-            trial = _Trial(self.model, self._session, getattr(self.model, self._name), first)
-            first_batch.decide(self.plan, trial, self._session, _precision(self.model))
+            predicts = self._name == "predict_step"
+            kind = _PredictingTrial if predicts else _Trial
+            trial = kind(self.model, self._session, getattr(self.model, self._name), first)
+            decide = first_batch.decide_outputs if predicts else first_batch.decide
+            decide(self.plan, trial, self._session, _precision(self.model))
         if asked == "only":
-            self.model.stop_training = True
             bound = first_batch.bound_of(_precision(self.model))
             first_batch.Verifying.note(self.plan, self._session, self.model.name, self._name, bound)
         if (
@@ -113,21 +118,41 @@ class _Trial:
             return leaf.flip(0)[start : start + self._some.samples] if getattr(leaf, "shape", ()) else leaf
 
         rows = keras.tree.map_structure(mine, gathering.rows_of_all(scope, self._some.data))
-        return _Trial(self._model, self._session, self._step, Share(self._some.samples, rows))
+        return type(self)(self._model, self._session, self._step, Share(self._some.samples, rows))
+
+    def _looked_at(self, logs: Any) -> list[Any]:
+        return numbers_of(logs)
 
     def _outcome(self, run: Callable[[Outcome], Any]) -> Outcome:
         outcome = Outcome()
         with _without_trace(self._model, outcome), torch_internals.without_draws():
             try:
                 logs = run(outcome)
-                found = numbers_of(logs)
-                outcome.logs, outcome.log_names = (
-                    [np.asarray(float(v)) for v in found],
-                    first_batch.names_of(logs, found),
-                )
+                found = self._looked_at(logs)
+                outcome.logs, outcome.log_names = [_array(v) for v in found], first_batch.names_of(logs, found)
             except Exception as error:
                 outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return outcome
+
+
+class _PredictingTrial(_Trial):
+    """Of a `predict_step`, whose outputs have rows."""
+
+    def split(self, plan: Plan) -> Outcome:
+        def run(outcome: Outcome) -> Any:
+            scope = StepScope(self._session, self._some.samples, False, plan=plan, outcome=outcome)
+            scope.model = self._model
+            with scope.entered():
+                return gathering.rows_of_all(scope, self._step(self._some.data))
+
+        return self._outcome(run)
+
+    def _looked_at(self, logs: Any) -> list[Any]:
+        return [leaf for leaf in keras.tree.flatten(logs) if isinstance(leaf, torch.Tensor)]
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(value.detach().to("cpu", torch.float64) if isinstance(value, torch.Tensor) else float(value))
 
 
 def _some_rows(share: Share, session: Session) -> Share:
@@ -170,7 +195,7 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
 
     try:
         with (
-            first_batch.keeping_python_state(model),
+            keeping_python_state(model),
             noting_assignments(about_to_assign),
             first_batch.noting_gradients(given),
         ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,7 +27,7 @@ from syrtos.keras import (
     trainer,
     whole_batch,
 )
-from syrtos.keras import first_batch as unsplittable
+from syrtos.keras.first_batch import naming_split
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.torch import batchnorm, first_batch, gradients, rows, sharded_update, step
 from syrtos.keras.torch.variables import Torch
@@ -91,11 +90,6 @@ def _timed(original: Method) -> Method:
 
 def _batches(original: Method) -> Method:
     def get_iterator(self: Any) -> Iterator[Any]:
-        found = drawn(self)
-        only = world.sharing().options.verify == "only"
-        return itertools.islice(found, unsplittable.Verifying.CALLS) if only else found
-
-    def drawn(self: Any) -> Iterator[Any]:
         session = world.sharing()
         if stream := keras_internals.stream_of(self):
             return batches.drawn(rows.planned(stream))
@@ -184,8 +178,8 @@ def _with_logs(model: Any, function: Method, stock: Method, training: bool) -> M
 
 
 def _predicting(model: Any, function: Method) -> Method:
-    of_first = first_batch.Function(model, world.sharing(), "predict_step", True)
-    of_first.plan.decided = True
+    stock = getattr(model.predict_step, "__func__", None) is torch_trainer.TorchTrainer.predict_step
+    of_first = first_batch.Function(model, world.sharing(), "predict_step", stock)
 
     def finish(scope: step.StepScope, outputs: Any) -> Any:
         scope.flush()
@@ -200,7 +194,7 @@ def _on_shares(
     function: Method, training: bool, finish: Callable[[step.StepScope, Any], Any], of_first: first_batch.Function, begin: Callable[..., step.StepScope]
 ) -> Method:  # fmt: skip
     """A step of Keras that computes this worker's share of a batch, or all of it; ``finish`` makes its outputs those of the batch."""
-    function = unsplittable.naming_split(of_first.plan, world.sharing(), function)
+    function = naming_split(of_first.plan, world.sharing(), function)
 
     def on_share(data: list[Any]) -> Any:
         session = world.sharing()
@@ -216,6 +210,7 @@ def _on_shares(
                 return function([share.data])
         if not of_first.plan.decided:
             of_first.decide(share)
+        of_first.verifying.count_call()
         if not of_first.plan.whole:
             rows.check_even(data[0], share)
         with begin(session, share.samples, training, plan=of_first.plan).entered() as scope:

@@ -1,0 +1,77 @@
+"""`syrtos verify`: a table of all that a step computes, on each backend, and no file of the user's changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SYRTOS = Path(sys.executable).parent / "syrtos"
+
+# Uneven batches of 50 rows, a loss of the script's own, files of callbacks and of the script.
+SCRIPT = """
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(1)
+x = np.random.rand(50, 4).astype("float32")
+y = x.sum(1, keepdims=True)
+
+def root_mean_square(wanted, found):
+    return keras.ops.sqrt(keras.ops.mean((wanted - found) ** 2))
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+model.compile("adam", loss=root_mean_square, metrics=["mae"])
+saved = keras.callbacks.ModelCheckpoint("best.keras")
+others = [keras.callbacks.CSVLogger("log.csv"), keras.callbacks.BackupAndRestore("backup")]
+model.fit(x, y, batch_size=8, epochs=3, verbose=0, validation_data=(x, y), callbacks=[saved, *others])
+loss, mae = model.evaluate(x, y, verbose=0)
+model.predict(x, verbose=0)
+model.save("model.keras")
+print("weights", keras.models.load_model("best.keras", compile=False).count_params())
+"""
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["tensorflow", pytest.param("jax", marks=pytest.mark.slow), pytest.param("torch", marks=pytest.mark.slow)],
+)
+def test_a_script_is_compared_and_its_files_are_left_alone(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "model.keras").write_text("a model that was trained for a week")
+    words = [str(SYRTOS), "verify", "-n", "3", "--json", "train.py"]
+    env = {**os.environ, "KERAS_BACKEND": backend}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "weights 19" in done.stdout
+    functions = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [function["step"] for function in functions] == ["train_step", "test_step", "predict_step"]
+    for function in functions:
+        assert function["rows"] and all(row["difference"] <= 1e-4 for row in function["rows"]), function
+    compared = {
+        (row["kind"], row["name"].removeprefix("sequential/")) for function in functions for row in function["rows"]
+    }
+    assert {
+        ("gradient", "dense/kernel"),
+        ("log", "loss"),
+        ("log", "mae"),
+        ("variable", "loss/total"),
+        ("output", "1"),
+    } <= compared
+    assert sorted(os.listdir(tmp_path)) == ["model.keras", "train.py"]
+    assert (tmp_path / "model.keras").read_text() == "a model that was trained for a week"
+
+
+def test_the_table_says_what_is_not_split(tmp_path: Path) -> None:
+    """Rows of a batch that are sorted by their values have no share; each worker computes all of them, which the last line names."""
+    text = SCRIPT.replace('keras.layers.Dense(3, "relu")', "keras.layers.Lambda(lambda x: keras.ops.sort(x, axis=0))")
+    (tmp_path / "train.py").write_text(text.split("model.save")[0])
+    words = [str(SYRTOS), "verify", "train.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Not split:" in done.stdout and "Each worker computes the whole batch" in " ".join(done.stdout.split())
+    assert "samples/s" not in done.stderr  # the summary of a run of two batches
