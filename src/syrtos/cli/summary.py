@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos.launch import generations
 from syrtos.observe.ledger import ledger_paths
+from syrtos.report import processors
 from syrtos.report.summary import SHARES, Summary, summarize
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 _WORTH_A_WORD = 5.0  # seconds of training
 _LONG = 200 << 20  # bytes of ledgers, which take some ten seconds to read
 _BAD_SHOWN = 10
+_BUSY = 0.9  # of a machine's cores
 _WAYS = {
     "planned": "each worker reads its own records",
     "records": "each worker reads all records and prepares its own",
@@ -40,9 +43,21 @@ def print_table(run_dir: Path) -> None:
         from rich.console import Console
 
         console = Console(stderr=True, highlight=False)
-        console.print(_table(summary))
+        table = _table(summary)
+        for text in _busy_machines(folders[-1], summary):
+            table.add_row("cores", text)
+        console.print(table)
         _print_recommended(console, run_dir, summary, folders)
         _print_bad_records(console, folders)
+
+
+def _busy_machines(folder: Path, summary: Summary) -> Iterator[str]:
+    """Yields a sentence for each machine whose cores were all busy while the run trained: more workers there gain nothing."""
+    found = processors.machines(folder)
+    for machine in found:
+        if machine.busy >= _BUSY and summary.workers > 1:
+            where = f"host {machine.number}" if len(found) > 1 else "this machine"
+            yield f"{machine.busy:.0%} of the {machine.cores} of {where} are busy: more workers on it do not train faster"
 
 
 def _print_recommended(console: Console, run_dir: Path, summary: Summary, folders: list[Path]) -> None:

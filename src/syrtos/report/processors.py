@@ -1,0 +1,70 @@
+"""Processors of each machine while a run trains, from the samples that its workers took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Fewer samples say nothing: a sample is taken each second.
+_ENOUGH = 3
+
+
+class Machine(NamedTuple):
+    """A machine of a run.
+
+    Attributes:
+        number: its node rank.
+        cores: number of its logical processors.
+        busy: mean part of them that was busy while the run trained, from 0 to 1; other programs count too.
+    """
+
+    number: int
+    cores: int
+    busy: float
+
+
+def machines(folder: Path) -> list[Machine]:
+    """Returns the machines of a generation that were sampled often enough while it trained.
+
+    Args:
+        folder: of the generation, which holds ``ledger/``.
+    """
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for sample in _while_training(folder):
+        found.setdefault(int(sample["number"]), []).append(sample)
+    return [
+        Machine(number, int(samples[-1]["cores"]), sum(sample["cpu"] for sample in samples) / len(samples) / 100)
+        for number, samples in sorted(found.items())
+        if len(samples) >= _ENOUGH
+    ]
+
+
+def _while_training(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """Yields the machine's part of each sample between which and the one before training steps were made."""
+    for path in sorted((folder / "ledger").glob("usage-*.jsonl")):
+        before: int | None = None
+        for sample in _lines(path):
+            trained = int(sample.get("trained", 0))
+            machine = sample.get("machine")
+            if (
+                before is not None
+                and trained > before
+                and machine
+                and machine.get("cores")
+                and machine.get("cpu") is not None
+            ):
+                yield machine
+            before = trained
+
+
+def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
+    """Yields the complete lines: a killed worker may leave half of one."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found
