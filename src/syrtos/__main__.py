@@ -1,5 +1,7 @@
-"""`python -m syrtos train.py` or `-m module`: one worker, of a world that something else started, that TF_CONFIG describes, or alone;
-the `syrtos` command otherwise."""
+"""`python -m syrtos train.py` or `-m module` as one worker; the `syrtos` command otherwise.
+
+The worker is of a world that something else started, of one that TF_CONFIG describes, or alone.
+"""
 
 from __future__ import annotations
 

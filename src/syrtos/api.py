@@ -1,7 +1,7 @@
 """The native API: ranks, and exchanges of arrays and tensors between workers.
 
-Every exchange is called by all workers of its process set in the same order. NumPy arrays (or anything
-`numpy.asarray` takes) give NumPy arrays; TensorFlow tensors give tensors, eagerly and inside `tf.function`, where errors come as
+Every exchange is called by all workers of its process set in the same order. NumPy arrays (or anything `numpy.asarray`
+takes) give NumPy arrays; TensorFlow tensors give tensors, eagerly and inside `tf.function`, where errors come as
 TensorFlow's that quote the ones named here. Before `init` all of them raise WorldError.
 """
 
@@ -28,7 +28,7 @@ def unconverted(function: Function) -> Function:
 
 
 class ProcessSet:
-    """Some of the workers. Exchanges given this set take place between its members only.
+    """A subset of the workers. Exchanges given this set take place between its members only.
 
     Attributes:
         ranks: the members' ranks in the world, ascending.
@@ -41,15 +41,15 @@ class ProcessSet:
 
     @property
     def included(self) -> bool:
-        """Whether this worker is a member."""
+        """Returns whether this worker is a member."""
         return self.comm is not None
 
     def rank(self) -> int:
-        """This worker's rank inside the set."""
+        """Returns this worker's rank inside the set."""
         return _member(self).rank
 
     def size(self) -> int:
-        """The number of members."""
+        """Returns the number of members."""
         return len(self.ranks)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ def init(options: Options | None = None) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether the world has been joined."""
+    """Returns whether the world has been joined."""
     return world.joined()
 
 
@@ -81,31 +81,31 @@ def shutdown() -> None:
 
 @unconverted
 def rank() -> int:
-    """This worker's number, 0 to ``size() - 1``."""
+    """Returns this worker's number, 0 to ``size() - 1``."""
     return _aware().rank
 
 
 @unconverted
 def size() -> int:
-    """The number of workers."""
+    """Returns the number of workers."""
     return world.current().world.size
 
 
 @unconverted
 def local_rank() -> int:
-    """This worker's number on its host."""
+    """Returns this worker's number on its host."""
     return _aware().local_rank
 
 
 @unconverted
 def local_size() -> int:
-    """The number of workers on this host."""
+    """Returns the number of workers on this host."""
     return world.current().world.local_size
 
 
 @unconverted
 def node_rank() -> int:
-    """The number of this worker's host."""
+    """Returns the number of this worker's host."""
     return _aware().node_rank
 
 
@@ -142,11 +142,13 @@ def allreduce(value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessSet |
 
     Args:
         value: an array or tensor of numbers, of the same shape and dtype on all workers.
-        op: SUM (the default), MEAN, MIN, MAX, PRODUCT or ADASUM. MEAN and ADASUM need floats. 16-bit floats are added up in float32.
+        op: SUM (the default), MEAN, MIN, MAX, PRODUCT or ADASUM. MEAN and ADASUM need floats. 16-bit floats are added
+            up in float32.
         process_set: the workers that take part; all by default.
 
     Returns:
-        The reduced array, of the shape and dtype of ``value``, bitwise equal on all workers. Tensors are differentiable for SUM and MEAN.
+        The reduced array, of the shape and dtype of ``value``, bitwise equal on all workers. Tensors are differentiable
+        for SUM and MEAN.
 
     Raises:
         OutOfStepError: shapes, dtypes or ``op`` differ between workers, or a worker calls another exchange.
@@ -162,15 +164,16 @@ def allgather(value: Any, process_set: ProcessSet | None = None) -> Any:
     """Concatenates the workers' arrays along the first axis, in rank order.
 
     Args:
-        value: an array or tensor, of the same dtype on all workers, and of the same shape but for the first dimension. A scalar counts as one
-            row.
+        value: an array or tensor, of the same dtype on all workers, and of the same shape but for the first dimension.
+            A scalar counts as one row.
         process_set: the workers that take part; all by default.
 
     Returns:
         All rows, of shape (sum of the first dimensions, ...), equal on all workers.
 
     Raises:
-        OutOfStepError: dtypes, or dimensions after the first, differ between workers, or a worker calls another exchange.
+        OutOfStepError: dtypes, or dimensions after the first, differ between workers, or a worker calls another
+            exchange.
         StalledError: a worker did not come within the watchdog's time (`--timeout`).
         ConfigurationError: this worker is no member of ``process_set``.
     """
@@ -204,7 +207,7 @@ def reducescatter(value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessS
 
     Args:
         value: an array or tensor with at least one dimension, of the same shape and dtype on all workers.
-        op: as of `allreduce`; SUM by default.
+        op: the reduction, as for `allreduce`; SUM by default.
         process_set: the workers that take part; all by default.
 
     Returns:
@@ -221,21 +224,23 @@ def reducescatter(value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessS
 
 @unconverted
 def alltoall(value: Any, splits: Sequence[int] | None = None, process_set: ProcessSet | None = None) -> Any:
-    """Sends rows from each worker to each.
+    """Sends groups of rows from each worker to every worker.
 
     Args:
-        value: an array or tensor of rows, first those for rank 0, then those for rank 1, and so on; of the same dtype on all workers, and of
-            the same shape but for the first dimension.
+        value: an array or tensor of rows, first those for rank 0, then those for rank 1, and so on; of the same dtype
+            on all workers, and of the same shape but for the first dimension.
         splits: the number of rows for each worker; by default equally many.
         process_set: the workers that take part; all by default.
 
     Returns:
-        The received rows in rank order of their senders, and the number of rows from each worker: a list, or for tensors int32 of shape
-        (workers,).
+        The received rows in rank order of their senders, and the number of rows from each worker: a list, or for
+        tensors int32 of shape (workers,).
 
     Raises:
-        OutOfStepError: dtypes, or dimensions after the first, differ between workers, or a worker calls another exchange.
-        ExchangeError: ``splits`` does not add up to the rows, or is missing where they can't be split equally; ``value`` is a scalar.
+        OutOfStepError: dtypes, or dimensions after the first, differ between workers, or a worker calls another
+            exchange.
+        ExchangeError: ``splits`` does not add up to the rows, or is missing where they can't be split equally;
+            ``value`` is a scalar.
         StalledError: a worker did not come within the watchdog's time (`--timeout`).
         ConfigurationError: this worker is no member of ``process_set``.
     """
@@ -261,8 +266,8 @@ def broadcast_object(value: Any, root: int = 0, process_set: ProcessSet | None =
     """Copies one worker's Python value to all.
 
     Args:
-        value: plain data: str, int, float, bool, None, bytes, lists, tuples, sets, dicts and NumPy arrays. Nothing is pickled. Only the root's
-            value is sent.
+        value: plain data: str, int, float, bool, None, bytes, lists, tuples, sets, dicts and NumPy arrays. Nothing is
+            pickled. Only the root's value is sent.
         root: the rank, inside the process set, of the worker whose value is copied; 0 by default.
         process_set: the workers that take part; all by default.
 
@@ -282,7 +287,7 @@ def allgather_object(value: Any, process_set: ProcessSet | None = None) -> list[
     """Gathers a Python value of each worker.
 
     Args:
-        value: plain data, as of `broadcast_object`.
+        value: plain data, as for `broadcast_object`.
         process_set: the workers that take part; all by default.
 
     Returns:
@@ -321,7 +326,7 @@ def _call(name: str, value: Any, group: ProcessSet | None, **arguments: Any) -> 
 
 
 def _tensor_room(value: Any) -> ModuleType | None:
-    """The module that exchanges a framework's tensors, if ``value`` is one; frameworks are never loaded for it."""
+    """Returns the module that exchanges a framework's tensors, if ``value`` is one; loads no framework for it."""
     tensorflow, jax, torch = (sys.modules.get(name) for name in ("tensorflow", "jax", "torch"))
     if tensorflow is not None and tensorflow.is_tensor(value):
         return importlib.import_module("syrtos.keras.tensorflow.ops")

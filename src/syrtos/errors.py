@@ -1,4 +1,4 @@
-"""Every exception syrtos raises on purpose.
+"""The exceptions that syrtos raises on purpose.
 
     SyrtosError
      ├─ ConfigurationError    options, environment, versions or a script that can't work

@@ -85,37 +85,44 @@ class Options:
     """The options of one run; the same on every worker.
 
     Attributes:
-        batch: ``"global"``: a batch of the script is one optimizer step over all workers.
-            ``"per-worker"``: each worker takes whole batches (Horovod's meaning).
-        sync_batchnorm: compute BatchNormalization statistics over the global batch.
-        scale_lr: how the learning rate grows with the number of workers.
+        batch: ``"global"``: a batch of the script is one optimizer step over all workers. ``"per-worker"``: each worker
+            takes whole batches (Horovod's meaning).
+        sync_batchnorm: whether BatchNormalization statistics are computed over the global batch.
+        scale_lr: the rule by which the learning rate grows with the number of workers.
         warmup_epochs: epochs over which the learning rate climbs to its scaled value.
-        check_every: steps between two comparisons of the replicas' weights; 0 turns them off; -1: every 100, or so rarely
-            that they take no more than 0.5 % of the time.
+        check_every: steps between two comparisons of the replicas' weights; 0 turns them off; -1: every 100, or so
+            rarely that they take no more than 0.5 % of the time.
         timeout: seconds a worker may wait for the others before the run is stopped.
         run_dir: folder that everything about the run is written to; empty for none.
-        servers: processes beside the workers that hold the parameters and apply the optimizers.
-        staleness: with servers, how many updates a worker may be ahead of the slowest; None: any number; 0: every update is made of
-            all workers' gradients.
-        exchange: what sums gradients: ``"mpi"`` (with shared memory inside a host); ``"framework"``: the collectives of Keras's backend; ``"auto"``:
-            the framework's where gradients are on GPUs, and with JAX, MPI elsewhere.
-        on_nan: what becomes of a gradient that is NaN or infinite, before it is applied: ``"stop"``: the run ends; ``"skip"``: the batch is left out;
-            ``"rollback"``: that, and model and optimizer go back to where they were some updates before; ``"warn"``: it is applied, and a loss that is
-            not finite is told once.
-        on_divergence: when the replicas differ: ``"stop"``: the run ends; ``"repair"``: it goes on from the last snapshot, before each of which they are
-            compared.
-        sync_every: in `fit`, steps that each worker trains alone before the workers exchange the change of their weights; 0: gradients are exchanged in
-            each step.
-        outer_lr: with ``sync_every``, the rate of the outer optimizer, for which the mean change of the weights is the gradient.
-        outer_momentum: its Nesterov momentum.
-        outer_fragments: with ``sync_every``, parts of the weights that travel one after the other while workers train on; 0: all at once, and they wait.
-        compress: how gradients, or changes of weights, travel between workers: see `syrtos.comm.compression`.
-        compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables are many and large.
-        shard_update: each worker updates its part of each variable, and keeps the optimizer's state of that part alone: see `syrtos.keras.sharding`.
-        verify: ``"first"``: some rows of the first batch are computed both whole and split, before it counts, where not all is Keras's own: see
-            `syrtos.keras.first_batch`; ``"off"``: steps are split as Keras's own are; ``"only"``: the first batches of all functions are looked at,
-            and training ends after them.
-        bucket_mb: gradients are exchanged in groups of about this many megabytes.
+        servers: number of processes beside the workers that hold the parameters and apply the optimizers.
+        staleness: with servers, how many updates a worker may be ahead of the slowest; None: any number; 0: every
+            update is made of all workers' gradients.
+        exchange: the engine that sums gradients: ``"mpi"`` (with shared memory inside a host); ``"framework"``: the
+            collectives of Keras's backend; ``"auto"``: the framework's where gradients are on GPUs, and with JAX, MPI
+            elsewhere.
+        on_nan: the treatment of a gradient that is NaN or infinite, before it is applied: ``"stop"``: the run ends;
+            ``"skip"``: the batch is left out; ``"rollback"``: the batch is left out, and model and optimizer go back to
+            where they were some updates before; ``"warn"``: it is applied, and a loss that is not finite is reported
+            once.
+        on_divergence: the treatment of replicas that differ: ``"stop"``: the run ends; ``"repair"``: it goes on from
+            the last snapshot, before each of which the replicas are compared.
+        sync_every: in `fit`, steps that each worker trains alone before the workers exchange the change of their
+            weights; 0: gradients are exchanged in each step.
+        outer_lr: with ``sync_every``, the rate of the outer optimizer, for which the mean change of the weights is the
+            gradient.
+        outer_momentum: with ``sync_every``, the Nesterov momentum of the outer optimizer.
+        outer_fragments: with ``sync_every``, the number of parts of the weights that travel one after the other while
+            workers train on; 0: all at once, and the workers wait.
+        compress: the codec by which gradients, or changes of weights, travel between workers: see
+            `syrtos.comm.compression`.
+        compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables
+            are many and large.
+        shard_update: whether each worker updates its part of each variable, and keeps the optimizer's state of that
+            part alone: see `syrtos.keras.sharding`.
+        verify: ``"first"``: some rows of the first batch are computed both whole and split, before it counts, where not
+            all is Keras's own: see `syrtos.keras.first_batch`; ``"off"``: steps are split as Keras's own are;
+            ``"only"``: the first batches of all functions are looked at, and training ends after them.
+        bucket_mb: the approximate size, in megabytes, of the groups in which gradients are exchanged.
         profile: the training steps that a profile is made of, as ``steps=20:30``; empty: none.
     """
 
@@ -144,13 +151,13 @@ class Options:
 
     @property
     def profiled(self) -> tuple[int, int] | None:
-        """The first step that is profiled, and the one after the last."""
+        """The first step that is profiled, and the one after the last; None if none is."""
         found = _STEPS.fullmatch(self.profile)
         return (int(found[1]), int(found[2])) if found else None
 
     @property
     def asynchronous(self) -> bool:
-        """Whether each worker makes updates when it can, without the others."""
+        """Returns whether each worker makes updates when it can, without the others."""
         return bool(self.servers) and self.staleness != 0
 
     def __post_init__(self) -> None:
@@ -268,14 +275,15 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What the first `fit` of a script does for `syrtos tune`, in place of its own training.
+    """The work of the first `fit` of a script for `syrtos tune`, in place of its own training.
 
     Attributes:
-        kind: ``"batch"``: it trains some steps with batches of another size; ``"lr"``: its learning rate rises from batch to batch.
+        kind: ``"batch"``: it trains some steps with batches of another size; ``"lr"``: its learning rate rises from
+            batch to batch.
         steps: training steps that are measured, or batches over which the rate rises.
         batch: with ``"batch"``, rows of a global batch; 0: as many as the script's own.
         first_rate: with ``"lr"``, the learning rate of the first batch.
-        last_rate: and of the last.
+        last_rate: with ``"lr"``, the learning rate of the last batch.
     """
 
     kind: Literal["batch", "lr"]
@@ -289,7 +297,7 @@ class Trial:
 
 
 def trial_from(env: Mapping[str, str]) -> Trial | None:
-    """The trial that this process is; None for a run of its own."""
+    """Returns the trial that this process is; None for a run of its own."""
     text = env.get(TRIAL_VARIABLE)
     return Trial(**json.loads(text)) if text else None
 
@@ -300,28 +308,28 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def environment() -> Mapping[str, str]:
-    """The process's environment, for the pure functions that read it."""
+    """Returns the process's environment, for the pure functions that read it."""
     return os.environ
 
 
 def is_harmless(name: str) -> bool:
-    """Whether a variable may be shown, and sent to other hosts."""
+    """Returns whether a variable may be shown, and sent to other hosts."""
     return name.startswith(HARMLESS) and name not in (SECRET_VARIABLE, DATABASE_VARIABLE)
 
 
 def is_secret(name: str) -> bool:
-    """Whether the name of a variable, argument or hyperparameter says that its value is secret."""
+    """Returns whether the name of a variable, argument or hyperparameter says that its value is secret."""
     return bool(_SECRET_NAME.search(name))
 
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that configure TensorFlow, Keras and their libraries: they read them when they are imported."""
+    """Returns the variables that TensorFlow, Keras and their libraries read when they are imported."""
     others = ("SYRTOS_", "CUDA_", "PYTHON")  # ours, each worker's own GPUs, and what an interpreter has read before
     return {name: value for name, value in env.items() if is_harmless(name) and not name.startswith(others)}
 
 
 def common_seed() -> int:
-    """The seed that all workers of a run began with; 0 outside of a run."""
+    """Returns the seed that all workers of a run began with; 0 outside of a run."""
     return int(os.environ.get(SEED_VARIABLE, "0"))
 
 
@@ -342,7 +350,7 @@ def set_environment(values: Mapping[str, str]) -> None:
 
 
 def options_from(env: Mapping[str, str]) -> Options:
-    """The options the launcher left in ``env``, or the defaults.
+    """Returns the options that the launcher left in ``env``, or the defaults.
 
     Raises:
         ConfigurationError: the variable was not written by a launcher of this version.

@@ -14,7 +14,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The workers of one run, seen from one of them. All counts and ranks as in MPI."""
+    """The workers of one run, seen from one of them. Counts and ranks are as in MPI."""
 
     rank: int = 0
     size: int = 1
@@ -25,7 +25,7 @@ class World:
 
 
 def world_from_hosts(rank: int, hosts: Sequence[str]) -> World:
-    """The world in which worker ``i`` runs on ``hosts[i]``, seen from ``rank``."""
+    """Returns the world in which worker ``i`` runs on ``hosts[i]``, seen from ``rank``."""
     nodes = list(dict.fromkeys(hosts))
     mine = [r for r, host in enumerate(hosts) if host == hosts[rank]]
     return World(rank, len(hosts), mine.index(rank), len(mine), nodes.index(hosts[rank]), len(nodes))
@@ -37,7 +37,7 @@ class Launch:
 
     Attributes:
         starter: name of the launcher that set the variables.
-        size: the number of workers they promise.
+        size: the number of workers that the variables promise.
         joins: whether our MPI can join that starter's workers into one world.
     """
 
@@ -55,7 +55,7 @@ _STARTERS: tuple[tuple[str, str, bool], ...] = (
 
 
 def detect(env: Mapping[str, str]) -> Launch | None:
-    """The launcher that started this process as one of several, or None for a plain process."""
+    """Returns the launcher that started this process as one of several, or None for a plain process."""
     for starter, variable, joins in _STARTERS:
         if env.get(variable, "").isdigit():
             return Launch(starter, int(env[variable]), joins)
@@ -125,7 +125,10 @@ def check_tf_config(env: Mapping[str, str]) -> None:
 
 
 def tf_config_of(env: Mapping[str, str], rank: int, size: int) -> dict[str, str]:
-    """TF_CONFIG with the task of ``rank``, to be set where workers were started with one text for all; empty if there is nothing to say."""
+    """Returns TF_CONFIG with the task of ``rank``; empty if there is nothing to say.
+
+    It is to be set where workers were started with one text for all.
+    """
     config = json.loads(env.get("TF_CONFIG") or "{}")
     jobs = config.get("cluster", {})
     roles = [(role, k) for role in ("chief", "master", "worker") for k in range(len(jobs.get(role, [])))]

@@ -1,4 +1,4 @@
-"""What is on disk when a host loses power: fsync(2) for files and for the entries of folders."""
+"""Writes that are on disk when a host loses power, by fsync(2) for files and for the entries of folders."""
 
 from __future__ import annotations
 

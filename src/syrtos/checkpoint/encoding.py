@@ -1,4 +1,7 @@
-"""A part of a snapshot as bytes: arrays and JSON in the format of safetensors. Nothing in it is executed when it is read."""
+"""Parts of a snapshot as bytes: arrays and JSON in the format of safetensors.
+
+Nothing in a part is executed when it is read.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,16 @@ class NotStorable(TypeError):
 
 
 def pack(arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> bytes:
-    """Arrays of any dtype that NumPy knows, and facts that JSON knows."""
+    """Returns a part as bytes, from arrays of any dtype that NumPy knows, and facts that JSON knows."""
     ready = {name: np.ascontiguousarray(_plain(array)) for name, array in arrays.items()}
     return safetensors.numpy.save(ready, {head.FACTS: json.dumps(facts)})
 
 
 def unpack(part: bytes) -> Arrays:
-    """The arrays of a part. Complex ones, and those of dtypes that NumPy has from elsewhere (bfloat16), are bytes."""
+    """Returns the arrays of a part.
+
+    Complex ones, and those of dtypes that NumPy has from elsewhere (bfloat16), are bytes.
+    """
     return safetensors.numpy.load(part)
 
 
@@ -44,7 +50,10 @@ def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _is_of_numbers(dtype: np.dtype[Any]) -> bool:
-    """Whether the dtype is one of numbers and has a name by which it is found again: NumPy's own, or of `ml_dtypes`."""
+    """Returns whether the dtype is one of numbers and has a name by which it is found again.
+
+    Such dtypes are NumPy's own, or of `ml_dtypes`.
+    """
     try:
         return dtype.kind in "biufcV" and dtype.names is None and np.dtype(dtype.name) == dtype
     except TypeError:
@@ -55,7 +64,7 @@ def _is_of_numbers(dtype: np.dtype[Any]) -> bool:
 
 
 def encode(value: object, arrays: Arrays, first: int = 0) -> Any:
-    """A value as JSON; the arrays in it are added to ``arrays``, under names that are numbered from ``first`` on.
+    """Returns a value as JSON; the arrays in it are added to ``arrays``, under names numbered from ``first`` on.
 
     Raises:
         NotStorable: it is, or holds, something else than numbers, texts, arrays, lists, tuples, sets and dictionaries.
@@ -83,7 +92,7 @@ def _encode_array(array: npt.NDArray[Any], scalar: bool, arrays: Arrays, first: 
 
 
 def decode(encoded: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-    """What `encode` was given."""
+    """Returns the value that `encode` was given."""
     if not isinstance(encoded, dict):
         return encoded
     found: dict[str, Any] = encoded
@@ -98,5 +107,5 @@ def decode(encoded: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
 
 
 def typed(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array that `unpack` gave, in the dtype that it was packed with."""
+    """Returns an array that `unpack` gave in the dtype that it was packed with."""
     return array if array.dtype == dtype else array.reshape(-1).view(dtype)

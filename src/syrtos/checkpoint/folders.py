@@ -1,4 +1,4 @@
-"""Snapshots in files: a folder for each, complete or not there, with digests; two are kept.
+"""Snapshots in files: a folder for each, which is complete or not there, with digests; two are kept.
 
 ``snapshot-12/`` holds ``part-0.safetensors`` and so on, and ``manifest.json`` with the SHA-256 of each.
 """
@@ -22,22 +22,25 @@ _KEPT = 2
 
 
 class Slots(Protocol):
-    """Where snapshots are before they are in files: `syrtos.checkpoint.slots.Slots`, or the memory of other hosts."""
+    """The place of snapshots before they are in files.
+
+    It is `syrtos.checkpoint.slots.Slots`, or the memory of other hosts.
+    """
 
     def committed(self) -> int:
-        """The number of the newest snapshot; 0 if there is none."""
+        """Returns the number of the newest snapshot; 0 if there is none."""
         ...
 
     def parts(self, number: int) -> int:
-        """Of how many parts it is."""
+        """Returns the number of parts of a snapshot."""
         ...
 
     def pieces(self, part: int, number: int) -> Iterator[bytes]:
-        """A part of it, in pieces."""
+        """Yields a part of a snapshot, in pieces."""
         ...
 
     def write(self, part: int, number: int, parts: int, data: bytes) -> None:
-        """Puts a part there."""
+        """Writes a part of a snapshot."""
         ...
 
 
@@ -45,10 +48,12 @@ _PREFIX, _MANIFEST = "snapshot-", "manifest.json"
 
 
 def save(slots: Slots, folder: Path) -> int:
-    """Writes the newest committed snapshot into ``folder``, unless it is there. Workers may go on: nothing waits for this.
+    """Writes the newest committed snapshot into ``folder``, unless it is there.
+
+    Workers may go on: nothing waits for this.
 
     Returns:
-        Its number; 0 if there is none.
+        The snapshot's number; 0 if there is none.
 
     Raises:
         BlockingIOError: workers have replaced it in the meantime; the next will do.
@@ -75,10 +80,12 @@ def save(slots: Slots, folder: Path) -> int:
 
 
 def load(folder: Path, slots: Slots) -> tuple[int, list[str]]:
-    """Puts the newest undamaged snapshot of ``folder`` into the slots, as if workers had committed it. Damaged ones are renamed.
+    """Puts the newest undamaged snapshot of ``folder`` into the slots, as if workers had committed it.
+
+    Damaged ones are renamed.
 
     Returns:
-        Its number, 0 if there is none; and a sentence for each newer one that was passed over.
+        The snapshot's number, 0 if there is none; and a sentence for each newer one that was passed over.
     """
     complaints: list[str] = []
     for number in numbers(folder):
@@ -125,7 +132,7 @@ def _copy(slots: Slots, part: int, number: int, path: Path) -> str:
 
 
 def numbers(folder: Path) -> list[int]:
-    """The snapshots that are there, the newest first."""
+    """Returns the numbers of the snapshots that are there, the newest first."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         found = [name.removeprefix(_PREFIX) for name in os.listdir(folder) if name.startswith(_PREFIX)]
@@ -133,7 +140,7 @@ def numbers(folder: Path) -> list[int]:
 
 
 def first_part(folder: Path, number: int) -> Path:
-    """The file of the first part of a snapshot."""
+    """Returns the path of the first part of a snapshot."""
     return _place(folder, number) / _name(0)
 
 

@@ -11,15 +11,16 @@ FACTS = "syrtos"
 
 
 def facts_of(part: bytes) -> dict[str, Any]:
-    """The facts of a part, of which the beginning is enough. The length of the head comes first, then the head, as JSON.
+    """Returns the facts of a part, of which the beginning is enough.
 
-    Source: the format's description in the README of huggingface/safetensors.
+    The length of the head comes first, then the head, as JSON. Source: the format's description in the README of
+    huggingface/safetensors.
     """
     return json.loads(json.loads(part[8 : _end_of_head(part)])["__metadata__"][FACTS])
 
 
 def first_facts(pieces: Iterable[bytes]) -> dict[str, Any]:
-    """The facts of a part that is read in pieces: of a large part the arrays are not read."""
+    """Returns the facts of a part that is read in pieces: of a large part the arrays are not read."""
     head = b""
     for piece in pieces:
         head += piece

@@ -1,4 +1,7 @@
-"""How much memory is free for snapshots: where they would take what training needs, the kernel would kill it."""
+"""The amount of memory that is free for snapshots.
+
+Where snapshots would take what training needs, the kernel would kill it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ _MEMINFO, _CGROUPS, _OWN = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("
 
 
 def available() -> int:
-    """Bytes that this process and others of its control group may still use without swapping (proc(5), cgroups(7), version 2)."""
+    """Returns the bytes that this process and others of its control group may still use without swapping.
+
+    Source: proc(5); cgroups(7), version 2.
+    """
     found = [_of_group(_CGROUPS / group.lstrip("/")) for group in _groups()]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         line = next(line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
@@ -18,7 +24,7 @@ def available() -> int:
 
 
 def _groups() -> list[str]:
-    """This process's group, and those around it: each may have a limit."""
+    """Returns this process's group, and those around it: each may have a limit."""
     with contextlib.suppress(OSError):
         for line in _OWN.read_text().splitlines():
             if line.startswith("0::"):
@@ -28,7 +34,10 @@ def _groups() -> list[str]:
 
 
 def _of_group(folder: Path) -> int | None:
-    """What its limit leaves, where files that are only cached count as free; None where there is no limit."""
+    """Returns the bytes that a group's limit leaves; None where there is no limit.
+
+    Files that are only cached count as free.
+    """
     try:
         limit, used = (folder / "memory.max").read_text(), (folder / "memory.current").read_text()
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -1,8 +1,11 @@
-"""Memory for snapshots that outlives the workers of a host: it belongs to the launcher or agent, and workers open it by a path.
+"""Memory for snapshots that outlives the workers of a host.
 
-A snapshot is whole on each host: the workers of the host write a part each. A part has two slots, which are written in turn, so the snapshot
-before is whole while the next is written. A snapshot is committed once all of its parts are written. The last number that all parts have is
-always in one of the two slots of each: workers exchange gradients between two snapshots, so none is more than one ahead.
+It belongs to the launcher or agent, and workers open it by a path.
+
+A snapshot is whole on each host: the workers of the host write a part each. A part has two slots, which are written in
+turn, so the snapshot before is whole while the next is written. A snapshot is committed once all of its parts are
+written. The last number that all parts have is always in one of the two slots of each: workers exchange gradients
+between two snapshots, so none is more than one ahead.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ class Memory:
     """The slots of one host, as long as this process lives (memfd_create(2)).
 
     Args:
-        parts: of how many parts a snapshot may be.
-        folder: an empty folder of a file system in memory, for workers in a user namespace of their own, which may not look into this process
-            (user_namespaces(7)). It is removed at the end; by the caller, if this process is killed.
+        parts: the number of parts that a snapshot may have.
+        folder: an empty folder of a file system in memory, for workers in a user namespace of their own, which may not
+            look into this process (user_namespaces(7)). It is removed at the end; by the caller, if this process is
+            killed.
 
     Attributes:
         places: for each part the paths of its two slots, for `Slots` in this process and others of the same user.
@@ -39,7 +43,7 @@ class Memory:
         self.grow(parts)
 
     def grow(self, parts: int) -> None:
-        """Makes room for snapshots of so many parts, if there is less."""
+        """Makes room for snapshots of ``parts`` parts, if there is less."""
         for part in range(len(self.places), parts):
             self.places.append((self._slot(f"{part}-0"), self._slot(f"{part}-1")))
 
@@ -60,38 +64,38 @@ class Memory:
 
 
 class Slots:
-    """The slots of one host, to read, and for each of its workers to write its part."""
+    """The slots of one host: readers read them, and each of its workers writes its part."""
 
     def __init__(self, places: Places) -> None:
         self._slots: list[tuple[int, ...]] = []
         self.open(places)
 
     def open(self, places: Places) -> None:
-        """Opens those that are not open yet; there may be more than there were."""
+        """Opens the slots that are not open yet; there may be more than there were."""
         for pair in places[len(self._slots) :]:
             self._slots.append(tuple(os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in pair))
 
     def whole(self) -> set[int]:
-        """The numbers of the snapshots of which all parts are written."""
+        """Returns the numbers of the snapshots of which all parts are written."""
         return {number for number, parts, _ in map(_head, self._slots[0]) if number and self._has(number, parts)}
 
     def _has(self, number: int, parts: int) -> bool:
         return all(_head(pair[number % 2])[:2] == (number, parts) for pair in self._slots[:parts])
 
     def committed(self) -> int:
-        """The number of the newest of them; 0 if there is none."""
+        """Returns the number of the newest snapshot of which all parts are written; 0 if there is none."""
         return max(self.whole(), default=0)
 
     def parts(self, number: int) -> int:
-        """Of how many parts a committed snapshot is."""
+        """Returns the number of parts of a committed snapshot."""
         return _head(self._slots[0][number % 2])[1]
 
     def read(self, part: int, number: int) -> bytes:
-        """A part of a committed snapshot."""
+        """Returns a part of a committed snapshot."""
         return b"".join(self.pieces(part, number))
 
     def pieces(self, part: int, number: int) -> Iterator[bytes]:
-        """The same in pieces of some megabytes.
+        """Yields a part of a committed snapshot in pieces of at most 16 MiB.
 
         Raises:
             BlockingIOError: a worker has begun to write another snapshot over it.
@@ -107,7 +111,7 @@ class Slots:
             yield piece
 
     def write(self, part: int, number: int, parts: int, data: bytes | memoryview) -> None:
-        """Writes one of so many parts of a snapshot, in the place of the one before the last.
+        """Writes one of the ``parts`` parts of a snapshot, in the place of the snapshot before the last.
 
         Raises:
             OSError: there is no memory left for it; the slot is empty then.
@@ -127,13 +131,16 @@ class Slots:
         os.pwrite(slot, _HEAD.pack(number, parts, len(view)), 0)
 
     def drop_all_but(self, number: int) -> None:
-        """Drops what was written for other snapshots, once no worker writes: the next generation gives out the numbers after this one again."""
+        """Drops what was written for other snapshots, once no worker writes.
+
+        The next generation gives out the numbers after this one again.
+        """
         for slot in (slot for pair in self._slots for slot in pair):
             if _head(slot)[0] != number:
                 os.pwrite(slot, _HEAD.pack(0, 0, 0), 0)
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Closes the slots, which lets go of their memory."""
         for pair in self._slots:
             for slot in pair:
                 os.close(slot)

@@ -62,7 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _packages_of_jobs() -> str:
-    """By their names, since a checkout or a wheel may be what syrtos was installed from."""
+    """Returns the packages that jobs need, quoted for a shell."""
+    # By their names, since a checkout or a wheel may be what syrtos was installed from.
     from importlib.metadata import requires  # only here: it takes longer to import than all of this file
 
     wanted = (requirement.partition(";") for requirement in requires("syrtos") or ())

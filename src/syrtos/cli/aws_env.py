@@ -29,7 +29,7 @@ SageMaker:
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "aws-env",
         help="print variables that point AWS's SDKs at `syrtos serve`",
@@ -39,7 +39,10 @@ def add_to(commands: Any) -> None:
 
 
 def main(_chosen: argparse.Namespace) -> int:
-    """Prints one `export` to a line; where no service runs `false`, so that `eval "$(syrtos aws-env)" && ...` goes no further."""
+    """Prints one `export` to a line.
+
+    Where no service runs it prints `false`, so that `eval "$(syrtos aws-env)" && ...` goes no further.
+    """
     home = Home()
     wait_for_service(home, _STARTING)
     try:
@@ -53,14 +56,14 @@ def main(_chosen: argparse.Namespace) -> int:
 
 
 def wait_for_service(home: Home, seconds: float) -> None:
-    """Returns when a service runs, or after ``seconds``: `syrtos serve &` in the same line takes a moment."""
+    """Waits until a service runs, at most ``seconds``: `syrtos serve &` in the same line takes a moment."""
     deadline = time.monotonic() + seconds
     while home.endpoint() is None and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
 def variables(home: Home) -> dict[str, str]:
-    """Environment variables of boto3 and both of SageMaker's SDKs.
+    """Returns environment variables for boto3 and both of SageMaker's SDKs.
 
     Raises:
         ConfigurationError: no service runs.

@@ -66,7 +66,7 @@ def _inspect(chosen: argparse.Namespace) -> int:
 
 
 def _chart(shape: Shape) -> Table:
-    """Records by file, the largest first."""
+    """Returns a table of records by file, the largest first."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     largest = sorted(shape.groups, key=lambda group: -group[1])
     for name, count, size in largest[:_FILES_SHOWN]:
@@ -94,7 +94,7 @@ def _balance(shape: Shape, workers: int, batch: int) -> Table:
 
 
 def _spread(counts: Sequence[int]) -> str:
-    """A column for each worker, up to 32."""
+    """Returns a text with a column for each worker, up to 32."""
     marks, most = " ▁▂▃▄▅▆▇█", max(*counts, 1)
     return "".join(marks[round(count / most * 8)] for count in counts[:32]) + ("…" if len(counts) > 32 else "")
 

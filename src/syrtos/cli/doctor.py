@@ -1,4 +1,4 @@
-"""`syrtos doctor`: what will be wrong or slow, of a script or of a machine."""
+"""`syrtos doctor`: finds what will be wrong or slow, in a script or on a machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOURS = {Severity.BREAKS: "red", Severity.WRONG: "yellow", Severity.SLOW: "cy
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "doctor",
         usage="syrtos doctor [-n N] [--fix | --write] SCRIPT | syrtos doctor [--hosts a,b]",
@@ -59,7 +59,7 @@ def add_to(commands: Any) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Prints findings; 1 if something breaks or comes out wrong.
+    """Prints findings, and returns 1 if something breaks or comes out wrong.
 
     Raises:
         ConfigurationError: the script can't be read or parsed, or options don't go together.

@@ -17,7 +17,7 @@ _SHOWN = ("PMI_", "OMPI_COMM_WORLD_", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser("env", help="print versions and the machine, for a bug report")
     parser.set_defaults(main=main)
 
@@ -30,7 +30,7 @@ def main(_chosen: argparse.Namespace) -> int:
 
 
 def facts() -> dict[str, str]:
-    """Versions, machine, shared memory and the variables that matter."""
+    """Returns versions, facts about the machine, its shared memory and the variables that matter."""
     env = settings.environment()
     started = topology.detect(env)
     found = {"syrtos": __version__, "python": f"{platform.python_version()} ({sys.executable})"}

@@ -55,11 +55,11 @@ _STANDBY_AFTER = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Met:
-    """Processes that were started on the hosts by something else, and have come to this one.
+    """Processes that something else has started on the hosts, and that have connected to this one.
 
     Attributes:
         here: the name of this machine among the hosts.
-        agents: those that start workers on the other hosts, by host.
+        agents: the agents that start workers on the other hosts, by host.
     """
 
     here: str
@@ -72,10 +72,10 @@ class Request:
 
     Attributes:
         spec: the program, and the workers.
-        policy: when workers are started again.
+        policy: the rules by which workers are started again.
         seed: the workers' common seed.
-        track: the trackers that it is logged to.
-        metrics_port: where Prometheus finds its figures, on the loopback interface; None: nowhere.
+        track: the trackers that the run is logged to.
+        metrics_port: the port on the loopback interface at which Prometheus finds the run's figures; None: none.
     """
 
     spec: Spec
@@ -85,7 +85,7 @@ class Request:
     metrics_port: int | None = None
 
     def described(self) -> dict[str, Any]:
-        """What tells requests apart, as JSON has it: all but the seed."""
+        """Returns all that tells requests apart, which is everything but the seed and the watching, as JSON has it."""
         spec = self.spec
         name = spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve())
         described = {
@@ -106,7 +106,10 @@ class Request:
         return json.loads(json.dumps(described))
 
     def differences(self, found: Mapping[str, Any]) -> list[str]:
-        """What a request that was described so asks for otherwise, by name; the hosts of an elastic run may be others."""
+        """Returns the names of what this request asks for otherwise than the request that ``found`` describes.
+
+        The hosts of an elastic run may be others.
+        """
         described = self.described()
         names = [name for name in described if described[name] != found.get(name)]
         if self.spec.elastic:
@@ -117,19 +120,21 @@ class Request:
         return [readable.get(name, name) for name in names] + unknown
 
     def write(self, run_dir: Path) -> None:
-        """Into the run directory, so that the run can be resumed from there."""
+        """Writes the request into the run directory, so that the run can be resumed from there."""
         watched = {"track": self.track, "metrics_port": self.metrics_port}
         facts = {"seed": self.seed, **watched, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         (run_dir / _REQUEST).write_text(json.dumps(self.described() | facts, indent=2) + "\n")
 
 
 def _digest(script: str) -> str:
-    """Of a script's file; empty for a module."""
+    """Returns the SHA-256 of a script's file; empty for a module."""
     return hashlib.sha256(Path(script).read_bytes()).hexdigest() if os.path.isfile(script) else ""
 
 
 def read_request(run_dir: Path) -> Request:
-    """What `Request.write` wrote; the current folder becomes that in which the run was begun. A script that has changed since is named.
+    """Reads the request that `Request.write` has written, and changes to the folder in which the run was begun.
+
+    If the script has changed since, a line says so.
 
     Raises:
         ConfigurationError: there is no such run, or it can't be resumed.
@@ -180,7 +185,7 @@ def execute(
     met: Met | None = None,
     changes: Mapping[str, object] | None = None,
 ) -> int:
-    """Runs it, prints what a person wants to know, and returns the exit code.
+    """Runs a request, prints what a person wants to know, and returns the exit code.
 
     ``changes`` of what was asked for are written down, so that the run is also resumed with them: see `changed`.
     """
@@ -213,8 +218,11 @@ def execute(
 
 
 def _goes_on(request: Request, run_dir: Path) -> bool:
-    """Whether the same script, options and arguments ran in this folder until a scheduler stopped the launcher, or its machine was lost; however it ended
-    where the script has committed a state itself."""
+    """Returns whether a run in this folder goes on by the same command, without `syrtos resume`.
+
+    It does if the same script, options and arguments ran here until a scheduler stopped the launcher, or its machine
+    was lost; and, however that run ended, where the script has committed a state itself.
+    """
     found = document(run_dir / _REQUEST)
     if request.differences(found):
         return False
@@ -222,7 +230,7 @@ def _goes_on(request: Request, run_dir: Path) -> bool:
 
 
 def _why_not(request: Request, run_dir: Path) -> str:
-    """Why the same command does not go on with a run that has not finished, as the end of a sentence about it."""
+    """Returns why the same command does not go on with an unfinished run, as the end of a sentence about it."""
     found = document(run_dir / _REQUEST)
     if not found:
         return "has not finished"
@@ -232,17 +240,19 @@ def _why_not(request: Request, run_dir: Path) -> str:
 
 
 def _may_be_forgotten(request: Request, run_dir: Path) -> bool:
-    """Whether a snapshot in this folder is one that no person has asked for."""
+    """Returns whether the snapshot in this folder is one that no person has asked for."""
     asked = document(run_dir / _REQUEST).get("policy", {}).get("asked", True)
     return not (request.policy.asked or asked or generations.is_of_script(run_dir))
 
 
 @contextlib.contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
-    """Inside, no other process runs anything in this folder. The kernel drops the lock when this process ends, however it does.
+    """Context manager: no other process runs anything in this folder.
+
+    The kernel drops the lock when this process ends, however it does.
 
     Raises:
-        ConfigurationError: another process does.
+        ConfigurationError: another process runs something in the folder.
     """
     with (run_dir / _LOCK).open("a") as file:
         try:
@@ -257,7 +267,7 @@ def _locked(run_dir: Path) -> Iterator[None]:
 
 
 def is_going_on(run_dir: Path) -> bool:
-    """Whether a launcher runs something in this folder, into which nothing is written."""
+    """Returns whether a launcher runs something in this folder; writes nothing into it."""
     try:
         with (run_dir / _LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -355,7 +365,7 @@ def _note(run_dir: Path, **facts: object) -> None:
 
 
 def changed(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:
-    """Another number of workers, or other hosts, as they are written down."""
+    """Returns another number of workers, or other hosts, in the form in which the request keeps them."""
     changes: dict[str, object] = {} if workers is None else {"resized": workers}
     return changes | ({"moved": [dataclasses.asdict(host) for host in hosts]} if hosts else {})
 
@@ -365,7 +375,7 @@ def _on_resize(run_dir: Path, workers: int) -> None:
 
 
 def _agents(spec: Spec, met: Met | None) -> Agents | None:
-    """The agents of a run on hosts."""
+    """Returns the agents of a run on hosts; None for a run on this machine alone."""
     if not spec.hosts:
         return None
     from syrtos.launch.agents import Agents  # only here: it takes 30 ms to import
@@ -382,7 +392,7 @@ def _run_once(
     supervised: Callable[[Plan, Mapping[str, str]], Outcome],
     without: frozenset[str],
 ) -> Outcome:
-    """One generation of workers, recorded in ``folder``; ``without`` hosts that are lost."""
+    """Runs one generation of workers, recorded in ``folder``, ``without`` hosts that are lost."""
     spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, run_dir=str(folder)))
     folder.mkdir(parents=True, exist_ok=True)
     forget(folder)
@@ -395,7 +405,7 @@ def _run_once(
 
 
 def _input(spec: Spec) -> int | None:
-    """The standard input for the workers; workers of other hosts get none."""
+    """Returns the descriptor of standard input for the workers; workers of other hosts get none."""
     source = given()
     if source is not None and spec.hosts and has_data(source):
         print(
@@ -416,6 +426,9 @@ def _announce(spec: Spec, run_dir: Path) -> None:
 
 
 def this_machine(hosts: Sequence[Host] = (), met: Met | None = None) -> Machine:
-    """The machine that launches; of ``hosts`` those that are it are known by their addresses, or by what `Met` says."""
+    """Returns the machine that launches.
+
+    The names among ``hosts`` that mean this machine are known by their addresses, or by what `Met` says.
+    """
     here = {host.name for host in hosts if (host.name == met.here if met else is_here(host.name))}
     return Machine(sys.executable, len(os.sched_getaffinity(0)), frozenset(here))

@@ -27,7 +27,10 @@ _OF_OLD_NAMES = re.compile(
 
 
 def print_failure(outcome: Outcome, run_dir: Path) -> None:
-    """Prints the worker that failed first, the reason, and the path of its log in ``run_dir``, the folder of its generation."""
+    """Prints the worker that failed first, the reason, and the path of its log.
+
+    The log is in ``run_dir``, the folder of the worker's generation.
+    """
     reported = outcome.failures or _reported(run_dir)
     if outcome.end is End.STOPPED:
         _say(f"stopped by {signal_name(outcome.code - 128)}. Run directory: {run_dir}")
@@ -42,12 +45,12 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
 
 
 def _is_consequence(outcome: Outcome) -> bool:
-    """Whether another worker's end came before the reports."""
+    """Returns whether the failures that workers reported follow from the earlier end of another worker."""
     return bool(outcome.failures) and outcome.end in (End.CRASHED, End.LOST)
 
 
 def _reported(run_dir: Path) -> list[dict[str, Any]]:
-    """The failures that workers left in files, first one first."""
+    """Returns the failures that workers left in files, the first one first."""
     found = []
     for path in run_dir.glob("logs/rank-*.failure"):
         with contextlib.suppress(ValueError):  # of a worker that was killed while it wrote
@@ -67,7 +70,10 @@ def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
 
 
 def _print_hung(outcome: Outcome, run_dir: Path) -> None:
-    """The workers that others waited for, where each was, and what the first that gave up said, if the launcher did not before."""
+    """Prints the workers that others waited for, and where each was.
+
+    If a worker gave up before the launcher did, its report is printed too.
+    """
     lines = [str(outcome)]
     for rank in outcome.hung:
         log = run_dir / "logs" / f"rank-{rank}.log"
@@ -76,7 +82,10 @@ def _print_hung(outcome: Outcome, run_dir: Path) -> None:
 
 
 def _last_stack(log: Path) -> list[str]:
-    """The innermost calls of the main thread, as `faulthandler` has last written them; none of a process that is stopped."""
+    """Returns the innermost calls of the main thread, as `faulthandler` has last written them.
+
+    A process that is stopped has written none.
+    """
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     begins = [number for number, line in enumerate(lines) if line.startswith("Current thread ")]
     frames = [line for line in lines[begins[-1] + 1 :] if line.startswith('  File "')] if begins else []
@@ -84,7 +93,7 @@ def _last_stack(log: Path) -> list[str]:
 
 
 def _print_ended(outcome: Outcome, run_dir: Path) -> None:
-    """How the process ended, where no worker could report why."""
+    """Prints how the process ended, where no worker could report why."""
     killed = outcome.status == -signal.SIGKILL
     memory = " If no person or program sent that signal, the host ran out of memory: look at `dmesg`, and use fewer workers or a smaller batch."
     log = run_dir / "logs" if outcome.rank is None else run_dir / "logs" / f"rank-{outcome.rank}.log"
@@ -93,7 +102,10 @@ def _print_ended(outcome: Outcome, run_dir: Path) -> None:
 
 
 def _last_words(log: Path) -> list[str]:
-    """Lines that libraries print before they end a process: TensorFlow's failed checks, C++'s uncaught exceptions, the allocator."""
+    """Returns the lines that libraries print before they end a process.
+
+    They are TensorFlow's failed checks, C++'s uncaught exceptions, and messages of the allocator.
+    """
     if not log.is_file():
         return []
     lines = log.read_text(errors="replace").splitlines()

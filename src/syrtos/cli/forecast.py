@@ -1,4 +1,4 @@
-"""`syrtos forecast`: what a step of a finished run would take with more workers, on other hosts."""
+"""`syrtos forecast`: the time that a step of a finished run would take with more workers, on other hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS = next(iter(WAYS))
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "forecast",
         usage="syrtos forecast RUN_DIR [-n N ...] [--per-host M] [--gbit G ...] [--latency US] [--json]",
@@ -83,7 +83,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _trained(run_dir: Path) -> Path:
-    """The folder of the last generation of a run that has trained to the end of a `fit`; the run's own if none has."""
+    """Returns the folder of the last generation that has trained to the end of a `fit`; the run's own if none has."""
     folders = generations.all_folders(run_dir) if run_dir.is_dir() else []
     return next((folder for folder in reversed(folders) if forecast.is_measured(folder)), run_dir)
 

@@ -11,7 +11,7 @@ from syrtos.launch.rendezvous import Cluster, Meeting, attend
 
 
 def main(cluster: Cluster, script: list[str]) -> int:
-    """The first task launches the run on all hosts; the others start its workers there."""
+    """Launches the run on all hosts from the first task; in other tasks, starts the workers there."""
     patience = settings.options_from(settings.environment()).timeout
     if cluster.rank:
         return attend(cluster, patience)

@@ -1,4 +1,7 @@
-"""`syrtos horovodrun` and `syrtos smddprun`: the command lines of Horovod's and SageMaker's launchers, as `syrtos run`."""
+"""`syrtos horovodrun` and `syrtos smddprun`: the command lines of Horovod's and SageMaker's launchers.
+
+They are translated to `syrtos run`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ _REFUSED = {
 
 
 def add_to(commands: Any) -> None:
-    """Describes both subcommands."""
+    """Adds both subcommands to the parser."""
     for name, origin in (("horovodrun", "Horovod"), ("smddprun", "SageMaker's data parallel library")):
         parser = commands.add_parser(
             name,
@@ -81,7 +84,7 @@ def _describe(parser: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Prints which flags are ignored, and runs."""
+    """Prints which flags are ignored, and runs the translated command."""
     if chosen.check_build:
         print("syrtos: [X] TensorFlow  [X] Keras  [X] MPI (MPICH)  [ ] NCCL  [ ] Gloo  [ ] PyTorch  [ ] MXNet")
         return 0
@@ -100,7 +103,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def translated(chosen: argparse.Namespace) -> list[str]:
-    """The arguments of `syrtos run` that mean the same.
+    """Returns the arguments of `syrtos run` that mean the same.
 
     Raises:
         ConfigurationError: the command is no Python script.
@@ -131,10 +134,12 @@ def translated(chosen: argparse.Namespace) -> list[str]:
 
 
 def script_of(command: Sequence[str]) -> list[str]:
-    """The program as `syrtos run` takes it, from ``python -u train.py --epochs 3`` or ``/usr/bin/python -m mpi4py train.py``.
+    """Returns the program of a command as `syrtos run` takes it.
+
+    The command is ``python -u train.py --epochs 3`` or ``/usr/bin/python -m mpi4py train.py``, for instance.
 
     Raises:
-        ConfigurationError: there is none in it.
+        ConfigurationError: there is no program in it.
     """
     rest = [*command][command[:1] == ["--"] :]
     if rest and Path(rest[0]).name.startswith("python"):

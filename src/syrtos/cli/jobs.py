@@ -19,7 +19,7 @@ _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommands."""
+    """Adds the subcommands to the parser."""
     parser = commands.add_parser("jobs", help="list training jobs, newest first")
     parser.set_defaults(main=_list)
     parser.add_argument(

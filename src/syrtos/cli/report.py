@@ -1,4 +1,7 @@
-"""`syrtos report`: where the time of a run went and what to change, as a page, as text or as JSON; of two runs, what is different."""
+"""`syrtos report`: where the time of a run went and what to change, as a page, as text or as JSON.
+
+The report of two runs says what is different.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _PAUSE = 3.0
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "report",
         help="where the time of a run went, and what to change",
@@ -79,7 +82,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _loaded(run_dirs: list[Path], follow: bool) -> list[Run]:
-    """The runs; with ``follow`` those that go on may have written nothing yet."""
+    """Reads the runs; with ``follow``, waits while runs that go on have written nothing yet."""
     with Console(stderr=True).status("reading ledgers"):
         while True:
             goes_on = [is_going_on(path) for path in run_dirs]

@@ -1,4 +1,4 @@
-"""`syrtos resize`: a run that is going on gets another number of workers."""
+"""`syrtos resize`: gives a run that is going on another number of workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE = 30.0  # seconds until the launcher has read what is asked for
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "resize",
         help="give a run that is going on another number of workers",
@@ -28,7 +28,7 @@ def add_to(commands: Any) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Asks the launcher.
+    """Asks the launcher of the run for another number of workers.
 
     Raises:
         ConfigurationError: nothing runs in the folder, or its launcher refuses.

@@ -1,4 +1,4 @@
-"""`syrtos resume`: a run goes on from its last snapshot after its launcher, or the machine, was stopped."""
+"""`syrtos resume`: goes on with a run from its last snapshot after its launcher, or the machine, was stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from syrtos.launch.spec import Spec, parse_hosts
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "resume",
         help="go on with a run that was stopped",
@@ -40,7 +40,11 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _changed(spec: Spec, chosen: argparse.Namespace) -> Spec:
-    """Raises ConfigurationError where the run can't have another number of workers."""
+    """Returns the request with the hosts and the number of workers that the command names.
+
+    Raises:
+        ConfigurationError: the run can't have another number of workers.
+    """
     hosts = parse_hosts(chosen.hosts) if chosen.hosts else spec.hosts
     slots = sum(host.slots for host in hosts)
     workers = spec.workers if chosen.workers is None else chosen.workers

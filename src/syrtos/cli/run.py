@@ -1,4 +1,4 @@
-"""`syrtos run`: a script on many workers."""
+"""`syrtos run`: runs a script on many workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RESTARTS = 3
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "run",
         allow_abbrev=False,  # the script's options are not ours
@@ -161,7 +161,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(chosen: argparse.Namespace, met: Met | None = None) -> int:
-    """Plans, runs, and reports. ``met``: where processes on the hosts have come by themselves."""
+    """Plans, runs, and reports; ``met`` are processes on the hosts that have connected by themselves."""
     elastic = _elastic(chosen)
     hosts = _hosts(chosen)
     run_dir = (chosen.run_dir or new_run_dir()).resolve()
@@ -188,7 +188,11 @@ def main(chosen: argparse.Namespace, met: Met | None = None) -> int:
 
 
 def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:
-    """Raises ConfigurationError where workers are to be started again that can't be."""
+    """Returns the rules by which workers are started again.
+
+    Raises:
+        ConfigurationError: workers are to be started again that can't be.
+    """
     given: int | None = chosen.max_restarts
     repair = spec.options.on_divergence == "repair"
     if given is None:
@@ -212,7 +216,11 @@ def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:
 
 
 def _elastic(chosen: argparse.Namespace) -> Elastic | None:
-    """Raises ConfigurationError where the number of workers can't follow the hosts."""
+    """Returns how the number of workers follows the hosts; None if it is fixed.
+
+    Raises:
+        ConfigurationError: the number of workers can't follow the hosts.
+    """
     if chosen.min_workers is None and chosen.discover is None:
         return None
     least = 1 if chosen.min_workers is None else chosen.min_workers
@@ -231,7 +239,13 @@ def _elastic(chosen: argparse.Namespace) -> Elastic | None:
 
 
 def check_may_resize(options: Options, what: str) -> None:
-    """Raises ConfigurationError where a run with another number of workers would compute something else; ``what`` asks for it."""
+    """Refuses a change of the number of workers where the run would compute something else.
+
+    ``what`` names the option or command that asks for the change.
+
+    Raises:
+        ConfigurationError: the run would compute something else.
+    """
     given = {
         "--batch per-worker": options.batch == "per-worker",
         f"--scale-lr {options.scale_lr}": options.scale_lr != "none",

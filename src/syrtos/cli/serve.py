@@ -1,4 +1,4 @@
-"""`syrtos serve`: training jobs for SageMaker's SDKs, on this machine."""
+"""`syrtos serve`: runs training jobs for SageMaker's SDKs, on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PORT = 9470
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "serve",
         help="run training jobs for SageMaker's SDKs, on this machine",
@@ -80,7 +80,11 @@ def _serve(server: Server, home: Home, out: Console) -> None:
 
 
 def _restore(home: Home) -> int:
-    """Raises ConfigurationError where there is no good copy, or a service uses the database."""
+    """Puts the last good copy of the database in its place.
+
+    Raises:
+        ConfigurationError: there is no good copy, or a service or jobs use the database.
+    """
     from syrtos.jobs.home import is_locked, try_lock
     from syrtos.jobs.runner import LOCK
 

@@ -1,4 +1,4 @@
-"""`syrtos submit`: one training job, from a script or a YAML file, with or without a service."""
+"""`syrtos submit`: runs one training job, from a script or a YAML file, with or without a service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from syrtos.launch.signalling import is_wanted
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "submit",
         help="run a script as a SageMaker-shaped training job",

@@ -1,4 +1,4 @@
-"""The one screen at the end of a run."""
+"""The screen at the end of a run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _busy_machines(folder: Path, summary: Summary) -> Iterator[str]:
 
 
 def _print_recommended(console: Console, run_dir: Path, summary: Summary, folders: list[Path]) -> None:
-    """What to change first, and whether what an earlier run was told came true."""
+    """Prints what to change first, and whether the forecast that came with an earlier run's advice came true."""
     size = sum(path.stat().st_size for folder in folders for path in ledger_paths(folder).values())
     if summary.training_seconds < _WORTH_A_WORD or size > _LONG:
         return
@@ -82,7 +82,7 @@ def _print_recommended(console: Console, run_dir: Path, summary: Summary, folder
 
 
 def _print_bad_records(console: Console, folders: list[Path]) -> None:
-    """Which records were left out."""
+    """Prints the records that were left out."""
     from syrtos.data.bad import left_out  # only now: `syrtos run` should start at once
 
     bad = left_out(*folders)
@@ -136,7 +136,10 @@ def _table(summary: Summary) -> Table:
 
 
 def _update(summary: Summary) -> str:
-    """How optimizers update the weights, where it is not each of them on every worker in the framework's own way."""
+    """Returns how optimizers update the weights.
+
+    The text is empty where each of them does it on every worker in the framework's own way.
+    """
     compiled = "compiled by XLA" * (summary.facts.get("update") == "compiled")
     if "state_whole" in summary.facts:
         kept, whole = (summary.facts[name] / 1e6 for name in ("state_kept", "state_whole"))
@@ -149,7 +152,7 @@ def _update(summary: Summary) -> str:
 
 
 def _sent(summary: Summary) -> str:
-    """What workers exchange, where it is not each gradient as it is."""
+    """Returns what workers exchange; empty where it is each gradient as it is."""
     codec = str(summary.facts.get("compress", "none"))
     coded = f" as {codec}" * (codec != "none")
     if "sync_every" in summary.facts:
@@ -162,21 +165,21 @@ def _sent(summary: Summary) -> str:
 
 
 def _restarts(summary: Summary) -> str:
-    """How many there were, and what they have cost."""
+    """Returns the number of restarts and what they have cost."""
     restarts = summary.restarts
     again = f", {restarts.steps:,} steps again in {restarts.step_seconds:,.1f} s" if restarts.steps else ""
     return f"{restarts.number}: {restarts.seconds:,.1f} s until training went on{again}"
 
 
 def _counted(summary: Summary) -> str:
-    """The kind of step that is counted, where it is not a batch of `fit`."""
+    """Returns the kind of step that is counted; empty where it is a batch of `fit`."""
     if summary.facts.get("training") == "asynchronous":
         return "of all workers "
     return "updates of the script's own loop " if summary.loops else ""
 
 
 def _rate(summary: Summary) -> tuple[str, str]:
-    """Samples, or else steps, per second, and the period of time that they are counted over."""
+    """Returns samples, or else steps, per second, and the period of time that they are counted over."""
     over = "from the first update to the last" if summary.loops else "over all of fit, with validation and callbacks"
     if summary.samples_per_second:
         return "samples/s", f"{summary.samples_per_second:,.0f} {over}"

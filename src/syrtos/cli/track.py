@@ -15,7 +15,7 @@ from syrtos.report import following
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "track",
         help="log a run to experiment trackers",
@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Logs until the run has ended.
+    """Logs the run until it has ended.
 
     Raises:
         ConfigurationError: the folder is no run directory, or a tracker can't be used.
@@ -44,6 +44,6 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _is_open() -> bool:
-    """Whether the launcher, which holds the other end, is there."""
+    """Returns whether the launcher, which holds the other end of standard input, is there."""
     readable, _, _ = select.select([sys.stdin], [], [], 0)
     return not (readable and not sys.stdin.buffer.read1(1))  # type: ignore[attr-defined]

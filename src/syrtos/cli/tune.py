@@ -1,4 +1,4 @@
-"""`syrtos tune`: the batch size, the learning rate, or a search over hyperparameters."""
+"""`syrtos tune`: finds the batch size, the learning rate, or other hyperparameters by a search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEARCH = "tune_search"
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "tune",
         usage="syrtos tune batch [...] SCRIPT | syrtos tune lr [...] SCRIPT | syrtos tune [...] SEARCH.yaml",
@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Hands over to the file of the form."""
+    """Calls the file of the form: a batch size, a learning rate or a search."""
     name = _FORMS.get(chosen.form, _SEARCH)
     rest = chosen.rest if chosen.form in _FORMS else [chosen.form, *chosen.rest]
     try:

@@ -1,4 +1,4 @@
-"""`syrtos tune batch`: the largest global batch that fits, the fastest, and the smallest that is as fast."""
+"""`syrtos tune batch`: finds the largest global batch that fits, the fastest, and the smallest that is as fast."""
 
 from __future__ import annotations
 

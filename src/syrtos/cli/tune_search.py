@@ -1,4 +1,4 @@
-"""`syrtos tune SEARCH.yaml`: one tuning job, with or without a service."""
+"""`syrtos tune SEARCH.yaml`: runs one tuning job, with or without a service."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _follow(service: Service, own: bool, asked: SearchFile) -> int:
 
 
 def _begin(service: Service, asked: SearchFile) -> None:
-    """Creates the tuning job; or goes on with the one that the same file has begun."""
+    """Creates the tuning job, or goes on with the one that the same file has begun."""
     from syrtos.jobs.tuning.operations import Operations
 
     operations, name = Operations(service), asked.name
@@ -98,7 +98,7 @@ def _begin(service: Service, asked: SearchFile) -> None:
 
 
 def _request(service: Service, asked: SearchFile) -> dict[str, Any]:
-    """Uploads the source; the request for the tuning job."""
+    """Uploads the source, and returns the request for the tuning job."""
     from syrtos.jobs.estimator import Estimator
 
     estimator = Estimator(**{"output_path": "runs", **asked.job})
@@ -118,7 +118,7 @@ def _create(service: Service, asked: SearchFile) -> None:
 
 
 def _learnt(service: Service, name: str) -> str:
-    """How many results of earlier searches count."""
+    """Returns how many results of earlier searches count, as the end of a sentence; empty if none are inherited."""
     from syrtos.jobs.tuning import warm_start
 
     record, search, _ = _look(service, name)
@@ -132,7 +132,10 @@ def _learnt(service: Service, name: str) -> str:
 
 
 def _watch(service: Service, name: str) -> TuningRecord:
-    """Shows the trials until the search has ended: on a terminal a picture that changes, elsewhere a line for each that has ended."""
+    """Shows the trials until the search has ended.
+
+    On a terminal it shows a picture that changes, elsewhere a line for each trial that has ended.
+    """
     console = Console(stderr=True, highlight=False)
     told = {trial.name for trial in _look(service, name)[2] if not trial.active}
     with Live(console=console, transient=True, auto_refresh=False) as live:
@@ -192,7 +195,7 @@ def _table(search: Search, trials: Sequence[Trial]) -> Table:
 
 
 def _status(trial: Trial) -> str:
-    """In a colour; a trial that was stopped early counts with what it had."""
+    """Returns the status of a trial in a colour, as markup; a trial that was stopped early counts with what it had."""
     if trial.status == "InProgress":
         return "[cyan]Running[/]" if trial.started else "Waiting"
     return f"[{ {'Completed': 'green', 'Failed': 'red'}.get(trial.status, 'yellow') }]{trial.status}[/]"
@@ -211,7 +214,7 @@ def _values(trial: Trial) -> str:
 
 
 def _plain(text: str) -> str:
-    """A value without the quotes of JSON, and with as many digits as one reads."""
+    """Returns a value without the quotes of JSON, and with as many digits as one reads."""
     try:
         return f"{float(text):.6g}"
     except ValueError:
@@ -245,7 +248,7 @@ def _show_results(service: Service, asked: SearchFile) -> None:
 
 
 def _write_best(asked: SearchFile, found: Trial) -> Path:
-    """The job with the best hyperparameters, as a file for `syrtos submit`."""
+    """Writes the job with the best hyperparameters, as a file for `syrtos submit`, and returns its path."""
     import yaml
 
     path = Path("runs") / asked.name / "best.yaml"

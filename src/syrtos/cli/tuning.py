@@ -1,4 +1,7 @@
-"""What `syrtos tune batch` and `syrtos tune lr` share: the options of a run that trials have, and the files of results."""
+"""The common part of `syrtos tune batch` and `syrtos tune lr`.
+
+It has the options of a run that trials have, and the files of results.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ FACTS, PAGE = "tune.json", "tune.html"
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """With the options that both have; `add_script` comes last."""
+    """Returns a parser with the options that both commands have; `add_script` comes last."""
     made = argparse.ArgumentParser(prog=f"syrtos tune {name}", allow_abbrev=False, description=description)
     made.add_argument(
         "-n", type=int, default=1, dest="workers", metavar="N", help="number of workers, on this machine (default: 1)"
@@ -39,7 +42,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_script(made: argparse.ArgumentParser) -> None:
-    """Options that change what a step costs or computes, as `syrtos run` has them, and the script."""
+    """Adds the options of `syrtos run` that change what a step costs or computes, and the script."""
     defaults = Options()
     group = made.add_argument_group("as for `syrtos run`")
     group.add_argument("--sync-batchnorm", action="store_true")
@@ -53,7 +56,11 @@ def add_script(made: argparse.ArgumentParser) -> None:
 
 
 def spec_of(chosen: argparse.Namespace) -> Spec:
-    """Raises ConfigurationError where it can't be run."""
+    """Returns the request for a trial's run.
+
+    Raises:
+        ConfigurationError: the trial can't be run.
+    """
     names = ("sync_batchnorm", "exchange", "compile_update", "shard_update", "compress", "timeout")
     return Spec(
         program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
@@ -65,10 +72,10 @@ def spec_of(chosen: argparse.Namespace) -> Spec:
 
 
 def run_dir_of(chosen: argparse.Namespace) -> Path:
-    """A folder that exists.
+    """Returns the folder for trials and results, and makes it if it is not there.
 
     Raises:
-        ConfigurationError: it can't be made.
+        ConfigurationError: the folder can't be made.
     """
     default = new_run_dir()
     folder: Path = (chosen.run_dir or default.with_name(f"{default.name}-tune")).resolve()
@@ -93,7 +100,10 @@ def finish(chosen: argparse.Namespace, run_dir: Path, facts: Mapping[str, Any]) 
 
 
 def print_end(error: TrialError, run_dir: Path | None = None) -> int:
-    """Says why a trial ended early, as a run of its own would, and returns its exit code; ``run_dir``: where the whole search is, if others had finished."""
+    """Prints why a trial ended early, as a run of its own would, and returns its exit code.
+
+    ``run_dir`` is the folder of the whole search, if other trials had finished.
+    """
     outcome = error.ran.outcome
     if outcome.end is End.FINISHED:
         print(f"syrtos: {error}", file=sys.stderr)

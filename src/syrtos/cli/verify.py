@@ -1,4 +1,4 @@
-"""`syrtos verify`: whether a script's own training computes on N workers what one process computes."""
+"""`syrtos verify`: checks that a script's own training computes on N workers what one process computes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from syrtos.settings import Options
 
 
 def add_to(commands: Any) -> None:
-    """Describes the subcommand."""
+    """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "verify",
         allow_abbrev=False,
@@ -99,7 +99,7 @@ def _print(functions: list[Mapping[str, Any]], workers: int) -> None:
 
 
 def _table(function: Mapping[str, Any], workers: int) -> Table:
-    """All that was compared of a function, a value in a line."""
+    """Returns a table with all that was compared of a function, a value in a line."""
     table = Table(title=f"{function['model']}.{function['step']}", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
     table.add_column("", overflow="fold")

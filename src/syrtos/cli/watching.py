@@ -1,4 +1,4 @@
-"""What looks at a run from outside while it goes on: trackers, in a process of their own, and Prometheus."""
+"""The watchers of a run while it goes on: trackers, in a process of their own, and Prometheus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _PATIENCE, _SAID = 120.0, 2.0
 
 
 def check(track: Sequence[str], metrics_port: int | None) -> None:
-    """Raises ConfigurationError where a run can't be watched so."""
+    """Refuses trackers that can't be used, or a port that Prometheus can't.
+
+    Raises:
+        ConfigurationError: the run can't be watched like this.
+    """
     if track:
         from syrtos.report import trackers  # only here: a run that is not tracked should start at once
 
@@ -39,7 +43,10 @@ def check(track: Sequence[str], metrics_port: int | None) -> None:
 
 
 def forget(run_dir: Path) -> None:
-    """Removes what was made from an earlier run in the same folder: reports, recommendations, profiles, and what trackers have kept there."""
+    """Removes what was made from an earlier run in the same folder.
+
+    That is reports, recommendations, profiles, and what trackers have kept there.
+    """
     kept = document(run_dir / "tracked.json").get("tensorboard", {}).get("known_as", "")
     if kept == str(run_dir / "tensorboard"):
         shutil.rmtree(kept, ignore_errors=True)
@@ -48,7 +55,7 @@ def forget(run_dir: Path) -> None:
 
 
 def _remove_unfinished(run_dir: Path) -> None:
-    """What profilers of workers that were ended have left."""
+    """Removes the folders that profilers of workers that were ended have left."""
     for pattern in ("profile-*", "generation-*/profile-*"):
         for folder in run_dir.glob(pattern):
             shutil.rmtree(folder, ignore_errors=True)
@@ -56,7 +63,7 @@ def _remove_unfinished(run_dir: Path) -> None:
 
 @contextlib.contextmanager
 def watching(run_dir: Path, track: Sequence[str], metrics_port: int | None) -> Iterator[None]:
-    """Inside, a run is watched.
+    """Context manager: the run is watched by trackers and by Prometheus.
 
     Raises:
         ConfigurationError: the port is taken.
@@ -75,7 +82,7 @@ def watching(run_dir: Path, track: Sequence[str], metrics_port: int | None) -> I
 
 @contextlib.contextmanager
 def _tracking(run_dir: Path, words: Sequence[str]) -> Iterator[None]:
-    """Inside, a process of its own logs the run. At the end it logs the rest."""
+    """Context manager: a process of its own logs the run; at the end it logs the rest."""
     log = run_dir / "logs" / "track.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "syrtos", "track", str(run_dir), *words, "--until-closed"]

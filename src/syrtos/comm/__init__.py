@@ -1,1 +1,1 @@
-"""Tensors between workers."""
+"""Exchanges of tensors between workers."""

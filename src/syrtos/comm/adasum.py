@@ -15,7 +15,10 @@ Array = npt.NDArray[Any]
 
 
 def combine(arrays: Sequence[Array]) -> Array:
-    """Adds equally shaped floating arrays pairwise in a tree, neighbours first; equal on every worker that is given the same."""
+    """Adds equally shaped floating arrays pairwise in a tree, neighbours first.
+
+    The result is equal on every worker that is given equal arrays.
+    """
     level = list(arrays)
     while len(level) > 1:
         pairs = [_pair(a, b) for a, b in zip(level[::2], level[1::2], strict=False)]
@@ -24,7 +27,7 @@ def combine(arrays: Sequence[Array]) -> Array:
 
 
 def _pair(a: Array, b: Array) -> Array:
-    """``(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b``, in float64 where the scalars are concerned."""
+    """Returns ``(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b``, with the factors computed in float64."""
     flat_a, flat_b = a.reshape(-1).astype(np.float64), b.reshape(-1).astype(np.float64)
     dot, square_a, square_b = flat_a @ flat_b, flat_a @ flat_a, flat_b @ flat_b
     factor_a = 1.0 - dot / (2.0 * square_a) if square_a else 1.0

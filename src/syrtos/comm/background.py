@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class Background:
-    """Makes the exchanges of one group one after the other, in the order in which they were asked for.
+    """A thread that makes the exchanges of one group one after the other, in the order in which they were asked for.
 
     That order must be the same on all workers, as that of any exchange.
 
@@ -27,7 +27,10 @@ class Background:
         self._failed: BaseException | None = None
 
     def submit(self, exchange: Callable[[], _T]) -> Future[_T]:
-        """Asks for an exchange. After one has failed, those asked for since fail with its error, until `settle` is called."""
+        """Asks for an exchange.
+
+        After an exchange has failed, those that are asked for since fail with its error, until `settle` is called.
+        """
         if self._thread is None:
             # a daemon: a process that ends by an error does not wait for workers that may never come
             self._thread = threading.Thread(target=self._make_all, name="syrtos-exchange", daemon=True)
@@ -38,7 +41,10 @@ class Background:
         return future
 
     def settle(self) -> None:
-        """Returns when all exchanges have been made, whatever became of them: a worker calls this before it makes one itself."""
+        """Waits until all exchanges have been made, whatever became of them.
+
+        A worker calls this before it makes an exchange itself.
+        """
         if self._thread is None or threading.current_thread() is self._thread:
             return
         self.ahead = False

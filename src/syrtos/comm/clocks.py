@@ -1,4 +1,4 @@
-"""How far the clock of each worker is ahead of rank 0's."""
+"""The seconds by which the clock of each worker is ahead of rank 0's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _ROUNDS = 15
 
 
 def ahead(comm: Communicator) -> float:
-    """Seconds by which this worker's `time.perf_counter` is ahead of rank 0's: a median of several rounds. All workers call this together.
+    """Returns the seconds by which this worker's `time.perf_counter` is ahead of rank 0's: a median of several rounds.
 
-    Workers leave an agreement at about the same time, on one host within some microseconds, between hosts within about one latency of the network.
+    All workers call this together. Workers leave an agreement at about the same time, on one host within some
+    microseconds, between hosts within about one latency of the network.
     """
     found = []
     for number in range(_ROUNDS):

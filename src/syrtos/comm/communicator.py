@@ -1,4 +1,4 @@
-"""Tensors between workers: the one interface that everything above it uses."""
+"""The interface for exchanges of tensors between workers: everything above uses it alone."""
 
 from __future__ import annotations
 
@@ -57,19 +57,20 @@ UFUNC: dict[ReduceOp, np.ufunc] = {
 class Communicator(abc.ABC):
     """A group of workers that exchange arrays.
 
-    Every operation is called by all workers of the group, in the same order. Each begins with a check that all workers make the same call:
-    workers that call different operations, or the same one with arrays that don't fit, all get an
-    `OutOfStepError` that lists each rank's call, instead of waiting for each other. Results are bitwise
-    equal on every worker, and in every run with the same world.
+    Every operation is called by all workers of the group, in the same order. Each begins with a check that all workers
+    make the same call: workers that call different operations, or the same one with arrays that don't fit, all get an
+    `OutOfStepError` that lists each rank's call, instead of waiting for each other. Results are bitwise equal on every
+    worker, and in every run with the same world.
 
-    Arrays are NumPy's, C-contiguous or made so. 16-bit floats (``bfloat16`` as ``ml_dtypes`` has it) travel as such, and are summed in
-    float32: the sum is rounded once, and between hosts each host's part once more.
+    Arrays are NumPy's, C-contiguous or made so. 16-bit floats (``bfloat16`` as ``ml_dtypes`` has it) travel as such,
+    and are summed in float32: the sum is rounded once, and between hosts each host's part once more.
 
     Attributes:
         rank: this worker's number in the group.
         size: the number of workers in the group.
         meetings: operations so far; equal on all workers between two operations.
-        sums: of gradients, by `weighted_sum`, so far; and ``summed`` the bytes of their parts.
+        sums: number of sums of gradients so far, by `weighted_sum` or `weighted_part_sum`.
+        summed: bytes of the arrays in these sums.
         background: makes exchanges while this worker computes; any other operation begins when they are over.
     """
 
@@ -134,7 +135,7 @@ class Communicator(abc.ABC):
         return self._allgather(array, counts)
 
     def broadcast(self, array: npt.ArrayLike, root: int = 0) -> Array:
-        """Every worker gets a copy of ``root``'s array.
+        """Copies ``root``'s array to every worker.
 
         Raises:
             OutOfStepError: shapes or dtypes differ between workers.
@@ -152,11 +153,12 @@ class Communicator(abc.ABC):
         return reduced[start:stop].copy()
 
     def gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
-        """Each worker has a part of each array, and gets the parts of the others into the same arrays.
+        """Gathers arrays of which each worker has a part: each gets the parts of the others into the same arrays.
 
         Args:
             wholes: flat arrays of one dtype; the same sizes on every worker. They are written to.
-            bounds: for each array and worker, the first element of its part and the one after its last; the same on every worker.
+            bounds: for each array and worker, the first element of its part and the one after its last; the same on
+                every worker.
 
         Raises:
             OutOfStepError: dtypes or sizes differ between workers.
@@ -166,12 +168,14 @@ class Communicator(abc.ABC):
             self._gather_parts(wholes, bounds)
 
     def weighted_part_sum(self, wholes: Sequence[Array], bounds: Bounds, weight: float) -> list[Array]:
-        """`weighted_sum` of which each worker gets its own part of each array: between hosts that takes half the bytes.
+        """Sums as `weighted_sum` does, and gives each worker its own part of each array.
+
+        Between hosts that takes half the bytes.
 
         Args:
             wholes: flat arrays of one floating dtype; the same sizes on every worker.
-            bounds: as of `gather_parts`.
-            weight: as of `weighted_sum`.
+            bounds: the parts, as for `gather_parts`.
+            weight: this worker's share of the step, as for `weighted_sum`.
 
         Returns:
             New arrays, each of as many elements as this worker's part has.
@@ -190,7 +194,7 @@ class Communicator(abc.ABC):
             splits: rows for each worker; None: the same number for each.
 
         Returns:
-            The received rows in rank order, and how many came from each worker.
+            The received rows in rank order, and the number of rows from each worker.
         """
         array = contiguous(array)
         counts = self._row_splits(array, splits)
@@ -200,11 +204,11 @@ class Communicator(abc.ABC):
         return self._alltoall(array, counts, received), received
 
     def barrier(self) -> None:
-        """Returns when every worker has called it."""
+        """Waits until every worker has called it."""
         self.agree("barrier")
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Every worker gets ``root``'s value. Plain data, see `syrtos.comm.objects`: nothing is unpickled."""
+        """Copies ``root``'s value to every worker: plain data, see `syrtos.comm.objects`; nothing is unpickled."""
         data = self._encoded(value) if self.rank == root else np.zeros(0, np.uint8)
         sizes = self.agree(f"broadcast object from {self._known(root)}", data.size)
         if self.rank != root:
@@ -212,14 +216,14 @@ class Communicator(abc.ABC):
         return from_bytes(self._broadcast(data, root))
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Every worker gets the list of all values in rank order. Plain data, see `syrtos.comm.objects`."""
+        """Returns the values of all workers in rank order, on every worker: plain data, see `syrtos.comm.objects`."""
         data = self._encoded(value)
         sizes = [int(n) for n in self.agree("allgather object", data.size)]
         chunks = np.split(self._allgather(data, sizes), np.cumsum(sizes)[:-1])
         return [from_bytes(chunk) for chunk in chunks]
 
     def agree(self, call: str, value: float = 0.0) -> list[float]:
-        """Waits for every worker, checks that all called the same, and gathers one number of each.
+        """Waits for every worker, checks that all called the same, and gathers a number from each.
 
         Raises:
             OutOfStepError: another worker called something else.
@@ -242,7 +246,7 @@ class Communicator(abc.ABC):
         return values
 
     def meet(self, tag: int, value: float, call: str) -> tuple[Tags, list[float]]:
-        """Every worker's tag and value, when none passes by any more."""
+        """Gathers every worker's tag and value, once no worker passes by any more."""
         self.background.settle()
         while True:
             found, values = self._meet(tag, value, call)
@@ -251,19 +255,22 @@ class Communicator(abc.ABC):
                 return tags, values
 
     def reduced(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
-        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]``, when all workers have agreed to: new arrays, or with ``lend`` memory
-        that is not to be written to.
+        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]``; all workers have agreed to it.
 
-        Means of 16-bit floats come divided, those of others as sums.
+        The results are new arrays, or with ``lend`` memory that is not to be written to. Means of 16-bit floats come
+        divided, those of others as sums.
         """
         if is_half(parts[0].dtype):
             return self._reduce_half(parts, op, shares)
         return self._reduce(parts, op, shares, lend)
 
     def sum_of_halves(self, array: Array, op: ReduceOp, shares: Sequence[float]) -> Array:
-        """Reduces a flat array of 16-bit floats. Each worker gets a part of all arrays, reduces it in float32 and gives it to all: a number
-        is sent twice, as many bytes as the best sum of numbers that are 16 bits long. In pieces: MPICH takes three times as long for 50 MB at once over
-        TCP (1,381 and 456 ms at 1 Gbit/s)."""
+        """Reduces a flat array of 16-bit floats, in float32.
+
+        Each worker gets a part of all arrays, reduces it and gives it to all: a number is sent twice, as many bytes as
+        the best sum of numbers that are 16 bits long.
+        """
+        # In pieces: MPICH takes three times as long for 50 MB at once over TCP (1,381 and 456 ms at 1 Gbit/s).
         result, step = np.empty_like(array), _PIECE_OF_HALVES // array.itemsize
         for begin in range(0, array.size, step):
             result[begin : begin + step] = self._sum_of_piece(array[begin : begin + step], op, shares)
@@ -278,20 +285,23 @@ class Communicator(abc.ABC):
         return self._allgather(functools.reduce(UFUNC[op], wide).astype(array.dtype), counts)
 
     def in_float32(self, reduce: Reduce, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
-        """Reduces 16-bit floats by a ``reduce`` of wider ones, for where bytes are cheap: inside a host."""
+        """Reduces 16-bit floats by ``reduce``, which takes float32: for where bytes are cheap, inside a host."""
         shares = self._mean_shares() if op is ReduceOp.MEAN else shares
         return [part.astype(parts[0].dtype) for part in reduce([part.astype(np.float32) for part in parts], op, shares)]
 
     def pass_by(self, call: str, again: bool = False, until: Callable[[], bool] | None = None) -> bool:
-        """Waits until every other worker has come to an operation, or passes by as well; no worker gets out of step by it.
+        """Waits until every other worker has come to an operation, or passes by as well.
+
+        No worker gets out of step by it.
 
         Args:
-            call: why this worker passes by.
-            again: it has passed by with this ``call`` before, and done nothing since.
+            call: the reason why this worker passes by.
+            again: whether it has passed by with this ``call`` before, and done nothing since.
             until: ends the wait earlier.
 
         Returns:
-            Whether a worker passes by with another ``call`` for the first time: it may do more before its next operation.
+            Whether a worker passes by with another ``call`` for the first time: it may do more before its next
+            operation.
 
         Raises:
             StalledError: another worker did not come within the watchdog's time.
@@ -307,10 +317,13 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def split(self, color: int) -> Communicator:
-        """The group of the workers that gave the same ``color``, ranked as here."""
+        """Returns the group of the workers that gave the same ``color``, in the order of their ranks here."""
 
     def duplicate(self, watchdog: Watchdog) -> Communicator:
-        """The same group again, for exchanges in an order of their own, whose waits ``watchdog`` bounds where an engine has one."""
+        """Returns another communicator of the same group, for exchanges in an order of their own.
+
+        ``watchdog`` bounds its waits, where an engine has one.
+        """
         return self.split(0)
 
     @abc.abstractmethod
@@ -323,29 +336,33 @@ class Communicator(abc.ABC):
     ) -> tuple[list[int], list[float]]:
         """Gathers every worker's tag and value; ``call`` names the exchange in the error of a worker that did not come.
 
-        An engine that can leaves when ``until()`` is true, with empty lists; the others get this worker's tag and value all the same.
+        An engine that can leaves when ``until()`` is true, with empty lists; the others get this worker's tag and value
+        all the same.
         """
 
     @abc.abstractmethod
     def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
-        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only); see `reduced`. No 16-bit floats come here."""
+        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only), as `reduced` does.
+
+        16-bit floats don't come here.
+        """
 
     def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
-        """The same for 16-bit floats."""
+        """Reduces flat parts of one dtype of 16-bit floats, as `_reduce` does others."""
         result = self.sum_of_halves(np.concatenate(parts), op, shares)
         return np.split(result, np.cumsum([part.size for part in parts])[:-1])
 
     def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
-        """See `weighted_part_sum`; worker ``r``'s arrays are scaled by ``shares[r]``."""
+        """Sums arrays, worker ``r``'s scaled by ``shares[r]``, and returns this worker's parts: `weighted_part_sum`."""
         sums = self.reduced(wholes, ReduceOp.SUM, shares, lend=True)
         return [total[slice(*ranges[self.rank])].copy() for total, ranges in zip(sums, bounds, strict=True)]
 
     @abc.abstractmethod
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
-        """Concatenates arrays with the given first dimensions."""
+        """Concatenates the workers' arrays, whose first dimensions are ``rows``."""
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
-        """See `gather_parts`."""
+        """Gathers the other workers' parts into the same arrays, as `gather_parts`."""
         pairs = list(zip(wholes, bounds, strict=True))
         mine = np.concatenate([whole[slice(*ranges[self.rank])] for whole, ranges in pairs])
         counts = [sum(stop - start for start, stop in ranks) for ranks in zip(*bounds, strict=True)]
@@ -363,12 +380,13 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def _alltoall(self, array: Array, sent: Sequence[int], received: Sequence[int]) -> Array:
-        """Exchanges groups of rows."""
+        """Exchanges groups of rows: sends ``sent[i]`` rows to worker ``i``, and gets ``received[i]`` from it."""
 
     # -- helpers -------------------------------------------------------------------------------
 
     def _mean_shares(self) -> list[float]:
-        """Means of 16-bit floats are scaled before they are summed: the sum could be more than 16 bits hold."""
+        """Returns the factors for means of 16-bit floats."""
+        # scaled before they are summed: the sum could be more than 16 bits hold
         return [1.0 / self.size] * self.size
 
     def _known(self, root: int) -> int:
@@ -377,7 +395,7 @@ class Communicator(abc.ABC):
         return root
 
     def _encoded(self, value: Any) -> npt.NDArray[np.uint8]:
-        """Bytes of an object; the others learn of it if there are none."""
+        """Returns the bytes of an object; where it can't be sent, the other workers learn of that."""
         try:
             return to_bytes(value)
         except ExchangeError:
@@ -418,7 +436,7 @@ class Communicator(abc.ABC):
         return heard
 
     def _explain(self, call: str) -> None:
-        """Tells every worker what each of them called."""
+        """Raises OutOfStepError on every worker, with what each of them called."""
         text = to_bytes(call)[:1024]
         sizes = [int(n) for n in self._meet(0, text.size, "exchange error report")[1]]
         chunks = np.split(self._allgather(text, sizes), np.cumsum(sizes)[:-1])
@@ -432,17 +450,20 @@ class Communicator(abc.ABC):
 
 
 def share_of(total: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """The half-open range of ``total`` rows (an int, or a tensor of one) of ``rank``: contiguous, in rank order, sizes within one."""
+    """Returns the half-open range of ``total`` rows that ``rank`` has.
+
+    The ranges are contiguous, in rank order, with sizes within one. ``total`` is an int, or a tensor of one.
+    """
     return rank * total // size, (rank + 1) * total // size
 
 
 def contiguous(array: npt.ArrayLike) -> Array:
-    """The same values in C order; a scalar stays a scalar."""
+    """Returns an array with equal values in C order; a scalar stays a scalar."""
     return np.asarray(array, order="C")
 
 
 def signature(array: Array, rows: bool = True) -> str:
-    """Dtype and shape as text; without the first dimension if ``rows`` is False."""
+    """Returns dtype and shape as text; without the first dimension if ``rows`` is False."""
     shape = array.shape if rows else ("any", *array.shape[1:])
     return f"{array.dtype.name} ({', '.join(map(str, shape))})"
 
@@ -458,19 +479,19 @@ def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether sums of this dtype are accumulated in float32."""
+    """Returns whether sums of this dtype are accumulated in float32."""
     return dtype.itemsize == 2 and dtype.kind not in "iu"
 
 
 def _widened(half: Array, share: float) -> Array:
-    """``share * half`` as float32; a share of 0 gives 0 even where there is NaN."""
+    """Returns ``share * half`` as float32; a share of 0 gives 0 even where there is NaN."""
     wide = half.astype(np.float32)
     scaled_copy(wide, share, wide)
     return wide
 
 
 def scaled_copy(source: Array, share: float, target: Array) -> None:
-    """``target = share * source`` without a temporary; a share of 0 gives 0 even where the source is NaN."""
+    """Sets ``target = share * source`` without a temporary; a share of 0 gives 0 even where the source is NaN."""
     if share == 1.0:
         np.copyto(target, source)
     elif share == 0.0:

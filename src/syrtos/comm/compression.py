@@ -1,10 +1,13 @@
 """`--compress`: gradients travel in fewer bytes, and what a worker has not sent is added to what it sends next.
 
-That is error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847), without which the rarer methods do not converge. The codecs:
+That is error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847), without which the rarer methods
+do not converge. The codecs:
 
 - ``bf16``, ``fp16``: numbers of 16 bits, half the bytes; they are summed in float32.
-- ``topk:F``: the fraction F of the numbers with the largest values, and where they stand (Lin et al. 2018, arXiv:1712.01887).
-- ``powersgd:R``: matrices of rank R in the place of each gradient of two or more dimensions (Vogels et al. 2019, arXiv:1905.13727, algorithm 2).
+- ``topk:F``: the fraction F of the numbers with the largest values, and where they stand (Lin et al. 2018,
+arXiv:1712.01887).
+- ``powersgd:R``: matrices of rank R in the place of each gradient of two or more dimensions (Vogels et al. 2019,
+arXiv:1905.13727, algorithm 2).
 - ``auto``: ``bf16`` where a link between hosts is slow enough for it to pay, which is measured; else none.
 
 Only gradients of known variables are compressed, of float32: never metrics, statistics, or values of a script's own.
@@ -37,11 +40,11 @@ _PROBES = 3
 
 @dataclasses.dataclass
 class Memory:
-    """What is remembered of one variable from one exchange to the next.
+    """The state that is kept for one variable from one exchange to the next.
 
     Attributes:
-        residual: what was not sent yet, in the shape of the gradient.
-        basis: of PowerSGD: the right factor of the last approximation, shape (columns, rank).
+        residual: the part that was not sent yet, in the shape of the gradient.
+        basis: for PowerSGD, the right factor of the last approximation, shape (columns, rank).
         before: residual and basis before the last exchange, where its update may yet be left out.
     """
 
@@ -68,11 +71,12 @@ def weighted_mean(
 
     Args:
         comm: the workers.
-        arrays: of one dtype; the same shapes on every worker.
+        arrays: arrays of one dtype; the same shapes on every worker.
         weight: this worker's share of the step. A worker with weight 0 adds nothing, whatever its arrays hold.
-        variables: whose gradients they are, as the framework holds them; without them nothing is compressed.
-        lend: the averages may be memory that other workers look at too.
-        kind: what they are in truth: gradients, or changes of the variables.
+        variables: the variables that the gradients are of, as the framework holds them; without them nothing is
+            compressed.
+        lend: whether the averages may be memory that other workers look at too.
+        kind: whether the arrays are gradients, or changes of the variables.
     """
     codec = chosen(comm, variables) if arrays[0].dtype == np.float32 else None
     if codec is None:
@@ -91,7 +95,7 @@ def weighted_mean(
 def mean_in_buckets(
     comm: Communicator, arrays: Sequence[Array], weight: float, variables: Sequence[Any]
 ) -> list[Array]:
-    """The same for changes of variables, of any dtypes and sizes, in buckets of the run's size."""
+    """Averages changes of variables, of any dtypes and sizes, in buckets of the run's size, as `weighted_mean` does."""
     limit = int(world.current().options.bucket_mb * 1e6)
     results: list[Array] = list(arrays)
     for dtype in dict.fromkeys(array.dtype for array in arrays):
@@ -107,7 +111,9 @@ def mean_in_buckets(
 
 
 def update_is_decided(variables: Sequence[Any], is_made: bool) -> None:
-    """Where it is left out, what was sent for it has had no effect, and what was kept of its gradients must have none."""
+    """Sets what is remembered of these variables back to before the last exchange, if its update is not made."""
+    # Where the update is left out, what was sent for it has had no effect, and what was kept of its gradients must have
+    # none.
     for variable in variables:
         if (memory := _memories.get(("gradient", id(variable)))) is not None and memory.before is not None:
             if not is_made:
@@ -116,14 +122,14 @@ def update_is_decided(variables: Sequence[Any], is_made: bool) -> None:
 
 
 def forget(variables: Sequence[Any]) -> None:
-    """Training of these variables begins anew."""
+    """Forgets what is remembered of these variables: their training begins anew."""
     for variable in variables:
         for kind in get_args(Kind):
             _memories.pop((kind, id(variable)), None)
 
 
 def memories(variables: Sequence[Any]) -> dict[str, Array]:
-    """What is remembered of these variables, to be stored."""
+    """Returns what is remembered of these variables, to be stored."""
     found: dict[str, Array] = {}
     for index, variable in enumerate(variables):
         for kind in get_args(Kind):
@@ -134,7 +140,7 @@ def memories(variables: Sequence[Any]) -> dict[str, Array]:
 
 
 def put_back(variables: Sequence[Any], stored: dict[str, Array]) -> None:
-    """Remembers what `memories` gave; its arrays may have come back as bytes."""
+    """Puts back what `memories` returned; its arrays may have come back as bytes."""
     for kind, (index, variable) in itertools.product(get_args(Kind), enumerate(variables)):
         residual, basis = stored.get(f"residual {kind} {index}"), stored.get(f"basis {kind} {index}")
         if residual is None:
@@ -163,11 +169,11 @@ class Codec(abc.ABC):
     def mean(
         self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[Memory]
     ) -> list[Array]:
-        """The average by ``weight`` over the workers, the same on all of them, in any shape of as many numbers."""
+        """Returns the average over the workers by ``weight``, equal on all of them, in any shape of as many numbers."""
 
 
 class Half(Codec):
-    """Numbers of 16 bits."""
+    """A codec of numbers of 16 bits."""
 
     def __init__(self, dtype: Any) -> None:
         self._dtype = np.dtype(dtype)
@@ -186,7 +192,8 @@ class Half(Codec):
         return [total.astype(np.float32) for total in sums]
 
     def _rounded(self, wanted: Array) -> Array:
-        """A finite number that 16 bits don't hold becomes the largest that they hold: the rest is sent later."""
+        """Rounds to 16 bits; a finite number that they don't hold becomes the largest that they hold."""
+        # the rest is sent later
         largest = ml_dtypes.finfo(self._dtype).max.astype(np.float32)
         rounded = np.clip(wanted, -largest, largest).astype(self._dtype)
         infinite = np.isinf(wanted)
@@ -195,7 +202,7 @@ class Half(Codec):
 
 
 class TopK(Codec):
-    """The largest values of a bucket, each with its place."""
+    """A codec that sends the largest values of a bucket, each with its place."""
 
     def __init__(self, fraction: float) -> None:
         self._fraction = fraction
@@ -226,7 +233,10 @@ class TopK(Codec):
 
 
 class PowerSGD(Codec):
-    """Of each matrix an approximation of low rank: one step of a power iteration that goes on from exchange to exchange."""
+    """A codec that sends an approximation of low rank of each matrix.
+
+    Each exchange makes one step of a power iteration that goes on from exchange to exchange.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -259,19 +269,22 @@ class PowerSGD(Codec):
         return array.ndim > 1 and self._rank * (rows + array.size // rows) < array.size
 
     def _basis(self, memory: Memory, matrix: Array) -> Array:
-        """That of the last exchange; at first random numbers, the same on all workers."""
+        """Returns the basis of the last exchange; at first random numbers, the same on all workers."""
         if memory.basis is None or memory.basis.shape != (matrix.shape[1], self._rank):
             memory.basis = np.random.default_rng(0).normal(size=(matrix.shape[1], self._rank)).astype(np.float32)
         return memory.basis
 
 
 def _finite(residual: Array) -> Array:
-    """Without what is not finite: it has been seen, and would be in every later exchange."""
+    """Sets what is not finite to 0: it has been seen, and would be in every later exchange."""
     return np.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _rows(array: Array) -> int:
-    """Of the matrix that an array is taken for: the last axis is the other one, of kernels the outputs."""
+    """Returns the number of rows of the matrix that an array is taken for.
+
+    The last axis is that of the columns: in kernels, of the outputs.
+    """
     return max(int(np.prod(array.shape[:-1])), 1)
 
 
@@ -294,13 +307,13 @@ _CODECS: dict[str, Callable[[str], Codec]] = {
 
 
 def codec_of(text: str) -> Codec | None:
-    """That of `--compress`; None for ``none``, and for ``auto`` before it is measured."""
+    """Returns the codec of a text of `--compress`; None for ``none``, and for ``auto`` before it is measured."""
     name, _, number = text.partition(":")
     return _CODECS[name](number) if name in _CODECS else None
 
 
 def chosen(comm: Communicator, variables: Sequence[Any]) -> Codec | None:
-    """What float32 gradients of these variables travel by; None: as they are."""
+    """Returns the codec by which float32 gradients of these variables travel; None: they travel as they are."""
     options = world.current().options
     if options.compress == "none" or not variables or comm.size == 1:
         return None
@@ -326,7 +339,7 @@ def _of_run() -> Codec | None:
 
 
 def _measured(session: world.Session) -> Codec | None:
-    """``bf16`` if gradients arrive earlier so."""
+    """Returns ``bf16`` if gradients arrive earlier that way, else None."""
     codec = Half(ml_dtypes.bfloat16)
     if session.world.node_count == 1:
         reason = "all workers share the memory of one host"
@@ -343,7 +356,7 @@ def _measured(session: world.Session) -> Codec | None:
 
 
 def _seconds(comm: Communicator, exchange: Any) -> float:
-    """The shortest of some exchanges, as the slowest worker has seen it."""
+    """Returns the seconds of the shortest of some exchanges, as the slowest worker has seen it."""
     times = []
     for _ in range(_PROBES):
         comm.barrier()

@@ -1,6 +1,7 @@
-"""Workers of several hosts: shared memory inside each host, one network lane for each local rank between them.
+"""Exchanges between workers of several hosts.
 
-The lanes run at once, so every worker's core and every link carries its part; there is no leader.
+They use shared memory inside each host, and between hosts one network lane for each local rank. The lanes run at once,
+so every worker's core and every link carries its part; there is no leader.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from syrtos.comm.watchdog import Watchdog
 
 
 class HierarchicalCommunicator(MPICommunicator):
-    """Composes a shared-memory group inside the host with MPI between hosts.
+    """A shared-memory group inside the host, composed with MPI between hosts.
 
     Hosts may hold different numbers of workers: there are as many lanes as the smallest host has workers.
     """
 
     def __init__(self, comm: MPI.Comm, host: MPI.Comm, watchdog: Watchdog | None = None) -> None:
-        """``host`` holds the workers of ``comm`` that share this worker's memory."""
+        """Builds the groups; ``host`` holds the workers of ``comm`` that share this worker's memory."""
         super().__init__(comm, watchdog)
         self.host = SharedMemoryCommunicator(host, self.watchdog)
         self.lanes = comm.allreduce(self.host.size, MPI.MIN)
@@ -55,7 +56,7 @@ class HierarchicalCommunicator(MPICommunicator):
         return self.host.reduce_through_window(parts, op, shares[self.rank], self.lanes, carry, lend)
 
     def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
-        """In float32 inside the host; what travels between hosts is rounded."""
+        """Reduces in float32 inside the host, and rounds what travels between hosts."""
         lane_op = ReduceOp.SUM if op is ReduceOp.MEAN else op  # means are scaled on the way into the window
 
         def carry(lane_slice: Array) -> Callable[[], None]:
@@ -70,14 +71,14 @@ class HierarchicalCommunicator(MPICommunicator):
         return self.in_float32(reduce, parts, op, shares)
 
     def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
-        """Inside the host all of the sum; of that each worker sends its peers of the same local rank their parts."""
+        """Sums all inside the host, and exchanges parts with the peers of the same local rank on the other hosts."""
         if not self._hosts or self.lane is None or is_half(wholes[0].dtype):
             return Communicator._reduce_to_parts(self, wholes, bounds, shares)
         sums = self.host.reduce_through_window(wholes, ReduceOp.SUM, shares[self.rank], self.host.size, lend=True)
         return self.lane.sum_parts(sums, self._of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
-        """From peers of the same local rank on the other hosts, and then inside the host."""
+        """Gathers parts from peers of the same local rank on the other hosts, and then inside the host."""
         if not self._hosts or self.lane is None:
             super()._gather_parts(wholes, bounds)
             return
@@ -86,12 +87,12 @@ class HierarchicalCommunicator(MPICommunicator):
             self.host._gather_parts(wholes, self._of(bounds, ranks))
 
     def _of(self, bounds: Bounds, ranks: Sequence[int]) -> Bounds:
-        """The bounds of some workers' parts."""
+        """Returns the bounds of some workers' parts."""
         return [[ranges[rank] for rank in ranks] for ranges in bounds]
 
 
 def communicator_over(comm: MPI.Comm, watchdog: Watchdog | None = None) -> MPICommunicator:
-    """The fastest engine for the workers of ``comm``, chosen alike by all of them."""
+    """Returns the fastest engine for the workers of ``comm``, chosen alike by all of them."""
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
     sizes = comm.allgather(host.Get_size())
     if sizes[0] == comm.Get_size():

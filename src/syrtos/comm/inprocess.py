@@ -23,7 +23,7 @@ class _Board:
 
 
 class InProcessCommunicator(Communicator):
-    """One of ``size`` workers that are threads of this process; also the world of one."""
+    """A communicator between ``size`` workers that are threads of this process; also the world of one."""
 
     def __init__(self, rank: int = 0, size: int = 1, board: _Board | None = None) -> None:
         super().__init__(rank, size)
@@ -31,7 +31,7 @@ class InProcessCommunicator(Communicator):
 
     @classmethod
     def world(cls, size: int, timeout: float = 60.0) -> list[InProcessCommunicator]:
-        """The communicators of all workers of a new world; a wait over ``timeout`` seconds is an error."""
+        """Returns the communicators of all workers of a new world; a wait over ``timeout`` seconds is an error."""
         board = _Board(size, timeout)
         return [cls(rank, size, board) for rank in range(size)]
 
@@ -42,16 +42,17 @@ class InProcessCommunicator(Communicator):
         return InProcessCommunicator(members.index(self.rank), len(members), boards[members[0]])
 
     def close(self) -> None:
-        """Threads hold nothing to free."""
+        """Does nothing: threads hold nothing to free."""
 
     def _swap(self, value: Any, call: str) -> list[Any]:
-        """Every worker's value. The second meeting keeps slots from being overwritten before all have read."""
+        """Returns every worker's value."""
         if self.size == 1:
             return [value]
         try:
             self._board.slots[self.rank] = value
             self._board.barrier.wait(self._board.timeout)
             values = list(self._board.slots)
+            # the second meeting keeps slots from being overwritten before all have read
             self._board.barrier.wait(self._board.timeout)
         except threading.BrokenBarrierError as error:
             raise StalledError(f"rank {self.rank} waited in `{call}` for a worker that did not come.") from error

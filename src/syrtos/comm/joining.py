@@ -1,6 +1,7 @@
-"""A worker that has no more data takes part in the other workers' exchanges with zeros or no rows, until all workers have joined.
+"""`join`: a worker without more data takes part in the others' exchanges with zeros or no rows, until all have joined.
 
-The meaning is Horovod's ``join``: such a worker adds zeros to sums, and averages are still divided by the number of all workers.
+The meaning is Horovod's ``join``: such a worker adds zeros to sums, and averages are still divided by the number of all
+workers.
 """
 
 from __future__ import annotations
@@ -60,5 +61,5 @@ def _follow(comm: Communicator, call: str, tags: Tags, values: list[float]) -> N
 
 
 def _zeros(dtype: str, shape: tuple[int, ...] | list[int]) -> Array:
-    """This worker's contribution: zeros."""
+    """Returns this worker's contribution: zeros."""
     return np.zeros(shape, dtype_of(dtype))

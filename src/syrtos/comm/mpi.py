@@ -1,4 +1,4 @@
-"""The engine: MPI (MPICH through mpi4py) between any workers, on one host or many."""
+"""The engine that exchanges by MPI (MPICH through mpi4py) between any workers, on one host or many."""
 
 from __future__ import annotations
 
@@ -86,7 +86,11 @@ class MPICommunicator(Communicator):
         return everyone[:, 0].astype(np.int64).tolist(), everyone[:, 1].tolist()
 
     def _is_over(self, call: str, until: Callable[[], bool] | None) -> bool:
-        """Waits for the end of the meeting that this worker has begun, if any, or for ``until()``; whether the meeting is over."""
+        """Waits for the end of the meeting that this worker has begun, if any, or for ``until()``.
+
+        Returns:
+            Whether the meeting is over.
+        """
         if self._left is None:
             return True
         request = self._left[0]
@@ -120,7 +124,7 @@ class MPICommunicator(Communicator):
         return self._finishing(request, result, f"allgather of {result.nbytes} bytes")
 
     def _finishing(self, request: MPI.Request, result: Array, call: str) -> Callable[[], Array]:
-        """What waits for a request, which keeps the arrays that MPI reads and writes, and gives its result."""
+        """Returns a function that waits for a request and returns its result; it keeps the arrays that MPI writes."""
 
         def finish() -> Array:
             self.wait(request, call)
@@ -138,7 +142,7 @@ class MPICommunicator(Communicator):
         return self.sum_parts(scaled, bounds)
 
     def sum_parts(self, wholes: Sequence[Array], bounds: Bounds) -> list[Array]:
-        """The sum over the group of this worker's part of each array, in the order of ranks."""
+        """Returns the sum over the group of this worker's part of each array, added in the order of ranks."""
         sent = [_part(wholes, bounds, rank) for rank in range(self.size)]
         result, step = np.empty_like(sent[self.rank]), _TO_EACH // wholes[0].itemsize
 
@@ -159,7 +163,7 @@ class MPICommunicator(Communicator):
         )
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
-        """In pieces: see `IN_FLIGHT`."""
+        """Gathers the parts in pieces, of which `IN_FLIGHT` are under way at once."""
         mine = _part(wholes, bounds, self.rank)
         counts = [sum(stop - start for start, stop in ranges) for ranges in zip(*bounds, strict=True)]
         parts = [mine if rank == self.rank else np.empty(count, mine.dtype) for rank, count in enumerate(counts)]
@@ -202,12 +206,12 @@ class MPICommunicator(Communicator):
 
 
 def _part(wholes: Sequence[Array], bounds: Bounds, rank: int) -> Array:
-    """A worker's parts of all arrays, one after the other."""
+    """Returns a worker's parts of all arrays, one after the other."""
     return np.concatenate([whole[slice(*ranges[rank])] for whole, ranges in zip(wholes, bounds, strict=True)])
 
 
 def _in_flight(starts: Sequence[Callable[[], Callable[[], None]]]) -> None:
-    """Begins some exchanges one after the other, of which so many are under way at once, and ends all of them."""
+    """Begins some exchanges one after the other, of which at most `IN_FLIGHT` are under way at once, and ends all."""
     flying: list[Callable[[], None]] = []
     for start in starts:
         if len(flying) == IN_FLIGHT:
@@ -218,7 +222,7 @@ def _in_flight(starts: Sequence[Callable[[], Callable[[], None]]]) -> None:
 
 
 def as_bytes(array: Array) -> Array:
-    """A contiguous array's memory."""
+    """Returns a contiguous array's memory as bytes."""
     return array.reshape(-1).view(np.uint8)
 
 

@@ -1,6 +1,7 @@
 """Python values as bytes and back, without pickle: nothing that arrives can run code.
 
-JSON's types, and tuples, sets, bytes, dicts with any such key, and NumPy arrays and numbers: those travel as tagged JSON objects.
+Values are of JSON's types, or tuples, sets, bytes, dicts with any such key, and NumPy arrays and numbers: those travel
+as tagged JSON objects.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _TAG = "!"
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype of this name, NumPy's or of ``ml_dtypes`` (``bfloat16``, 8-bit floats)."""
+    """Returns the dtype of this name, NumPy's or of ``ml_dtypes`` (``bfloat16``, 8-bit floats)."""
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def to_bytes(value: Any) -> npt.NDArray[np.uint8]:
-    """A value as bytes.
+    """Returns a value as bytes.
 
     Raises:
         ExchangeError: the value holds something of another type.
@@ -40,7 +41,7 @@ def to_bytes(value: Any) -> npt.NDArray[np.uint8]:
 
 
 def from_bytes(data: npt.NDArray[np.uint8]) -> Any:
-    """The value that `to_bytes` was given."""
+    """Returns the value that `to_bytes` was given."""
     return json.loads(data.tobytes(), object_hook=_untagged)
 
 

@@ -1,7 +1,7 @@
 """Arrays for results, in memory that is used again.
 
-A new array of many megabytes costs a page fault for each of its pages, and TensorFlow takes a NumPy array as it is only where its
-memory is aligned; otherwise it copies. Both cost as much as the exchange itself.
+A new array of many megabytes costs a page fault for each of its pages, and TensorFlow takes a NumPy array as it is only
+where its memory is aligned; otherwise it copies. Both cost as much as the exchange itself.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _Memory = memoryview
 class Pool:
     """Memory for arrays, given back when the last view of an array is gone.
 
-    An array's memory belongs to one NumPy array made for it, on which all its views depend (NumPy shortens chains of views to the array
-    whose base is no array). The end of that array is what gives the memory back, so no reference is ever counted.
+    An array's memory belongs to one NumPy array made for it, on which all its views depend (NumPy shortens chains of
+    views to the array whose base is no array). The end of that array is what gives the memory back, so no reference is
+    ever counted.
     """
 
     def __init__(self) -> None:
@@ -48,11 +49,11 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held, in use or not."""
+        """The bytes that are held, in use or not."""
         return self._kept + self._used
 
     def empty_like(self, array: Array) -> Array:
-        """An uninitialized flat array of the same size and dtype."""
+        """Returns an uninitialized flat array of the same size and dtype."""
         if array.nbytes < _LARGE:
             return np.empty_like(array)
         memory = self._take(_size_number(array.nbytes))
@@ -63,7 +64,8 @@ class Pool:
         return owner.view(array.dtype)
 
     def _give_back(self, lease: _Lease) -> None:
-        """Called where an array ends: in any thread, also inside of a garbage collection that this class has caused. So it takes no lock."""
+        """Takes back the memory of an array that has ended."""
+        # Called in any thread, also inside of a garbage collection that this class has caused. So it takes no lock.
         self._returned.append(lease.memory)
         del self._leases[id(lease)]
 
@@ -108,7 +110,7 @@ class Pool:
 
 
 class _Lease(weakref.ref[Array]):
-    """Tells when an array has ended, and which memory it had."""
+    """A weak reference to an array, with the memory that the array had."""
 
     __slots__ = ("memory",)
     memory: _Memory
@@ -121,7 +123,7 @@ def _new(nbytes: int) -> _Memory:
 
 
 def _size_number(nbytes: int) -> int:
-    """The number of the smallest size of memory that holds so many bytes."""
+    """Returns the number of the smallest size of memory that holds so many bytes."""
     power = (nbytes - 1).bit_length() - 1
     return power * _STEPS + ((nbytes - 1) * _STEPS >> power) - _STEPS + 1
 
@@ -135,5 +137,5 @@ _shared = Pool()
 
 
 def empty_like(array: Array) -> Array:
-    """See `Pool.empty_like`; of the pool of this process."""
+    """Returns an uninitialized flat array of the same size and dtype, from the pool of this process."""
     return _shared.empty_like(array)

@@ -1,7 +1,7 @@
 """Questions of workers to servers over MPI: a worker waits for its answer, and a server may answer later.
 
-Messages are point-to-point, never collective: the death of a worker delays no answer to another. A message is plain data as JSON,
-followed by arrays as raw bytes.
+Messages are point-to-point, never collective: the death of a worker delays no answer to another. A message is plain
+data as JSON, followed by arrays as raw bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Message = tuple[Fields, list[Array]]
 
 
 class Asking:
-    """A worker's side. Threads may ask concurrently: a lock lets one question through at a time."""
+    """A worker's side of the questions. Threads may ask concurrently: a lock lets one question through at a time."""
 
     def __init__(self, comm: MPI.Comm, watchdog: Watchdog) -> None:
         self._comm = comm
@@ -86,7 +86,7 @@ class Question:
         worker: the rank of the worker.
         fields: plain data; ``"ask"`` names the kind of question.
         arrays: the arrays of the question.
-        reply: gives the answer.
+        reply: sends the answer.
     """
 
     worker: int
@@ -95,7 +95,7 @@ class Question:
     reply: Callable[[Fields, Sequence[Array]], None]
 
     def answer(self, arrays: Sequence[Array] = (), **fields: Any) -> None:
-        """Answers, once."""
+        """Answers the question; to be called once."""
         self.reply(fields, arrays)
 
 
@@ -110,9 +110,9 @@ def serve(
 
     Args:
         comm: all workers and servers; the workers are its first ranks.
-        workers: how many there are.
+        workers: the number of workers.
         handle: answers a question, now or at a later one.
-        gone: gives the workers that have died so far.
+        gone: returns the workers that have died so far.
         lose: called once for each worker that has died or asked to ``leave``.
     """
     left: set[int] = set()
@@ -150,10 +150,10 @@ def serve(
 
 @contextlib.contextmanager
 def refusing(*questions: Question) -> Iterator[None]:
-    """Answers all of ``questions`` with the error that is raised inside: a worker that is not answered waits until the watchdog ends it."""
+    """Context manager: answers all of ``questions`` with the error that is raised in it."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # a worker that is not answered would wait until the watchdog ends it
         for question in questions:
             question.answer(error=f"A parameter server could not answer `{question.fields['ask']}`: {error}")
 
@@ -202,7 +202,7 @@ def _send(comm: MPI.Comm, target: int, tag: int, fields: Fields, arrays: list[Ar
 
 
 def _begun(comm: MPI.Comm, source: int, tag: int) -> list[_Incoming]:
-    """The next message, if the head of one is here."""
+    """Returns the next message, if its head is here: a list of one or none."""
     status = MPI.Status()
     found = comm.Improbe(source, tag, status)
     if found is None:

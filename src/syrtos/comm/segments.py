@@ -1,4 +1,7 @@
-"""Memory that the workers of one host share, each through a mapping of its own, which lives as long as an array looks at it."""
+"""Memory that the workers of one host share, each through a mapping of its own.
+
+It lives as long as an array looks at it.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ _FOLDER = "/dev/shm"
 
 
 def create(comm: MPI.Comm, nbytes: int) -> memoryview:
-    """Zeros that all workers of ``comm``, on one host, can write to. All call it together.
+    """Returns zeros that all workers of ``comm``, on one host, can write to. All call it together.
 
-    It has no name that could be left behind: the first worker makes it (memfd_create(2)), and the others open it through that process. Where they
-    can't (workers in containers of their own that share /dev/shm), it is a file there that is removed as soon as all have opened it.
+    The memory has no name that could be left behind: the first worker makes it (memfd_create(2)), and the others open
+    it through that process. Where they can't (workers in containers of their own that share /dev/shm), it is a file
+    there that is removed as soon as all have opened it.
 
     Raises:
         SharedMemoryError: the workers can't share so much memory.
@@ -78,8 +82,11 @@ def _named(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
 
 
 def _made(make: Callable[[], int], nbytes: int, reserve: bool) -> int:
-    """A new file of so many bytes; -1 if there is no room. With ``reserve`` its pages are taken at once: the system ends a process by SIGBUS that writes to a
-    page for which a file system has no room."""
+    """Returns the descriptor of a new file of ``nbytes`` bytes; -1 if there is no room.
+
+    With ``reserve`` its pages are taken at once: the system ends a process by SIGBUS that writes to a page for which a
+    file system has no room.
+    """
     try:
         descriptor = make()
         if reserve:
@@ -106,7 +113,7 @@ def _opened(path: str) -> int:
 
 
 def _closing(descriptor: int) -> Iterator[int]:
-    """A mapping needs its file no more."""
+    """Yields a descriptor and closes it afterwards: a mapping needs its file no more."""
     try:
         yield descriptor
     finally:

@@ -1,7 +1,7 @@
 """The parameter servers of a run, as its workers see them.
 
-A run with ``--ps N`` has N processes after its workers that hold the parameters and apply the optimizers. The first of them also keeps
-the rounds (see `syrtos.comm.work_queue`).
+A run with ``--ps N`` has N processes after its workers that hold the parameters and apply the optimizers. The first of
+them also keeps the rounds (see `syrtos.comm.work_queue`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 
 class Servers:
-    """Asks the servers.
+    """A worker's side of the parameter servers.
 
     Attributes:
-        count: how many there are.
-        staleness: how many updates a worker may be ahead of the slowest; None: as many as it likes; 0: all make each update together.
+        count: the number of servers.
+        staleness: how many updates a worker may be ahead of the slowest; None: as many as it likes; 0: all make each
+            update together.
     """
 
     def __init__(self, asking: Asking, workers: int, count: int, staleness: int | None) -> None:
@@ -38,28 +39,28 @@ class Servers:
 
     @property
     def synchronous(self) -> bool:
-        """Whether every update uses the gradients of all workers, as without servers."""
+        """Returns whether every update uses the gradients of all workers, as without servers."""
         return self.staleness == 0
 
     # -- parameters ------------------------------------------------------------------------------
 
     def register(self, key: str, parts: Sequence[Message]) -> list[Message]:
-        """Gives each server its part of an optimizer, as worker 0 has it; the answers come when that is there."""
+        """Gives each server its part of an optimizer, as worker 0 has it; the answers come when that part is there."""
         return self._ask_all("register", parts, key=key, round=self._round)
 
     def push(self, key: str, parts: Sequence[Message]) -> list[Message]:
-        """Gives each server its part of this worker's gradients; the answers are the new values."""
+        """Gives each server its part of this worker's gradients, and returns the answers: the new values."""
         clock = self._clocks[key] = self._clocks.get(key, 0) + 1
         return self._ask_all("push", parts, key=key, clock=clock, round=self._round)
 
     def state(self, key: str) -> list[Message]:
-        """The values and the state of an optimizer."""
+        """Returns the values and the state of an optimizer, a message of each server."""
         return self._ask_all("state", [({}, [])] * self.count, key=key)
 
     # -- rounds ------------------------------------------------------------------------------------
 
     def take(self, limit: int | None, repeatable: bool = False) -> int | None:
-        """The next piece of this round's work that is not assigned yet, below ``limit``; None: there is none."""
+        """Returns the next piece of this round's work that is not assigned yet, below ``limit``; None if all are."""
         most = 1 << 62 if limit is None else limit
         answer, _ = self._ask_first("take", limit=most, repeatable=repeatable, wait=False)
         if answer["piece"] == LATER:
@@ -68,11 +69,13 @@ class Servers:
         return None if answer["piece"] == NONE else int(answer["piece"])
 
     def done(self, piece: int, number: int, result: Any) -> None:
-        """A piece taken as repeatable is done; ``result`` is plain data."""
+        """Reports that a piece taken as repeatable is done; ``result`` is plain data."""
         self._ask_first("done", [to_bytes(result)], piece=piece, number=number)
 
     def result(self, number: int, over: bool) -> Any:
-        """The result that was given to `done` for this number, by any worker. ``over``: its round has ended, so there is no waiting.
+        """Returns the result that any worker gave to `done` for this number.
+
+        With ``over``, its round has ended, so there is no waiting.
 
         Raises:
             KeyError: it is not kept any more.
@@ -86,7 +89,7 @@ class Servers:
         """Waits until every worker that lives has ended the round.
 
         Returns:
-            For each name the sum over the workers that gave an array of it, and their number.
+            For each name the sum over the workers that gave an array of it, and the number of these workers.
         """
         self._idle()
         answer, sums = self._ask_first("finish", list(added.values()), names=list(added))
@@ -95,19 +98,19 @@ class Servers:
         return {name: (total, answer["counts"][name]) for name, total in zip(answer["names"], sums, strict=True)}
 
     def share(self, arrays: Sequence[Array]) -> list[Array]:
-        """Worker 0's arrays, on every worker."""
+        """Returns worker 0's arrays, on every worker."""
         mine = list(arrays) if self._asking.rank == 0 else []
         _, shared = self._ask_first("share", mine, number=self._shared)
         self._shared += 1
         return mine or [np.asarray(array) for array in shared]
 
     def leave(self) -> None:
-        """This worker will ask no more questions."""
+        """Tells the servers that this worker will ask no more questions."""
         self._ask_all("leave", [({}, [])] * self.count)
 
     @property
     def rounds(self) -> int:
-        """How many rounds this worker has ended."""
+        """The number of rounds that this worker has ended."""
         return self._round
 
     # -- helpers -----------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Workers of one host: memory that they share, in which each worker reduces a slice of its own.
+"""Exchanges between workers of one host, in memory that they share: each worker reduces a slice of its own.
 
-One exchange copies each worker's gradients in once, but for the slice that it reduces itself, which it adds from where they are; there is no
-leader, and no worker is idle. Loads and stores need no other order than the meetings between them: MPI passes messages inside a host by atomic operations
-with acquire and release (MPICH 5, `MPL_atomic`), and what a worker has stored before a message is seen by all that have received it.
+An exchange copies each worker's gradients in once, but for the slice that it reduces itself, which it adds from where
+they are; there is no leader, and no worker is idle. Loads and stores need no other order than the meetings between
+them: MPI passes messages inside a host by atomic operations with acquire and release (MPICH 5, `MPL_atomic`), and what
+a worker has stored before a message is seen by all that have received it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Carry = Callable[[Array], Callable[[], None]]
 
 
 class SharedMemoryCommunicator(MPICommunicator):
-    """Exchanges between the workers of one host. All of them must share memory."""
+    """A communicator between the workers of one host. All of them must share memory."""
 
     def __init__(self, comm: MPI.Comm, watchdog: Watchdog | None = None) -> None:
         super().__init__(comm, watchdog)
@@ -58,7 +59,7 @@ class SharedMemoryCommunicator(MPICommunicator):
         return Communicator._reduce_to_parts(self, wholes, bounds, shares)
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
-        """In pieces, which stay in the caches."""
+        """Gathers the parts in pieces, which stay in the caches."""
         longest = max(stop - start for ranges in bounds for start, stop in ranges)
         board = self._copied(2 * self.size * _PIECE, wholes[0].dtype).reshape(2, self.size, _PIECE)
         turn = 0
@@ -90,9 +91,10 @@ class SharedMemoryCommunicator(MPICommunicator):
             parts: this worker's values.
             op: the reduction.
             share: factor for this worker's values.
-            lanes: into how many slices the elements are cut; worker ``i < lanes`` reduces slice ``i``.
-            carry: begins to carry a reduced slice on between hosts, and returns what waits for the end of that.
-            lend: the results may be memory that all workers of the host look at; they can't be written to.
+            lanes: the number of slices into which the elements are cut; worker ``i < lanes`` reduces slice ``i``.
+            carry: begins to carry a reduced slice on between hosts, and returns a function that waits for the end of
+                that.
+            lend: whether the results may be memory that all workers of the host look at; they can't be written to.
         """
         layout = _Layout(parts)
         with np.errstate(all="ignore"):  # between two parts there may be anything
@@ -116,7 +118,7 @@ class SharedMemoryCommunicator(MPICommunicator):
         return layout.lent(total) if is_lent else results
 
     def _place(self, layout: _Layout, lend: bool) -> tuple[Array, bool]:
-        """Where the result is made, and whether it can stay there."""
+        """Returns the memory in which the result is made, and whether the result can stay there."""
         nbytes = layout.total * layout.dtype.itemsize
         if self.size > 2 and (not self._stages or len(self._stages[0]) < nbytes):
             self._stages = [
@@ -130,14 +132,17 @@ class SharedMemoryCommunicator(MPICommunicator):
         return self._copied(layout.total, layout.dtype), False
 
     def _copied(self, elements: int, dtype: np.dtype[Any]) -> Array:
-        """Memory in which what is copied from there is made."""
+        """Returns memory in which results are made that are copied from there."""
         nbytes = elements * dtype.itemsize
         if len(self._scratch) < nbytes:
             self._scratch = np.frombuffer(segments.create(self.comm, _rounded(nbytes)), np.uint8)
         return self._scratch[:nbytes].view(dtype)
 
     def _contribute(self, layout: _Layout, total: Array, slices: Sequence[tuple[int, ...]], share: float) -> None:
-        """Copies this worker's part of the slices that others reduce: one worker's into the result, the others' beside it."""
+        """Copies this worker's part of the slices that other workers reduce.
+
+        For each slice one worker copies into the result, and the others beside it.
+        """
         for lane, (start, stop) in enumerate(slices):
             if lane == self.rank:
                 continue
@@ -155,7 +160,11 @@ class SharedMemoryCommunicator(MPICommunicator):
         share: float,
         carry: Carry | None,
     ) -> Callable[[], None]:
-        """Reduces this worker's slice of a chunk; returns what waits until the other hosts' part is in it."""
+        """Reduces this worker's slice of a chunk.
+
+        Returns:
+            A function that waits until the other hosts' part is in the slice.
+        """
         if self.rank >= len(slices):
             return lambda: None
         start, stop = slices[self.rank]
@@ -172,8 +181,11 @@ class SharedMemoryCommunicator(MPICommunicator):
         return carry(total[start:stop]) if carry else lambda: None
 
     def _first(self, lane: int) -> int:
-        """The worker whose part of a slice the others' are added to: of two that is the one that does not reduce it; of more the first, so that
-        sums are in the order of ranks and do not depend on where a number stands."""
+        """Returns the worker whose part of a slice the others' parts are added to.
+
+        Of two workers that is the one that does not reduce the slice; of more the first, so that sums are in the order
+        of ranks and do not depend on where a number stands.
+        """
         return 1 - lane if self.size == 2 else 0
 
     def _land(
@@ -186,17 +198,17 @@ class SharedMemoryCommunicator(MPICommunicator):
             layout.copy(results, total, begin, end, np.copyto)
 
     def _pause(self) -> None:
-        """A meeting inside one operation: all stores before it are seen by all loads after it."""
+        """Meets the other workers inside one operation: all stores before it are seen by all loads after it."""
         self.wait(self.comm.Ibarrier(), "exchange in shared memory")
 
 
 def _rounded(nbytes: int) -> int:
-    """So that a size that grows a little each time is not made anew each time."""
+    """Rounds a size up, so that memory of a size that grows a little each time is not made anew each time."""
     return 1 << (nbytes - 1).bit_length() if nbytes < 1 << 26 else nbytes
 
 
 def _reduce_scaled(op: ReduceOp, source: Array, share: float, target: Array) -> None:
-    """``target = target op share * source``; a share of 0 adds nothing even where the source is NaN."""
+    """Sets ``target = target op share * source``; a share of 0 adds nothing even where the source is NaN."""
     if share == 1.0:
         UFUNC[op](target, source, out=target)
     elif share != 0.0:
@@ -217,7 +229,7 @@ class _Layout:
             self.total += -(-part.size // step) * step
 
     def lent(self, total: Array) -> list[Array]:
-        """The parts of a result that is lent, which nobody may write to."""
+        """Returns the parts of a result that is lent, which nobody may write to."""
         total.flags.writeable = False
         found = [total[offset : offset + part.size] for part, offset in zip(self.parts, self.offsets, strict=True)]
         return [
@@ -227,7 +239,7 @@ class _Layout:
     def copy(
         self, parts: Sequence[Array], view: Array, begin: int, end: int, action: Callable[[Array, Array], None]
     ) -> None:
-        """Calls ``action(piece of a part, the same of the segment)`` for what lies in ``[begin, end)``."""
+        """Calls ``action(piece of a part, its place in the segment)`` for what lies in ``[begin, end)``."""
         for part, offset in zip(parts, self.offsets, strict=True):
             low, high = max(begin, offset), min(end, offset + part.size)
             if low < high:
@@ -235,7 +247,8 @@ class _Layout:
 
 
 def _chunks(layout: _Layout, lanes: int, carry: Carry | None) -> Iterator[tuple[int, int]]:
-    """All at once inside a host; between hosts in chunks, so that copies hide behind the wire."""
+    """Yields the bounds of chunks: a single one inside a host, several between hosts."""
+    # between hosts in chunks, so that copies hide behind the wire
     step = max(lanes * PIECE // layout.dtype.itemsize, 1) if carry else max(layout.total, 1)
     for begin in range(0, layout.total, step):
         yield begin, min(begin + step, layout.total)

@@ -1,4 +1,4 @@
-"""Rows of a large table: sent as rows or as the whole table, whichever moves fewer bytes."""
+"""Exchanges of rows of a large table: sent as rows or as the whole table, whichever moves fewer bytes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from syrtos.comm.communicator import Array, Communicator, scaled_copy, signature
 def weighted_rows(
     comm: Communicator, values: Array, indices: Array, table_rows: int, weight: float, may_merge: bool = True
 ) -> tuple[Array, Array]:
-    """The weighted sum (see `Communicator.weighted_sum`) of gradients that touch some rows of a table.
+    """Returns the weighted sum (see `Communicator.weighted_sum`) of gradients that touch some rows of a table.
 
-    Sent as rows, the result lists every worker's rows in rank order: for contiguous shares of a global batch that is the very
-    list one process would have got. Rows may repeat; their values add up.
+    Sent as rows, the result lists every worker's rows in rank order: for contiguous shares of a global batch that is
+    the very list one process would have got. Rows may repeat; their values add up.
 
     Args:
         values: (rows, ...) floats.
         indices: (rows,) integers, the row of the table that each value belongs to.
         table_rows: rows of the whole table.
         weight: this worker's share of the step.
-        may_merge: whether values of the same row may be added up on the way. Sent as the table they are; an optimizer that
-            squares or clips single values would then not compute the same as in one process.
+        may_merge: whether values of the same row may be added up on the way. Sent as the table they are; an optimizer
+            that squares or clips single values would then not compute the same as in one process.
 
     Returns:
         Values and indices of the sum.
@@ -42,7 +42,7 @@ def weighted_rows(
 
 
 def moves_fewer_as_rows(rows: int, table_rows: int, row_bytes: int, index_bytes: int) -> bool:
-    """Whether gathering ``rows`` rows of all workers moves fewer bytes than reducing the table.
+    """Returns whether gathering ``rows`` rows of all workers moves fewer bytes than reducing the table.
 
     A worker receives each gathered row once; a reduction sends and receives each of the table's rows.
     """

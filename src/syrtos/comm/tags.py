@@ -1,4 +1,4 @@
-"""What workers come to a meeting for: one number of each, its tag, which travels exactly as a float64."""
+"""The tags of workers at a meeting: a number of each that says what it comes for, and travels exactly as a float64."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _PASSING = 1 << 41
 
 
 def of_call(call: str) -> int:
-    """The tag of a worker that calls an operation."""
+    """Returns the tag of a worker that calls an operation."""
     return zlib.crc32(call.encode())
 
 
 def of_passing(call: str) -> int:
-    """The tag of a worker that passes by."""
+    """Returns the tag of a worker that passes by."""
     return _PASSING | of_call(call)
 
 
 class Tags(tuple[int, ...]):
-    """The tags of one meeting, by rank. Every exchange begins with one: nothing is computed before it is needed.
+    """The tags of one meeting, by rank. Every exchange begins with a meeting: nothing is computed before it is needed.
 
     What they mean for all is decided in this order:
 
@@ -46,5 +46,5 @@ class Tags(tuple[int, ...]):
 
     @property
     def differ(self) -> bool:
-        """Whether the operations differ, when none passes by."""
+        """Returns whether the operations differ; it counts where no worker passes by."""
         return len(set(self) - {JOINED}) > 1

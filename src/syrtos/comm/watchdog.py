@@ -1,4 +1,4 @@
-"""Waiting for other workers: briefly awake, then asleep, never for ever."""
+"""A watchdog that waits for other workers: briefly awake, then asleep, never for ever."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LONG = 1.0
 
 
 class Watchdog:
-    """Waits politely and counts the time it waited.
+    """A watchdog over waits, which leaves the core to others while it waits, and counts the time it waited.
 
     Attributes:
         waited: seconds spent waiting for other workers so far.
         timeout: seconds after which a wait becomes a `StalledError`.
         on_stall: called with the error's text before it is raised, e.g. to ask every worker for its stack.
         on_wait: called with the seconds of each wait when it is over.
-        on_long_wait: called when a wait becomes a long one with the call, the seconds so far and a name of this watchdog, and with an empty call
-            when that wait is over, unless it was given up.
+        on_long_wait: called when a wait becomes a long one with the call, the seconds so far and a name of this
+            watchdog, and with an empty call when that wait is over, unless it was given up.
     """
 
     def __init__(self, timeout: float = 300.0, on_stall: Callable[[str], None] | None = None) -> None:
@@ -39,7 +39,7 @@ class Watchdog:
         self._name = "main"
 
     def wait(self, done: Callable[[], bool], call: str, rank: int) -> None:
-        """Returns when ``done()`` is true.
+        """Waits until ``done()`` is true.
 
         Raises:
             StalledError: it did not become true within the timeout.
@@ -56,7 +56,7 @@ class Watchdog:
                 self.on_wait(seconds)
 
     def another(self, name: str) -> Watchdog:
-        """One for other waits of this process, which tells what this one tells."""
+        """Returns a watchdog for other waits of this process, which reports stalls and long waits through this one."""
         found = Watchdog(self.timeout, self.tell)
         found._name, found.on_long_wait = name, self._tell_long
         return found
@@ -66,7 +66,7 @@ class Watchdog:
             self.on_long_wait(call, seconds, name)
 
     def tell(self, text: str) -> None:
-        """Tells of a stall; also as ``on_stall`` of another watchdog of this process."""
+        """Reports a stall to ``on_stall``; this method may be the ``on_stall`` of other watchdogs of this process."""
         if self.on_stall:
             self.on_stall(text)
 

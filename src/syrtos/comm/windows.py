@@ -1,8 +1,9 @@
-"""Shared memory in which results are lent: what an exchange returns is the memory that all workers of the host have summed in.
+"""Shared memory in which results are lent: an exchange returns the memory that all workers of the host have summed in.
 
-A window may be written to again when no worker looks at it any more. Each worker knows that of itself, because a lent array tells when it ends;
-before each exchange the workers tell each other, through shared memory too, and take the smallest window that is free at all of them. If there
-is none, they make one more, up to a budget; beyond that, results are copied, as where a script keeps what it was lent.
+A window may be written to again when no worker looks at it any more. Each worker knows that of itself, because a lent
+array tells when it ends; before each exchange the workers tell each other, through shared memory too, and take the
+smallest window that is free at all of them. If there is none, they make one more, up to a budget; beyond that, results
+are copied, as where a script keeps what it was lent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Window:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing in this process looks at it."""
+        """Returns whether nothing in this process looks at the window."""
         return self.lent is None or self.lent() is None
 
 
@@ -45,11 +46,14 @@ class Windows:
     """The windows of the workers of one host; all of them call each method together.
 
     Attributes:
-        nbytes: of all windows.
+        nbytes: the bytes of all windows.
     """
 
     def __init__(self, comm: MPI.Comm, meet: Callable[[], None]) -> None:
-        """``meet`` returns when all workers have called it, and then each sees what the others have written before."""
+        """Makes the table of free windows.
+
+        ``meet`` returns when all workers have called it, and then each sees what the others have written before.
+        """
         self._comm, self._meet = comm, meet
         self._windows: list[_Window] = []
         self._taken = 0
@@ -59,7 +63,7 @@ class Windows:
         self._budget = comm.bcast(int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _BUDGET))
 
     def take(self, nbytes: int) -> Array | None:
-        """So many bytes that no worker looks at, with what was in them; None if there are none.
+        """Returns ``nbytes`` bytes that no worker looks at, with what was in them; None if there are none.
 
         They are free again at this worker when the last array that depends on the returned one ends.
         """

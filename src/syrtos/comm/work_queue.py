@@ -1,7 +1,9 @@
-"""A work queue: the pieces of an epoch are assigned to workers that train at their own pace, which meet at its end. Kept by the first server.
+"""A work queue: it assigns the pieces of an epoch to workers that train at their own pace, and that meet at its end.
 
-The invariant: a round ends when every live worker has finished it, and each piece of its work was assigned once; the pieces that a
-worker was working on when it died are assigned again, if the work can be repeated.
+The first server keeps it.
+
+The invariant: a round ends when every live worker has finished it, and each piece of its work was assigned once; the
+pieces that a worker was working on when it died are assigned again, if the work can be repeated.
 """
 
 from __future__ import annotations
@@ -20,16 +22,18 @@ KEPT = 1 << 14
 
 @dataclasses.dataclass
 class _Round:
-    """One round.
+    """The state of one round.
 
     Attributes:
         begun: the number of pieces that were assigned for the first time.
         again: pieces that a worker was working on when it died.
         in_hand: the worker of each piece that is being worked on.
-        idle: workers that ask for a piece while others may still die with theirs.
+        idle: questions of workers that ask for a piece while others may still die with theirs.
         sums: the sums of the workers' arrays, by name.
+        counts: the number of workers that have added to each sum, by name.
         finished: the question of each worker that has finished.
-        served: workers that had a piece. The last pieces are kept for workers that had none, as long as there are enough.
+        served: workers that had a piece. The last pieces are kept for workers that had none, as long as there are
+            enough.
     """
 
     begun: int = 0
@@ -43,7 +47,10 @@ class _Round:
 
 
 class WorkQueue:
-    """Answers what workers ask about rounds. Questions name theirs by ``round``, counted from 0 by each worker alike."""
+    """The answers to what workers ask about rounds.
+
+    Questions name their round by ``round``, counted from 0 by each worker alike.
+    """
 
     def __init__(self, workers: int) -> None:
         self._live = set(range(workers))
@@ -62,7 +69,7 @@ class WorkQueue:
         }
 
     def lose(self, worker: int) -> None:
-        """This worker asks no more questions."""
+        """Forgets a worker, which asks no more questions; the pieces that it was working on are assigned again."""
         self._live.discard(worker)
         for number, current in list(self._rounds.items()):
             lost = [piece for piece, by in current.in_hand.items() if by == worker]
@@ -79,8 +86,11 @@ class WorkQueue:
     # -- pieces of work ------------------------------------------------------------------------
 
     def _take(self, question: Question) -> None:
-        """The next piece: its number below ``limit``. There may be more while one is kept for a worker that has had none, and with
-        ``repeatable`` while others have some in hand: with ``wait`` the answer comes when that is decided."""
+        """Answers with the next piece: its number, below ``limit``.
+
+        If there is none to give now, there may be more: while one is kept for a worker that has had none, and with
+        ``repeatable`` while others have some in hand. With ``wait`` the answer comes when that is decided.
+        """
         current = self._rounds[question.fields["round"]]
         current.idle.append(question)
         self._serve_idle(current)
@@ -120,7 +130,10 @@ class WorkQueue:
         question.answer(piece=piece)
 
     def _done(self, question: Question) -> None:
-        """A piece is done; its result, one array, is kept under its ``number`` over all rounds, until many others have come."""
+        """Notes that a piece is done, and keeps its result, one array.
+
+        The result is kept under its ``number``, over all rounds, until many others have come.
+        """
         number = question.fields["number"]
         current = self._rounds[question.fields["round"]]
         current.in_hand.pop(question.fields["piece"], None)
@@ -143,7 +156,10 @@ class WorkQueue:
     # -- the end of a round ----------------------------------------------------------------------
 
     def _finish(self, question: Question) -> None:
-        """Adds arrays by ``names``; the answer, once all have finished, has the sums, and by how many workers each was added to."""
+        """Adds arrays by ``names``, and answers once all workers have finished.
+
+        The answer has the sums, and the number of workers that added to each.
+        """
         number = question.fields["round"]
         current = self._rounds[number]
         for name, array in zip(question.fields["names"], question.arrays, strict=True):
@@ -165,7 +181,7 @@ class WorkQueue:
     # -- broadcasts of worker 0 ------------------------------------------------------------------
 
     def _share(self, question: Question) -> None:
-        """Worker 0's arrays for all workers; ``number`` counts such questions."""
+        """Answers with worker 0's arrays, for all workers; ``number`` counts such questions."""
         number = question.fields["number"]
         self._sharing[number].append(question)
         if question.worker == 0:

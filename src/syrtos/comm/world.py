@@ -1,4 +1,4 @@
-"""Joining the world of workers, once per process."""
+"""The world of workers, which a process joins once."""
 
 from __future__ import annotations
 
@@ -37,17 +37,21 @@ class Session:
     Attributes:
         world: ranks and sizes.
         comm: exchanges between all workers.
-        input_comm: the same workers, for what input pipelines exchange while a step runs.
+        input_comm: exchanges between the same workers, by their input pipelines while a step runs.
         options: the options of the run.
-        ledger: where the time goes; one object for the life of the process.
+        ledger: the account of the worker's time; one object for the life of the process.
         watchdog: counts and bounds the waiting of ``comm``.
-        errors: the latest errors of exchanges and readers, of all threads, oldest first; frameworks wrap them into errors of their own.
+        errors: the latest errors of exchanges and readers, of all threads, oldest first; frameworks wrap them into
+            errors of their own.
         servers: asks the parameter servers, if the run has some.
-        questions: on a parameter server, where workers ask; it is no worker, and runs no script.
-        same_processors: whether all workers compute on processors of one kind, for which compilers make the same instructions.
+        questions: on a parameter server, the communicator by which workers ask; a server is no worker, and runs no
+            script.
+        same_processors: whether all workers compute on processors of one kind, for which compilers make the same
+            instructions.
         others: communicators between all workers beside ``comm``, by name: see `beside`.
         rank_aware: whether the script has asked for its rank. Such a script decides itself which rank writes a file.
-        end: ends this worker in the middle of its script, as if it had come to its end; all workers call it together. None outside of a run.
+        end: ends this worker in the middle of its script, as if it had come to its end; all workers call it together.
+            None outside of a run.
     """
 
     world: topology.World
@@ -74,12 +78,15 @@ class Session:
             self.ledger.spend("wait", seconds)
 
     def alone(self) -> Session:
-        """This worker as a world of one that writes into the same record."""
+        """Returns this worker as a world of one that writes into the same record."""
         own = InProcessCommunicator()
         return dataclasses.replace(self, world=topology.World(), comm=own, input_comm=own)
 
     def asynchronously(self) -> Session:
-        """This worker as a world of one that keeps its rank: files that one worker writes are written by rank 0."""
+        """Returns this worker as a world of one that keeps its rank.
+
+        Files that one worker writes are written by rank 0 then.
+        """
         return dataclasses.replace(self.alone(), world=topology.World(rank=self.world.rank))
 
     def record_in(self, run_dir: str) -> None:
@@ -108,7 +115,9 @@ _sharing: Session | None = None
 
 
 def init(options: Options | None = None) -> Session:
-    """Joins the world this process was started in; a plain process is a world of one. Later calls return the same.
+    """Joins the world this process was started in; a plain process is a world of one.
+
+    Later calls return the same session.
 
     Raises:
         WorldError: fewer workers met than were started.
@@ -126,8 +135,10 @@ def init(options: Options | None = None) -> Session:
 
 
 def beside(name: str) -> Communicator:
-    """A communicator between all workers for exchanges that a thread makes while they make others. All of them call this together; later calls with the same
-    ``name`` return the same."""
+    """Returns a communicator between all workers for exchanges that a thread makes while they make others.
+
+    All workers call this together; later calls with the same ``name`` return the same.
+    """
     session = current()
     if name not in session.others:
         session.others[name] = session.comm.duplicate(session.watchdog.another(name))
@@ -135,7 +146,7 @@ def beside(name: str) -> Communicator:
 
 
 def current() -> Session:
-    """The session of this process.
+    """Returns the session of this process.
 
     Raises:
         WorldError: `init` has not been called.
@@ -146,15 +157,18 @@ def current() -> Session:
 
 
 def sharing() -> Session:
-    """The session over which data sets, steps and callbacks are split: all workers, or this one alone after `each_for_itself`."""
+    """Returns the session over which data sets, steps and callbacks are split.
+
+    Its workers are all of the run, or this one alone after `each_for_itself` or in an asynchronous run.
+    """
     return _sharing or current()
 
 
 def each_for_itself() -> None:
-    """From now on only the script's own calls exchange. `fit` trains on all data it is given, as in one process.
+    """Leaves exchanges to the script's own calls from now on: `fit` trains on all data it is given, as in one process.
 
     Raises:
-        ConfigurationError: the run has parameter servers, or workers that train alone for some steps.
+        ConfigurationError: the run has parameter servers, workers that train alone for some steps, or divided updates.
     """
     global _sharing
     if current().servers:
@@ -175,23 +189,26 @@ def each_for_itself() -> None:
 
 
 def explicit() -> bool:
-    """Whether only the script's own calls exchange."""
+    """Returns whether only the script's own calls exchange."""
     return _sharing is not None and current().servers is None
 
 
 def joined() -> bool:
-    """Whether `init` has been called."""
+    """Returns whether `init` has been called."""
     return _session is not None
 
 
 def claims_folder(run_dir: str) -> Path:
-    """Where the workers of a run note which of them writes a file."""
+    """Returns the folder in which the workers of a run note which of them writes a file."""
     return Path(run_dir) / "claims"
 
 
 @contextlib.contextmanager
 def remembering_errors() -> Iterator[None]:
-    """Keeps errors that are raised inside, in any thread, so that `original_of` finds it when a framework has wrapped it."""
+    """Context manager: keeps the errors raised in it, in any thread.
+
+    `original_of` finds them when a framework has wrapped them.
+    """
     try:
         yield
     except BaseException as error:
@@ -201,14 +218,17 @@ def remembering_errors() -> Iterator[None]:
 
 
 def original_of(wrapped: BaseException) -> BaseException:
-    """The remembered error that a framework's error quotes: the first in its text, and the latest of equals; else ``wrapped`` itself."""
+    """Returns the remembered error that a framework's error quotes; else ``wrapped`` itself.
+
+    It is the error that comes first in the text, and of equal ones the latest.
+    """
     text = str(wrapped)
     quoted = [error for error in reversed(_session.errors) if _quote(error) in text] if _session is not None else []
     return min(quoted, key=lambda error: text.index(_quote(error)), default=wrapped)
 
 
 def _quote(error: BaseException) -> str:
-    """How TensorFlow quotes an error of Python."""
+    """Returns an error of Python as TensorFlow quotes it."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
@@ -268,7 +288,10 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
 
 
 def _processor() -> str:
-    """The model and the instructions of this host's first processor (proc_cpuinfo(5)); those of one host are alike."""
+    """Returns the model and the instructions of this host's first processor (proc_cpuinfo(5)).
+
+    The processors of one host are alike.
+    """
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:

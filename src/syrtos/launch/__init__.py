@@ -1,1 +1,1 @@
-"""Where workers start: a printable plan, then processes that are watched until all have ended."""
+"""The launcher: makes a printable plan, starts the workers as processes, and watches them until all have ended."""

@@ -1,7 +1,9 @@
-"""The part of a launcher on each of its hosts: it starts workers there, passes on what they say, and ends them when the launcher is gone.
+"""The agent: the part of a launcher on each of its hosts.
 
-`python -m syrtos.launch.agent`, with the launcher at the other end of standard input and output: what has started it, ssh above all, has
-checked who that is. The messages are described in `docs/architecture.md`.
+It starts workers there, passes on what they say, and ends them when the launcher is gone.
+
+`python -m syrtos.launch.agent` has the launcher at the other end of its standard input and output: what has started it,
+ssh above all, has checked who that is. The messages are described in `docs/architecture.md`.
 """
 
 from __future__ import annotations
@@ -50,9 +52,12 @@ def main() -> None:
 
 
 def serve(channel: Channel) -> Message | None:
-    """Starts the workers that a launcher asks for, until it says that the run is over: returns that message, or None if the launcher is gone.
+    """Starts the workers that a launcher asks for, until the launcher says that the run is over.
 
     Workers end with the thread that calls this.
+
+    Returns:
+        The launcher's last message; None if the launcher is gone.
     """
     agent = _Agent(channel)
     try:
@@ -120,7 +125,7 @@ class _Agent:
             self._channel.send("failed", text=str(error))
 
     def _signal(self, message: Message) -> None:
-        """A signal has come for workers that had not been started when it was heard."""
+        """Passes a signal on to the workers; reports workers that are not started yet as ended by it."""
         if self._workers:
             self._workers.take(message)
         elif self._pending:
@@ -147,15 +152,16 @@ class _Agent:
         self._workers = None
 
     def close(self) -> None:
-        """Ends all that is of this run."""
+        """Ends the workers and the process that they are forked from, and frees the snapshots."""
         self.kill()
         self._standby.close()
         self._snapshots.close()
 
     def _hear(self) -> None:
-        """What the workers need at once is dealt with here, the rest by the thread that has started them.
+        """Receives messages, and deals with what the workers need at once.
 
-        When the launcher is gone the workers are ended here: the other thread may be sending, which then ends too.
+        The thread that has started the workers deals with the rest. When the launcher is gone the workers are ended
+        here: the other thread may be sending, which then ends too.
         """
         try:
             while (message := self._channel.receive(self._patience)) is not None:
@@ -213,14 +219,14 @@ class _Workers:
         }
 
     def attend(self, seconds: float) -> None:
-        """Tells of workers that have ended, once all that they have written is told."""
+        """Reports workers that have ended, each after all that it has written was passed on."""
         self._ended += self.engine.wait(seconds)
         while self._ended and all(reader.is_drained() for reader in self._readers[self._ended[0].rank]):
             ended = self._ended.pop(0)
             self._channel.send("ended", rank=ended.rank, code=ended.code)
 
     def take(self, message: Message) -> None:
-        """Does what the launcher wants of them."""
+        """Does what a message of the launcher asks for: an answer of PMI, a signal, or the note of a death."""
         if message["is"] == "pmi":
             self.engine.tell(message["rank"], message["text"])
         elif message["is"] == "signal":
@@ -229,7 +235,7 @@ class _Workers:
             self.engine.note_death(message["rank"])
 
     def kill(self) -> None:
-        """Ends them; what they have written is told, but for that of children which live on."""
+        """Ends the workers, and passes on what they have written, except what children write that live on."""
         self.engine.kill()
         deadline = time.monotonic() + _LAST_OUTPUT
         for reader in [reader for pair in self._readers.values() for reader in pair]:
@@ -237,7 +243,7 @@ class _Workers:
         self._over = True
 
     def vitals(self) -> dict[int, tuple[str, float, str]]:
-        """What each worker that runs does."""
+        """Returns state, processor time and I/O counts of each worker that runs, by rank (see `Vitals`)."""
         found = {rank: self.engine.look(rank) for rank in self.engine.outputs}
         return {rank: (v.state, v.used, v.moved) for rank, v in found.items() if v is not None}
 

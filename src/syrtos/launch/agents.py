@@ -29,13 +29,16 @@ class Agent:
 
     Attributes:
         ready: whether it has answered.
-        lost: why it is gone, as the end of a sentence about a worker of it; empty while it is there.
+        lost: the reason why it is gone, as the end of a sentence about a worker of it; empty while it is there.
     """
 
     def __init__(
         self, host: str, channel: Channel | None, command: tuple[str, ...] = (), env: Mapping[str, str] | None = None
     ) -> None:
-        """``channel`` is to an agent that runs; else ``command`` starts one, which ends with the thread that calls this."""
+        """Takes over the agent at the other end of ``channel``; without one, starts an agent by ``command``.
+
+        An agent that is started here ends with the thread that calls this.
+        """
         self.host = host
         self._name = host or "this machine"
         self.ready, self.lost = False, ""
@@ -66,18 +69,18 @@ class Agent:
         return process
 
     def _complain(self, said: Iterable[bytes]) -> None:
-        """Passes on what ssh says, or an agent of an error of its own."""
+        """Prints lines that ssh has written, or an agent about an error of its own."""
         for line in filter(None, (line.decode(errors="replace").rstrip() for line in said)):
             output.say(f"{self.host}: {line}".removeprefix(": "))
 
     # -- messages --------------------------------------------------------------------------------
 
     def listen(self, take: Callable[[Message], None]) -> None:
-        """From now on ``take`` gets what the agent tells."""
+        """Sets the function that gets the agent's messages from now on."""
         self._take = take
 
     def send(self, kind: str, data: bytes | memoryview = b"", **facts: object) -> None:
-        """Tells the agent something; nothing if it is gone."""
+        """Sends the agent a message; does nothing if the agent is gone."""
         if self._channel is None or self.lost:
             return
         try:
@@ -105,7 +108,7 @@ class Agent:
         return answer
 
     def give_up(self, why: str) -> None:
-        """From now on this agent is lost; what is being sent to it is not waited for."""
+        """Declares the agent lost, for the reason ``why``; a message that is being sent to it is given up."""
         self.lost = self.lost or why
         if self._channel:
             self._channel.close()
@@ -122,7 +125,7 @@ class Agent:
         self.give_up(why)
 
     def _heard(self) -> str:
-        """Passes messages on until there are no more; why.
+        """Passes messages on until there are no more, and returns the reason for the end.
 
         Raises:
             EOFError: the agent has ended, or no agent has come up.
@@ -143,10 +146,12 @@ class Agent:
         return f"was on {self._name}, which has not been heard of for {patience:.0f} s"
 
     def _greeted(self, deadline: float) -> Channel | None:
-        """The channel, behind what a login shell prints first; None if no agent has come up in time.
+        """Returns the channel, once the agent's greeting has come; None if no agent has come up in time.
+
+        What a login shell prints before the greeting is skipped.
 
         Raises:
-            EOFError: what was to start one has ended.
+            EOFError: the process that was to start the agent has ended.
         """
         process = self._process
         assert process is not None
@@ -166,12 +171,12 @@ class Agent:
         return Channel(process.stdout.fileno(), process.stdin.fileno())
 
     def ask_to_end(self) -> None:
-        """Tells it that the run is over, if it was started here."""
+        """Tells the agent that the run is over, if this process has started it."""
         if self._process is not None:
             self.send("over")
 
     def close(self, deadline: float) -> None:
-        """Waits for its end until then, and kills it."""
+        """Waits until ``deadline`` for the end of the agent, and then kills it; only if this process has started it."""
         if self._process is None:
             return
         try:
@@ -185,11 +190,11 @@ class Agents:
     """The agents of a run, which serve all of its generations.
 
     Attributes:
-        before_start: called with those of a generation when all of them are there, before they start workers.
+        before_start: called with the agents of a generation when all of them are there, before they start workers.
     """
 
     def __init__(self, agents: Mapping[str, Agent] | None = None) -> None:
-        """``agents``: those that run already, by host."""
+        """Begins with ``agents``, which run already, by host."""
         self._agents: dict[str, Agent] = dict(agents or {})
         self._changing = threading.RLock()  # two threads start agents
         self._known: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}  # how others are started
@@ -198,7 +203,7 @@ class Agents:
         threading.Thread(target=self._pulse, name="syrtos-pulse", daemon=True).start()
 
     def of(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> dict[str, Agent]:
-        """An agent for each host: the one that is there, or a new one that its command starts."""
+        """Returns an agent for each host: the one that is there, or a new one that the host's command starts."""
         with self._changing:
             for host, command in commands.items():
                 if host not in self._agents and not self._over.is_set():
@@ -207,11 +212,15 @@ class Agents:
             return {host: self._agents[host] for host in commands if host in self._agents}
 
     def there(self) -> list[Agent]:
-        """Those that answer."""
+        """Returns the agents that answer."""
         return [agent for agent in list(self._agents.values()) if agent.ready and not agent.lost]
 
     def start_lost(self, hosts: Collection[str] | None = None) -> None:
-        """Starts agents again on hosts that were lost, of all or of these; those that ran already stay lost."""
+        """Starts agents again on hosts whose agent was lost; agents that were given to `__init__` stay lost.
+
+        Args:
+            hosts: the hosts to start agents on; None: all.
+        """
         with self._changing:
             for host, (command, env) in self._known.items():
                 if host in self._agents and self._agents[host].lost and (hosts is None or host in hosts):
@@ -219,7 +228,7 @@ class Agents:
                     self._agents[host] = Agent(host, None, command, env)
 
     def left_out(self) -> set[str]:
-        """Hosts whose agents don't answer; those that have not been asked yet are none of them."""
+        """Returns the hosts whose agents don't answer; hosts that have not been asked yet are not among them."""
         return {host for host, agent in list(self._agents.items()) if agent.lost or not agent.ready}
 
     def prepare(self, imports: Imports) -> None:
@@ -233,7 +242,7 @@ class Agents:
                 agent.send("pulse")
 
     def close(self) -> None:
-        """Ends them."""
+        """Ends the agents."""
         with self._changing:
             self._over.set()
             for agent in self._agents.values():

@@ -1,4 +1,7 @@
-"""Messages between a launcher and the agent of a host, over two pipes or a socket: JSON objects, and bytes that belong to them."""
+"""Messages between a launcher and the agent of a host, over two pipes or a socket.
+
+Each message is a JSON object, with bytes that belong to it.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ Message = dict[str, Any]
 
 
 class Channel:
-    """One end. Threads may send concurrently; one receives."""
+    """An end of a connection for messages. Several threads may send concurrently; a single thread receives."""
 
     def __init__(self, reads: int, writes: int) -> None:
-        """Takes over two descriptors; of a socket the same one twice."""
+        """Takes over two descriptors; for a socket the same one twice."""
         self._reads, self._writes = reads, writes
         self._sending = threading.Lock()
         self._over = False
@@ -31,7 +34,11 @@ class Channel:
             os.set_blocking(descriptor, False)
 
     def send(self, kind: str, data: bytes | memoryview = b"", **facts: Any) -> None:
-        """Raises OSError: the other end is gone, or this one was closed."""
+        """Sends a message.
+
+        Raises:
+            OSError: the other end is gone, or this one was closed.
+        """
         message = json.dumps({"is": kind, **facts}).encode()
         with self._sending:
             for part in (_HEAD.pack(_MARK, len(message), len(data)), message, data):
@@ -50,7 +57,9 @@ class Channel:
             raise ConnectionError("the channel was closed")
 
     def receive(self, silence: float | None = None) -> Message | None:
-        """The next message, with what belongs to it as ``data``; None if nothing at all has come for ``silence`` seconds.
+        """Returns the next message, with the bytes that belong to it as ``data``.
+
+        Returns None if nothing at all has come for ``silence`` seconds.
 
         Raises:
             EOFError: the other end is gone.
@@ -86,5 +95,5 @@ class Channel:
         return bytes(found)
 
     def close(self) -> None:
-        """Nothing is sent any more, also of what is being sent."""
+        """Stops sending: also the rest of a message that is being sent is dropped, and its sender gets an OSError."""
         self._over = True

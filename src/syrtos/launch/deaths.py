@@ -1,4 +1,4 @@
-"""When processes of this machine end, and in which order."""
+"""The ends of processes of this machine, in their order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import select
 
 
 class Deaths:
-    """Sees processes end in the order in which they do: a poll by epoll(7) has them in a queue."""
+    """A watch over processes, which reports their ends in order: epoll(7) keeps them in a queue."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -15,7 +15,7 @@ class Deaths:
         self._gone: list[int] = []
 
     def watch(self, rank: int, pid: int) -> None:
-        """From now on; a process that has ended before ends now."""
+        """Watches the process of ``rank`` from now on; a process that has ended before counts as ending now."""
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:
@@ -25,7 +25,7 @@ class Deaths:
         self._poll.register(descriptor, select.EPOLLIN)
 
     def wait(self, seconds: float) -> list[int]:
-        """Ranks whose processes have ended, as soon as there are any."""
+        """Waits until processes have ended, at most so many seconds, and returns their ranks."""
         for descriptor, _ in self._poll.poll(0 if self._gone else seconds):
             self._end(descriptor)
         gone, self._gone = self._gone, []
@@ -37,7 +37,7 @@ class Deaths:
         self._gone.append(self._ranks.pop(descriptor))
 
     def close(self) -> None:
-        """Watches nothing any more."""
+        """Stops watching all processes."""
         for descriptor in self._ranks:
             os.close(descriptor)
         self._poll.close()

@@ -1,4 +1,4 @@
-"""What starts the workers of a run and sees them end: an interface, with a file for each implementation."""
+"""The interface of engines, which start the workers of a run and see them end; each implementation has a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ended:
     Attributes:
         rank: the worker.
         code: its exit code, negative for a signal; None if it is not known.
-        why: what took it away where it is not known, as the end of a sentence about it; else empty.
+        why: what took the process away where its code is not known, as the end of a sentence about it; else empty.
     """
 
     rank: int
@@ -36,13 +36,7 @@ class Outputs:
 
 @dataclasses.dataclass(frozen=True)
 class Vitals:
-    """What the kernel knows of a process (proc(5), ``stat`` and ``io``).
-
-    Attributes:
-        state: its letter: R, S, D, T, t, ...
-        used: seconds of processor time so far.
-        moved: counts of what it has read and written so far, as a text.
-    """
+    """Facts that the kernel knows about a process (proc(5), ``stat`` and ``io``)."""
 
     state: str
     used: float
@@ -50,7 +44,7 @@ class Vitals:
 
 
 def look(pid: int) -> Vitals | None:
-    """What a process does; None if it is gone."""
+    """Returns the vitals of a process; None if it is gone."""
     stat = events.stat(pid)
     if not stat or stat[0] in "ZX":
         return None
@@ -62,18 +56,21 @@ def look(pid: int) -> Vitals | None:
 
 
 class Engine(ABC):
-    """The processes of a run, from their start on."""
+    """An interface to the processes of a run, from their start on."""
 
     outputs: dict[int, Outputs]
     """The pipes, by rank."""
 
     @abstractmethod
     def wait(self, seconds: float) -> list[Ended]:
-        """Waits at most so long for processes that end, and returns those in order. To be called often: it starts what is still to be started."""
+        """Waits until processes end, at most ``seconds``, and returns their ends in order.
+
+        It is to be called often: it also starts what is still to be started.
+        """
 
     @abstractmethod
     def runs(self) -> bool:
-        """Whether there are processes whose end `wait` has not returned."""
+        """Returns whether there are processes whose end `wait` has not returned."""
 
     @abstractmethod
     def signal(self, number: int) -> None:
@@ -81,12 +78,12 @@ class Engine(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends what is left of them, with their children."""
+        """Ends the processes that are left, with their children."""
 
     @abstractmethod
     def look(self, rank: int) -> Vitals | None:
-        """What a worker's process does; None if it is gone."""
+        """Returns the vitals of a worker's process; None if it is gone."""
 
     @abstractmethod
     def note_death(self, rank: int) -> None:
-        """Leaves word of a death that the others survive on every host."""
+        """Records on every host that ``rank`` has died and that the other workers go on without it."""

@@ -1,7 +1,7 @@
 """Messages of workers to the launcher: lines on their standard error, so that they work wherever MPI does.
 
-A line is a mark and a JSON object. It needs no file system or port in common, and a reader of the stream without a launcher
-sees plain text.
+A line is a mark and a JSON object. It needs no file system or port in common, and a reader of the stream without a
+launcher sees plain text.
 """
 
 from __future__ import annotations
@@ -23,26 +23,30 @@ MARK = b"\x1esyrtos "
 
 
 def line(kind: str, rank: int, **facts: Any) -> bytes:
-    """One event as it is written."""
+    """Returns an event as the line that is written."""
     return MARK + json.dumps({"kind": kind, "rank": rank, **facts}).encode() + b"\n"
 
 
 def machine() -> str:
-    """An identifier of the boot of a machine and the namespace of process numbers: equal where process numbers mean the same."""
+    """Returns an identifier of this boot of the machine and of its namespace of process numbers.
+
+    It is equal where process numbers mean the same processes.
+    """
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def born(pid: int) -> int:
-    """When a process began, in ticks since boot: numbers are used again (proc(5), field 22); 0 if it is gone.
+    """Returns the time at which a process began, in ticks since boot (proc(5), field 22); 0 if the process is gone.
 
-    One that has ended and waits for its parent to notice is gone.
+    Number and birth together name a process: the kernel gives numbers out again. A process that has ended, and whose
+    parent has not noticed it yet, is gone.
     """
     fields = stat(pid)
     return 0 if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def stat(pid: int) -> list[str]:
-    """Fields of proc(5)'s ``stat`` from the third, the state, on; empty if the process is gone."""
+    """Returns the fields of proc(5)'s ``stat`` from the third, the state, on; an empty list if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -50,12 +54,12 @@ def stat(pid: int) -> list[str]:
 
 
 def started(descriptor: int, rank: int) -> None:
-    """Reports the host and number of this process, by which messages name it."""
+    """Reports that this process has started, with its host and number, by which messages name it."""
     send(descriptor, "started", rank, host=socket.gethostname(), pid=os.getpid())
 
 
 def parse(data: bytes) -> dict[str, Any] | None:
-    """The event on a line, or None if it is ordinary output."""
+    """Returns the event on a line, or None if the line is ordinary output."""
     if not data.startswith(MARK):
         return None
     try:
@@ -79,7 +83,10 @@ def drain(descriptor: int, seconds: float = 1.0) -> None:
 
 
 def send(descriptor: int, kind: str, rank: int, **facts: Any) -> None:
-    """Writes an event of at most PIPE_BUF bytes, so that lines of several writers don't mix; long texts lose their middle."""
+    """Writes an event of at most PIPE_BUF bytes, so that lines of several writers don't mix.
+
+    Long texts lose their middle.
+    """
     whole = line(kind, rank, **facts)
     if len(whole) > select.PIPE_BUF:
         longest = max((len(text) for text in facts.values() if isinstance(text, str)), default=0)
@@ -90,7 +97,7 @@ def send(descriptor: int, kind: str, rank: int, **facts: Any) -> None:
 
 
 def _shortened(facts: Mapping[str, Any], kept: int) -> dict[str, Any]:
-    """With at most ``kept`` characters of each text: a third of them from its start, the others from its end."""
+    """Shortens each text of ``facts`` to ``kept`` characters: a third from its start, the others from its end."""
     texts = {name: text for name, text in facts.items() if isinstance(text, str) and len(text) > kept}
     start = kept // 3
     return {

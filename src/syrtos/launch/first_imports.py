@@ -1,6 +1,7 @@
-"""What the first lines of a script import, and which variables they set before: read from its text, so that one process can import for all workers.
+"""Finds out what the first lines of a script import, and which variables they set before.
 
-Nothing is executed. A guess that fails costs time and no correctness: a worker compares the environment when it imports (see `syrtos.launch.zygote`).
+It reads the script's text, so that one process can import for all workers. Nothing is executed. A guess that fails
+costs time and no correctness: a worker compares the environment when it imports (see `syrtos.launch.zygote`).
 """
 
 from __future__ import annotations
@@ -34,13 +35,7 @@ _LONGEST_FILE = 1 << 20  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class FirstImports:
-    """What one process can import for all workers.
-
-    Attributes:
-        frameworks: names of modules, in the order in which the script imports them.
-        libraries: further modules.
-        variables: those of the environment that the script sets before.
-    """
+    """The modules that one process can import for all workers, and the variables that it needs for that."""
 
     frameworks: tuple[str, ...]
     libraries: tuple[str, ...]
@@ -51,12 +46,13 @@ def first_imports(program: Program, env: Mapping[str, str]) -> FirstImports | No
     """Reads a script, and the files beside it that it imports.
 
     Args:
-        program: what the workers run.
-        env: of the workers; a script may keep a variable that is set already.
+        program: the program that the workers run.
+        env: the environment of the workers; a script may keep a variable that is set already.
 
     Returns:
-        None where each worker has to import by itself: for modules (`-m`), flags of the interpreter, coverage and debuggers, scripts without a framework,
-        and where variables that frameworks read are set in another way than as constants at the beginning of the file.
+        None where each worker has to import by itself: for modules (`-m`), flags of the interpreter, coverage and
+        debuggers, scripts without a framework, and where variables that frameworks read are set in another way than as
+        constants at the beginning of the file.
     """
     if program.is_module or program.flags or any(name.startswith(_WATCHERS) for name in env):
         return None
@@ -103,7 +99,7 @@ class _Reader:
         self.uncertain |= any(_changes_environment(node, understood) for node in ast.walk(tree))
 
     def in_order(self) -> Iterator[str]:
-        """The frameworks, with the Keras that `tf.keras` is."""
+        """Yields the frameworks in the order of their imports, with the Keras that `tf.keras` is."""
         legacy = {**self._env, **self.variables}.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
         yield from self.frameworks
         if self._names_keras and not {"keras", "tf_keras"} & set(self.frameworks):
@@ -129,7 +125,7 @@ class _Reader:
                 self._read_beside(name)
 
     def _read_beside(self, name: str) -> None:
-        """A module of the script's own."""
+        """Reads a module of the script's own, if a file beside the script has that name."""
         base = self._folder.joinpath(*name.split("."))
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path.is_file():
@@ -137,7 +133,7 @@ class _Reader:
 
 
 def _straight(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that are executed in any case, those of `try` and `with` among them."""
+    """Yields the statements that are executed in any case, those in the bodies of `try` and `with` among them."""
     for statement in body:
         if isinstance(statement, ast.Try | ast.With):
             yield from _straight(statement.body)
@@ -146,7 +142,7 @@ def _straight(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _imported(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    """The names of modules, without those that are relative to a package."""
+    """Returns the names of the modules that a statement imports, without those that are relative to a package."""
     if isinstance(statement, ast.Import):
         return [alias.name for alias in statement.names]
     if statement.level or statement.module is None:
@@ -156,7 +152,10 @@ def _imported(statement: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _assigned(statement: ast.stmt, env: Mapping[str, str]) -> tuple[str, str] | None:
-    """The name and value of ``os.environ["NAME"] = "value"`` and of ``os.environ.setdefault("NAME", "value")``."""
+    """Returns name and value of ``os.environ["NAME"] = "value"`` or ``os.environ.setdefault("NAME", "value")``.
+
+    Returns None for any other statement.
+    """
     match statement:
         case ast.Assign(
             targets=[ast.Subscript(value=place, slice=ast.Constant(str(name)))], value=ast.Constant(str(value))
@@ -180,7 +179,10 @@ def _is_environ(node: ast.AST) -> bool:
 
 
 def _changes_environment(node: ast.AST, understood: set[ast.AST]) -> bool:
-    """Whether this may set a variable that frameworks read; of names that are constants only those that they do read."""
+    """Returns whether a statement or call may set a variable that frameworks read.
+
+    Changes that are ``understood``, and those of variables with constant names that no framework reads, don't count.
+    """
     match node:
         case ast.Assign(targets=targets):
             places = targets

@@ -1,4 +1,4 @@
-"""Processes that need not import the frameworks first: another process has imported them, and forks."""
+"""Processes that need not import the frameworks first: they are forked from another process that has imported them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Command:
 
     Attributes:
         argv: ``("-m", module, ...)`` or ``(script, ...)``.
-        env: all of its environment.
-        cwd: where it begins.
+        env: the whole environment of the process.
+        cwd: the folder in which it begins.
     """
 
     argv: Sequence[str]
@@ -51,13 +51,14 @@ class Zygote:
         compare: bool = False,
         idle: bool = False,
     ) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
-            modules: what it imports, with the file that each must have, or an empty text. Its processes find them when they import them.
-            env: in which it imports.
-            libraries: what it imports too. Its processes find them imported.
-            compare: whether a process ends that imports in another environment than ``env``.
+            modules: the modules that it imports, each with the file that it must have, or an empty text. The forked
+                processes find them when they import them.
+            env: the environment in which it imports.
+            libraries: further modules that it imports. The forked processes find them imported.
+            compare: whether a forked process ends that imports in another environment than ``env``.
             idle: whether it imports only while the processors have nothing else to do.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="syrtos-")
@@ -77,7 +78,7 @@ class Zygote:
             )
 
     def wait(self) -> None:
-        """Returns when it can be asked; it answers when it has imported.
+        """Waits until the zygote can be asked for processes; it answers once it has imported.
 
         Raises:
             LaunchError: it has ended.
@@ -89,15 +90,15 @@ class Zygote:
         raise LaunchError(f"The process that imports the frameworks once has ended:\n{self.said}")
 
     def is_ready(self) -> bool:
-        """Whether it has imported all, and answers at once."""
+        """Returns whether the zygote has imported everything, and answers at once."""
         return os.path.exists(zygote.imported(self.path)) and self.lives()
 
     def lives(self) -> bool:
-        """Whether it can still fork."""
+        """Returns whether the zygote runs, and so can still fork."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Ends it, and whatever it has forked that still runs."""
+        """Ends the zygote, and the processes that it has forked and that still run."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -109,7 +110,7 @@ class Zygote:
 
     @property
     def said(self) -> str:
-        """What it has printed."""
+        """The text that the zygote has printed."""
         return self._log.read_text(errors="replace")
 
 
@@ -117,7 +118,7 @@ class Family:
     """Processes that one zygote has forked; they are killed when it is closed."""
 
     def __init__(self, path: str, patience: float = _LONGEST_IMPORT) -> None:
-        """``patience``: seconds in which it must answer."""
+        """Connects to the zygote at the socket ``path``, which must answer within ``patience`` seconds."""
         self._patience = patience
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(path)
@@ -125,7 +126,12 @@ class Family:
         self.pids: list[int] = []
 
     def fork(self, command: Command, files: Sequence[int]) -> int:
-        """Starts a process with these as standard input, output and error, and a fourth for PMI; returns its number."""
+        """Starts a process and returns its number.
+
+        Args:
+            command: the call that it runs.
+            files: descriptors for its standard input, output and error, and a fourth for PMI.
+        """
         request = {"argv": list(command.argv), "env": dict(command.env), "cwd": os.path.abspath(command.cwd)}
         socket.send_fds(self._connection, [json.dumps(request).encode()], list(files))
         self._connection.settimeout(self._patience)
@@ -141,10 +147,10 @@ class Family:
         return heard["pid"]
 
     def wait(self, timeout: float | None = None) -> tuple[int, int]:
-        """The number and exit code of the next process that ends, negative for a signal.
+        """Returns the number and the exit code of the next process that ends; the code is negative for a signal.
 
         Raises:
-            TimeoutError: none did within ``timeout`` seconds.
+            TimeoutError: no process has ended within ``timeout`` seconds.
         """
         self._connection.settimeout(timeout)
         heard = self._unheard.pop(0) if self._unheard else self._hear()
@@ -159,15 +165,15 @@ class Family:
         return json.loads(text)
 
     def close(self) -> None:
-        """Ends those that still run, and listens to none any more."""
+        """Ends the processes that still run, and closes the connection to the zygote."""
         self._connection.close()
 
 
 class Forked:
-    """One process of a zygote, as `subprocess.Popen` has it; it is killed when this process ends."""
+    """A single process of a zygote, with the interface of `subprocess.Popen`; it is killed when this process ends."""
 
     def __init__(self, path: str, command: Command, files: Sequence[int], patience: float = _LONGEST_IMPORT) -> None:
-        """See `Family` and `Family.fork`."""
+        """Starts the process; the arguments are those of `Family` and `Family.fork`."""
         self._family = Family(path, patience)
         try:
             self.pid = self._family.fork(command, files)
@@ -176,7 +182,10 @@ class Forked:
             raise
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, negative for a signal; it is killed if the zygote is."""
+        """Waits for the end of the process and returns its exit code, negative for a signal.
+
+        A process whose zygote was killed is killed too: its code is that of SIGKILL.
+        """
         try:
             return self._family.wait(timeout)[1]
         except (LaunchError, ConnectionError):

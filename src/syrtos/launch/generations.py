@@ -1,7 +1,7 @@
 """A run as a series of generations of workers: when one ends early, the next goes on from the last snapshot.
 
-Workers commit snapshots to memory that outlives them: of this process, or of the agents on several hosts. A thread copies the newest to the run
-directory now and then: from there a run goes on whose launcher, or machine, was lost.
+Workers commit snapshots to memory that outlives them: of this process, or of the agents on several hosts. A thread
+copies the newest to the run directory now and then: from there a run goes on whose launcher, or machine, was lost.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Ended:
     """The end of a run.
 
     Attributes:
-        outcome: of the last generation.
-        folder: its run directory: the run's own for the first, ``generation-N`` in it for later ones.
-        reason: why no further generation was started, if restarts were allowed.
+        outcome: the outcome of the last generation.
+        folder: the last generation's run directory: the run's own for the first, ``generation-N`` in it for later ones.
+        reason: the reason why no further generation was started, if restarts were allowed.
         resumable: how far the snapshot in the run directory is, in words; empty if there is none.
         before: how the generation before the last ended, as a sentence; empty for the first.
     """
@@ -65,14 +65,16 @@ def run(
     """Runs generations of workers until one has finished, or the policy ends the run.
 
     Args:
-        start: runs one generation, recorded in a folder, with variables added to its environment, which depend on the number of its workers.
+        start: runs one generation, recorded in a folder. Its second argument gives, for a number of workers, the
+            variables that are added to their environment.
         snapshots: memory for what workers commit; it is freed at the end.
-        run_dir: of the run.
-        policy: when there is a next generation.
+        run_dir: the run directory.
+        policy: decides whether there is a next generation.
         seed: the workers' common seed, the same in each generation.
         resume: whether the run goes on from a snapshot in ``run_dir``.
         durable: whether snapshots are copied to ``run_dir``, for a later `resume`.
-        gather: waits until it is known which hosts the next generation has, or until its argument says that the run is over.
+        gather: waits until it is known which hosts the next generation has, or until its argument says that the run is
+            over.
         say: gets a line for each incident.
     """
     kept = run_dir / "snapshots"
@@ -115,34 +117,37 @@ def run(
 
 
 def _settled(snapshots: Snapshots, folder: Path | None) -> int:
-    """The number of the snapshot that is kept: if memory has none any more, as all hosts were lost, of the copy in ``folder``."""
+    """Settles the snapshots after a generation, and returns the number of the one that is kept.
+
+    If memory has none any more, as all hosts were lost, the copy in ``folder`` is loaded.
+    """
     return snapshots.settle() or (folders.load(folder, snapshots)[0] if folder else 0)
 
 
 def _wait(seconds: float, came: Sequence[int]) -> None:
-    """Waits so long, or until a signal has come."""
+    """Waits ``seconds``, or until a signal has come."""
     deadline = time.monotonic() + seconds
     while not came and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def generation_folder(run_dir: Path, number: int) -> Path:
-    """Where a generation's logs and ledgers are."""
+    """Returns the folder with a generation's logs and ledgers."""
     return run_dir if number == 1 else run_dir / f"generation-{number}"
 
 
 def all_folders(run_dir: Path) -> list[Path]:
-    """Those of all generations so far, in order."""
+    """Returns the folders of all generations so far, in order."""
     return [generation_folder(run_dir, number) for number in range(1, _last_generation(run_dir) + 1)]
 
 
 def has_snapshot(run_dir: Path) -> bool:
-    """Whether a run in this folder could go on from its last snapshot."""
+    """Returns whether a run in this folder could go on from its last snapshot."""
     return bool(folders.numbers(run_dir / "snapshots"))
 
 
 def is_of_script(run_dir: Path) -> bool:
-    """Whether the last snapshot is of a state that the script has committed itself."""
+    """Returns whether the last snapshot is of a state that the script has committed itself."""
     try:
         number = folders.numbers(run_dir / "snapshots")[0]
         with folders.first_part(run_dir / "snapshots", number).open("rb") as file:
@@ -160,7 +165,7 @@ def forget(run_dir: Path) -> None:
 
 
 def next_generation(run_dir: Path, resume: bool) -> int:
-    """Number of the generation with which a run in this folder begins, or goes on."""
+    """Returns the number of the generation with which a run in this folder begins, or goes on."""
     return _last_generation(run_dir) + 1 if resume else 1
 
 
@@ -171,7 +176,10 @@ def _last_generation(run_dir: Path) -> int:
 
 @contextmanager
 def _durable(snapshots: Snapshots, folder: Path, resume: bool) -> Iterator[None]:
-    """Begins with what is in ``folder`` where a run goes on. Inside, a thread copies the newest snapshot there now and then; at the end the last is copied."""
+    """Context manager: a thread copies the newest snapshot to ``folder`` now and then; at the end the last is copied.
+
+    Where a run goes on, it begins with loading the snapshot in ``folder``.
+    """
     if resume:
         number, complaints = folders.load(folder, snapshots)
         for complaint in complaints:
@@ -210,7 +218,7 @@ def _copy(snapshots: Snapshots, folder: Path) -> None:
 
 
 def _place(snapshots: Snapshots) -> str:
-    """How far the committed snapshot is, in words."""
+    """Returns in words how far training is in the committed snapshot."""
     number = snapshots.committed()
     try:
         place = head.first_facts(snapshots.pieces(0, number))["place"]
@@ -225,5 +233,5 @@ def _place(snapshots: Snapshots) -> str:
 
 
 def _announcement(outcome: Outcome, number: int, begins: str, folder: Path) -> str:
-    """The line about an incident; the rest is in the logs."""
+    """Returns the line about an incident; the rest is in the logs."""
     return f"{outcome.told()} Generation {number} {begins}. Logs of this one: {folder / 'logs'}"

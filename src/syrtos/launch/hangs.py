@@ -21,16 +21,17 @@ BUSY = "busy with something else, or hangs"
 
 
 class Hangs:
-    """Looks at the workers that others wait for.
+    """A detector of hangs among the workers that others wait for.
 
-    A worker that waits in Python, for a server or for a lock, gives signs of life; one that computes uses the processor, one that saves a model reads or
-    writes: only ``--timeout`` ends these. One that does nothing of it is stopped, or code outside of Python waits for ever and holds the GIL.
+    A worker that waits in Python, for a server or for a lock, gives signs of life; one that computes uses the
+    processor, one that saves a model reads or writes: only ``--timeout`` ends these. A worker that does nothing of it
+    is stopped, or code outside of Python waits for ever and holds the GIL.
     """
 
     def __init__(
         self, waits: Waits, look: Callable[[int], Vitals | None], now: Callable[[], float] = time.monotonic
     ) -> None:
-        """``look`` has what a worker's process does; None if it is gone."""
+        """Begins to look; ``look`` returns the vitals of a worker's process, or None if it is gone."""
         self._waits, self._look, self._now = waits, look, now
         self._looked = now()
         # by rank: processor time at the last look, and what else changes in one that runs
@@ -38,7 +39,7 @@ class Hangs:
         self._still: dict[int, float] = {}  # by rank: seconds since something was seen to run in it
 
     def found(self, ranks: Iterable[int]) -> list[int]:
-        """Those of ``ranks`` that hang. To be called often; it looks once a second."""
+        """Returns the workers among ``ranks`` that hang. It is to be called often; it looks once a second."""
         passed = self._now() - self._looked
         if passed < _LOOK:
             return []
@@ -48,7 +49,7 @@ class Hangs:
         return [rank for rank, seconds in self._still.items() if seconds >= _HANGS]
 
     def state(self, rank: int) -> str:
-        """What a worker that others wait for does, as the end of "it is ..."."""
+        """Describes what a worker that others wait for does, as the end of "it is ..."."""
         vitals = self._look(rank)
         if vitals is not None and (stopped := {"T": STOPPED, "t": TRACED}.get(vitals.state)):
             return stopped
@@ -58,11 +59,11 @@ class Hangs:
         return f"{BUSY}, at {position}" if position else BUSY
 
     def may_go_on(self, rank: int) -> bool:
-        """Whether ``rank`` does, or may do, something, so that only ``--timeout`` ends the run."""
+        """Returns whether ``rank`` does, or may do, something, so that only ``--timeout`` ends the run."""
         return self.state(rank).startswith((BUSY, TRACED))
 
     def _stands_still(self, rank: int, passed: float) -> float:
-        """Seconds for which nothing has run in a worker."""
+        """Returns the seconds for which nothing has run in a worker."""
         vitals = self._look(rank)
         if vitals is None or vitals.state in "tD":  # gone, looked at with a debugger, or waiting for a disk
             return 0.0

@@ -17,7 +17,10 @@ EVERY = 5.0
 
 
 def start(tell: Callable[[str], None]) -> None:
-    """Calls ``tell`` with the position of the script every few seconds, in a thread: not while other code holds the GIL, or the process is stopped."""
+    """Calls ``tell`` with the position of the script every few seconds, in a thread.
+
+    No call comes while other code holds the GIL, or while the process is stopped.
+    """
     main = threading.main_thread().ident
 
     def beat() -> None:
@@ -32,7 +35,10 @@ def start(tell: Callable[[str], None]) -> None:
 
 
 def position(frame: FrameType | None) -> str:
-    """The innermost line of the script's own below ``frame``: ``train.py:57, in `upload` ``; empty if there is none."""
+    """Returns the innermost line of the script's own below ``frame``; empty if there is none.
+
+    It reads as ``train.py:57, in `upload` ``.
+    """
     while frame is not None:
         code = frame.f_code
         if is_of_script(code.co_filename) and "__autograph_generated_file" not in code.co_filename:

@@ -1,4 +1,4 @@
-"""Whether a host's name is this machine's."""
+"""A test of whether a host's name is this machine's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import socket
 
 
 def is_here(host: str) -> bool:
-    """What this machine sends to an address of its own, it sends from there. Addresses of a family that is off don't count."""
+    """Returns whether ``host`` names this machine.
+
+    It does if this machine sends from the addresses of that name what it sends to them. Addresses of a family that is
+    off don't count.
+    """
     if host in ("localhost", socket.gethostname()):  # also without a network
         return True
     try:

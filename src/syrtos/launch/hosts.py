@@ -19,15 +19,15 @@ from syrtos.launch.plan import Plan, forwarded
 
 
 class Hosts(Engine):
-    """The processes of a plan that has agents."""
+    """An engine for the processes of a plan that has agents."""
 
     def __init__(self, plan: Plan, env: Mapping[str, str], agents: Agents) -> None:
         """Asks the agents, which start the processes when all of them have come up.
 
         Args:
-            plan: what is executed.
+            plan: the plan that is executed.
             env: the environment of agents that are started here. Workers of other hosts get the forwarded part of it.
-            agents: of the run.
+            agents: the agents of the run.
         """
         self._plan, self._env = plan, env
         self._answers, self._answering = pmi.KeyValues(plan.nodes), threading.Lock()
@@ -64,7 +64,7 @@ class Hosts(Engine):
         return [each for each in ended if self._is_news(each.rank)]
 
     def _is_news(self, rank: int) -> bool:
-        """Whether its end was not known yet: a host that is lost may have told of it before."""
+        """Returns whether the end of ``rank`` was not known yet: a host that is lost may have told of it before."""
         known = rank not in self._left
         self._left.discard(rank)
         return not known
@@ -103,7 +103,7 @@ class Hosts(Engine):
     # -- messages --------------------------------------------------------------------------------
 
     def _take(self, agent: Agent, message: Message) -> None:
-        """Called by the thread that hears the agent."""
+        """Deals with a message of an agent; called by the thread that hears the agent."""
         kind, rank = message["is"], int(message.get("rank", -1))
         if kind == "output":
             with contextlib.suppress(ValueError):  # it is closed: the generation is over
@@ -169,7 +169,8 @@ class Hosts(Engine):
 
 
 def _allow_descriptors(count: int) -> None:
-    """Raises this process's limit, as far as the system allows: each worker has two pipes here."""
+    """Raises this process's limit of open files to ``count``, as far as the system allows."""
+    # each worker has two pipes here
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -1,4 +1,7 @@
-"""Hooks on the imports of a script: another module is served in place of one, or a function runs right after an import."""
+"""Hooks on the imports of a script.
+
+A hook serves another module in place of one, or calls a function right after an import.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ def after_import(
     before: Callable[[], None] = lambda: None,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
-    """Calls ``before`` when the module ``name`` is about to be imported, imports it inside of ``around()``, and calls ``call`` once it is complete.
+    """Calls ``call`` once the module ``name`` is imported completely.
 
-    If it is imported already, both are called at once.
+    ``before`` is called when the module is about to be imported, and the import takes place inside of ``around()``. If
+    it is imported already, ``before`` and ``call`` are called at once.
     """
     if name in sys.modules:
         before()
@@ -30,7 +34,7 @@ def after_import(
 
 
 def serve(modules: Mapping[str, str]) -> None:
-    """Imports of a name in ``modules`` get the module named there, whatever is installed."""
+    """Serves the module named as the value where a script imports a name in ``modules``, whatever is installed."""
     sys.meta_path.insert(0, _Server(modules))
 
 
@@ -99,13 +103,16 @@ class _Finder(MetaPathFinder):
         return spec
 
     def imported(self) -> None:
-        """The module is complete: our work is done."""
+        """Calls the function, now that the module is complete, and removes this finder."""
         self._call()
         sys.meta_path.remove(self)  # not if the call refused: the next import must be refused too
 
 
 class _Loader(Loader):
-    """Loads like the original, then tells the finder. Looking a module up, or failing to import it, changes nothing."""
+    """A loader that loads like the original, then tells the finder.
+
+    Looking a module up, or failing to import it, changes nothing.
+    """
 
     def __init__(self, original: Loader, finder: _Finder) -> None:
         self._original = original

@@ -1,4 +1,7 @@
-"""Shared memory that killed workers would leave behind: MPI names files in /dev/shm and removes them only when a job ends well."""
+"""Shared memory that killed workers would leave behind.
+
+MPI names files in /dev/shm and removes them only when a job ends well.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _YOUNG = 10.0  # seconds in which a segment may have been made, and be about to 
 
 
 def unlink_early(session: Session) -> None:
-    """Removes the names of segments as soon as every worker has mapped them: the memory then goes with its last user."""
+    """Removes the names of segments once every worker has mapped them, so that the memory goes with its last user."""
     session.comm.barrier()
     if session.world.local_rank == 0:
         remove(mapped())
@@ -24,7 +27,7 @@ def unlink_early(session: Session) -> None:
 
 
 def mapped(pid: int | str = "self") -> list[str]:
-    """The segments of our MPI that a process has mapped."""
+    """Returns the paths of our MPI's segments that a process has mapped."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
@@ -34,14 +37,17 @@ def mapped(pid: int | str = "self") -> list[str]:
 
 
 def left() -> list[Path]:
-    """Segments that no process has mapped, for some seconds at least: workers were killed before they had removed the names."""
+    """Returns the segments that no process has mapped, and that are some seconds old at least.
+
+    They are left of workers that were killed before they had removed the names.
+    """
     named = [path for path in _FOLDER.glob(f"{_PREFIX}*") if time.time() - path.stat().st_mtime > _YOUNG]
     used = {path for process in Path("/proc").glob("[0-9]*") for path in mapped(process.name)} if named else set[str]()
     return [path for path in named if str(path) not in used]
 
 
 def remove(paths: Iterable[str]) -> None:
-    """Removes segments by name; nothing else in the folder."""
+    """Removes segments by their paths; other paths are left alone."""
     for path in map(Path, paths):
         if path.parent == _FOLDER and path.name.startswith(_PREFIX) and path.is_file():
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Workers of this machine, which this process starts itself: it sees each of them end, and how."""
+"""An engine for workers of this machine, which this process starts itself: it sees each of them end, and how."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LONGEST_KILL = 5.0
 
 
 class Process(Protocol):
-    """A process that has been started, as `subprocess.Popen` has it."""
+    """A process that has been started, with the interface of `subprocess.Popen`."""
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The number of the process."""
         ...
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, negative for a signal."""
+        """Waits for the end of the process and returns its exit code, negative for a signal."""
         ...
 
 
@@ -36,7 +36,8 @@ Start = Callable[[tuple[str, ...], Mapping[str, str], int, Files], Process]
 
 
 def start(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: Files) -> Process:
-    """A new interpreter, which ends with this process; it leads a session, so that Ctrl-C is ours to pass on."""
+    """Starts a new interpreter, which ends with this process."""
+    # It leads a session, so that Ctrl-C is ours to pass on.
     stdin, out, err = files
     return subprocess.Popen(
         command,
@@ -51,7 +52,10 @@ def start(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: Fil
 
 
 class Local(Engine):
-    """Workers of a world that are on this machine, which find each other and those of other hosts by PMI."""
+    """An engine for the workers of a world that are on this machine.
+
+    They find each other, and those of other hosts, by PMI.
+    """
 
     def __init__(
         self,
@@ -62,14 +66,15 @@ class Local(Engine):
         on_line: Callable[[int, str], None] | None = None,
         whole: bool = False,
     ) -> None:
-        """Starts them; they end with the thread that does.
+        """Starts the workers; they end with the thread that calls this.
 
         Args:
             groups: the commands, and the ranks of each.
             nodes: the number of each rank's host, of all ranks of the world.
-            env: of the workers.
+            env: the environment of the workers.
             start: starts one of them, with a further descriptor for PMI.
-            on_line: gets their messages of PMI, to be answered by `tell`; None: they are the whole world, and are answered here.
+            on_line: gets their messages of PMI, to be answered by `tell`; None: they are the whole world, and are
+                answered here.
             whole: whether signals are for all processes of a worker's group.
         """
         self._start_one, self._nodes, self._env = start, nodes, env
@@ -125,14 +130,18 @@ class Local(Engine):
             self.tell(each, text)
 
     def _abort(self, rank: int, code: int) -> None:
-        """Ends a worker that has called MPI_Abort: MPI leaves that to us, for it may wait for threads of its own in C's exit handlers."""
+        """Ends a worker that has called MPI_Abort."""
+        # MPI leaves it to us, for it may wait for threads of its own in C's exit handlers.
         self._aborted[rank] = code & 0xFF or 1  # never a success
         signalling.to_process(self._processes[rank].pid, signal.SIGKILL)
 
     # -- the processes ---------------------------------------------------------------------------
 
     def wait(self, seconds: float) -> list[Ended]:
-        """Those with their exit codes: of MPI_Abort, if they have called it."""
+        """Waits at most ``seconds`` for processes that end, and returns them with their exit codes.
+
+        The code of a worker that has called MPI_Abort is the one that it gave there.
+        """
         ended: list[Ended] = []
         for rank in self._deaths.wait(seconds):
             code = self._processes[rank].wait()

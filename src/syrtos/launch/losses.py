@@ -1,4 +1,7 @@
-"""Workers that have died and that the others go on without: files in the run directory, which the parameter servers look at."""
+"""Records of workers that have died and that the others go on without.
+
+They are files in the run directory, which the parameter servers look at.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _FOLDER = "lost"
 
 
 def note(run_dir: str, rank: int) -> None:
-    """Leaves word of a death."""
+    """Records the death of ``rank``."""
     path = Path(run_dir, _FOLDER, str(rank))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +29,7 @@ def forget(run_dir: Path) -> None:
 
 
 def lost(run_dir: str) -> set[int]:
-    """The ranks whose workers have died so far."""
+    """Returns the ranks of the workers that have died so far."""
     try:
         return {int(name) for name in os.listdir(os.path.join(run_dir, _FOLDER))}
     except OSError:  # no worker has died

@@ -1,4 +1,4 @@
-"""A folder that the script makes is made once: by the worker that comes first, and for the others it has been made.
+"""Folders that the script makes: the worker that comes first makes a folder, and for the others it counts as made.
 
 All workers run `if not os.path.exists(folder): os.makedirs(folder)` at about the same time, and all but one would fail.
 """
@@ -23,10 +23,11 @@ _PYTHONS = {function.__code__.co_filename for function in (os.makedirs, Path.mkd
 
 
 def install(notes: Path, is_rank_aware: Callable[[], bool]) -> None:
-    """From now on `os.mkdir`, which `os.makedirs` and `Path.mkdir` call, succeeds in the script's own code where another worker was first.
+    """Replaces `os.mkdir`, so that it succeeds in the script's own code where another worker was first.
 
-    It fails as in one process where the folder was there before the run, or where this worker makes it a second time; and in a script that
-    has asked for its rank, which may tell its workers apart by who was first.
+    `os.makedirs` and `Path.mkdir` call it too. It fails as in one process where the folder was there before the run, or
+    where this worker makes it a second time; and in a script that has asked for its rank, which may tell its workers
+    apart by who was first.
 
     Args:
         notes: a folder in which workers note what they have made; empty at the start of a run.
@@ -56,7 +57,7 @@ def install(notes: Path, is_rank_aware: Callable[[], bool]) -> None:
 
 
 def _by_script(frame: FrameType | None) -> bool:
-    """Whether the script's own code makes the folder, and would fail: libraries may use folders as locks."""
+    """Returns whether the script's own code makes the folder, and would fail: libraries may use folders as locks."""
     while frame is not None and frame.f_code.co_filename in _PYTHONS:
         if frame.f_locals.get("exist_ok"):
             return False
@@ -65,7 +66,10 @@ def _by_script(frame: FrameType | None) -> bool:
 
 
 def _appears(place: str, note: Path) -> bool:
-    """Whether another worker says that it has made the folder; one that is older than a moment was noted at once, or never."""
+    """Returns whether another worker has noted that it has made the folder, and waits a moment for the note.
+
+    For a folder that is older than a moment nothing is waited for: it was noted at once, or never.
+    """
     deadline = time.monotonic() + _SAYS_SO
     while not note.exists():
         if time.monotonic() > deadline or time.time() - os.stat(place).st_ctime > 2 * _SAYS_SO:

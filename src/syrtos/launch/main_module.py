@@ -13,7 +13,7 @@ from syrtos.launch.program import Program
 
 
 def run(program: Program) -> None:
-    """Returns when the program has come to its end; its exceptions pass through, `SystemExit` too."""
+    """Runs a program to its end; its exceptions pass through, `SystemExit` too."""
     sys.argv = [program.name, *program.arguments]
     find_modules_of(program)
     if program.is_module:
@@ -29,7 +29,8 @@ def find_modules_of(program: Program) -> None:
 
 
 def _run_file(path: str) -> None:
-    """Not by runpy, which changes ``sys.argv[0]`` to the absolute path, and takes ``__main__`` away at the end."""
+    """Runs a file as ``__main__``."""
+    # Not by runpy, which changes ``sys.argv[0]`` to the absolute path, and takes ``__main__`` away at the end.
     module = types.ModuleType("__main__")
     facts = {"__file__": path, "__cached__": None, "__builtins__": __builtins__, "__package__": None}
     vars(module).update(facts, __loader__=SourceFileLoader("__main__", path))

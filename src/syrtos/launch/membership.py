@@ -1,7 +1,8 @@
-"""The hosts of a run and the number of its workers, from one generation to the next: hosts are lost, come back, and are added; `syrtos resize` asks for
-another number.
+"""The hosts of a run and the number of its workers, from one generation to the next.
 
-A run with a fixed number of workers puts those of a lost host on the others. An elastic one (`--min-workers`) has as many workers as its hosts have slots.
+Hosts are lost, come back, and are added; `syrtos resize` asks for another number of workers. A run with a fixed number
+of workers puts those of a lost host on the others. An elastic one (`--min-workers`) has as many workers as its hosts
+have slots.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ _SETTLED = 10.0
 
 
 class Membership:
-    """Who takes part in a run.
+    """The hosts and workers that take part in a run.
 
     Attributes:
-        agents: of the run; None on this machine alone.
-        committed: gives the number of the last snapshot.
+        agents: the agents of the run; None on this machine alone.
+        committed: returns the number of the last snapshot.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class Membership:
         """Begins to watch.
 
         Args:
-            spec: as it was asked for.
-            machine: the one that launches.
-            run_dir: of the run.
-            agents: on the hosts; `close` ends them.
-            env: of agents that are started while a generation runs.
+            spec: the request.
+            machine: the machine that launches.
+            run_dir: the run directory.
+            agents: the agents on the hosts; `close` ends them.
+            env: the environment of agents that are started while a generation runs.
             resumes: whether it is to do without hosts that don't answer from the beginning on.
             resized: called with the new number when `syrtos resize` has asked for one.
         """
@@ -96,7 +97,7 @@ class Membership:
     # -- between two generations -----------------------------------------------------------------
 
     def begin(self, reached: int) -> tuple[Spec, frozenset[str]]:
-        """What the generation that now begins is to be, and the hosts of it that it does without.
+        """Returns the request for the generation that now begins, and the hosts in it that are lost and get no workers.
 
         Args:
             reached: number of the snapshot that it goes on from, 0 for none.
@@ -124,7 +125,10 @@ class Membership:
         return spec, lost
 
     def _judge(self, ended: Spec, has_committed: bool) -> None:
-        """A host that came to a generation which then committed nothing is avoided, unless another host of it was lost."""
+        """Decides, after a generation, which hosts are avoided from now on.
+
+        A host that came to a generation which then committed nothing is avoided, unless another host of it was lost.
+        """
         names = {host.name for host in ended.hosts}
         if has_committed:
             self._known |= names
@@ -135,7 +139,7 @@ class Membership:
             output.say(f"{', '.join(sorted(new))} is left out: with it no step was committed")
 
     def gather(self, over: Callable[[], bool]) -> None:
-        """Waits for hosts that were lost, and for as many as the run needs at least, until it is ``over``."""
+        """Waits for hosts that were lost, and for as many as the run needs at least, until ``over`` returns True."""
         if self.agents is None:
             return
         if self._asks_first:
@@ -154,14 +158,14 @@ class Membership:
             time.sleep(0.05)
 
     def _start_agents(self) -> None:
-        """On hosts where they were lost, and where none was started yet if all are to be asked."""
+        """Starts agents on hosts where they were lost; if all are to be asked, also where none was started yet."""
         assert self.agents is not None
         self.agents.start_lost()
         if self._asks_first:
             self._asked()
 
     def _asked(self) -> Mapping[str, Agent]:
-        """An agent of each host that is wanted, also of those that had none."""
+        """Returns an agent of each host that is wanted; starts one where there was none."""
         assert self.agents is not None
         names = [host.name for host in self._wanted()]
         commands = {name: agent_command(self._spec, name, self._machine, self._env) for name in names}
@@ -174,7 +178,10 @@ class Membership:
         return tuple(host for host in self._listed if host.name not in self._avoided)
 
     def _there(self) -> tuple[Host, ...]:
-        """The hosts that are wanted, and answer. Those that have not been asked are taken for such where the number of workers is fixed."""
+        """Returns the hosts that are wanted, and answer.
+
+        Where the number of workers is fixed, hosts that have not been asked count as answering.
+        """
         if self.agents is None:
             return self._listed
         if self._elastic is None:
@@ -189,12 +196,15 @@ class Membership:
     # -- while one runs --------------------------------------------------------------------------
 
     def changed(self) -> str:
-        """Why the generation that runs is to be replaced by another, as a sentence; empty if it isn't."""
+        """Returns why the generation that runs is to be replaced by another, as a sentence; empty if it isn't."""
         spec, why = self._wish
         return why if spec is self._running else ""
 
     def _ripe(self, why: str) -> str:
-        """The reason to replace the generation; empty before it has committed something: it would have trained for nothing."""
+        """Returns ``why``, the reason to replace the generation; empty before the generation has committed something.
+
+        Before that it would have trained for nothing.
+        """
         if not why or self.committed() > self._reached:
             self._ripens = math.inf
             return why
@@ -204,13 +214,14 @@ class Membership:
         return ""
 
     def _tell(self, text: str) -> None:
-        """Says something that is not said again and again."""
+        """Prints a line, unless it is the one that was printed last."""
         if text != self._told:
             output.say(text)
         self._told = text
 
     def _watch(self) -> None:
-        """It ends with `close` only: agents that this thread has started end with it."""
+        """Reads requests and the list of hosts now and then, until `close`."""
+        # Agents that this thread has started end with it: so it ends with `close` only.
         while not self._over.wait(_LOOK):
             try:
                 self._read_resize()
@@ -254,7 +265,11 @@ class Membership:
         durable.replace(answer, json.dumps({"error": error}).encode())
 
     def _check(self, workers: int) -> None:
-        """Raises ConfigurationError where the run can't have so many workers."""
+        """Refuses a number of workers that the run can't have.
+
+        Raises:
+            ConfigurationError: the run can't have that number.
+        """
         if self._elastic is None:
             make_plan(dataclasses.replace(self._spec, workers=workers), self._machine, self._env)
         elif workers < self._elastic.least:
@@ -263,7 +278,7 @@ class Membership:
             )
 
     def _read_list(self) -> None:
-        """Hosts may be added to the file of hosts, or to what a command prints."""
+        """Reads the list of hosts again, from the file of hosts or from what a command prints: hosts may be added."""
         assert self._elastic is not None
         if time.monotonic() < self._next_list or not (self._elastic.discover or self._elastic.hostfile):
             return
@@ -284,7 +299,8 @@ class Membership:
             self._next_try = time.monotonic() + _TRY_LATER
 
     def close(self) -> None:
-        """Ends the agents: those of hosts that came later end with the thread that watches, so it is the last."""
+        """Ends the agents, and the thread that watches."""
+        # Agents of hosts that came later end with the thread that watches, so it is the last.
         if self.agents is not None:
             self.agents.close()
         self._over.set()
@@ -296,10 +312,10 @@ def _count(workers: int) -> str:
 
 
 def listed_by(command: str, file: str) -> tuple[Host, ...]:
-    """The hosts that a command of a shell prints, one to a line, or that a file holds.
+    """Returns the hosts that a shell command prints, one to a line, or that a file holds.
 
     Raises:
-        ConfigurationError: it fails, or prints something else.
+        ConfigurationError: the command fails, or prints something else; or the file can't be read.
     """
     if file:
         return read_hostfile(Path(file))
@@ -329,7 +345,7 @@ def ask_for(run_dir: Path, workers: int, seconds: float) -> str | None:
     """Asks the launcher of a run for another number of workers.
 
     Returns:
-        Why it refuses; empty if it agrees; None if it has not answered within so many seconds.
+        Why it refuses; empty if it agrees; None if it has not answered within ``seconds``.
     """
     number = str(secrets.randbelow(1 << 62))
     answer = _answer(run_dir, number)

@@ -1,4 +1,7 @@
-"""Lines that tell a user nothing, and that libraries print on each start: they are for a run's log files, not for terminals."""
+"""Lines that libraries print on each start and that tell a user nothing.
+
+They go to a run's log files, not to terminals.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ _UNNAMED = re.compile(rb"\[W\d+ \S+ socket\.cpp:\d+\] \[c10d\] The hostname of t
 
 
 def is_noise(line: bytes) -> bool:
-    """Whether this line is one of them."""
+    """Returns whether a line is noise."""
     return line.startswith((_WARNING, _GLOO)) or any(known.match(line) for known in (_START, _RECOVERABLE, _UNNAMED))
 
 
 def may_be_noise(beginning: bytes) -> bool:
-    """Whether a line that begins so may turn out to be one."""
+    """Returns whether a line that begins like this may turn out to be noise."""
     known = any(beginning.startswith(text[: len(beginning)]) for text in (_WARNING, _GLOO))
     return known or bool(_MAY_START.match(beginning))

@@ -1,6 +1,7 @@
-"""How a run ended: a pure function of the facts that the launcher saw.
+"""The verdict on a run's end: a pure function of the facts that the launcher saw.
 
-A rank has finished only if it said so. Exit codes alone prove nothing: a library may end a process with code 0 in the middle of training.
+A rank has finished only if it said so. Exit codes alone prove nothing: a library may end a process with code 0 in the
+middle of training.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Facts:
     """Facts about a run that the launcher saw.
 
     Attributes:
-        processes: how many must say that they have finished, by rank from 0 on.
+        processes: the number of processes, by rank from 0 on, that must say that they have finished.
         spared: ranks whose death the others survive.
         stopped_by: the signal that this process was sent and passed on.
         finished: ranks that said so.
@@ -41,8 +42,9 @@ class Facts:
         workers: host and process of every rank that started.
         fatal: the process whose end, or call of `os._exit`, was the first, if it was before any report of a failure.
         lost: ranks that died and that the others went on without, with their ends.
-        hung: ranks that did not come to an exchange in which the others waited, and what each was, as the end of "it is ...".
-        replaced: why this process ended the workers, so that others take their place; empty if it didn't.
+        hung: ranks that did not come to an exchange in which the others waited, and what each was, as the end of
+            "it is ...".
+        replaced: the reason why this process ended the workers, so that others take their place; empty if it didn't.
     """
 
     processes: int
@@ -59,26 +61,27 @@ class Facts:
 
     @property
     def unfinished(self) -> list[int]:
-        """Ranks that should have said that they have finished, and did not."""
+        """The ranks that should have said that they have finished, and did not."""
         return [rank for rank in range(self.processes) if rank not in self.finished]
 
 
 @dataclasses.dataclass
 class Outcome:
-    """How a run ended.
+    """The end of a run, and what is known of its cause.
 
     Attributes:
-        end: in which way.
+        end: the kind of end.
         code: the exit code of the run: 0, the failing script's, or 128 + the signal that ended a worker or the run.
         rank: the worker that ended first, or that hung, if known.
-        status: how its process ended, if known: an exit code, or the negative of a signal.
-        why: what took it away where that is not known, as the end of a sentence about it.
+        status: how the process of ``rank`` ended, if known: an exit code, or the negative of a signal.
+        why: what took that process away where its status is not known, as the end of a sentence about it.
         unfinished: ranks that did not say that they have finished.
         failures: the workers' reports, in the order in which they came in.
         workers: host and process of every rank that started.
         lost: workers that died and that the others went on without, with their ends.
         hung: workers that the others waited for in vain, and what each was, as the end of "it is ...".
-        otherwise: how the script's environment differed from the one in which its frameworks were imported for all workers, which ended them; else empty.
+        otherwise: the way in which the script's environment differed from the one in which its frameworks were imported
+            for all workers, which ended them; else empty.
     """
 
     end: End = End.FINISHED
@@ -94,21 +97,21 @@ class Outcome:
     otherwise: str = ""
 
     def has_reported(self, error: str) -> bool:
-        """Whether a worker has failed by an error of this name."""
+        """Returns whether a worker has failed by an error of this name."""
         return any(error in failure.get("text", "") for failure in self.failures)
 
     def told(self) -> str:
-        """One sentence about the end; where a worker has reported its error, with that."""
+        """Returns a sentence about the end, with the error if a worker has reported one."""
         reported = self.failures[0]["text"].strip().splitlines()[-1] if self.failures else ""
         failed = self.end is End.FAILED and reported
         return f"rank {self.rank} failed: {reported.rstrip('.')}." if failed else str(self)
 
     def facts(self) -> dict[str, object]:
-        """What the record of a run says of it."""
+        """Returns the facts about the end that are kept in the record of a run."""
         return {"end": self.end.name, "code": self.code, "rank": self.rank, "text": self.told()}
 
     def __str__(self) -> str:
-        """One sentence about the end, where no worker could report it."""
+        """Returns a sentence about the end, without the reports of workers."""
         if self.end is End.STOPPED:
             return f"the run was stopped by {signal_name(self.code - 128)}."
         if self.end is End.HUNG:
@@ -152,14 +155,14 @@ def _number(worker: Mapping[str, Any]) -> str:
 
 
 def how(status: int | None) -> str:
-    """How a process ended, as the end of a sentence about it."""
+    """Describes how a process ended, as the end of a sentence about it."""
     if status is None:
         return "ended"
     return f"was ended by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
 
 
 def signal_name(number: int) -> str:
-    """``SIGABRT (signal 6)``."""
+    """Returns name and number of a signal: ``SIGABRT (signal 6)``."""
     try:
         return f"{signal.Signals(number).name} (signal {number})"
     except ValueError:
@@ -167,7 +170,7 @@ def signal_name(number: int) -> str:
 
 
 def judge(facts: Facts) -> Outcome:
-    """How the run ended that ``facts`` describe."""
+    """Returns the outcome of the run that ``facts`` describe."""
     outcome = _verdict(facts)
     return dataclasses.replace(
         outcome,

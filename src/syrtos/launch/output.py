@@ -1,4 +1,4 @@
-"""The terminal of a run: what workers print, as it comes, but for events and for what tells a user nothing."""
+"""The terminal of a run: it shows what workers print, as it comes, except events and lines that tell a user nothing."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from syrtos.launch.reader import Reader
 
 @dataclasses.dataclass(frozen=True)
 class Listener:
-    """What becomes of lines that are not passed on.
-
-    Attributes:
-        on_event: called with each event, by the threads of several pumps.
-        quiet: whether lines that frameworks print on each start are left out.
-    """
+    """A receiver of the lines that are not passed on."""
 
     on_event: Callable[[dict[str, Any]], None]
     quiet: bool
 
 
 class Pump(Reader):
-    """Passes what comes through a pipe on to a stream, line by line where it must be known what a line is."""
+    """A thread that passes what comes through a pipe on to a stream.
+
+    It does so line by line where it must be known what a line is.
+    """
 
     def __init__(self, source: IO[bytes], target: IO[str], listener: Listener) -> None:
         self._target, self._listener = target, listener
@@ -63,7 +61,7 @@ def _may_be_special(pending: bytes) -> bool:
 
 
 def say(text: str) -> None:
-    """A line of the launcher itself."""
+    """Prints a line of the launcher itself."""
     print(f"syrtos: {text}", file=sys.stderr, flush=True)
 
 

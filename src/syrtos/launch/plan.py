@@ -1,4 +1,4 @@
-"""From a request to the exact commands: a pure function, so that `--dry-run` prints what a run does."""
+"""The exact commands of a run, made from a request by a pure function, so that `--dry-run` prints what a run does."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Processes of one command on one host.
+    """The processes of one command on one host.
 
     Attributes:
         command: the whole command line of each.
-        ranks: theirs.
-        host: where an agent starts them; empty: this machine.
+        ranks: the ranks of the processes.
+        host: the host on which an agent starts them; empty: this machine.
     """
 
     command: tuple[str, ...]
@@ -48,13 +48,14 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is executed: the processes of one world, which find each other by PMI.
+    """The processes of one world that a run executes; they find each other by PMI.
 
     Attributes:
         groups: the processes, in the order of their ranks.
         environment: variables set on top of this process's.
         spared: ranks whose death the others survive.
-        agents: for each host the command that starts an agent there, which starts the processes; empty: this process starts them.
+        agents: for each host the command that starts an agent there, which starts the processes; empty: this process
+            starts them.
         forward: names of variables that processes of other hosts get from this one, beside `forwarded`.
         reports: whether the processes are workers, which say when they have finished; else exit code 0 says so.
     """
@@ -68,17 +69,17 @@ class Plan:
 
     @property
     def processes(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         return sum(len(group.ranks) for group in self.groups)
 
     @property
     def hosts(self) -> list[str]:
-        """Their hosts, each once."""
+        """The hosts of the processes, each once."""
         return list(dict.fromkeys(group.host for group in self.groups))
 
     @property
     def nodes(self) -> list[int]:
-        """The number of each rank's host."""
+        """The number of each rank's host, in rank order."""
         return [self.hosts.index(group.host) for group in self.groups for _ in group.ranks]
 
     def __str__(self) -> str:
@@ -93,7 +94,7 @@ class Plan:
 
 
 def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: frozenset[str] = frozenset()) -> Plan:
-    """The commands that start ``spec``'s workers from ``machine``; on hosts, ``without`` those that are lost.
+    """Returns the commands that start ``spec``'s workers from ``machine``; on hosts, ``without`` those that are lost.
 
     Raises:
         ConfigurationError: more workers than cores on this machine.
@@ -117,12 +118,15 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: fro
 
 
 def agent_command(spec: Spec, host: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The command that starts an agent there."""
+    """Returns the command that starts an agent on ``host``."""
     return command_on(host, "syrtos.launch.agent", spec.ssh, machine, env)
 
 
 def command_on(host: str, module: str, ssh: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The command that runs a module there; ssh gives it to a shell. Without the folder in which it begins among the places of modules (-P)."""
+    """Returns the command that runs a module on ``host``; on another machine by ssh, which gives it to a shell.
+
+    The folder in which it begins is not among its places of modules (-P).
+    """
     command = (machine.python, "-P", "-m", module)
     if host in machine.here:
         return command
@@ -131,7 +135,10 @@ def command_on(host: str, module: str, ssh: str, machine: Machine, env: Mapping[
 
 
 def _placed(spec: Spec, without: frozenset[str]) -> Iterator[tuple[str, range]]:
-    """Which ranks each host has: as many as it has slots; those that find none go round the hosts again (servers, or workers of lost hosts)."""
+    """Yields each host with its ranks, as many as the host has slots.
+
+    Ranks that find no slot go round the hosts again (servers, or workers of lost hosts).
+    """
     hosts = [(host.name, host.slots) for host in spec.hosts if host.name not in without]
     if spec.hosts and not hosts:
         raise LaunchError(f"No host answers any more: {', '.join(sorted(without))}.")
@@ -145,5 +152,8 @@ def _placed(spec: Spec, without: frozenset[str]) -> Iterator[tuple[str, range]]:
 
 
 def forwarded(env: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
-    """The variables that processes of other hosts get beside the plan's, and beside those that they have there; those named ``more`` too."""
+    """Returns the variables of this process that processes of other hosts get, those named ``more`` among them.
+
+    They come beside the plan's variables, and beside those that the processes have there.
+    """
     return {name: env[name] for name in sorted(env) if name in _FORWARDED or name in more or is_harmless(name)}

@@ -1,7 +1,8 @@
 """The process manager's side of PMI-1, by which the workers of a run find each other when MPI starts in them.
 
-Each worker inherits one end of a socket pair; a thread of its host's launcher or agent reads the other. There is no port and no program
-beside them. Source of the messages: the PMI-1 wire protocol as MPICH's `src/pmi` speaks it (seen with MPICH 5.0.2).
+Each worker inherits one end of a socket pair; a thread of its host's launcher or agent reads the other. There is no
+port and no program beside them. Source of the messages: the PMI-1 wire protocol as MPICH's `src/pmi` speaks it (seen
+with MPICH 5.0.2).
 """
 
 from __future__ import annotations
@@ -16,17 +17,23 @@ Reply = tuple[int, str]  # for a rank: a line
 
 
 class KeyValues:
-    """What the workers of one world tell each other before MPI connects them: the answers to their messages."""
+    """The store by which the workers of one world find each other before MPI connects them.
+
+    It answers their messages.
+    """
 
     def __init__(self, nodes: Sequence[int]) -> None:
-        """``nodes``: the number of each rank's host, in rank order."""
+        """Begins a store for as many workers as there are ``nodes``: the number of each rank's host, in rank order."""
         self._size = len(nodes)
         self._name = f"kvs_{uuid.uuid4().hex[:12]}"  # MPICH names its shared memory by it: never the same twice
         self._values = {"PMI_process_mapping": _mapping(nodes)}
         self._arrived: list[int] = []
 
     def answer(self, rank: int, line: str) -> list[Reply]:
-        """The lines that a message of ``rank`` is answered with: the last one at a barrier lets all of them through."""
+        """Returns the lines that a message of ``rank`` is answered with.
+
+        The last message at a barrier is answered with a line for each rank: it lets all of them through.
+        """
         asked = words(line)
         command = asked.get("cmd", "")
         if command == "barrier_in":
@@ -59,7 +66,7 @@ class KeyValues:
 
 
 def words(line: str) -> dict[str, str]:
-    """The parts of a message, by name."""
+    """Returns the parts of a message, by name."""
     return {name: value for name, _, value in (word.partition("=") for word in line.split())}
 
 
@@ -67,7 +74,7 @@ _NO_VALUE = "cmd=get_result rc=-1 msg=key_not_found value=unknown"
 
 
 def _mapping(nodes: Sequence[int]) -> str:
-    """Which ranks share a host, in PMI's notation: blocks of (first host, number of hosts, ranks on each)."""
+    """Returns which ranks share a host, in PMI's notation: blocks of (first host, number of hosts, ranks on each)."""
     blocks: list[list[int]] = []
     for node in nodes:
         if blocks and blocks[-1][0] == node:
@@ -78,7 +85,10 @@ def _mapping(nodes: Sequence[int]) -> str:
 
 
 def environment(rank: int, nodes: Sequence[int], descriptor: int) -> dict[str, str]:
-    """Variables that give the MPI of a worker its rank and the end of its socket pair; the names are those that MPICH's `mpiexec` sets."""
+    """Returns variables that give the MPI of a worker its rank and the end of its socket pair.
+
+    The names are those that MPICH's `mpiexec` sets.
+    """
     alike = [other for other, node in enumerate(nodes) if node == nodes[rank]]
     place = {"PMI_RANK": rank, "PMI_ID": rank, "PMI_SIZE": len(nodes), "PMI_FD": descriptor}
     here = {"MPI_LOCALRANKID": alike.index(rank), "MPI_LOCALNRANKS": len(alike)}
@@ -89,11 +99,12 @@ class Sockets:
     """Socket pairs to the workers of this host.
 
     Attributes:
-        ends: the workers' ends by rank; the descriptor must be inherited, see `environment`. Close them once the workers run.
+        ends: the workers' ends by rank; the descriptor must be inherited, see `environment`. Close them once the
+            workers run.
     """
 
     def __init__(self, ranks: Sequence[int], on_line: Callable[[int, str], None]) -> None:
-        """``on_line`` is called with each message, in a thread."""
+        """Makes the socket pairs; ``on_line`` is called with each message, in a thread."""
         self._on_line = on_line
         self._ours: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
@@ -103,7 +114,7 @@ class Sockets:
             self._selector.register(self._ours[rank], selectors.EVENT_READ, rank)
 
     def start(self) -> None:
-        """Listens from now on, in a thread that ends with the last worker."""
+        """Starts the thread that listens; it ends with the last worker."""
         threading.Thread(target=self._serve, name="syrtos-pmi", daemon=True).start()
 
     def _serve(self) -> None:
@@ -117,7 +128,10 @@ class Sockets:
                     self._ours[rank].close()
 
     def _line(self, rank: int) -> str:
-        """A worker's next message; empty if it is gone. Each is one line, and it waits for the answer before the next."""
+        """Returns a worker's next message; empty if the worker is gone.
+
+        Each message is one line, and a worker waits for the answer before it sends the next.
+        """
         line = b""
         try:
             while not line.endswith(b"\n"):
@@ -129,7 +143,7 @@ class Sockets:
         return line.decode(errors="replace")
 
     def tell(self, rank: int, text: str) -> None:
-        """Answers a worker."""
+        """Sends a worker a line as the answer to its message."""
         try:
             self._ours[rank].sendall(text.encode() + b"\n")
         except OSError:

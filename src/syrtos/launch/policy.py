@@ -1,4 +1,4 @@
-"""What follows the end of a generation of workers: a pure function of how all generations so far have ended."""
+"""The decision after the end of a generation of workers: a pure function of how all generations so far have ended."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ _FINAL = {
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """When workers are started again.
+    """The rules by which workers are started again.
 
     Attributes:
-        restarts: at most.
-        asked: whether a person has asked for them. Else only workers that were lost are started again, and only where there is a snapshot to go on
-            from: an error of the script would come again, and what has no snapshot would be trained twice.
-        repair: whether replicas that have diverged go on from the last snapshot: each was taken of equal ones (`--on-divergence repair`).
+        restarts: the largest number of restarts.
+        asked: whether a person has asked for restarts. Else only workers that were lost are started again, and only
+            where there is a snapshot to go on from: an error of the script would come again, and a run without a
+            snapshot would be trained twice.
+        repair: whether replicas that have diverged go on from the last snapshot: each was taken of equal ones
+            (`--on-divergence repair`).
     """
 
     restarts: int
@@ -37,10 +39,10 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One generation of workers.
+    """The end of one generation of workers.
 
     Attributes:
-        outcome: how it ended.
+        outcome: the end of its workers.
         reached: number of the last snapshot that was committed by then.
     """
 
@@ -50,12 +52,12 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What is done now.
+    """The next action after a generation has ended.
 
     Attributes:
         again: whether workers are started again.
-        reason: why not, where restarts were allowed and are not made; else empty.
-        wait: seconds before that.
+        reason: the reason why they are not, where restarts were allowed; else empty.
+        wait: seconds before they are started.
     """
 
     again: bool
@@ -64,7 +66,7 @@ class Decision:
 
 
 def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
-    """After the last of ``attempts``, the first of which was no restart."""
+    """Decides whether workers are started again after the last of ``attempts``; the first of these was no restart."""
     last = attempts[-1].outcome
     if last.end is End.REPLACED:
         return Decision(True)
@@ -86,7 +88,7 @@ def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
 
 
 def _may_go_well(policy: Policy, attempt: Attempt) -> bool:
-    """Whether the next generation may go better than one that has ended so."""
+    """Returns whether the next generation may go better than an attempt with such an end."""
     end, goes_on = attempt.outcome.end, attempt.reached > 0
     if end is End.NOT_STARTED:
         return goes_on  # without a snapshot there is nothing to lose, and workers that can't be started can't be the next time
@@ -97,7 +99,7 @@ def _may_go_well(policy: Policy, attempt: Attempt) -> bool:
 
 
 def _without_progress(attempts: Sequence[Attempt]) -> int:
-    """How many of the last attempts have come no further than the first of them."""
+    """Returns the number of the last attempts that have come no further than the first of them."""
     last = attempts[-1].reached
     count = 0
     for attempt in reversed(attempts):

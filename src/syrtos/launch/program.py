@@ -23,9 +23,9 @@ class Program:
 
     Attributes:
         name: path of a file, or name of a module.
-        arguments: what it gets in ``sys.argv[1:]``.
+        arguments: the program's ``sys.argv[1:]``.
         is_module: whether it is run as by ``python -m``.
-        flags: for the interpreter.
+        flags: flags for the interpreter.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Program:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As written after ``python`` and its flags; a file by a path that is good in any folder."""
+        """The words that follow ``python`` and its flags on a command line."""
         start = ("-m", self.name) if self.is_module else (self.name,)
         return (*start, *self.arguments)
 
@@ -43,7 +43,7 @@ class Program:
         """Refuses a program that Python could not run.
 
         Raises:
-            ConfigurationError: missing, a folder, or unreadable.
+            ConfigurationError: it is missing, a folder, or unreadable.
         """
         if not self.is_module:
             check_script(Path(self.name))
@@ -54,7 +54,9 @@ class Program:
 
 
 def parse(words: Sequence[str]) -> Program:
-    """The program that a command line names: ``train.py x``, ``-m package.module x``, ``python3.11 -u train.py x``.
+    """Returns the program that a command line names.
+
+    Such a line is ``train.py x``, ``-m package.module x`` or ``python3.11 -u train.py x``.
 
     Raises:
         ConfigurationError: it names none, or asks for another Python than this.
@@ -79,7 +81,7 @@ def check_script(script: Path) -> None:
     """Refuses a file that Python could not run.
 
     Raises:
-        ConfigurationError: missing, a folder, or unreadable.
+        ConfigurationError: it is missing, a folder, or unreadable.
     """
     if not script.exists():
         raise ConfigurationError(f"There is no script {script} (looked in {Path.cwd()}). Check the path.")
@@ -90,7 +92,11 @@ def check_script(script: Path) -> None:
 
 
 def _check_interpreter(word: str) -> None:
-    """``python`` is the one that runs syrtos."""
+    """Refuses an interpreter that is not the one that runs syrtos.
+
+    Raises:
+        ConfigurationError: the word names another interpreter.
+    """
     found = _INTERPRETER.fullmatch(Path(word).name)
     assert found is not None
     asked = [int(number) for number in found.groups() if number]
@@ -103,7 +109,10 @@ def _check_interpreter(word: str) -> None:
 
 
 def _take_flags(words: list[str]) -> list[str]:
-    """Removes the interpreter's flags from the front of ``words``, and splits them: ``-uWignore`` is ``-u -W ignore``; up to ``-m``."""
+    """Removes the interpreter's flags from the front of ``words``, up to ``-m``, and returns them one by one.
+
+    ``-uWignore`` becomes ``-u -W ignore``.
+    """
     flags: list[str] = []
     while words and words[0].startswith("-") and words[0] not in ("-", "-m"):
         letters = words.pop(0)[1:]

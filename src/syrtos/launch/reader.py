@@ -1,4 +1,4 @@
-"""A pipe that is read in a thread, with the answer to whether all that was written so far has been dealt with."""
+"""A pipe that is read in a thread, which can say whether all that was written so far has been dealt with."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ class Reader:
     """A thread that gives what comes through a pipe to a function."""
 
     def __init__(self, source: IO[bytes], take: Callable[[bytes], object]) -> None:
-        """``take`` gets each piece, and at the end nothing."""
+        """Starts the thread; ``take`` gets each piece, and an empty piece at the end."""
         self._source, self._take = source, take
         self._taking = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="syrtos-output", daemon=True)
         self._thread.start()
 
     def join(self, timeout: float) -> None:
-        """Waits until all writers have closed the pipe, and closes it then."""
+        """Waits until all writers have closed the pipe, at most ``timeout`` seconds; if they have, closes it here."""
         self._thread.join(timeout)
         if not self._thread.is_alive():
             self._source.close()
 
     def is_drained(self) -> bool:
-        """Whether everything that is in the pipe has been taken; what a process has written before its end, if that is over."""
+        """Returns whether everything in the pipe has been taken.
+
+        For a process that has ended, this means that all it has written was taken.
+        """
         if not self._thread.is_alive():
             return True
         if not self._taking.acquire(blocking=False):
@@ -48,7 +51,8 @@ class Reader:
                 self._take(piece)
 
     def _readable(self, milliseconds: int | None) -> bool:
-        """Whether there is something to read, or the end, within this time; not by select(2), which knows 1024 descriptors."""
+        """Waits at most ``milliseconds`` and returns whether there is something to read, or the end."""
+        # not by select(2), which knows 1024 descriptors
         poll = select.poll()
         poll.register(self._source, select.POLLIN)
         return bool(poll.poll(milliseconds))

@@ -1,8 +1,8 @@
-"""A world from TF_CONFIG alone: `python -m syrtos train.py` on each host, as TensorFlow's own cluster resolvers expect.
+"""A world from TF_CONFIG alone: `python -m syrtos train.py` on each host, as TensorFlow's cluster resolvers expect.
 
-The first task's process launches the run as `syrtos run --hosts` does; the process of the first task of each other host is the agent there, so
-that ssh is not needed. Processes meet at the first task's address in TF_CONFIG, and prove to each other that they know the same secret (the
-challenge of `multiprocessing.connection`).
+The first task's process launches the run as `syrtos run --hosts` does; the process of the first task of each other host
+is the agent there, so that ssh is not needed. Processes meet at the first task's address in TF_CONFIG, and prove to
+each other that they know the same secret (the challenge of `multiprocessing.connection`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Cluster:
 
     Attributes:
         tasks: role, index and address of each.
-        rank: which of them this process is.
+        rank: the rank of this process's task.
     """
 
     tasks: tuple[tuple[str, int, str], ...]
@@ -50,12 +50,12 @@ class Cluster:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where all meet."""
+        """The address, as (host, port), at which all tasks meet."""
         host, _, port = self.tasks[0][2].rpartition(":")
         return host, int(port)
 
     def name(self, rank: int) -> str:
-        """A task in words: ``worker 0 at host:port``."""
+        """Returns the name of a task in words: ``worker 0 at host:port``."""
         role, index, address = self.tasks[rank]
         return f"{role} {index} at {address}"
 
@@ -66,27 +66,31 @@ class Cluster:
 
     @property
     def key(self) -> bytes:
-        """The key that processes prove to know: derived from the secret and this cluster, so that the proof of another run is not valid here."""
+        """The key that processes prove to know.
+
+        It is derived from the secret and this cluster, so that the proof of another run is not valid here.
+        """
         return hmac.digest(secret(), json.dumps(self.tasks).encode(), "sha256")
 
     @property
     def slots(self) -> dict[str, int]:
-        """Tasks on each host."""
+        """The number of tasks on each host."""
         hosts = [address.rpartition(":")[0] for _, _, address in self.tasks]
         return {host: hosts.count(host) for host in hosts}
 
     @property
     def leads(self) -> bool:
-        """Whether this is the first task of its host."""
+        """Returns whether this is the first task of its host."""
         hosts = [address.rpartition(":")[0] for _, _, address in self.tasks]
         return hosts.index(self.host) == self.rank
 
 
 def cluster_of(env: Mapping[str, str]) -> Cluster | None:
-    """The cluster that TF_CONFIG describes, if this process is one of several that train.
+    """Returns the cluster that TF_CONFIG describes, if this process is one of several that train; else None.
 
     Raises:
-        ConfigurationError: TF_CONFIG names a task that is not in its cluster, or addresses without ports.
+        ConfigurationError: TF_CONFIG names a task that is not in its cluster, addresses without ports, or a host's
+            tasks apart from each other.
     """
     check_tf_config(env)
     config = json.loads(env.get("TF_CONFIG") or "{}")
@@ -109,12 +113,12 @@ def cluster_of(env: Mapping[str, str]) -> Cluster | None:
 
 
 def cluster_to_form(env: Mapping[str, str]) -> Cluster | None:
-    """The same, unless something has started this process as a worker."""
+    """Returns the cluster of `cluster_of`; None if something has started this process as a worker."""
     return None if detect(env) else cluster_of(env)
 
 
 def secret() -> bytes:
-    """The secret of this user: SYRTOS_SECRET, or a file that is created on first use."""
+    """Returns the secret of this user: SYRTOS_SECRET, or the contents of a file that is created on first use."""
     given = settings.environment().get(settings.SECRET_VARIABLE)
     if given:
         return given.encode()
@@ -128,7 +132,7 @@ def secret() -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """A process that starts at the same moment may just be writing it."""
+    """Reads the file with the secret, and waits while it is empty: another process may just be writing it."""
     for _ in range(100):
         if text := path.read_text():
             return text.encode()
@@ -140,7 +144,7 @@ def _read(path: Path) -> bytes:
 
 
 class Meeting:
-    """Where the other tasks come to, as long as the run lasts.
+    """The place to which the other tasks come, as long as the run lasts.
 
     Attributes:
         agents: the processes that start the workers of the other hosts, by host.
@@ -160,7 +164,7 @@ class Meeting:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def wait(self) -> None:
-        """Returns once all tasks are here, and lets workers know of their processes.
+        """Waits until all tasks are here, and lets workers know of their processes.
 
         Raises:
             WorldError: some have not come in time, or one has ended.
@@ -232,7 +236,7 @@ class Meeting:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def close(self, code: int) -> None:
-        """Tells the others how the run has ended."""
+        """Tells the other tasks the exit code of the run."""
         self._closed = True
         for channel in list(self._others.values()):
             with contextlib.suppress(OSError):
@@ -244,7 +248,10 @@ class Meeting:
 
 
 def attend(cluster: Cluster, patience: float) -> int:
-    """Starts the workers of this host if this is its first task, and waits for the end of the run; its exit code.
+    """Starts the workers of this host if this is its first task, and waits for the end of the run.
+
+    Returns:
+        The exit code of the run; 1 if the first task is gone.
 
     Raises:
         WorldError: the first task could not be reached within ``patience`` seconds, or knows another secret.
@@ -266,7 +273,7 @@ def attend(cluster: Cluster, patience: float) -> int:
 
 
 def _channel_of(connection: Connection) -> Channel:
-    """Once both sides have proved that they know the secret."""
+    """Turns a connection into a channel, once both sides have proved that they know the secret."""
     descriptor = os.dup(connection.fileno())
     connection.close()
     return Channel(descriptor, descriptor)
@@ -281,7 +288,7 @@ def _end_of(channel: Channel) -> Message | None:
 
 @contextlib.contextmanager
 def _in_time(connection: Connection, seconds: int = 10) -> Iterator[None]:
-    """Inside, a peer that says nothing is an OSError."""
+    """Context manager: reading from a peer that says nothing for ``seconds`` raises an OSError."""
     with socket.socket(fileno=os.dup(connection.fileno())) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
         yield

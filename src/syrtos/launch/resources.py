@@ -27,11 +27,14 @@ def apply(env: Mapping[str, str]) -> None:
 
 
 def shared(env: Mapping[str, str], workers: int) -> dict[str, str] | None:
-    """The variables that all workers of this machine get, beside those of the user; None where each has a GPU of its own.
+    """Returns the variables that all workers of this machine get, beside those of the user.
 
     Args:
-        env: of the workers.
-        workers: how many there are on this machine.
+        env: the environment of the workers.
+        workers: the number of workers on this machine.
+
+    Returns:
+        None where each worker has a GPU of its own.
     """
     gpus: dict[str, int] = dict(zip(_VARIABLES, (_nvidia(), _amd()), strict=True))
     if any(gpus.values()):
@@ -42,12 +45,12 @@ def shared(env: Mapping[str, str], workers: int) -> dict[str, str] | None:
 
 
 def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[str, str]:
-    """The variables for the worker described by ``env`` (the process manager's or Slurm's) on a host with these resources.
+    """Returns the variables for a worker on a host with these resources.
 
     Args:
-        env: of the worker.
-        cores: of the host.
-        gpus: how many the host has, by the variable that chooses among them.
+        env: the environment of the worker, in which the process manager or Slurm describes its place.
+        cores: the number of cores of the host.
+        gpus: the number of GPUs of the host, by the variable that chooses among them.
 
     Raises:
         ConfigurationError: the host has more workers than GPUs.
@@ -82,7 +85,10 @@ def _one_of(visible: list[str], local_rank: int, local_size: int, variable: str)
 
 
 def _shows_its_own(env: Mapping[str, str]) -> bool:
-    """Whether this worker was given GPUs of its own: by Slurm (`--gpus-per-task`), or with the environment of its task in TF_CONFIG."""
+    """Returns whether this worker was given GPUs of its own.
+
+    Slurm gives them (`--gpus-per-task`), or the environment of the worker's task in TF_CONFIG.
+    """
     by_slurm = "SLURM_GPUS_PER_TASK" in env or "gpu" in env.get("SLURM_TRES_PER_TASK", "")
     return settings.TASKS_VARIABLE in env or (by_slurm and "MPI_LOCALRANKID" not in env)
 
@@ -92,7 +98,7 @@ def _nvidia() -> int:
 
 
 def _amd() -> int:
-    """The nodes of the kernel's compute driver that are GPUs; processors have the number 0."""
+    """Returns the number of the kernel's compute nodes that are GPUs; the id of processors is 0."""
     nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
     with contextlib.suppress(OSError):
         return sum(node.read_text().strip() not in ("", "0") for node in nodes)
@@ -106,7 +112,10 @@ def _place(env: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _slurm_tasks(env: Mapping[str, str]) -> str:
-    """This node's count in Slurm's notation for all nodes: `2,1(x3)` are four nodes with 2, 1, 1 and 1 tasks."""
+    """Returns this node's count of tasks, from Slurm's notation for all nodes.
+
+    `2,1(x3)` are four nodes with 2, 1, 1 and 1 tasks.
+    """
     groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
     nodes = [tasks for tasks, times in groups for _ in range(int(times or 1))]
     node = int(env.get("SLURM_NODEID", 0))

@@ -20,7 +20,7 @@ _HASH_SEED = "PYTHONHASHSEED"
 
 
 class _Drawn:
-    """The state of random numbers of this process."""
+    """The state of this process's random numbers."""
 
     def __init__(self) -> None:
         self.by_script: set[str] = set()
@@ -30,11 +30,15 @@ class _Drawn:
         self._children = 0
 
     def about_to_fork(self) -> None:
-        """A child draws other numbers than its parent and its siblings, and the same as its counterpart on the other workers."""
+        """Counts the children of this process.
+
+        By its number a child draws other numbers than its parent and its siblings, and the same as its counterpart on
+        the other workers.
+        """
         self._children += 1
 
     def forked(self) -> None:
-        """In the child."""
+        """Begins a new series of seeds in a child that was forked."""
         self.line, self._children, self.numbers = (*self.line, self._children), 0, itertools.count()
 
 
@@ -42,7 +46,7 @@ _drawn = _Drawn()
 
 
 def hash_seed(env: Mapping[str, str]) -> dict[str, str]:
-    """The variable that workers need so that their hashes of strings, and so the order of their sets, are alike; none where ``env`` has it.
+    """Returns the variable by which workers hash strings, and so order their sets, alike; none where ``env`` has it.
 
     A vocabulary that a script makes of a set would be another on each worker.
     """
@@ -50,16 +54,19 @@ def hash_seed(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def hash_alike(env: Mapping[str, str]) -> None:
-    """Starts this interpreter again, with that variable, if something else than our launcher has started it without."""
+    """Starts this interpreter again with the variable of `hash_seed`, if it was started without it.
+
+    Our launcher sets the variable; something else that starts workers may not.
+    """
     missing = hash_seed(env)
     if missing and sys.flags.hash_randomization and not sys.flags.ignore_environment:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**env, **missing})
 
 
 def agree(comm: Communicator) -> None:
-    """Seeds Python's and NumPy's generators alike on all workers, so that scripts build and shuffle alike; TensorFlow's follows.
+    """Seeds Python's and NumPy's generators alike on all workers, so that scripts build and shuffle alike.
 
-    The launcher may have given the seed: all generations of a run have the same.
+    TensorFlow's seed follows. The launcher may have given the seed: all generations of a run have the same.
     """
     import numpy as np
 
@@ -88,7 +95,7 @@ def part(rank: int) -> int:
 
 
 def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around a function that takes fresh entropy where it is given no seed: all workers take the same."""
+    """Wraps a function that takes fresh entropy where it is given no seed: all workers take the same seed then."""
 
     @functools.wraps(original)
     def seed(*args: Any, **kwargs: Any) -> Any:
@@ -101,6 +108,6 @@ def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..
 
 
 def _fresh() -> int:
-    """The next of a series of seeds that all workers go through."""
+    """Returns the next of a series of seeds; workers go through the same series, unless they draw apart."""
     words = (settings.common_seed(), _drawn.rank, _drawn.line, next(_drawn.numbers))
     return zlib.crc32(repr(words).encode())

@@ -14,13 +14,19 @@ _LIBC = ctypes.CDLL(None)  # not loaded after a fork: another thread may have he
 
 
 def die_with_parent() -> None:
-    """Even a launcher that is killed leaves no workers: Linux kills what it has started with it (prctl(2))."""
+    """Lets Linux kill this process when its parent ends (prctl(2)).
+
+    Even a launcher that is killed leaves no workers.
+    """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager
 def answered(answer: Callable[[int], None]) -> Iterator[None]:
-    """Inside, signals that stop a run call ``answer`` with their number. SIGUSR1, as Slurm's `--signal=USR1@120` sends it, counts as SIGTERM."""
+    """Context manager: signals that stop a run call ``answer`` with their number.
+
+    SIGUSR1, as Slurm's `--signal=USR1@120` sends it, counts as SIGTERM.
+    """
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         answer(signal.SIGTERM if number == signal.SIGUSR1 else number)
@@ -35,12 +41,15 @@ def answered(answer: Callable[[int], None]) -> Iterator[None]:
 
 
 def is_wanted(number: int) -> bool:
-    """Whether a signal is to be answered: not SIGHUP where `nohup` has started this process, which is to outlive its terminal."""
+    """Returns whether a signal is to be answered.
+
+    SIGHUP is not where `nohup` has started this process, which is to outlive its terminal.
+    """
     return number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
 
 
 def to_process(pid: int, number: int) -> None:
-    """To one process."""
+    """Sends a signal to one process; does nothing if it is gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -48,7 +57,7 @@ def to_process(pid: int, number: int) -> None:
 
 
 def to_group(pid: int, number: int) -> None:
-    """To all processes of the group that ``pid`` leads."""
+    """Sends a signal to all processes of the group that ``pid`` leads; does nothing if they are gone."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:

@@ -22,11 +22,14 @@ class Snapshots(folders.Slots, Protocol):
     """Snapshots that workers have committed; each is of one part or several."""
 
     def described(self, parts: int) -> dict[str, object]:
-        """What workers, or their agents, must know to write them in up to so many parts, as JSON has it."""
+        """Returns what workers, or their agents, must know to write snapshots of up to ``parts`` parts.
+
+        JSON can hold it.
+        """
         ...
 
     def settle(self) -> int:
-        """After the end of a generation: drops what is not committed, and returns `committed`."""
+        """Drops snapshots that are not committed, after the end of a generation, and returns `committed`."""
         ...
 
     def close(self) -> None:
@@ -35,10 +38,10 @@ class Snapshots(folders.Slots, Protocol):
 
 
 class Here(Slots):
-    """Those of a run of this machine alone."""
+    """The snapshots of a run of this machine alone."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """See `Memory`."""
+        """Makes the memory, which `Memory` describes, for snapshots of one part."""
         self._memory = Memory(1, folder)
         super().__init__(self._memory.places)
 
@@ -65,10 +68,13 @@ class Here(Slots):
 
 
 class OnHosts:
-    """Those of a run on several hosts. Each agent holds whole snapshots, so that all but one host may be lost."""
+    """The snapshots of a run on several hosts.
+
+    Each agent holds whole snapshots, so that all but one host may be lost.
+    """
 
     def __init__(self, agents: Agents) -> None:
-        """``agents``: of the run."""
+        """Begins with the ``agents`` of the run."""
         self._agents, self._room = agents, 1  # and of how many parts a snapshot may be
         self._asking = threading.RLock()  # the thread that copies snapshots asks too
         # the copy that an agent has made to be read: its number, and the lengths of its parts
@@ -87,7 +93,7 @@ class OnHosts:
         return max((number for _, numbers in self._whole(self._agents.there()) for number in numbers), default=0)
 
     def _whole(self, agents: Sequence[Agent]) -> list[tuple[Agent, set[int]]]:
-        """The snapshots of agents, of those that are not lost in the meantime."""
+        """Returns the numbers of the whole snapshots of each agent, without agents that are lost in the meantime."""
         found: list[tuple[Agent, set[int]]] = []
         with self._asking:
             for agent in agents:
@@ -102,7 +108,8 @@ class OnHosts:
             return len(self._loaded or self._hold(number)[1])
 
     def _hold(self, number: int) -> tuple[Agent, list[int]]:
-        """An agent that has made a copy of the snapshot: workers go on, and replace it."""
+        """Returns an agent that has made a copy of the snapshot, and the lengths of its parts."""
+        # a copy, since workers go on, and replace the snapshot
         if self._held and self._held[1] == number and not self._held[0].lost:
             return self._held[0], self._held[2]
         for agent, numbers in self._whole(self._agents.there()):
@@ -138,7 +145,7 @@ class OnHosts:
     # -- writing ---------------------------------------------------------------------------------
 
     def write(self, part: int, number: int, parts: int, data: bytes) -> None:
-        """Agents get it before they start workers."""
+        """Keeps a part, which agents get before they start workers."""
         if number != self._loaded_number:
             self._loaded.clear()
         self._room = max(self._room, parts)
@@ -160,7 +167,7 @@ class OnHosts:
                 )
 
     def _distribute(self, agents: Sequence[Agent]) -> None:
-        """Before a generation: all of its hosts get the newest snapshot, and have no other."""
+        """Gives all hosts of a generation, before it starts, the newest snapshot; they drop all others."""
         whole = self._whole(self._agents.there())
         number = self._loaded_number if self._loaded else self._newest([numbers for _, numbers in whole])
         for agent, numbers in whole:
@@ -170,7 +177,11 @@ class OnHosts:
         self._keep(number)
 
     def _send(self, agent: Agent, number: int) -> None:
-        """Raises OSError: no host has the snapshot any more."""
+        """Sends an agent a snapshot.
+
+        Raises:
+            OSError: no host has the snapshot any more.
+        """
         count = self.parts(number)
         for part in range(count):
             data = b"".join(self.pieces(part, number))
@@ -179,7 +190,7 @@ class OnHosts:
 
     @staticmethod
     def _newest(whole: Sequence[set[int]]) -> int:
-        """The newest that all hosts have, so that nothing need be sent; else the newest of any."""
+        """Returns the newest snapshot that all hosts have, so that nothing need be sent; else the newest of any."""
         common = set[int].intersection(*whole) if whole else set[int]()
         return max(common or set[int]().union(*whole), default=0)
 
@@ -198,4 +209,4 @@ class OnHosts:
         return number
 
     def close(self) -> None:
-        """The agents free the memory when they end."""
+        """Does nothing: the agents free the memory when they end."""

@@ -27,9 +27,10 @@ class Elastic:
     """A run with as many workers as its hosts have slots, which may come and go.
 
     Attributes:
-        least: workers with which it trains; with fewer it waits for hosts.
-        most: workers; 0: as many as there are slots.
-        discover: a command that prints the hosts of the moment; empty: they are in ``hostfile``, or only come back after they were lost.
+        least: the least number of workers with which it trains; with fewer it waits for hosts.
+        most: the largest number of workers; 0: as many as there are slots.
+        discover: a command that prints the hosts of the moment; empty: they are in ``hostfile``, or only come back
+            after they were lost.
         hostfile: a file of hosts that is read again and again.
     """
 
@@ -41,15 +42,16 @@ class Elastic:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One request to run a script on many workers.
+    """A request to run a script on many workers.
 
     Attributes:
-        program: what each worker runs.
-        workers: how many, over all hosts.
-        hosts: where; empty for this machine.
+        program: the program that each worker runs.
+        workers: the number of workers, over all hosts.
+        hosts: the hosts of the workers; empty for this machine.
         options: the options that travel to the workers.
-        oversubscribe: allow more workers than cores.
-        grace: seconds between a signal to the scripts, or the early end of a worker with exit code 0, and their killing.
+        oversubscribe: whether more workers than cores are allowed.
+        grace: seconds between a signal to the scripts, or the early end of a worker with exit code 0, and their
+            killing.
         ssh: command used to reach hosts, with options of its own.
         forward: names of variables that workers of other hosts get from this process, beside those that all get.
         elastic: how the number of workers follows the hosts; None: it is fixed.
@@ -67,7 +69,7 @@ class Spec:
 
     @property
     def processes(self) -> int:
-        """Workers, and parameter servers after them."""
+        """The number of workers and parameter servers; servers come after the workers."""
         return self.workers + self.options.servers
 
     def __post_init__(self) -> None:
@@ -84,12 +86,12 @@ class Spec:
 
 
 def new_run_dir() -> Path:
-    """A folder for a run that was given none: under ``runs``, named by the time."""
+    """Returns a folder for a run that was given none: under ``runs``, named by the time."""
     return Path("runs") / (time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2))
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Hosts as in ``a:2,b:2``; without a number a host takes one worker.
+    """Returns hosts from a text such as ``a:2,b:2``; without a number a host takes one worker.
 
     Raises:
         ConfigurationError: a name is empty or repeated, or slots are no positive number.
@@ -98,7 +100,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """Hosts from a file: one to a line, as ``name``, ``name:2`` or ``name slots=2``; ``#`` begins a comment.
+    """Returns hosts from a file: one to a line, as ``name``, ``name:2`` or ``name slots=2``; ``#`` begins a comment.
 
     Raises:
         ConfigurationError: the file can't be read, or a line not understood.
@@ -111,7 +113,9 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def parse_lines(lines: Sequence[str], source: str) -> tuple[Host, ...]:
-    """Hosts from the lines of a host file, or of a command that prints such lines; ``source`` is its name in errors.
+    """Returns hosts from lines of a host file, or of a command that prints such lines.
+
+    ``source`` is the name of the file or command in errors.
 
     Raises:
         ConfigurationError: there are none, or a line is not understood.

@@ -1,7 +1,7 @@
-"""Standard input for all workers of this machine: each gets the same bytes, as the same script must read the same on each.
+"""Standard input for all workers of this machine.
 
-The launcher opens a pipe for each rank, which the
-worker opens by its path under /proc; a file is opened by each worker itself.
+Each worker gets the same bytes, as the same script must read the same on each. The launcher opens a pipe for each rank,
+which the worker opens by its path under /proc; a file is opened by each worker itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _AHEAD = 1 << 20  # bytes that are read before any worker wants them
 
 
 def given() -> int | None:
-    """The descriptor of a pipe, socket or file that this process is to read; None for a terminal, /dev/null or nothing."""
+    """Returns the descriptor of a pipe, socket or file that this process is to read.
+
+    Returns None for a terminal, /dev/null or nothing.
+    """
     try:
         facts = os.fstat(0)
     except OSError:
@@ -30,7 +33,7 @@ def given() -> int | None:
 
 
 def has_data(source: int) -> bool:
-    """Whether there is something to read right now: a file that is not empty, or data in a pipe."""
+    """Returns whether there is something to read right now: a file that is not empty, or data in a pipe."""
     facts = os.fstat(source)
     if stat.S_ISREG(facts.st_mode):
         return facts.st_size > os.lseek(source, 0, os.SEEK_CUR)
@@ -41,13 +44,16 @@ def has_data(source: int) -> bool:
 
 
 def is_pipe_with_data(source: int) -> bool:
-    """Whether there is something to read that can be read once."""
+    """Returns whether there is something to read that can be read only once, as the data in a pipe."""
     return not stat.S_ISREG(os.fstat(source).st_mode) and has_data(source)
 
 
 @contextlib.contextmanager
 def copied(source: int | None, ranks: int) -> Iterator[str]:
-    """Inside, `adopt` with the text that this yields gives each of ``ranks`` workers the contents of ``source``."""
+    """Context manager: gives each of ``ranks`` workers the contents of ``source`` as its standard input.
+
+    It yields a text, with which the worker calls `adopt`.
+    """
     if source is None:
         yield ""
         return
@@ -78,7 +84,10 @@ def _path(descriptor: int) -> str:
 
 
 class _Copies:
-    """Copies a stream to several pipes, each as fast as it is read. What not all have read is kept in memory: it may be a password."""
+    """A thread that copies a stream to several pipes, each as fast as it is read.
+
+    Data that not all have read yet is kept in memory, not on disk: it may be a password.
+    """
 
     def __init__(self, source: int, targets: Sequence[int]) -> None:
         self._source = source
@@ -128,7 +137,7 @@ class _Copies:
             return data
 
     def _forget(self) -> None:
-        """Drops what all have read."""
+        """Drops the data that all have read."""
         read = min(self._positions.values(), default=self._size) - self._start
         del self._held[:read]
         self._start += read

@@ -1,4 +1,7 @@
-"""A process that has imported what the workers need, and from which they are forked: those of the first generation, and those that take their place."""
+"""A process that has imported what the workers need, and from which they are forked.
+
+It forks the workers of the first generation, and those that take their place.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ _LOOK = 0.005  # seconds
 
 @dataclasses.dataclass(frozen=True)
 class Imports:
-    """What a worker has imported.
+    """The modules that a worker has imported, and the variables that they have read.
 
     Attributes:
         modules: names, with the files that they come from.
-        variables: those of the environment that they have read.
+        variables: the variables of the environment that the modules have read.
     """
 
     modules: Mapping[str, str]
@@ -33,7 +36,10 @@ class Imports:
 
 
 class Standby:
-    """The zygote of the workers on this machine. Until there is one, and where there can be none, workers are new interpreters."""
+    """The zygote of the workers on this machine.
+
+    Until there is one, and where there can be none, workers are new interpreters.
+    """
 
     def __init__(self) -> None:
         self._zygote: Zygote | None = None
@@ -45,12 +51,14 @@ class Standby:
     # -- before the first generation ---------------------------------------------------------------
 
     def begin(self, command: Sequence[str], env: Mapping[str, str], workers: int) -> None:
-        """Starts a zygote for the first generation, if the script's text says what to import. It ends with the thread that calls this.
+        """Starts a zygote for the first generation, if the script's text says what to import.
+
+        The zygote ends with the thread that calls this.
 
         Args:
-            command: of each worker.
-            env: of the workers.
-            workers: how many there are on this machine.
+            command: the command of each worker.
+            env: the environment of the workers.
+            workers: the number of workers on this machine.
         """
         try:
             shared = resources.shared(env, workers)
@@ -70,7 +78,7 @@ class Standby:
         self._imported = (began, 0.0) if self._zygote else None
 
     def is_settled(self) -> bool:
-        """Whether workers can be started: forked, or as new interpreters as the zygote has ended."""
+        """Returns whether workers can be started: as forks, or as new interpreters where no zygote lives."""
         if self._imported is None or self._imported[1]:
             return True
         assert self._zygote is not None
@@ -83,25 +91,27 @@ class Standby:
         return True
 
     def settle(self, over: Callable[[], bool]) -> None:
-        """Waits until workers can be started, or until it is ``over``."""
+        """Waits until workers can be started, or until ``over`` returns True."""
         while not (self.is_settled() or over()):
             time.sleep(_LOOK)
 
     # -- while one runs ------------------------------------------------------------------------------
 
     def prepare(self, imports: Imports, env: Mapping[str, str]) -> None:
-        """Starts a zygote for the next generation where there is none, or it has died. It ends with the thread that calls this.
+        """Starts a zygote for the next generation where there is none, or it has died.
+
+        The zygote ends with the thread that calls this.
 
         Args:
             imports: what a worker has imported.
-            env: of the workers.
+            env: the environment of the workers.
         """
         if (self._zygote is not None and self._zygote.lives()) or _always_new(env):
             return
         self._start(imports.modules, {**_ordinary(env), **imports.variables}, idle=True)
 
     def _start(self, modules: Mapping[str, str], env: Mapping[str, str], **how: Any) -> None:
-        """In the place of one that there is; ``how``: see `Zygote`."""
+        """Starts a zygote in the place of one that there is; ``how`` are further arguments of `Zygote`."""
         self.close()
         try:
             self._zygote = Zygote(modules, env, **how)
@@ -111,7 +121,8 @@ class Standby:
     # -- a generation --------------------------------------------------------------------------------
 
     def start(self, command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> local.Process:
-        """A worker's process: `local.start`, or the same as a fork. Flags of the interpreter need a new one."""
+        """Starts a worker's process: a fork of the zygote where there is one, else by `local.start`."""
+        # flags of the interpreter need a new one
         if _is_plain(command) and not _always_new(env) and self._zygote is not None and self._zygote.is_ready():
             imported = {settings.IMPORTED_VARIABLE: "{:.3f} {:.3f}".format(*self._imported)} if self._imported else {}
             try:
@@ -123,7 +134,7 @@ class Standby:
         return local.start(command, env, pmi, files)
 
     def close(self) -> None:
-        """Ends it, if there is one."""
+        """Ends the zygote, if there is one."""
         for zygote in (*self._given_up, self._zygote):
             if zygote is not None:
                 zygote.close()
@@ -140,7 +151,7 @@ def _always_new(env: Mapping[str, str]) -> bool:
 
 
 def _ordinary(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are neither secret nor read by frameworks."""
+    """Returns the variables that are neither secret nor read by frameworks."""
     left_out = settings.read_at_import(env)
     return {name: value for name, value in _without_secrets(env).items() if name not in left_out}
 

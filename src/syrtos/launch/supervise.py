@@ -36,14 +36,18 @@ def supervise(
 ) -> Outcome:
     """Starts the plan and waits for its end.
 
-    SIGINT and SIGTERM (also for SIGUSR1) are passed to the scripts, which have ``grace`` seconds; a second signal kills at once.
+    SIGINT and SIGTERM (also for SIGUSR1) are passed to the scripts, which have ``grace`` seconds; a second signal kills
+    at once.
 
     Args:
-        source: a descriptor that every worker of this machine gets a copy of as its standard input; None: they have nothing to read.
-        standby: what workers are forked from, once it is ready; it gets ready when they have imported their frameworks.
-        agents: of the run, where the plan has any.
-        standby_after: seconds that it is left alone at first: getting ready takes a core for some seconds.
-        changed: why other workers are to take the place of these, as a sentence; empty as long as they are not.
+        source: a descriptor that every worker of this machine gets a copy of as its standard input; None: they have
+            nothing to read.
+        standby: the zygote that workers are forked from, once it is ready; it gets ready when they have imported their
+            frameworks.
+        agents: the agents of the run, where the plan has any.
+        standby_after: seconds for which the standby is left alone at first: getting ready takes a core for some
+            seconds.
+        changed: returns why other workers are to take the place of these, as a sentence; empty as long as they are not.
     """
     shares_import = standby is not None and not (source is not None and is_pipe_with_data(source))
     with copied(source, plan.processes) as told:
@@ -147,11 +151,14 @@ class _Supervisor:
                 return
 
     def _is_heard(self, ended: Ended) -> bool:
-        """Whether all that a worker has said before its end is known."""
+        """Returns whether all that a worker has said before its end is known."""
         return all(pump.is_drained() for pump in self._pumps[ended.rank])
 
     def _on_end(self, ended: Ended) -> None:
-        """The first worker that ends otherwise than by its script's end is the reason why the others are ended."""
+        """Deals with the end of a worker.
+
+        The first worker that ends otherwise than by its script's end is the reason why the others are ended.
+        """
         facts, rank = self._facts, ended.rank
         self._over.add(rank)
         if ended.code == 0 and not self._plan.reports:
@@ -165,14 +172,15 @@ class _Supervisor:
         self._end_soon(self._grace if ended.code == 0 else 0.0)
 
     def _blame(self, ended: Ended) -> None:
-        """Of what follows from the first end, as broken connections, the others may tell too."""
+        """Takes a worker's end for the cause of the run's end, unless another end or a report came first."""
+        # The others may report too what follows from the first end, as broken connections.
         facts = self._facts
         reported = any(failure["rank"] not in facts.lost for failure in facts.failures)
         if facts.fatal is None and not reported and ended.rank not in facts.interrupted:
             facts.fatal = ended
 
     def _on_loss(self, ended: Ended) -> None:
-        """A worker is gone that the others go on without."""
+        """Records the death of a worker that the others go on without."""
         if self._kill_at is not None:
             return  # of what the run's end has done to it
         self._facts.lost[ended.rank] = ended
@@ -187,7 +195,8 @@ class _Supervisor:
         self._kill_at = at if self._kill_at is None else min(self._kill_at, at)
 
     def _pass_the_rest_on(self) -> None:
-        """What workers have printed; a child of a script may hold the pipe for as long as it likes."""
+        """Passes on what workers have printed last, for some seconds at most."""
+        # a child of a script may hold the pipe for as long as it likes
         deadline = time.monotonic() + _LAST_OUTPUT
         for pump in [pump for pair in self._pumps.values() for pump in pair]:
             pump.join(max(deadline - time.monotonic(), 0.0))
@@ -203,7 +212,7 @@ class _Supervisor:
     # -- waits ---------------------------------------------------------------------------------
 
     def _states(self) -> str:
-        """What the awaited workers are doing, and what follows, in sentences."""
+        """Describes in sentences what the awaited workers are doing, and what follows."""
         awaited = self._waits.awaited(self._facts.unfinished)
         states = [f"Rank {rank} is {self._hangs.state(rank)}." for rank in awaited]
         if all(self._hangs.may_go_on(rank) for rank in awaited):
@@ -211,17 +220,23 @@ class _Supervisor:
         return " ".join([*states, "The run ends now unless that has changed."])
 
     def _all_is_heard(self) -> bool:
-        """Whether no sign of life is on its way, held up by a terminal that takes no output."""
+        """Returns whether no sign of life is on its way, held up by a terminal that takes no output."""
         return all(pump.is_drained() for pair in self._pumps.values() for pump in pair)
 
     def _give_up(self, hung: list[int]) -> None:
-        """Ends a run in which nothing runs in a worker that others wait for; every rank that can writes its stack into its log."""
+        """Ends a run in which nothing runs in a worker that others wait for.
+
+        Every rank that can writes its stack into its log.
+        """
         self._facts.hung = {rank: self._hangs.state(rank) for rank in hung}
         self._engine.signal(signal.SIGUSR1)
         self._end_soon(_LAST_REPORTS)
 
     def _on_stalled(self) -> None:
-        """A worker has waited too long, and ends the run: which one it has waited for is known now, and every rank writes its stack into its log."""
+        """Notes which workers were awaited when a worker has waited too long, and ends the run.
+
+        Every rank writes its stack into its log.
+        """
         if not self._facts.hung:  # the first to give up knows: those that follow may have come by now
             awaited = self._waits.awaited(self._facts.unfinished)
             states = {rank: self._hangs.state(rank) for rank in awaited}
@@ -260,7 +275,10 @@ class _Supervisor:
             self._on_stalled()
 
     def _on_left(self, rank: int, code: int) -> None:
-        """Its process is about to end. The others may be about to end alike, and still write what they have."""
+        """Deals with a worker that is about to end its process, by `os._exit`.
+
+        The others may be about to end alike, and still write what they have.
+        """
         facts = self._facts
         if rank in facts.spared or rank in facts.finished or facts.stopped_by is not None:
             return

@@ -1,4 +1,4 @@
-"""Workers of a TF_CONFIG cluster have the environment of the process that was started as their task.
+"""The environments of the workers of a TF_CONFIG cluster: each has that of the process that was started as its task.
 
 All workers of a host are started from one process, with one environment. Tasks of one host may differ in theirs, by
 ``CUDA_VISIBLE_DEVICES`` above all; so each worker takes over its own task's from /proc, and starts again with it.
@@ -22,13 +22,13 @@ Process = dict[str, int | str]
 
 
 def this_process() -> Process:
-    """Where this task is: its machine, number and birth."""
+    """Returns what identifies this process as a task: its machine, number and birth."""
     pid = os.getpid()
     return {"machine": events.machine(), "pid": pid, "born": events.born(pid)}
 
 
 def described(processes: Mapping[int, Process]) -> dict[str, str]:
-    """The variable that tells workers of their tasks, by rank."""
+    """Returns the variable that tells workers of their tasks, by rank."""
     return {TASKS_VARIABLE: json.dumps(processes)}
 
 

@@ -1,4 +1,7 @@
-"""The part of a traceback that a user sees: the lines of the script and the error's text; the whole is in the worker's log."""
+"""The part of a traceback that a user sees: the lines of the script and the error's text.
+
+The whole traceback is in the worker's log.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,21 @@ _LEFT_OUT = "(lines of Keras and its backend, syrtos and Python's standard libra
 
 
 def whole(error: BaseException) -> str:
-    """All of it, from the script's first line on."""
+    """Returns the whole traceback, from the script's first line on."""
     return "".join(_formatted(error, lambda frames: list(itertools.dropwhile(_runs_scripts, frames))).format())
 
 
 def short(error: BaseException) -> str:
-    """The lines of the script, and of libraries that are neither frameworks, nor ours, nor Python's."""
+    """Returns the traceback without the lines of frameworks, of syrtos and of Python.
+
+    The lines of the script, and those of other libraries, are left.
+    """
     text = "".join(_formatted(error, _of_script).format())
     return _LEFT_OUT + text if text != whole(error) else text  # the last line is the error: jobs report it
 
 
 def advice(error: BaseException, size: int) -> str:
-    """Advice on an error that occurs only where several workers run one script; empty for others."""
+    """Returns advice on an error that occurs only where several workers run one script; empty for others."""
     if size < 2:
         return ""
     if type(error).__module__.startswith("torch.distributed") or "EADDRINUSE" in str(error):
@@ -62,7 +68,10 @@ def advice(error: BaseException, size: int) -> str:
 
 
 def _formatted(error: BaseException, kept: Callable[[Frames], Frames]) -> traceback.TracebackException:
-    """Ready to be printed, with the frames that are kept of each exception, or all if none would be."""
+    """Returns an exception ready to be printed, with the frames that ``kept`` selects.
+
+    Each exception of the chain keeps all of its frames if none would be left.
+    """
     found = traceback.TracebackException.from_exception(error)
     for part in _chain(found):
         everything = (
@@ -73,7 +82,7 @@ def _formatted(error: BaseException, kept: Callable[[Frames], Frames]) -> traceb
 
 
 def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
-    """An exception, with those that it came from."""
+    """Yields an exception, and those that it came from."""
     if found is not None:
         yield found
         yield from _chain(found.__cause__)
@@ -90,7 +99,7 @@ def _of_script(frames: Frames) -> Frames:
 
 
 def is_of_script(file: str) -> bool:
-    """Whether code of the script's own is in a file, not of an installed package or of Python."""
+    """Returns whether code of the script's own is in a file, not of an installed package or of Python."""
     return not (file.startswith((_OURS, "<frozen ")) or _INSTALLED.search(file) or _is_pythons(file))
 
 

@@ -13,7 +13,7 @@ _MAIN = "main"
 
 
 class Waits:
-    """What workers have said of their waits, which they do once a wait is long. Threads may call it concurrently."""
+    """A record of the workers' waits, which they report once a wait is long. Threads may call it concurrently."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -24,42 +24,42 @@ class Waits:
         self._told: float | None = None  # the begin of the wait that there was a notice of
 
     def serves(self, rank: int) -> None:
-        """``rank`` is a parameter server: it waits for questions, and nothing is known of the others by that."""
+        """Notes that ``rank`` is a parameter server: it waits for questions, which says nothing of the others."""
         self._servers.add(rank)
 
     def begin(self, rank: int, watchdog: str, call: str, seconds: float) -> None:
-        """``rank`` has waited ``seconds`` in ``call``."""
+        """Notes that ``rank`` has waited ``seconds`` in ``call``."""
         self._calls[rank, watchdog] = self._now() - seconds, call
 
     def end(self, rank: int, watchdog: str) -> None:
-        """Its wait is over."""
+        """Notes that the wait of ``rank`` is over."""
         self._calls.pop((rank, watchdog), None)
 
     def alive(self, rank: int, position: str) -> None:
-        """Python code runs in ``rank``, whose script is at ``position``."""
+        """Notes a sign of life: Python code runs in ``rank``, whose script is at ``position``."""
         self._beats[rank] = self.beats(rank) + 1
         self._positions[rank] = position
 
     def beats(self, rank: int) -> int:
-        """How many signs of life have come from ``rank``."""
+        """Returns the number of signs of life that have come from ``rank``."""
         return self._beats.get(rank, 0)
 
     def position(self, rank: int) -> str:
-        """Where its script was when the last one came; empty if that is not known."""
+        """Returns the position of the script of ``rank`` at its last sign of life; empty if that is not known."""
         return self._positions.get(rank, "")
 
     def awaited(self, ranks: Iterable[int]) -> list[int]:
-        """Those of ``ranks`` that others wait for, and that do not wait themselves."""
+        """Returns the workers among ``ranks`` that others wait for, and that do not wait themselves."""
         waiting = {rank for rank, _ in list(self._calls)}
         return [rank for rank in ranks if rank not in waiting | self._servers] if waiting else []
 
     def all_wait(self, ranks: Iterable[int]) -> bool:
-        """Whether the script of each of these waits; a parameter server does so at any time."""
+        """Returns whether the script of each of ``ranks`` waits; a parameter server counts as waiting at any time."""
         waiting = {rank for rank, watchdog in list(self._calls) if watchdog == _MAIN}
         return bool(waiting) and set(ranks) <= waiting | self._servers
 
     def notice(self, ranks: Iterable[int]) -> str:
-        """Once in a long wait of some for others: a sentence about it; else an empty text."""
+        """Returns a sentence about a long wait of some for others, once for each wait; else an empty text."""
         calls, awaited = dict(self._calls), self.awaited(ranks)
         since, call = min(calls.values(), default=(math.inf, ""))
         if not awaited or self._told == since or self._now() - since < _WORTH_A_LINE:

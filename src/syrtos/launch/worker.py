@@ -1,4 +1,4 @@
-"""One worker: joins the world, runs the script as `python script.py` would, and reports how it ended."""
+"""The program of a worker: joins the world, runs the script as `python script.py` would, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Worker:
     # -- running -------------------------------------------------------------------------------
 
     def run(self, program: Program) -> int:
-        """Returns the script's exit code; failures have been reported."""
+        """Runs the program and returns its exit code; failures have been reported."""
         try:
             if self._supervised:
                 events.started(self._control, self.rank)
@@ -165,9 +165,10 @@ class _Worker:
         return "worker"
 
     def _imported(self) -> None:
-        """Lets the launcher prepare a process that has imported the same, for the next generation.
+        """Lets the launcher prepare a process with the modules that this worker has imported, for the next generation.
 
-        Only with Keras on TensorFlow: other backends set up threads or a GPU when they are imported, which a fork does not have.
+        Only with Keras on TensorFlow: other backends set up threads or a GPU when they are imported, which a fork does
+        not have.
         """
         keras = sys.modules.get("keras")
         if "torch" in sys.modules or (keras is not None and keras.backend.backend() != "tensorflow"):
@@ -176,17 +177,21 @@ class _Worker:
         self._tell("imported", modules=modules, variables=settings.read_at_import(settings.environment()))
 
     def _imported_otherwise(self, difference: str) -> NoReturn:
-        """Ends this process, also where a child of the script or another thread imports: the launcher starts the workers again."""
+        """Ends this process, since its script needs an import of its own: the launcher starts the workers again.
+
+        A child of the script, or another thread, that imports ends the process too.
+        """
         events.send(self._control, "imported otherwise", self.rank, text=difference)
         events.drain(self._control)
         _exit(1)
 
     def _forked(self) -> bool:
-        """Whether this is a child that the script has made by `os.fork`, and that has come out of the script too."""
+        """Returns whether this is a child, made by the script with `os.fork`, that has come out of the script too."""
         return os.getpid() != self._pid
 
     def _finish(self) -> None:
-        """A worker that ends while others still exchange is out of step."""
+        """Comes to the end together with the other workers."""
+        # A worker that ends while others still exchange is out of step.
         from syrtos.comm import world
 
         session = world.current()
@@ -201,7 +206,10 @@ class _Worker:
             importlib.import_module("syrtos.keras.profiling").end_of_script(recorded)
 
     def _end_here(self) -> NoReturn:
-        """Ends this worker in the middle of its script: what follows in it, and what it has registered for its exit, does not run."""
+        """Ends this worker in the middle of its script, successfully.
+
+        The rest of the script, and what it has registered for its exit, does not run.
+        """
         from syrtos.comm import world
 
         self._finish()
@@ -215,7 +223,8 @@ class _Worker:
         _exit(0)
 
     def _say_finished(self) -> None:
-        """Nothing else counts as an end: a library may end the process with exit code 0."""
+        """Reports that this worker has finished."""
+        # Nothing else counts as an end: a library may end the process with exit code 0.
         self._tell("finished")
 
     # -- reporting -----------------------------------------------------------------------------
@@ -229,7 +238,7 @@ class _Worker:
         return code
 
     def _left(self, status: int) -> NoReturn:
-        """`os._exit` as scripts call it: at once, but not without a word. Where it was called is in the log."""
+        """Replaces `os._exit` in scripts: reports the end, logs where it was called, and ends the process at once."""
         if not self._forked():
             faulthandler.dump_traceback(2, all_threads=False)
             self._tell("left", code=status)
@@ -252,7 +261,7 @@ class _Worker:
         return world.current().world.size if world.joined() else 1
 
     def _report_failure(self, text: str, code: int) -> None:
-        """By event, and in a file for the case that the event is lost when everything ends at once."""
+        """Reports a failure by event, and in a file in case the event is lost when everything ends at once."""
         if self._forked():
             return
         self._tell("failed", text=text, code=code)
@@ -263,7 +272,10 @@ class _Worker:
             self._log_path.with_suffix(".failure").write_text(json.dumps(facts))
 
     def _print(self, text: str) -> None:
-        """On the terminal, where no launcher of ours does; one worker alone fails as a plain script does."""
+        """Prints a failure on the terminal, where no launcher of ours does.
+
+        A worker alone fails as a plain script does.
+        """
         if self._size() > 1:
             text = f"\nsyrtos: rank {self.rank} failed:\n\n{text.rstrip()}\n\nIts output is in {self._log_path}\n"
         sys.stderr.flush()
@@ -279,7 +291,7 @@ class _Worker:
         self._tell("waiting", call=call, seconds=seconds, watchdog=watchdog)
 
     def _log(self, text: str) -> None:
-        """Into the log alone: the terminal gets less."""
+        """Writes a text into the log alone: the terminal gets less."""
         if self._log_path is None:
             return
         sys.stdout.flush()
@@ -293,7 +305,7 @@ class _Worker:
             events.send(self._control, kind, self.rank, **facts)
 
     def _log_to(self, path: Path) -> None:
-        """Rank 0 writes to the terminal and its log, the others to their logs."""
+        """Sends output to the log; rank 0's also to the terminal."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._log_path = path
         sys.stdout.flush()
@@ -308,7 +320,7 @@ class _Worker:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def _tee(self, path: Path, stream: int) -> int:
-        """A descriptor whose output goes to the log and to the present target of ``stream``."""
+        """Returns a descriptor whose output goes to the log and to the present target of ``stream``."""
         tee = subprocess.Popen(
             ["tee", "-ia", str(path)], stdin=subprocess.PIPE, stdout=os.dup(stream), start_new_session=True
         )
@@ -354,12 +366,12 @@ class _Worker:
 
 
 def _activate(name: str) -> Callable[[], None]:
-    """A function that adapts Keras, loaded when the script has imported it: this room knows no framework."""
+    """Returns a function that adapts Keras, loaded when the script has imported it: this room knows no framework."""
     return lambda: getattr(importlib.import_module("syrtos.keras.activate"), name)()
 
 
 def _serve(program: Program, run_dir: str) -> None:
-    """The work of a parameter server, which imports Keras; classes of the script's own are found beside it."""
+    """Does the work of a parameter server, which imports Keras; classes of the script's own are found beside it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
     main_module.find_modules_of(program)
@@ -373,7 +385,7 @@ def _script_begins() -> None:
 
 
 def _end_children() -> None:
-    """Ends processes that the script has started, as readers of its data."""
+    """Ends processes that the script has started, such as readers of its data."""
     import psutil  # only here: it takes 20 ms
 
     for child in psutil.Process().children(recursive=True):
@@ -386,7 +398,7 @@ def _rank_before_mpi(env: Mapping[str, str]) -> int:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The original error of an exchange, which TensorFlow wraps into one of its own."""
+    """Returns the original error of an exchange, which TensorFlow wraps into one of its own."""
     from syrtos.comm import world
 
     return world.original_of(error) if type(error).__module__.startswith("tensorflow") else error
@@ -415,7 +427,7 @@ def _check_interpreters(comm: Communicator, several_hosts: bool) -> None:
 
 
 def version(name: str) -> str:
-    """Of an installed package, found without importing it."""
+    """Returns the version of an installed package, found without importing it."""
     import importlib.metadata  # only here: it takes 25 ms to import
 
     try:

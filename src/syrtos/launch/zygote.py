@@ -1,16 +1,20 @@
-"""An interpreter that has imported the frameworks, and forks processes which go on as if they were new: ``zygote.py SOCKET ORDER``.
+"""An interpreter that has imported the frameworks, and forks processes from itself: ``zygote.py SOCKET ORDER``.
 
-ORDER is a JSON object. ``modules``: what it imports, by name, each with its file, or an empty text; it ends if a module has another file.
-``libraries``: what it imports too, and what its children find imported. ``compare``: whether a process that imports a module must have the
-environment and the places of modules in which the module was imported. ``idle``: whether it imports only while the processors have nothing else to do.
+The forked processes go on as if they were new interpreters.
 
-TensorFlow and Keras take some 8 s of processor time to import, a fork takes milliseconds. The zygote does nothing but import: a fork
-after TensorFlow has run an operation hangs. It is a program by itself and imports nothing of syrtos, so that its children haven't either.
+ORDER is a JSON object. ``modules``: the modules that it imports, by name, each with its file, or an empty text; it ends
+if a module has another file. ``libraries``: further modules that it imports, and that its children find imported.
+``compare``: whether a process that imports a module must have the environment and the places of modules in which the
+module was imported. ``idle``: whether it imports only while the processors have nothing else to do.
 
-A client connects to SOCKET and sends a request for each process: a JSON object with ``argv`` (``["-m", module, ...]`` or
-``[script, ...]``), ``env`` (all of it), ``cwd``, and with it the descriptors of standard input, output and error, and of the socket for
-PMI if MPI is to start. It hears ``{"pid": ...}``, and later ``{"pid": ..., "status": ...}`` with the wait status. When it closes the
-connection its processes are killed; the zygote ends with its standard input.
+TensorFlow and Keras take some 8 s of processor time to import, a fork takes milliseconds. The zygote does nothing but
+import: a fork after TensorFlow has run an operation hangs. It is a program by itself and imports nothing of syrtos, so
+that its children haven't either.
+
+A client connects to SOCKET and sends a request for each process: a JSON object with ``argv`` (``["-m", module, ...]``
+or ``[script, ...]``), ``env`` (all of it), ``cwd``, and with it the descriptors of standard input, output and error,
+and of the socket for PMI if MPI is to start. It hears ``{"pid": ...}``, and later ``{"pid": ..., "status": ...}`` with
+the wait status. When it closes the connection its processes are killed; the zygote ends with its standard input.
 """
 
 from __future__ import annotations
@@ -51,12 +55,12 @@ _OF_OTHERS = (
 
 
 def is_compared(variable: str) -> bool:
-    """Whether a framework, or a library of one, may read a variable of the environment when it is imported."""
+    """Returns whether a framework, or a library of one, may read a variable of the environment when it is imported."""
     return not variable.startswith(_OF_OTHERS) and variable != "_"
 
 
 def main(path: str, order: dict[str, Any]) -> None:
-    """Imports what is ordered and serves requests; in a child, returns from that and runs what was asked for."""
+    """Imports what is ordered and serves requests; in a child, stops serving and runs the program of its request."""
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of this file
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -80,7 +84,7 @@ def main(path: str, order: dict[str, Any]) -> None:
 
 
 def imported(path: str) -> str:
-    """The file that is there once a zygote at ``path`` has imported everything."""
+    """Returns the path of the file that is there once a zygote at ``path`` has imported everything."""
     return f"{path}.imported"
 
 
@@ -88,7 +92,7 @@ def imported(path: str) -> str:
 
 
 class Imported(MetaPathFinder, Loader):
-    """Modules that are here already, and that a script finds only when it imports them, as in a new interpreter.
+    """Modules that are imported already, and that a script finds only when it imports them, as in a new interpreter.
 
     What waits for an import (`syrtos.launch.import_hook`) would come too early otherwise.
     """
@@ -119,7 +123,7 @@ class Imported(MetaPathFinder, Loader):
         self.on_difference: Callable[[str], None] = _raise
 
     def hide(self) -> None:
-        """From now on they count as not imported."""
+        """Makes the modules count as not imported from now on."""
         for name in self._modules:
             del sys.modules[name]
         sys.meta_path.insert(0, self)
@@ -153,7 +157,7 @@ class Imported(MetaPathFinder, Loader):
                 )
 
     def _shadowed(self) -> set[str]:
-        """Top-level modules that are imported, and that stand in folders too which the script has put among the places of modules."""
+        """Returns imported top-level modules that also stand in folders which the script has added to `sys.path`."""
         known = (
             {module.partition(".")[0] for module in sys.modules} - set(sys.stdlib_module_names) - {"__main__", "syrtos"}
         )
@@ -167,14 +171,14 @@ class Imported(MetaPathFinder, Loader):
         return self._modules[spec.name]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """TensorFlow and Keras import each other."""
+        """Restores the module, and imports the others with it: TensorFlow and Keras import each other."""
         module.__spec__, module.__loader__ = self._origins[module.__name__]
         self._as_if_imported_now()
         for name in self._modules:
             importlib.import_module(name)
 
     def _as_if_imported_now(self) -> None:
-        """What the imports have set beside modules, after what the script has set before them."""
+        """Sets what the imports have set beside modules, except where the script has set something else before."""
         os.environ.update(
             {name: value for name, value in self._set.items() if os.environ.get(name) == self._before.get(name)}
         )
@@ -252,7 +256,7 @@ class Server:
             os.kill(pid, signal.SIGKILL)
 
     def _hear(self, client: socket.socket) -> dict[str, Any] | None:
-        """The request, in the child that is forked for it."""
+        """Forks for a client's request; returns the request in the child, and None in the zygote."""
         try:
             text, descriptors, _, _ = socket.recv_fds(client, _LONGEST, 8)
         except OSError:
@@ -288,7 +292,7 @@ class Server:
             _tell(self._children.pop(pid), {"pid": pid, "status": status})
 
     def _leave(self) -> None:
-        """A child has nothing of the server's."""
+        """Closes, in a child, what belongs to the server, and restores the signals."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, handler in self._handlers.items():
@@ -344,7 +348,8 @@ def become(request: dict[str, Any]) -> None:
 
 
 def _run_module(name: str, arguments: list[str]) -> None:
-    """As ``python -m name``; of a package its ``__main__``. Not by runpy, which puts the zygote's ``__main__`` back before the interpreter ends."""
+    """Runs a module as ``python -m name`` does; of a package its ``__main__``."""
+    # Not by runpy, which puts the zygote's ``__main__`` back before the interpreter ends.
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
@@ -356,7 +361,8 @@ def _run_module(name: str, arguments: list[str]) -> None:
 
 
 def _open_streams() -> None:
-    """Those of the zygote know of its own files whether they can be sought."""
+    """Opens standard input, output and error anew."""
+    # The zygote's streams know of its own files whether they can be sought.
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, name)
         lines = number == 2 or (number == 1 and os.isatty(1))

@@ -1,1 +1,1 @@
-"""Where the time goes: the clock, the ledger, and the report that adds ledgers up."""
+"""The records of a worker's time: its clock, its ledger, profiles, and samples of its process and machine."""

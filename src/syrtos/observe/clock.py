@@ -1,4 +1,4 @@
-"""One clock for each worker. At any moment its time is of one kind, so the kinds add up to the whole by construction."""
+"""The clock of a worker: at any moment its time is of one kind, so the kinds add up to the whole by construction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Part:
         kind: the kind of time that passes now.
         is_step: whether it is one step, and not a part that contains steps.
         seconds: time since the last record, by kind; kinds without time are absent.
-        wall: their sum.
+        wall: the sum of ``seconds``.
         samples: training samples of this worker since the last record.
     """
 
@@ -42,12 +42,12 @@ class Part:
         self.clear()
 
     def clear(self) -> None:
-        """After a record."""
+        """Begins anew, after a record."""
         self.seconds: dict[Kind, float] = {}
         self.wall = self.samples = 0.0
 
     def add(self, kind: Kind, seconds: float) -> None:
-        """Counts seconds of one kind."""
+        """Adds seconds of one kind."""
         self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
         self.wall += seconds
 
@@ -59,14 +59,14 @@ class Part:
 
 
 class Clock:
-    """Counts a worker's time: a stack of parts, of which the uppermost gets the time that passes.
+    """A counter of a worker's time: a stack of parts, of which the uppermost gets the time that passes.
 
-    It follows one thread: the one that has made it, or that opens the first part above the script's own, until that part ends. Other
-    threads can only attribute (`spend`) a part of the time in which that thread waits for them.
+    It follows one thread: the one that has made it, or that opens the first part above the script's own, until that
+    part ends. Other threads can only attribute (`spend`) a part of the time in which that thread waits for them.
     """
 
     def __init__(self, age: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
-        """``age``: seconds that have passed already, of the kind ``start``."""
+        """Starts the clock; ``age`` are seconds that have passed already, of the kind ``start``."""
         self._now = now
         self._since = now() - age
         self._moved = 0.0  # seconds since then that `spend` has counted
@@ -82,7 +82,7 @@ class Clock:
 
     @property
     def is_mine(self) -> bool:
-        """Whether it follows this thread."""
+        """Returns whether the clock follows this thread."""
         return self._thread == threading.get_ident()
 
     def tick(self) -> None:
@@ -95,14 +95,16 @@ class Clock:
             self._since, self._moved, self._marked = now, 0.0, None
 
     def become(self, kind: Kind) -> None:
-        """From now on the time of the uppermost part is of this kind."""
+        """Makes the time of the uppermost part be of this kind from now on."""
         if self.is_mine:
             self.tick()
             self.parts[-1].kind = kind
 
     def spend(self, kind: Kind, seconds: float, name: str = "") -> None:
-        """Attributes seconds of the time since the last change to ``kind``; time that was attributed before is not counted again. A profile shows it as
-        ``name``."""
+        """Attributes ``seconds`` of the time since the last change to ``kind``; a profile shows them as ``name``.
+
+        Time that was attributed before is not counted again.
+        """
         if (recorder := trace.state.recorder) and kind != "wait":  # a profile has each agreement by its name
             now = self._now()
             recorder.add("exchange" if kind == "exchange" else "input and update", name or kind, now - seconds, now)
@@ -114,23 +116,30 @@ class Clock:
                 self._moved += seconds
 
     def mark(self) -> None:
-        """Remembers this moment of the step that goes on, for `spend_since_mark`; from any thread."""
+        """Remembers this moment of the step that goes on, for `spend_since_mark`; may be called in any thread."""
         with self._lock:
             self._marked = self._open()
 
     def spend_since_mark(self, kind: Kind) -> None:
-        """Attributes what was not attributed of the time since the mark, if the step that goes on has one, to ``kind``."""
+        """Attributes the time since the mark that was not attributed yet to ``kind``.
+
+        It does nothing if the step that goes on has no mark.
+        """
         with self._lock:
             marked, self._marked = self._marked, None
             if marked is not None:
                 self.spend(kind, self._open() - marked)
 
     def _open(self) -> float:
-        """Seconds since the last change that `spend` has not counted."""
+        """Returns the seconds since the last change that `spend` has not counted."""
         return self._now() - self._since - self._moved
 
     def begin(self, phase: Phase, kind: Kind, is_step: bool = False) -> Part | None:
-        """Opens a part on top of the others, which stand still until it is closed; None where the clock follows another thread."""
+        """Opens a part on top of the others, which stand still until it is closed.
+
+        Returns:
+            The part; None where the clock follows another thread.
+        """
         if len(self.parts) == 1:
             self._thread = threading.get_ident()
         elif not self.is_mine:
@@ -141,7 +150,10 @@ class Clock:
         return part
 
     def unwind(self, part: Part) -> None:
-        """Closes parts that are still open above ``part``, e.g. a step that found the data exhausted; their time is added to it."""
+        """Closes parts that are still open above ``part``, and adds their time to it.
+
+        Such a part is, for example, a step that found the data exhausted.
+        """
         self.tick()
         while part in self.parts and self.parts[-1] is not part:
             above = self.parts.pop()
@@ -157,7 +169,7 @@ class Clock:
 
     @contextmanager
     def span(self, kind: Kind) -> Iterator[None]:
-        """Counts a block as ``kind``, without blocks of other kinds inside of it."""
+        """Context manager: counts its block as ``kind``, without blocks of other kinds inside of it."""
         if not self.is_mine:
             yield
             return
@@ -173,7 +185,7 @@ class Clock:
 
 
 def process_age() -> float:
-    """Seconds since this process was started: proc(5), field 22 of ``stat``; 0 on systems without it."""
+    """Returns the seconds since this process was started (proc(5), field 22 of ``stat``); 0 on systems without it."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return max(time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"), 0.0)

@@ -1,7 +1,10 @@
-"""Squared norms of a worker's own gradient and of the mean over all workers, of some steps: what the gradient noise scale is estimated from.
+"""Squared norms of gradients, from which the gradient noise scale is estimated.
 
-Source: McCandlish, Kaplan, Amodei et al., "An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A.1. A norm is one pass over memory that the
-exchange has just moved, on one step of many where gradients are large, so that it costs less than 1 % of a step.
+They are measured on some steps: that of a worker's own gradient, and that of the mean over all workers.
+
+Source: McCandlish, Kaplan, Amodei et al., "An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A.1.
+A norm is one pass over memory that the exchange has just moved, on one step of many where gradients are large, so that
+it costs less than 1 % of a step.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ class GradientNorms:
     """The norms of the training step that goes on.
 
     Attributes:
-        is_off: nothing is measured: the gradients of several steps are added up before they are exchanged.
+        is_off: whether nothing is measured, as the gradients of several steps are added up before they are exchanged.
     """
 
     def __init__(self) -> None:
@@ -31,19 +34,22 @@ class GradientNorms:
         self._bytes = self._seen = 0
 
     def begin(self, step: int, steps: int) -> None:
-        """A training step begins, or as many as ``steps`` executed as one; ``step`` are made, the same on all workers."""
+        """Begins a training step, or as many as ``steps`` executed as one.
+
+        ``step`` is the number of training steps so far, the same on all workers.
+        """
         every = min(max(self._bytes // _BYTES, _LEAST), _MOST)
         self._measures = not self.is_off and steps == 1 and step % every == 0
         self._own = self._mean = 0.0
         self._seen = 0
 
     def add(self, own: Sequence[npt.NDArray[Any]], means: Sequence[npt.NDArray[Any]], weight: float) -> None:
-        """Gradients of some variables have been exchanged, in any thread.
+        """Adds the norms of gradients of some variables that have been exchanged; may be called in any thread.
 
         Args:
-            own: this worker's.
-            means: over all workers, of the same shapes.
-            weight: of this worker; without samples it has no gradient.
+            own: this worker's gradients.
+            means: the means over all workers, of the same shapes.
+            weight: the weight of this worker; without samples it has no gradient.
         """
         self._seen += sum(array.nbytes for array in own)
         if self._measures and weight:
@@ -51,7 +57,10 @@ class GradientNorms:
             self._mean += sum(map(_square, means))
 
     def take(self) -> tuple[float, float] | None:
-        """The squared norms of the step that has ended: this worker's and that of the mean; None if they were not measured, or are not finite."""
+        """Returns the squared norms of the step that has ended: this worker's, and that of the mean.
+
+        Returns None if they were not measured, or are not finite.
+        """
         self._bytes = self._seen or self._bytes
         found = self._own, self._mean
         self._measures = False

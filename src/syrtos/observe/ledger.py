@@ -1,9 +1,9 @@
-"""Where the time of a worker goes, from the start of its process to its end, as JSON lines.
+"""The ledger: an account of a worker's time, from the start of its process to its end, as JSON lines.
 
-A line accounts for the time since the line before, so that the lines of a worker add up to its lifetime: ``phase``, ``wall`` (seconds) and
-the seconds of each kind that there are. A step of `fit`, `evaluate` or `predict`, and an update of a loop of the script's own, is a line
-of its own, with ``steps`` and ``samples`` (of this worker). Lines are written to the file one by one: a worker that is killed loses
-no complete line.
+A line accounts for the time since the line before, so that the lines of a worker add up to its lifetime: ``phase``,
+``wall`` (seconds) and the seconds of each kind that there are. A step of `fit`, `evaluate` or `predict`, and an update
+of a loop of the script's own, is a line of its own, with ``steps`` and ``samples`` (of this worker). Lines are written
+to the file one by one: a worker that is killed loses no complete line.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class Ledger:
     Attributes:
         trained: training steps that this process has made.
         fits: calls of `fit` so far.
-        told: what was said last, by name.
+        told: the facts that `say` was given last, by name.
         host: the name of this machine.
-        norms: of the gradients of the step that goes on.
-        began_ahead: a moment at the beginning, and by how much this worker's clock was ahead of rank 0's then; None: not measured.
-        at_step: called before and after each training step with the number of those that are made, and that begin now.
+        norms: the norms of the gradients of the step that goes on.
+        began_ahead: a moment at the beginning, and the seconds by which this worker's clock was ahead of rank 0's then;
+            None: not measured.
+        at_step: called before and after each training step with the number of steps that are made, and that begin now.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -68,7 +69,7 @@ class Ledger:
         self._write({"phase": "facts", "began": round(self._began, 3), "host": self.host})
 
     def script_begins(self) -> None:
-        """The first line of the script is executed next."""
+        """Notes that the first line of the script is executed next."""
         self.clock.become("rest")
         self.flush()
 
@@ -76,7 +77,7 @@ class Ledger:
 
     @contextmanager
     def part(self, phase: Phase, kind: Kind = "rest") -> Iterator[None]:
-        """Counts a block as a part of the run: ``fit``, ``test`` (an `evaluate`) or ``predict``.
+        """Context manager: counts its block as a part of the run: ``fit``, ``test`` (an `evaluate`) or ``predict``.
 
         Args:
             phase: the kind of part.
@@ -93,7 +94,10 @@ class Ledger:
                 self._close(part)
 
     def begin_step(self, phase: Phase, kind: Kind = "compute", steps: int = 1) -> None:
-        """A step, or as many as ``steps`` executed as one, begins now. A step that was begun and not ended is dropped."""
+        """Begins a step, or as many as ``steps`` executed as one.
+
+        A step that was begun and not ended is dropped.
+        """
         self.drop_step()
         if self.at_step and phase == "train":
             self.at_step(self.reached, steps)
@@ -110,7 +114,7 @@ class Ledger:
 
         Args:
             step: index of the last of the steps executed as one.
-            steps: how many were executed as one.
+            steps: the number of steps executed as one.
         """
         if self.in_step:
             trains = self.clock.top.phase == "train"
@@ -128,8 +132,11 @@ class Ledger:
             self.clock.unwind(self.clock.parts[-2])
 
     def clock_ahead(self, now: float) -> Callable[[float], float]:
-        """By how many seconds `time.perf_counter` was ahead of rank 0's at a moment; ``now``: at this one. Clocks of hosts drift apart: between the beginning,
-        if `began_ahead` was measured, and now evenly."""
+        """Returns a function that gives the seconds by which `time.perf_counter` was ahead of rank 0's at a moment.
+
+        ``now`` are the seconds at this moment. Clocks of hosts drift apart: between the beginning, if `began_ahead` was
+        measured, and now evenly.
+        """
         at = time.perf_counter()
         if self.began_ahead is None:
             return lambda moment: now
@@ -138,24 +145,24 @@ class Ledger:
 
     @property
     def reached(self) -> int:
-        """Training steps of the run so far, with those of the generations before."""
+        """The training steps of the run so far, with those of the generations before."""
         before: object = self.told.get("trained", 0)
         return self.trained + (before if isinstance(before, int) else 0)
 
     @property
     def in_step(self) -> bool:
-        """Whether this thread has begun a step and not ended it."""
+        """Returns whether this thread has begun a step and not ended it."""
         return self.clock.top.is_step and self.clock.is_mine
 
     @property
     def in_script(self) -> bool:
-        """Whether this thread is in the script's own code, outside of all parts."""
+        """Returns whether this thread is in the script's own code, outside of all parts."""
         return len(self.clock.parts) == 1 and self.clock.is_mine
 
     # -- loops of the script's own -------------------------------------------------------------
 
     def before_update(self) -> None:
-        """Before a possible first update of a loop of the script's own: time until now is no part of the loop."""
+        """Prepares for a possible first update of a loop of the script's own: time until now is no part of the loop."""
         part = self.clock.top
         if self.at_step and self.in_script:
             self.at_step(self.reached, 1)
@@ -165,7 +172,7 @@ class Ledger:
                 self._record(part)
 
     def updated(self) -> None:
-        """A loop of the script's own has made an update of its weights. Its line has all time since the last one."""
+        """Records an update of the weights by a loop of the script's own; its line has all time since the last one."""
         if self.in_script:
             self.clock.tick()
             self.clock.top.phase = "loop"
@@ -182,59 +189,74 @@ class Ledger:
     # -- times and counts -----------------------------------------------------------------------
 
     def span(self, kind: Kind) -> AbstractContextManager[None]:
-        """Counts a block as ``kind``."""
+        """Returns a context manager that counts its block as ``kind``."""
         return self.clock.span(kind)
 
     def become(self, kind: Kind) -> None:
-        """From now on time goes into ``kind``, until the step or part ends or this is called again."""
+        """Counts time as ``kind`` from now on, until the step or part ends or this is called again."""
         self.clock.become(kind)
 
     def spend(self, kind: Kind, seconds: float, name: str = "") -> None:
-        """Says, from any thread, that so many of the seconds that have just passed went into ``kind``; what it was, a profile calls ``name``."""
+        """Attributes ``seconds`` that have just passed to ``kind``; may be called in any thread.
+
+        A profile shows them as ``name``.
+        """
         self.clock.spend(kind, seconds, name)
 
     def summed(self) -> None:
-        """Says, from any thread, that a step in a graph has summed gradients: what comes after its last sum, but for other exchanges, is its update."""
+        """Notes that a step in a graph has summed gradients; may be called in any thread.
+
+        What comes after the last sum of a step, but for other exchanges, is its update.
+        """
         self.clock.mark()
 
     def updated_since_sum(self) -> None:
-        """The time since the last sum of the step that goes on went into the optimizer's update. Without one nothing is known."""
+        """Attributes the time since the last sum of the step that goes on to the optimizer's update.
+
+        Without a sum nothing is known, and nothing is attributed.
+        """
         self.clock.spend_since_mark("update")
 
     def count(self, samples: float) -> None:
-        """The step that goes on has so many samples of this worker."""
+        """Adds ``samples`` of this worker to the step that goes on."""
         self.clock.top.samples += samples
 
     # -- lines ---------------------------------------------------------------------------------
 
     def say(self, **facts: object) -> None:
-        """Writes down how something is done in this run, e.g. ``input="planned"``, or where it goes on: ``trained``, the steps before."""
+        """Records facts about how something is done in this run, e.g. ``input="planned"``.
+
+        ``trained`` says where the run goes on: the steps before.
+        """
         new = {name: value for name, value in facts.items() if name not in self.told or self.told[name] != value}
         if new and self._file is not None:
             self.told |= new
             self._write({"phase": "facts", **new})
 
     def sums(self, about: str) -> dict[str, float]:
-        """Sums by name that `say_sums` writes down, to be added to: the seconds of callbacks, the numbers of graphs of functions."""
+        """Returns sums by name that `say_sums` records, to be added to.
+
+        Such sums are the seconds of callbacks, and the numbers of graphs of functions.
+        """
         return self._sums.setdefault(about, {})
 
     def add(self, about: str, name: str, amount: float) -> None:
-        """Adds to such a sum."""
+        """Adds to one of the sums of `sums`."""
         sums = self.sums(about)
         sums[name] = sums.get(name, 0.0) + amount
 
     def say_sums(self) -> None:
-        """Writes down the sums so far."""
+        """Records the sums so far."""
         sums = {about: dict(amounts) for about, amounts in list(self._sums.items())}  # other threads add to them
         self.say(**{about: {name: round(amount, 3) for name, amount in each.items()} for about, each in sums.items()})
 
     def epoch(self, **facts: object) -> None:
-        """Rank 0 writes down the end of an epoch, in a file that is short enough to be read again and again."""
+        """Records the end of an epoch, on rank 0, in a file that is short enough to be read again and again."""
         if self._folder is not None:
             self._append(epochs_path(self._folder), facts)
 
     def point(self, facts: Callable[[], Mapping[str, object]]) -> None:
-        """Rank 0 writes down a point of its curves after a step, but not after each: ``facts`` is asked for where it does."""
+        """Records a point of the curves after some steps, on rank 0; ``facts`` is called only where it does."""
         now = time.perf_counter()
         if self._folder is not None and now >= self._next_point:
             self._append(curve_path(self._folder), facts())
@@ -271,7 +293,7 @@ class Ledger:
         self._record(part, **facts)
 
     def _record(self, part: Part, **facts: float) -> None:
-        """Writes down a part's time since its last line."""
+        """Records a part's time since its last line."""
         if self._file is not None and (part.wall or facts):
             line: dict[str, object] = {"phase": "script" if part.phase == "loop" and not facts else part.phase, **facts}
             if part.phase != "fit" and self._is_in_fit(part):
@@ -284,7 +306,7 @@ class Ledger:
         part.clear()
 
     def _is_in_fit(self, part: Part) -> bool:
-        """Whether `fit` is below the part, which is open or was closed just now."""
+        """Returns whether `fit` is below the part, which is open or was closed just now."""
         around = itertools.takewhile(lambda open_part: open_part is not part, self.clock.parts)
         return any(outer.phase == "fit" for outer in around)
 
@@ -299,14 +321,17 @@ class Ledger:
 
 
 def pause(elapsed: float) -> float:
-    """Seconds until the next point of a curve in a run that has lasted so long."""
+    """Returns the seconds until the next point of a curve in a run that has lasted ``elapsed`` seconds."""
     return max(_POINT, elapsed / _POINTS)
 
 
 @contextmanager
 def launching(run_dir: Path, began: float) -> Iterator[dict[str, object]]:
-    """Around the life of all workers of a run: writes down when it was started (``began``, s since the epoch) and when it has ended, and what was put into
-    the dictionary: how."""
+    """Context manager for the life of all workers of a run: records when the run was started and when it has ended.
+
+    ``began`` is the start in seconds since the epoch. What is put into the dictionary that it yields is recorded as the
+    outcome.
+    """
     path = launcher_path(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     outcome: dict[str, object] = {}
@@ -331,37 +356,40 @@ def forget(run_dir: Path) -> None:
 
 
 def verified_path(run_dir: Path) -> Path:
-    """Where rank 0 writes down what `syrtos verify` has compared, a line for each row of its table."""
+    """Returns the file in which rank 0 records what `syrtos verify` has compared, a line for each function."""
     return run_dir / "verified.jsonl"
 
 
 def epochs_path(run_dir: Path) -> Path:
-    """Where rank 0 writes down the ends of epochs: ``epoch``, ``epochs``, ``step``, ``steps_per_epoch``, ``logs``, ``learning_rate``; and as in each point
-    of a curve ``time``, ``fit`` (its number), ``trained`` (steps of the process)."""
+    """Returns the file in which rank 0 records the ends of epochs.
+
+    A line has ``epoch``, ``epochs``, ``step``, ``steps_per_epoch``, ``logs``, ``learning_rate``; and as each point of a
+    curve ``time``, ``fit`` (its number), ``trained`` (steps of the process).
+    """
     return run_dir / "ledger" / "epochs.jsonl"
 
 
 def curve_path(run_dir: Path) -> Path:
-    """Where rank 0 writes down points within epochs: ``epoch``, ``logs``, ``learning_rate``."""
+    """Returns the file in which rank 0 records points within epochs: ``epoch``, ``logs``, ``learning_rate``."""
     return run_dir / "ledger" / "curve.jsonl"
 
 
 def usage_path(run_dir: Path, rank: int) -> Path:
-    """Where samples of a worker's process lie, and of its machine: see `syrtos.observe.usage`."""
+    """Returns the file with samples of a worker's process, and of its machine: see `syrtos.observe.usage`."""
     return run_dir / "ledger" / f"usage-{rank}.jsonl"
 
 
 def ledger_path(run_dir: Path, rank: int) -> Path:
-    """Where the ledger of ``rank`` lies."""
+    """Returns the file of the ledger of ``rank``."""
     return run_dir / "ledger" / f"rank-{rank}.jsonl"
 
 
 def ledger_paths(run_dir: Path) -> dict[int, Path]:
-    """The ledgers that are there, by rank, in order."""
+    """Returns the files of the ledgers that are there, by rank, in order."""
     found = {int(path.stem.removeprefix("rank-")): path for path in (run_dir / "ledger").glob("rank-*.jsonl")}
     return dict(sorted(found.items()))
 
 
 def launcher_path(run_dir: Path) -> Path:
-    """The file with the times at which the run began and ended: `launching`."""
+    """Returns the file in which `launching` records the times at which the run began and ended."""
     return run_dir / "ledger" / "launcher.json"

@@ -1,6 +1,7 @@
 """Spans of this process between two moments, for a profile: what the clock counts, what workers exchange, and steps.
 
-`recorder` is None but while a profile is made; what could be told looks at it first, which takes some nanoseconds.
+`recorder` is None except while a profile is made; code that could add a span looks at it first, which takes some
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ _MOST = 200_000
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """Something that took time.
+    """A span of time in which something went on.
 
     Attributes:
         track: the line that it is shown on.
-        name: what it was.
-        start: s of `time.perf_counter`.
-        end: the same.
+        name: what went on.
+        start: the start, in seconds of `time.perf_counter`.
+        end: the end, in seconds of `time.perf_counter`.
     """
 
     track: str
@@ -31,13 +32,13 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that a framework's profiler saw.
+    """An event that a framework's profiler saw.
 
     Attributes:
         line: the thread, stream or device.
-        name: what it was.
-        start: s of the profiler's clock.
-        seconds: how long it took.
+        name: what went on.
+        start: the start, in seconds of the profiler's clock.
+        seconds: its duration.
     """
 
     line: str
@@ -47,11 +48,11 @@ class Event:
 
 
 class Recorder:
-    """Spans, from any thread: the first 200,000, some 30 MB.
+    """A record of spans, from any thread: the first 200,000, some 30 MB.
 
     Attributes:
-        began: when it began, s of `time.perf_counter`.
-        left_out: how many spans came later.
+        began: the moment at which it began, in seconds of `time.perf_counter`.
+        left_out: the number of spans that came later.
     """
 
     def __init__(self) -> None:
@@ -70,13 +71,13 @@ class Recorder:
                     self.left_out += 1
 
     def spans(self) -> list[Span]:
-        """All so far."""
+        """Returns all spans so far."""
         with self._lock:
             return list(self._spans)
 
 
 class _State:
-    """What is recorded now."""
+    """The recorder of this process, while a profile is made."""
 
     recorder: Recorder | None = None
 

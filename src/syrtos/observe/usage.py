@@ -1,6 +1,7 @@
-"""Samples of a worker's process, and on one worker of each machine of the machine: processors, memory, disks, network and GPUs.
+"""Samples of a worker's process, and on one worker of each machine of the machine.
 
-A thread of each worker takes them, as psutil and NVIDIA's NVML give them, and appends lines to a file. A sample takes about 0.2 ms; the first one imports the
+The machine's samples are of processors, memory, disks, network and GPUs. A thread of each worker takes them, as psutil
+and NVIDIA's NVML give them, and appends lines to a file. A sample takes about 0.2 ms; the first one imports the
 libraries, after the script has begun.
 """
 
@@ -20,13 +21,13 @@ _EVERY, _FIRST = 1.0, 1.0
 
 
 def sample(run_dir: str, rank: int, machine: int | None, trained: Callable[[], int]) -> None:
-    """Takes samples from now on until the process ends.
+    """Starts a thread that takes samples from now on until the process ends.
 
     Args:
-        run_dir: where `usage_path` is.
-        rank: of this worker.
+        run_dir: the folder that `usage_path` is in.
+        rank: the rank of this worker.
         machine: the number of the machine, for one worker of it; None for the others.
-        trained: how many training steps this process has made.
+        trained: returns how many training steps this process has made.
     """
     arguments = (usage_path(Path(run_dir), rank), rank, machine, trained)
     threading.Thread(target=_sample, args=arguments, name="syrtos usage", daemon=True).start()
@@ -54,14 +55,17 @@ def _sample(path: Path, rank: int, machine: int | None, trained: Callable[[], in
 
 
 def _of_process(process: Any) -> dict[str, Any]:
-    """Seconds of processor time so far, and bytes in memory."""
+    """Returns seconds of processor time so far, and bytes in memory."""
     with process.oneshot():
         times = process.cpu_times()
         return {"cpu_seconds": round(times.user + times.system, 2), "memory": process.memory_info().rss}
 
 
 def _of_machine(psutil: Any) -> dict[str, Any]:
-    """Percent of all processors, bytes of memory, and bytes read, written, sent and received so far. Some of it a container may not tell."""
+    """Returns percent of all processors, bytes of memory, and bytes read, written, sent and received so far.
+
+    A container may not tell some of it.
+    """
     memory = psutil.virtual_memory()
     disk, net = psutil.disk_io_counters(), psutil.net_io_counters(pernic=True) or {}
     wires = [counters for name, counters in net.items() if not name.startswith("lo")]
@@ -92,7 +96,10 @@ class _Gpus:
             self._handles = []
 
     def now(self) -> list[dict[str, float | None]]:
-        """Percent of time in which each computed, bytes of its memory, watts; None for what a GPU does not tell, as a part of one (MIG) or a virtual one."""
+        """Returns for each GPU the percent of time in which it computed, bytes of its memory, and watts.
+
+        A value is None where a GPU does not tell it, as a part of one (MIG) or a virtual one.
+        """
         return [self._one(handle) for handle in self._handles]
 
     def _one(self, handle: Any) -> dict[str, float | None]:

@@ -35,10 +35,10 @@ class fail_at:
             _FAULTS[self._how]()
 
     def set_model(self, model: Any) -> None:
-        """Keras hands over the model."""
+        """Takes the model from Keras, and does nothing with it."""
 
     def set_params(self, params: Any) -> None:
-        """Keras hands over the parameters of `fit`."""
+        """Takes the parameters of `fit` from Keras, and does nothing with them."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):

@@ -1,4 +1,4 @@
-"""A zygote for tests, started once for each environment that matters; and its processes as workers."""
+"""A zygote for tests, started once for each environment that matters, and its processes as workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONHASHS
 
 
 def zygote(env: Mapping[str, str]) -> Zygote:
-    """This process's zygote for ``env``, started when it is asked for first: with TensorFlow and the Keras that ``env`` chooses."""
+    """Returns this process's zygote for ``env``, which is started when it is first asked for.
+
+    It has imported TensorFlow and the Keras that ``env`` chooses.
+    """
     keras = "tf_keras" if env.get("TF_USE_LEGACY_KERAS", "") in ("1", "true", "True") else "keras"
     modules = tuple(name for name in (keras, "tensorflow") if importlib.util.find_spec(name))
     read = tuple(
@@ -39,7 +42,7 @@ def _zygote(modules: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> Zygot
 
 
 def start(env: Mapping[str, str]) -> local.Start:
-    """Stands for `syrtos.launch.local.start`: the workers are forked by the zygote for ``env``."""
+    """Returns a stand-in for `syrtos.launch.local.start`: the workers are forked by the zygote for ``env``."""
     path = zygote(env).path
 
     def forked(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> Forked:

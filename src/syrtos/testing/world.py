@@ -59,16 +59,17 @@ def run_world(
 ) -> list[Any]:
     """Calls ``function(*arguments)`` on ``size`` workers and returns their results in rank order.
 
-    The world has been joined when the function is called: it may use `syrtos.rank()`, `syrtos.allreduce(...)`. The first call of a process
-    imports TensorFlow and Keras, once; the workers of that call and all later ones are forked, and begin to train after a second.
+    The world has been joined when the function is called: it may use `syrtos.rank()`, `syrtos.allreduce(...)`. The
+    first call of a process imports TensorFlow and Keras, once; the workers of that call and all later ones are forked,
+    and begin to train after a second.
 
     Args:
         size: number of workers; may exceed the cores.
-        function: defined at the top level of a module that can be imported again from its file.
+        function: a function at the top level of a module that can be imported again from its file.
         arguments: JSON values.
         timeout: seconds after which the workers are killed.
         env: variables set on top of the environment.
-        dialects: serve old APIs (`import horovod.tensorflow`), as `syrtos run` does.
+        dialects: whether old APIs (`import horovod.tensorflow`) are served, as `syrtos run` does.
         forked: False starts new interpreters, which suits a single call that imports no framework.
 
     Raises:
@@ -87,7 +88,11 @@ def run_world(
 
 
 def _source_of(function: Callable[..., Any]) -> Path:
-    """The file of a function that another process can find there by its name."""
+    """Returns the file of a function, in which another process can find it by its name.
+
+    Raises:
+        ConfigurationError: there is no such file.
+    """
     source = Path(inspect.getsourcefile(function) or "") if inspect.isfunction(function) else Path()
     name = getattr(function, "__qualname__", repr(function))
     if source.is_file() and name.isidentifier():
