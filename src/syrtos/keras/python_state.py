@@ -32,7 +32,10 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[None]:
     """
     parts = [model, *keras_internals.layers_of(model), *model.metrics]
     known = set(vars(model)) if getattr(model, "built", False) else None
-    kept = [_Values(vars(part), lambda name, value, part=part: object.__setattr__(part, name, value)) for part in parts]
+    kept = [
+        _Values(vars(part), lambda name, value, part=part: object.__setattr__(part, name, value), _is_unbuilt(part))
+        for part in parts
+    ]
     script = vars(sys.modules["__main__"])
     kept.append(_Values(script, script.__setitem__))
     drawn = np.random.get_state(), random.getstate()
@@ -50,14 +53,25 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[None]:
             random.setstate(drawn[1])
 
 
+def _is_unbuilt(part: Any) -> bool:
+    return not getattr(part, "built", True)
+
+
 class _Values:
     """The values of a namespace that Python code changes without a trace elsewhere."""
 
-    def __init__(self, names: MutableMapping[str, Any], assign: Callable[[str, Any], None]) -> None:
+    def __init__(self, names: MutableMapping[str, Any], assign: Callable[[str, Any], None], unbuilt: bool = False) -> None:
+        """
+        Args:
+            names: the namespace.
+            assign: gives a name in it a value.
+            unbuilt: it is of a layer whose first call, which builds it, may come: what Keras notes of that is left alone.
+        """
         self._names, self._assign = names, assign
-        self._plain = {name: value for name, value in names.items() if isinstance(value, _PLAIN)}
+        kept = {name: value for name, value in names.items() if not (unbuilt and (name == "built" or name[:1] == "_"))}
+        self._plain = {name: value for name, value in kept.items() if isinstance(value, _PLAIN)}
         self._containers: dict[int, tuple[Any, Any]] = {}
-        for value in names.values():
+        for value in kept.values():
             self._keep(value, _DEPTH)
 
     def _keep(self, value: Any, depth: int) -> None:

@@ -70,11 +70,11 @@ class Function:
             self.plan.whole = "its tensors have unequal numbers of rows"
         parts = first_batch.unknown_parts(self._model, self._stock, self._name)
         asked = self._session.options.verify
+        predicts = self._name == "predict_step"
+        trial = (_PredictingTrial if predicts else _Trial)(self._model, self._session, self._step, first)
+        if asked != "off" and not getattr(self._model, "built", True):
+            trial.build()
         if not self.plan.whole and asked != "off" and (parts or asked == "only"):
-            predicts = self._name == "predict_step"
-            trial = (_PredictingTrial if predicts else _Trial)(self._model, self._session, self._step, first)
-            if not getattr(self._model, "built", True):
-                trial.build()
             decide = first_batch.decide_outputs if predicts else first_batch.decide
             decide(self.plan, trial, self._session, _precision(self._model))
         if asked == "only":

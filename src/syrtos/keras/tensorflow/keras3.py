@@ -101,10 +101,7 @@ def _make_function(original: Method) -> Method:
         models.adapt(self)
         if not models.step_is_shared(self, session):
             return original(self, step_function)
-        stock = getattr(step_function, "__func__", None) in (
-            tf_trainer.TensorFlowTrainer.train_step,
-            tf_trainer.TensorFlowTrainer.test_step,
-        )
+        stock = _is_stock(step_function, step_function.__name__)
         training = step_function.__name__ == "train_step"
         reduces_early = training and not (stock and whole_batch.reduces_late(self))
         of_first = first_batch.Function(self, session, step_function, stock, step_function.__name__)
@@ -160,8 +157,9 @@ def _as_tensors(logs: Any) -> Any:
     return tf.nest.map_structure(tf.convert_to_tensor, logs)
 
 
-def _is_stock(step: Method) -> bool:
-    return getattr(step, "__func__", None) is tf_trainer.TensorFlowTrainer.predict_step
+def _is_stock(step: Method, name: str) -> bool:
+    """Returns whether a model's step is Keras's own; one that is replaced while the model trains counts as the one that it replaces."""
+    return getattr(step, "__func__", step) is getattr(tf_trainer.TensorFlowTrainer, name, None)
 
 
 def _make_predict_function(original: Method) -> Method:
@@ -170,7 +168,7 @@ def _make_predict_function(original: Method) -> Method:
         models.adapt(self)
         if session.world.size > 1 and (self.predict_function is None or force):
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
-            of_first = first_batch.Function(self, session, step, _is_stock(step), "predict_step")
+            of_first = first_batch.Function(self, session, step, _is_stock(step, "predict_step"), "predict_step")
             object.__setattr__(self, "_syrtos_predict_step", step)
             object.__setattr__(
                 self, "predict_step", functools.partial(common.gathered_predict_step, session, step, of_first.plan)
@@ -195,6 +193,12 @@ def _make_predict_function(original: Method) -> Method:
 
 def _build_from_spec(original: Method) -> Method:
     def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        predict_step = getattr(self, "_syrtos_predict_step", self.predict_step)
+        steps = [(self.train_step, "train_step"), (self.test_step, "test_step"), (predict_step, "predict_step")]
+        if not all(_is_stock(step, name) for step, name in steps):
+            # A step of the script's own may call other layers than `call` does, or with other data. As in one process its first step builds the model;
+            # a symbolic build that fails half way would lock layers that have no variables yet.
+            return
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
         batch = batch.data if isinstance(batch, Share) else batch
         # A model that can't be built from shapes alone is built by its first step, as in one process.

@@ -90,12 +90,23 @@ def without_output() -> Iterator[None]:
         gen_logging_ops.print_v2 = original
 
 
+def _kinds_of_variables() -> list[type]:
+    """All classes of variables of TensorFlow and of scripts."""
+    found, rest = [], [BaseResourceVariable]
+    while rest:
+        kind = rest.pop()
+        found.append(kind)
+        rest += kind.__subclasses__()
+    return found
+
+
 @contextmanager
 def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
     """Inside, ``watcher`` is called with each variable, and the state of each `tf.random.Generator`, that is about to change. Afterwards TensorFlow's
     eager seeds go on as if nothing had been drawn."""
     global _watcher
-    originals = {name: getattr(BaseResourceVariable, name) for name in _ASSIGNING}
+    # The derived class `ResourceVariable` has an `assign` of its own (TensorFlow 2.21: `weak_tensor_ops`).
+    originals = [(kind, name, vars(kind)[name]) for kind in _kinds_of_variables() for name in _ASSIGNING if name in vars(kind)]
     generator: Any = tf.random.Generator
     counter, eager = generator._prepare_key_counter, getattr(context.context(), "_rng", None)
     drawing = eager.getstate() if eager else None
@@ -113,15 +124,15 @@ def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
 
     before, _watcher = _watcher, watcher
     try:
-        for name, original in originals.items():
-            setattr(BaseResourceVariable, name, noting(original))
+        for kind, name, original in originals:
+            setattr(kind, name, noting(original))
         generator._prepare_key_counter = prepare
         yield
     finally:
         _watcher = before
         generator._prepare_key_counter = counter
-        for name, original in originals.items():
-            setattr(BaseResourceVariable, name, original)
+        for kind, name, original in originals:
+            setattr(kind, name, original)
         if eager:
             eager.setstate(drawing)
 
