@@ -35,6 +35,7 @@ from syrtos.keras import (
     temporary,
 )
 from syrtos.keras.callback_times import Timed
+from syrtos.keras.checks import Checks
 from syrtos.keras.learning_rate import Scaling
 from syrtos.keras.timing import clock
 
@@ -175,6 +176,7 @@ class BeforeUsers(_Quiet):
         self._ledger.become("callbacks")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        Checks.epochs += 1
         self._last.data_epoch_begins(epoch, self.params)
         self._ledger.become("callbacks")
 

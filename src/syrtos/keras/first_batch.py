@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ Note = Callable[[Sequence[Any], Sequence[Any]], None]
 _ROUNDING = {8: 1e-4, 4: 1e-4, 2: 5e-2}
 # A difference that counts as none: of a gradient, relative to all of them; of a variable, relative to its value in float32.
 _NEAR_ZERO, _OF_VALUE = 1e-6, 5e-7
+# The same of a log in a later comparison, relative to its size in the first one.
+_OF_LOG = 1e-5
 # Rows of all workers that are computed both ways, and at least so many of each worker.
 ROWS, ROWS_OF_EACH = 8, 2
 
@@ -71,6 +74,10 @@ class Plan:
         logs: the same of numbers that a step returns, by their place among them.
         difference: the largest relative difference between both ways; None where all parts are Keras's own.
         rows: everything that was compared.
+        tried: whether it was made by a comparison, and shows what becomes of every variable that the step assigns.
+        known: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
+        shown: ids of variables whose change was compared.
+        scale: the norm of all gradients in the first comparison, and the size of each log: later ones may be near zero, where rounding is all that differs.
     """
 
     decided: bool = False
@@ -80,6 +87,37 @@ class Plan:
     logs: dict[int, Rule] = dataclasses.field(default_factory=dict)
     difference: float | None = None
     rows: list[Row] = dataclasses.field(default_factory=list)
+    tried: bool = False
+    known: set[int] = dataclasses.field(default_factory=set)
+    shown: set[int] = dataclasses.field(default_factory=set)
+    scale: float = 0.0
+    log_scales: list[float] = dataclasses.field(default_factory=list)
+
+    def shows(self, key: int) -> bool:
+        """Returns whether it is known what the workers' values of a variable become."""
+        return not self.tried or self.shows_now(key)
+
+    def shows_now(self, key: int) -> bool:
+        """Returns the same while the comparison that makes the plan is going on."""
+        return key in self.known or key in self.shown or key in self.variables
+
+    def adopt(self, other: Plan) -> None:
+        """Takes over what a later comparison has shown; the functions that use this plan must be made anew."""
+        self.whole, self.gradients = other.whole, other.gradients
+        self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
+        self.shown |= other.shown
+
+    def is_like(self, other: Plan) -> bool:
+        """Returns whether both split steps alike."""
+        same = self.whole == other.whole and self.gradients == other.gradients
+        return same and self.variables == other.variables and self.logs == other.logs
+
+
+class Unproven(Exception):
+    """A step that is being traced assigns a variable of which no comparison has shown what becomes of the workers' values."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no comparison of rows has shown what becomes of `{name}`, which it assigns in some steps")
 
 
 @dataclasses.dataclass
@@ -220,7 +258,7 @@ def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
     shapes = [getattr(tensor, "shape", (None,)) for tensor in getattr(model, "inputs", None) or ()]
     parts += [f"the input of {shape[0]} rows" for shape in shapes if len(shape) and shape[0] is not None]
     layers = [layer for layer in keras_internals.layers_of(model) if layer is not model]
-    parts += [f"the layer `{x.name}`" for x in layers if not _is_known(x)]
+    parts += [f"the layer `{x.name}`" for x in layers if not is_known_layer(x)]
     operations = getattr(model, "operations", None) or ()
     known = {id(layer) for layer in layers}
     parts += [f"the operation `{x.name}`" for x in operations if id(x) not in known and not _is_known_operation(x)]
@@ -239,7 +277,8 @@ def _owner_of(kind: type, name: str) -> type:
     return next((base for base in kind.__mro__ if name in vars(base)), kind)
 
 
-def _is_known(layer: Any) -> bool:
+def is_known_layer(layer: Any) -> bool:
+    """Returns whether a layer is Keras's own, with nothing of the script's in it."""
     kind = type(layer)
     if not whole_batch.is_of_keras(kind) or kind.__name__ in ("Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer"):
         return False
@@ -280,20 +319,19 @@ def bound_of(precision: int) -> float:
 def decide_outputs(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
     """The same of a function that predicts: its outputs, as ``logs``, are the same rows whole and split, or it is not split."""
     comm = session.comm
-    whole = trial.whole(False)
-    if _any_failed(comm, whole):
-        whole = trial.whole(True)
-        if failed := _any_failed(comm, whole):
-            plan.whole = f"it could not be tried: {failed}"
-            return
+    whole = _whole(plan, trial, comm)
+    if whole is None:
+        return
     split = trial.split(plan)
     if failed := _any_failed(comm, split):
         plan.whole = f"it fails on a part of the batch: {failed}"
         return
-    differs, plan.difference = _compared(comm, whole, split, _ROUNDING[precision])
+    differs, plan.difference = _compared(comm, whole, split, _ROUNDING[precision], plan)
     plan.rows = [dataclasses.replace(row, kind="output") for row in _rows(whole, split) if row.kind == "log"]
     if any(what == "log" for what, _ in differs):
         plan.whole = "predictions of a part of the rows are not those of the batch"
+    else:
+        _note_shown(plan, whole, split)
 
 
 def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
@@ -306,12 +344,9 @@ def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
         precision: bytes of the least precise dtype that the model computes with.
     """
     comm, bound = session.comm, _ROUNDING[precision]
-    whole = trial.whole(False)
-    if _any_failed(comm, whole):  # a function may need as many rows as the script gives it
-        whole = trial.whole(True)
-        if failed := _any_failed(comm, whole):  # an error of the script its first step will raise
-            plan.whole = f"it could not be tried: {failed}"
-            return
+    whole = _whole(plan, trial, comm)
+    if whole is None:
+        return
     differs: list[tuple[str, int]] = []
     split = Outcome()
     for gradients in ("mean", "sum", "late"):
@@ -320,22 +355,97 @@ def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
         if failed := _any_failed(comm, split):
             plan.whole = f"it fails on a part of the batch: {failed}"
             return
-        differs, plan.difference = _compared(comm, whole, split, bound)
+        differs, plan.difference = _compared(comm, whole, split, bound, plan)
         plan.rows = _rows(whole, split)
         if gradients == "sum":
             for row in plan.rows:
                 row.rule = "sum" if row.kind == "gradient" else row.rule
-        if not differs:
-            return
         if not any(what == "gradient" for what, _ in differs):
             break
     else:
         plan.whole = _described(comm, whole, split, differs)
         return
     rest = [place for place in differs if not _ruled(plan, comm, whole, split, place, bound)]
-    plan.whole = _described(comm, whole, split, rest) if rest else ""
+    plan.whole = _described(comm, whole, split, rest) if rest else _ambiguous(plan, comm, whole, split)
     if not plan.whole and {"max", "min"} & {*plan.variables.values(), *plan.logs.values()}:
         _try_again(plan, trial, comm, bound)
+    if not plan.whole:
+        _note_shown(plan, whole, split)
+
+
+def confirm(plan: Plan, trial: Trial, session: Session, precision: int) -> bool:
+    """Returns whether a later batch agrees with the plan; all workers call this together. A plan that it does not agree with is to be made anew.
+
+    Args:
+        plan: of the function.
+        trial: runs its step on rows of the batch.
+        session: the workers.
+        precision: see `decide`.
+    """
+    comm = session.comm
+    whole = trial.whole(False)
+    if _any_failed(comm, whole):
+        whole = trial.whole(True)
+        if _any_failed(comm, whole):
+            return True  # an error of the script, which the step itself will raise
+    split = trial.split(plan)
+    if _any_failed(comm, split):
+        return False
+    differs, far = _compared(comm, whole, split, _ROUNDING[precision], plan)
+    if not differs and not _ambiguous(plan, comm, whole, split):
+        plan.difference = max(plan.difference or 0.0, far)
+        _note_shown(plan, whole, split)
+        return True
+    return False
+
+
+def _whole(plan: Plan, trial: Trial, comm: Communicator) -> Outcome | None:
+    """Returns what one process computes; None where it fails, which the plan says then."""
+    whole = trial.whole(False)
+    if _any_failed(comm, whole):  # a function may need as many rows as the script gives it
+        whole = trial.whole(True)
+        if failed := _any_failed(comm, whole):  # an error of the script its first step will raise
+            plan.whole = f"it could not be tried: {failed}"
+            return None
+    return whole
+
+
+def _note_shown(plan: Plan, whole: Outcome, split: Outcome) -> None:
+    """Notes what the comparison has shown, for later ones."""
+    plan.tried = True
+    plan.shown |= {key for key, one in split.assigned.items() if not _is_same(one)}
+    if not plan.scale:
+        plan.scale = _norm_of(whole.gradients)
+        plan.log_scales = [_size(log) for log in whole.logs]
+    for index, (log, own) in enumerate(zip(whole.logs, split.own_logs, strict=False)):
+        # A count of rare rows that were not among these is a sum, and `any` of them a maximum.
+        kind = np.asarray(log).dtype.kind
+        if kind in "iub" and index not in plan.logs and not np.any(log) and not np.any(own):
+            plan.logs[index] = "max" if kind == "b" else "sum"
+
+
+def _ambiguous(plan: Plan, comm: Communicator, whole: Outcome, split: Outcome) -> str:
+    """Says that a variable is assigned and stays as it was: then any rule fits, and nothing is shown. Empty where there is none."""
+    names = [
+        one.name
+        for key, one in split.assigned.items()
+        if key in split.own and not plan.shows_now(key) and _is_same(one) and _is_same(whole.assigned.get(key, one))
+    ]
+    of_all = comm.allgather_object(names)
+    found = [name for name in of_all[0] if all(name in other for other in of_all)]
+    return (
+        f"`{found[0]}`, which it assigns, does not change on the rows of the first batch, so they do not show what it becomes"
+        if found
+        else ""
+    )
+
+
+def _is_same(one: Assigned) -> bool:
+    return bool(np.array_equal(one.before, one.after, equal_nan=one.before.dtype.kind == "f"))
+
+
+def _norm_of(gradients: Sequence[Array]) -> float:
+    return float(np.sqrt(sum(float(np.square(g, dtype=np.float64).sum()) for g in gradients)))
 
 
 def _try_again(plan: Plan, trial: Trial, comm: Communicator, bound: float) -> None:
@@ -343,7 +453,7 @@ def _try_again(plan: Plan, trial: Trial, comm: Communicator, bound: float) -> No
     other = trial.backwards()
     whole, split = other.whole(False), other.split(plan)
     failed = _any_failed(comm, whole) or _any_failed(comm, split)
-    differs = [] if failed else _compared(comm, whole, split, bound)[0]
+    differs = [] if failed else _compared(comm, whole, split, bound, plan)[0]
     if failed or differs:
         plan.whole = failed or _described(comm, whole, split, differs)
 
@@ -389,19 +499,23 @@ def _any_failed(comm: Communicator, outcome: Outcome) -> str:
     return next(iter(own or filter(None, errors)), "")
 
 
-def _compared(comm: Communicator, whole: Outcome, split: Outcome, bound: float) -> tuple[list[tuple[str, int]], float]:
+def _compared(
+    comm: Communicator, whole: Outcome, split: Outcome, bound: float, plan: Plan
+) -> tuple[list[tuple[str, int]], float]:
     """Where both ways differ by more than the bound on any worker, and the largest difference of the rest."""
     shape = [len(outcome.gradients) for outcome in (whole, split)] + [len(outcome.logs) for outcome in (whole, split)]
     shape += [each.name for outcome in (whole, split) for each in outcome.assigned.values()]
     everyone = comm.allgather_object(shape)
     if any(other != everyone[0] for other in everyone) or shape[0] != shape[1] or shape[2] != shape[3]:
         return [("form", -1)], float("inf")
-    scale = _NEAR_ZERO * float(np.sqrt(sum(float(np.square(g, dtype=np.float64).sum()) for g in whole.gradients)))
+    scale = _NEAR_ZERO * max(_norm_of(whole.gradients), plan.scale)
+    allowed = [max(1e-7, _OF_LOG * size) for size in plan.log_scales] or [1e-7] * len(whole.logs)
     found = {
         ("gradient", i): _far(a, b, scale)
         for i, (a, b) in enumerate(zip(whole.gradients, split.gradients, strict=True))
     }
-    found |= {("log", i): _far(a, b) for i, (a, b) in enumerate(zip(whole.logs, split.logs, strict=True))}
+    logs = zip(whole.logs, split.logs, itertools.chain(allowed, itertools.repeat(1e-7)), strict=False)
+    found |= {("log", i): _far(a, b, least) for i, (a, b, least) in enumerate(logs)}
     keys = list(whole.assigned)
     for key in {**whole.assigned, **split.assigned}:
         one, other = whole.assigned.get(key), split.assigned.get(key)
@@ -541,6 +655,22 @@ class Verifying:
             }
             with verified_path(Path(session.options.run_dir)).open("a") as file:
                 file.write(json.dumps(found) + "\n")
+
+
+def tell_change(plan: Plan, session: Session, what: str, step: int) -> None:
+    """Says that a later batch has changed how a step is split; the record of the run has it too."""
+    session.ledger.say(changed_at=step)
+    if session.world.rank == 0:
+        how = (
+            f"is not split any more: {plan.whole}. Each worker computes the whole batch"
+            if plan.whole
+            else "is split in another way"
+        )
+        print(
+            f"syrtos: from step {step:,} on {what} {how}: in this batch the workers would compute something else than one process. Earlier steps that did, "
+            "between two comparisons, may differ from those of one process.",
+            file=sys.stderr,
+        )
 
 
 def tell(plan: Plan, session: Session, what: str) -> None:

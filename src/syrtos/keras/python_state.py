@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
+import functools
 import io
+import itertools
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+import sysconfig
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,27 +22,28 @@ from syrtos.keras import keras_internals
 _PLAIN = (int, float, str, bytes, type(None), np.generic)
 # Containers with more elements than these are data of the script, which a step reads.
 _LARGEST = 10_000
-_DEPTH = 3
+_DEPTH = 4
+_OF_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 
 
 @contextlib.contextmanager
 def keeping_python_state(model: Any, generators: bool = True) -> Iterator[None]:
-    """Restores, at its end, numbers, texts and containers that a model, its parts and the script hold.
+    """Context manager: restores, at its end, what Python code of the script has changed.
 
-    Attributes that were made on a built model meanwhile are removed. What is printed meanwhile is not shown.
+    That is numbers, texts, containers and random generators which a model, its parts and the script's globals hold, also in objects of
+    the script's own classes, in these classes and in closures. Of iterators a copy is lent. What only a library knows is not
+    restored. Attributes that were made on a
+    built model meanwhile are removed. What is printed meanwhile is not shown.
 
     Args:
         model: whose step runs inside.
         generators: the global generators of NumPy and Python are restored too.
     """
-    parts = [model, *keras_internals.layers_of(model), *model.metrics]
     known = set(vars(model)) if getattr(model, "built", False) else None
-    kept = [
-        _Values(vars(part), lambda name, value, part=part: object.__setattr__(part, name, value), _is_unbuilt(part))
-        for part in parts
-    ]
-    script = vars(sys.modules["__main__"])
-    kept.append(_Values(script, script.__setitem__))
+    kept = _Kept()
+    for part in [model, *keras_internals.layers_of(model), *model.metrics]:
+        kept.keep_attributes(part)
+    kept.keep_values(script := vars(sys.modules["__main__"]), script.__setitem__)
     drawn = np.random.get_state(), random.getstate()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -46,58 +52,144 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[None]:
         made = [name for name in vars(model) if known is not None and name not in known and not name.startswith("_")]
         for name in made:
             delattr(model, name)  # e.g. an optimizer that a step makes when it has none
-        for values in kept:
-            values.restore()
+        kept.restore()
         if generators:
             np.random.set_state(drawn[0])
             random.setstate(drawn[1])
 
 
-def _is_unbuilt(part: Any) -> bool:
-    return not getattr(part, "built", True)
+class _Kept:
+    """Values that Python code changes without a trace elsewhere, and how to put them back."""
 
-
-class _Values:
-    """The values of a namespace that Python code changes without a trace elsewhere."""
-
-    def __init__(self, names: MutableMapping[str, Any], assign: Callable[[str, Any], None], unbuilt: bool = False) -> None:
-        """
-        Args:
-            names: the namespace.
-            assign: gives a name in it a value.
-            unbuilt: it is of a layer whose first call, which builds it, may come: what Keras notes of that is left alone.
-        """
-        self._names, self._assign = names, assign
-        kept = {name: value for name, value in names.items() if not (unbuilt and (name == "built" or name[:1] == "_"))}
-        self._plain = {name: value for name, value in kept.items() if isinstance(value, _PLAIN)}
-        self._containers: dict[int, tuple[Any, Any]] = {}
-        for value in kept.values():
-            self._keep(value, _DEPTH)
-
-    def _keep(self, value: Any, depth: int) -> None:
-        if (
-            not depth
-            or id(value) in self._containers
-            or not isinstance(value, tuple(_RESTORE))
-            or len(value) > _LARGEST
-        ):
-            return
-        if isinstance(value, np.ndarray):
-            if value.flags.writeable:
-                self._containers[id(value)] = value, value.copy()
-            return
-        self._containers[id(value)] = value, _plain_copy(value)
-        for child in value.values() if isinstance(value, dict) else value:
-            self._keep(child, depth - 1)
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # the objects too: an identity is that of another object once its own is gone
+        self._undo: list[Callable[[], None]] = []
 
     def restore(self) -> None:
-        """Gives names and containers the values that they had."""
-        for name, value in self._plain.items():
-            if name in self._names and self._names[name] is not value:
-                self._assign(name, value)
-        for container, before in self._containers.values():
+        """Puts everything back."""
+        for undo in self._undo:
+            undo()
+
+    def keep_attributes(self, part: Any, depth: int = _DEPTH) -> None:
+        """Keeps the attributes of an object, and those of its class where that is the script's."""
+        if id(part) in self._seen:
+            return
+        self._seen[id(part)] = part
+        # A layer whose first call, which builds it, may come: what Keras notes of that is left alone.
+        unbuilt = not getattr(part, "built", True)
+        names = {
+            name: value for name, value in vars(part).items() if not (unbuilt and (name == "built" or name[:1] == "_"))
+        }
+        self.keep_values(names, functools.partial(object.__setattr__, part), depth, vars(part))
+        for kind in type(part).__mro__:
+            if _is_of_script(kind) and id(kind) not in self._seen:
+                self._seen[id(kind)] = kind
+                own = {name: value for name, value in vars(kind).items() if not name.startswith("__")}
+                self.keep_values(own, functools.partial(setattr, kind), depth, vars(kind))
+
+    def keep_values(
+        self,
+        names: Mapping[str, Any],
+        assign: Callable[[str, Any], None],
+        depth: int = _DEPTH,
+        now: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keeps the values of names.
+
+        Args:
+            names: the names and their values.
+            assign: gives a name its value.
+            depth: how many containers and objects inside of each other are looked into.
+            now: the namespace itself, where ``names`` is a part of it.
+        """
+        plain = {name: value for name, value in names.items() if isinstance(value, _PLAIN)}
+        current = names if now is None else now
+
+        def undo() -> None:
+            for name, value in plain.items():
+                if name in current and current[name] is not value:
+                    assign(name, value)
+
+        self._undo.append(undo)
+        for name, value in list(names.items()):
+            if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+                self._lend(name, value, assign)
+            else:
+                self._keep(value, depth)
+
+    def _lend(self, name: str, iterator: Any, assign: Callable[[str, Any], None]) -> None:
+        """Gives the name a copy of an iterator, which may be drawn from, until everything is put back."""
+        try:
+            lent, kept = copy.copy(iterator), iterator
+        except TypeError:  # a generator has no copy
+            lent, kept = itertools.tee(iterator)
+        assign(name, lent)
+        self._undo.append(lambda: assign(name, kept))
+
+    def _keep(self, value: Any, depth: int) -> None:
+        if not depth or isinstance(value, _PLAIN) or id(value) in self._seen:
+            return
+        if isinstance(value, tuple(_RESTORE)):
+            if len(value) <= _LARGEST:
+                self._seen[id(value)] = value
+                self._keep_container(value, depth)
+        elif isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
+            self._seen[id(value)] = value
+            self._undo.append(_generator_as_it_is(value))
+        elif isinstance(value, types.FunctionType):
+            if value.__closure__ and _is_of_script(value):
+                self._seen[id(value)] = value
+                for cell in value.__closure__:
+                    self._keep_cell(cell, depth - 1)
+        elif _is_of_script(type(value)) and hasattr(value, "__dict__"):
+            self.keep_attributes(value, depth - 1)
+
+    def _keep_container(self, container: Any, depth: int) -> None:
+        restore = next(function for kind, function in _RESTORE.items() if isinstance(container, kind))
+        if isinstance(container, np.ndarray):
+            if not container.flags.writeable:
+                return
+            before = container.copy()
+        else:
+            before = _plain_copy(container)
+            for child in before.values() if isinstance(before, dict) else before:
+                self._keep(child, depth - 1)
+
+        def undo() -> None:
             if not _is_equal(container, before) and not _holds_layers(container):
-                next(restore for kind, restore in _RESTORE.items() if isinstance(container, kind))(container, before)
+                restore(container, before)
+
+        self._undo.append(undo)
+
+    def _keep_cell(self, cell: types.CellType, depth: int) -> None:
+        with contextlib.suppress(ValueError):  # an empty cell
+            value = cell.cell_contents
+            if isinstance(value, _PLAIN):
+                self._undo.append(lambda: setattr(cell, "cell_contents", value))
+            else:
+                self._keep(value, depth)
+
+
+def _generator_as_it_is(generator: Any) -> Callable[[], None]:
+    """Returns a function that puts a random generator back into the state that it has now."""
+    if isinstance(generator, random.Random):
+        return functools.partial(generator.setstate, generator.getstate())
+    if isinstance(generator, np.random.RandomState):
+        return functools.partial(generator.set_state, generator.get_state())
+    state = copy.deepcopy(generator.bit_generator.state)
+    return functools.partial(setattr, generator.bit_generator, "state", state)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_script_module(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name == "__main__" or bool(file and not file.startswith(_OF_PYTHON))
+
+
+def _is_of_script(kind: Any) -> bool:
+    """Returns whether a class or function stands in the script or in a module beside it, and not in an installed package."""
+    name = str(getattr(kind, "__module__", None) or "")
+    return name.partition(".")[0] not in ("syrtos", "builtins") and _is_script_module(name)
 
 
 def _plain_copy(container: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +14,8 @@ import tensorflow as tf
 
 from syrtos.comm.world import Session
 from syrtos.keras import first_batch, keras_internals, local_steps, state
-from syrtos.keras.first_batch import Assigned, Outcome, Plan
+from syrtos.keras.checks import Checks
+from syrtos.keras.first_batch import Assigned, Outcome, Plan, Unproven
 from syrtos.keras.patching import Method
 from syrtos.keras.python_state import keeping_python_state
 from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
@@ -27,6 +30,8 @@ class Function:
     Attributes:
         plan: what the first batch has shown.
         verifying: counts the calls of the function.
+        checks: says which batches are looked at.
+        function: makes steps by the plan as it is now.
     """
 
     def __init__(self, model: Any, session: Session, step: Method, stock: bool, name: str) -> None:
@@ -43,48 +48,135 @@ class Function:
         self.plan = Plan(decided=not first_batch.is_split(session) or bool(local_steps.rounds()))
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
         self.verifying = first_batch.Verifying(model, session)
+        self.checks = Checks()
+        self._make: Callable[[], Method] | None = None
+        self.function: Method = step
+        self._is_compared = False
+        if self.plan.decided:
+            self.checks.end()
 
-    def call(self, function: Method, iterator: Any, spec: Any, steps: int) -> Any:
-        """Calls ``function`` for the first time: with the first ``steps`` batches of the iterator, of which the very first is looked at before.
+    def bind(self, make: Callable[[], Method]) -> None:
+        """Takes what makes the function of steps anew, which is traced by the plan, and makes it."""
+        self._make = make
+        self.function = make()
+
+    def call(self, iterator: Any, spec: Any, steps: int) -> Any:
+        """Calls the function; before steps that are due, the first of their batches is computed both ways.
 
         Args:
-            function: takes an iterator, or a list of batches.
             iterator: has the batches.
-            spec: of its elements; None where it is no iterator of `tf.data`.
+            spec: of its elements; None where it is no iterator of `tf.data`, and the function takes a list of batches.
             steps: that one call of the function makes.
 
         Raises:
             StopIteration: there is no batch.
         """
-        batches = [next(iterator)]
-        with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
-            while len(batches) < steps:
-                batches.append(next(iterator))
-        self.decide(batches[0])
-        return function(batches if spec is None else _iterator_over(batches, spec))
+        batches = iterator
+        if self.is_due():
+            found = [next(iterator)]
+            with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+                while len(found) < steps:
+                    found.append(next(iterator))
+            self.decide(found[0])
+            batches = found if spec is None else _iterator_over(found, spec)
+        elif spec is None:
+            batches = list(iterator)
+        self.checks.count(steps)
+        try:
+            return self.function(batches)
+        except Unproven as error:  # while it is traced: no step was made, and no batch taken
+            self.plan.whole = str(error)
+            self._make_anew()
+            first_batch.tell(self.plan, self._session, self._what())
+            return self.function(batches)
+
+    def is_due(self) -> bool:
+        """Returns whether the next batch is to be looked at before it counts."""
+        return not self.plan.decided or self.checks.is_due()
 
     def decide(self, first: Share) -> None:
-        """Looks at the first batch, before it counts. All workers call this together."""
+        """Looks at a batch, before it counts. All workers call this together."""
+        if self.plan.decided:
+            self._check(first)
+        else:
+            self._decide(first)
+
+    def _decide(self, first: Share) -> None:
         self.plan.decided = True
         if not self.plan.whole and _has_unequal_leaves(self._session, first):
             self.plan.whole = "its tensors have unequal numbers of rows"
         parts = first_batch.unknown_parts(self._model, self._stock, self._name)
         asked = self._session.options.verify
-        predicts = self._name == "predict_step"
-        trial = (_PredictingTrial if predicts else _Trial)(self._model, self._session, self._step, first)
+        trial = self._trial(first)
         if asked != "off" and not getattr(self._model, "built", True):
             trial.build()
-        if not self.plan.whole and asked != "off" and (parts or asked == "only"):
-            decide = first_batch.decide_outputs if predicts else first_batch.decide
-            decide(self.plan, trial, self._session, _precision(self._model))
+        self._is_compared = not self.plan.whole and asked != "off" and bool(parts or asked == "only")
+        if self._is_compared:
+            began, self.plan.known = time.monotonic(), _known_variables(self._model)
+            few = trial.has_few_rows()
+            if not few:
+                self._by(trial, self.plan)
+            self.checks.made(self._session.comm, time.monotonic() - began, few)
         if asked == "only":
             bound = first_batch.bound_of(_precision(self._model))
             first_batch.Verifying.note(self.plan, self._session, self._model.name, self._name, bound)
+        if self.plan.whole or not self._is_compared:
+            self.checks.end()
         if (
             self.plan.whole
         ):  # nothing is averaged: they must begin equal, as a model may not that is built by its first step
             state.broadcast(self._session.comm, state.of_model(self._model))
-        first_batch.tell(self.plan, self._session, f"`{self._name}` of {self._model.name}")
+        first_batch.tell(self.plan, self._session, self._what())
+
+    def _by(self, trial: _Trial, plan: Plan) -> None:
+        decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
+        decide(plan, trial, self._session, _precision(self._model))
+
+    def _check(self, batch: Share) -> None:
+        """Computes rows of a later batch both ways."""
+        began, trial, steps = time.monotonic(), self._trial(batch), self.checks.steps
+        few = trial.has_few_rows()
+        if not few and not self.plan.tried:  # the batches before had too few rows
+            before = dataclasses.replace(self.plan)
+            self._by(trial, self.plan)
+            if not self.plan.is_like(before):
+                self._make_anew()
+            first_batch.tell(self.plan, self._session, self._what())
+        elif not few and not first_batch.confirm(self.plan, trial, self._session, _precision(self._model)):
+            other = Plan(decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales)
+            self._by(trial, other)
+            if not other.is_like(self.plan):
+                self.plan.adopt(other)
+                self._make_anew()
+                first_batch.tell_change(self.plan, self._session, self._what(), steps + 1)
+                first_batch.tell(self.plan, self._session, self._what())
+        self.checks.made(self._session.comm, time.monotonic() - began, few)
+        if self.plan.whole:
+            self.checks.end()
+
+    def _make_anew(self) -> None:
+        if self._make is not None:
+            self.function = self._make()
+
+    def _trial(self, batch: Share) -> _Trial:
+        kind = _PredictingTrial if self._name == "predict_step" else _Trial
+        return kind(self._model, self._session, self._step, batch)
+
+    def _what(self) -> str:
+        return f"`{self._name}` of {self._model.name}"
+
+
+def _known_variables(model: Any) -> set[int]:
+    """Ids of the variables of which it is known what workers' values become: of metrics, of Keras's own layers, and where the script says so."""
+    layers = [layer for layer in keras_internals.layers_of(model) if first_batch.is_known_layer(layer)]
+    found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
+    found += [variable for variable in state.of_model(model) if _says_aggregation(variable)]
+    return {id(getattr(variable, "value", variable)) for variable in found}
+
+
+def _says_aggregation(variable: Any) -> bool:
+    found = getattr(getattr(variable, "value", variable), "aggregation", None)
+    return found not in (None, tf.VariableAggregation.NONE)
 
 
 def _iterator_over(batches: Sequence[Share], spec: Any) -> Any:
@@ -122,6 +214,11 @@ class _Trial:
         self._model, self._session, self._step = model, session, step
         first = Share(first.samples, tf_internals.without_optionals(first.data))
         self._all, self._some = first, _some_rows(first, session)
+
+    def has_few_rows(self) -> bool:
+        """Returns whether fewer than two workers have rows, which shows nothing."""
+        counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
+        return sum(count > 0 for count in counts) < 2
 
     def whole(self, all_rows: bool) -> Outcome:
         if all_rows:

@@ -196,9 +196,17 @@ def _make_function(step_name: str, original: Method) -> Method:
         function = original(self, force)
         if step is None or function is is_made:
             return function
-        function = _looking_at_first_batch(self, self.__dict__[_FIRST + step_name], function)
-        setattr(self, name, function)
-        return function
+        of_first: first_batch.Function = self.__dict__[_FIRST + step_name]
+        of_shares = functools.partial(_of_shares, self, of_first)
+        made = [function]
+
+        def make() -> Method:
+            again = made.pop() if made else original(self, True)
+            setattr(self, name, of_shares)
+            return naming_split(of_first.plan, world.sharing(), again)
+
+        of_first.bind(make)
+        return of_shares
 
     return make_function
 
@@ -206,17 +214,10 @@ def _make_function(step_name: str, original: Method) -> Method:
 _FIRST = "_syrtos_first_"
 
 
-def _looking_at_first_batch(model: Any, of_first: first_batch.Function, function: Method) -> Method:
-    function = naming_split(of_first.plan, world.sharing(), function)
-
-    def of_shares(iterator: Any) -> Any:
-        of_first.verifying.count_call()
-        if of_first.plan.decided:
-            return function(iterator)
-        steps = model._steps_per_execution
-        return of_first.call(function, iterator, iterator.element_spec, 1 if steps is None else int(steps))
-
-    return of_shares
+def _of_shares(model: Any, of_first: first_batch.Function, iterator: Any) -> Any:
+    of_first.verifying.count_call()
+    steps = model._steps_per_execution
+    return of_first.call(iterator, iterator.element_spec, 1 if steps is None else int(steps))
 
 
 def _shared_step(session: world.Session, model: Any, step: Method, name: str) -> Method:

@@ -113,18 +113,13 @@ def _make_function(original: Method) -> Method:
                 logs = scope.finish(scope.run(step_function), logs_are_global=stock)
                 return undo.if_left_out(scope, logs) if undo else logs
 
-        function = naming_split(of_first.plan, session, original(self, step))
+        of_first.bind(lambda: naming_split(of_first.plan, session, original(self, step)))
 
         def of_shares(iterator: Any) -> Any:
-            by_hand = not isinstance(iterator, tf.data.Iterator)
-            batches = (_sharing(session, batch) for batch in iterator) if by_hand else iterator
-            if not by_hand:
+            if isinstance(iterator, tf.data.Iterator):
                 of_first.verifying.count_call()
-            if of_first.plan.decided:
-                return function(batches)
-            return of_first.call(
-                function, batches, None if by_hand else iterator.element_spec, self.steps_per_execution
-            )
+                return of_first.call(iterator, iterator.element_spec, self.steps_per_execution)
+            return of_first.call((_sharing(session, batch) for batch in iterator), None, self.steps_per_execution)
 
         return of_shares
 
@@ -173,19 +168,23 @@ def _make_predict_function(original: Method) -> Method:
             object.__setattr__(
                 self, "predict_step", functools.partial(common.gathered_predict_step, session, step, of_first.plan)
             )
-            original(self, force)
-            predicts: Any = self.predict_function
-            function = naming_split(of_first.plan, session, predicts)
+
+            def make() -> Method:
+                original(self, True)
+                predicts: Any = self.predict_function
+                self.predict_function = of_shares
+                return naming_split(of_first.plan, session, predicts)
 
             def of_shares(batches: Any) -> Any:
                 shares = [_sharing(session, batch) for batch in batches]
-                if not of_first.plan.decided:
+                if of_first.is_due():
                     of_first.decide(shares[0])
+                of_first.checks.count(len(shares))
                 of_first.verifying.count_call()
-                return function(shares)
+                return of_first.function(shares)
 
-            self.predict_function = of_shares
-            return self.predict_function
+            of_first.bind(make)
+            return of_shares
         return original(self, force)
 
     return make_predict_function

@@ -25,7 +25,7 @@ import tensorflow as tf
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
 from syrtos.keras import first_batch, local_steps
-from syrtos.keras.first_batch import Outcome, Plan, Rule
+from syrtos.keras.first_batch import Outcome, Plan, Rule, Unproven
 from syrtos.keras.shares import Assignments
 from syrtos.keras.tensorflow import gathering, ops, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
@@ -324,6 +324,8 @@ class StepScope(_Watcher):
     def _combined(self, number: Any, rule: Rule) -> tf.Tensor:
         """The sum, maximum or minimum over the workers that have samples."""
         value = tf.convert_to_tensor(number)
+        if value.dtype == tf.bool:
+            return tf.cast(self._combined(tf.cast(value, tf.int32), rule), tf.bool)
         if rule == "sum":
             return ops.allreduce(self.session.comm, tf.where(self.active, value, tf.zeros_like(value)))
         least = rule == "max"
@@ -334,6 +336,7 @@ class StepScope(_Watcher):
     def flush(self, scalars: list[tf.Tensor] | None = None, always: bool = False) -> list[tf.Tensor]:
         """One exchange that makes all noted variables equal; returns the means by samples of ``scalars``."""
         dirty, self._dirty = self._dirty, {}
+        self._check_shown(dirty)
         rules = {key: self._rule_of(v) for key, (v, _) in dirty.items()}
         if self._outcome is not None:
             self._outcome.own |= {key: private_read(variable).numpy() for key, (variable, _) in dirty.items()}
@@ -347,6 +350,18 @@ class StepScope(_Watcher):
         self._flushed = True
         with self.paused():
             return self._exchange_state(sums, means, extremes, scalars)
+
+    def _check_shown(self, dirty: dict[int, tuple[tf.Variable, tf.Tensor]]) -> None:
+        """Refuses to be traced where a variable is assigned, in a branch of `tf.cond` e.g., which no comparison has met.
+
+        Raises:
+            Unproven: it is not known what becomes of its values.
+        """
+        if self._outcome is not None or self._graph is None or self.plan.whole or not self.splits_batch:
+            return
+        for key, (variable, _) in dirty.items():
+            if not _is_sum(variable) and not self.plan.shows(key):
+                raise Unproven(variable.name)
 
     def _exchange_state(
         self, sums: list[Any], means: list[Any], extremes: list[Any], scalars: list[tf.Tensor]

@@ -106,7 +106,9 @@ def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
     eager seeds go on as if nothing had been drawn."""
     global _watcher
     # The derived class `ResourceVariable` has an `assign` of its own (TensorFlow 2.21: `weak_tensor_ops`).
-    originals = [(kind, name, vars(kind)[name]) for kind in _kinds_of_variables() for name in _ASSIGNING if name in vars(kind)]
+    originals = [
+        (kind, name, vars(kind)[name]) for kind in _kinds_of_variables() for name in _ASSIGNING if name in vars(kind)
+    ]
     generator: Any = tf.random.Generator
     counter, eager = generator._prepare_key_counter, getattr(context.context(), "_rng", None)
     drawing = eager.getstate() if eager else None

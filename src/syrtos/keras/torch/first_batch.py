@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from syrtos.comm.world import Session
 from syrtos.keras import first_batch, keras_internals, local_steps, state
+from syrtos.keras.checks import Checks
 from syrtos.keras.first_batch import Assigned, Outcome, Plan
 from syrtos.keras.patching import Method
 from syrtos.keras.python_state import keeping_python_state
@@ -24,6 +26,7 @@ from syrtos.keras.torch.step import (
     buffers_of,
     current_step,
     noting_assignments,
+    number_as_array,
     numbers_of,
     whole_batch,
 )
@@ -36,6 +39,7 @@ class Function:
         model: whose function it is.
         plan: what the first batch has shown.
         verifying: counts the calls of the function.
+        checks: says which batches are looked at.
     """
 
     def __init__(self, model: Any, session: Session, name: str, stock: bool) -> None:
@@ -50,28 +54,86 @@ class Function:
         self.plan = Plan(decided=not first_batch.is_split(session) or bool(local_steps.rounds()))
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
         self.verifying = first_batch.Verifying(model, session)
+        self.checks = Checks()
+        if self.plan.decided:
+            self.checks.end()
+
+    def is_due(self) -> bool:
+        """Returns whether the next batch is to be looked at before it counts."""
+        return not self.plan.decided or self.checks.is_due()
 
     def decide(self, first: Share) -> None:
-        """Looks at the first batch, before it counts. All workers call this together."""
+        """Looks at a batch, before it counts. All workers call this together."""
+        if self.plan.decided:
+            self._check(first)
+        else:
+            self._decide(first)
+
+    def _decide(self, first: Share) -> None:
         self.plan.decided = True
         if first.is_uneven:
             self.plan.whole = self.plan.whole or "its tensors have unequal numbers of rows"
         parts = first_batch.unknown_parts(self.model, self._stock, self._name)
         asked = self._session.options.verify
-        if not self.plan.whole and asked != "off" and (parts or asked == "only"):
-            predicts = self._name == "predict_step"
-            kind = _PredictingTrial if predicts else _Trial
-            trial = kind(self.model, self._session, getattr(self.model, self._name), first)
-            decide = first_batch.decide_outputs if predicts else first_batch.decide
-            decide(self.plan, trial, self._session, _precision(self.model))
+        is_compared = not self.plan.whole and asked != "off" and bool(parts or asked == "only")
+        if is_compared:
+            began, self.plan.known = time.monotonic(), _known_variables(self.model)
+            trial = self._trial(first)
+            few = trial.has_few_rows()
+            if not few:
+                self._by(trial, self.plan)
+            self.checks.made(self._session.comm, time.monotonic() - began, few)
         if asked == "only":
             bound = first_batch.bound_of(_precision(self.model))
             first_batch.Verifying.note(self.plan, self._session, self.model.name, self._name, bound)
+        if self.plan.whole or not is_compared:
+            self.checks.end()
         if (
             self.plan.whole
         ):  # nothing is averaged: they must begin equal, as a model may not that is built by its first step
             state.broadcast(self._session.comm, state.of_model(self.model))
-        first_batch.tell(self.plan, self._session, f"`{self._name}` of {self.model.name}")
+        first_batch.tell(self.plan, self._session, self._what())
+
+    def _check(self, batch: Share) -> None:
+        """Computes rows of a later batch both ways."""
+        began, trial, steps = time.monotonic(), self._trial(batch), self.checks.steps
+        few = batch.is_uneven or trial.has_few_rows()
+        if not few and not self.plan.tried:  # the batches before had too few rows
+            self._by(trial, self.plan)
+            first_batch.tell(self.plan, self._session, self._what())
+        elif not few and not first_batch.confirm(self.plan, trial, self._session, _precision(self.model)):
+            other = Plan(decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales)
+            self._by(trial, other)
+            if not other.is_like(self.plan):
+                self.plan.adopt(other)
+                first_batch.tell_change(self.plan, self._session, self._what(), steps + 1)
+                first_batch.tell(self.plan, self._session, self._what())
+        self.checks.made(self._session.comm, time.monotonic() - began, few)
+        if self.plan.whole:
+            self.checks.end()
+
+    def _by(self, trial: _Trial, plan: Plan) -> None:
+        decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
+        decide(plan, trial, self._session, _precision(self.model))
+
+    def _trial(self, batch: Share) -> _Trial:
+        kind = _PredictingTrial if self._name == "predict_step" else _Trial
+        return kind(self.model, self._session, getattr(self.model, self._name), batch)
+
+    def _what(self) -> str:
+        return f"`{self._name}` of {self.model.name}"
+
+
+def _known_variables(model: Any) -> set[int]:
+    """Ids of the variables of which it is known what workers' values become: of metrics, of Keras's own layers, and where the script says so."""
+    layers = [layer for layer in keras_internals.layers_of(model) if first_batch.is_known_layer(layer)]
+    found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
+    said = [
+        variable
+        for variable in state.variables_in(model)
+        if getattr(variable, "aggregation", None) not in (None, "none")
+    ]
+    return {id(variable) for variable in [*found, *said]}
 
 
 def _precision(model: Any) -> int:
@@ -85,6 +147,11 @@ class _Trial:
     def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
         self._model, self._session, self._step = model, session, step
         self._all, self._some = first, _some_rows(first, session)
+
+    def has_few_rows(self) -> bool:
+        """Returns whether fewer than two workers have rows, which shows nothing."""
+        counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
+        return sum(count > 0 for count in counts) < 2
 
     def whole(self, all_rows: bool) -> Outcome:
         if all_rows:
@@ -129,7 +196,7 @@ class _Trial:
             try:
                 logs = run(outcome)
                 found = self._looked_at(logs)
-                outcome.logs, outcome.log_names = [_array(v) for v in found], first_batch.names_of(logs, found)
+                outcome.logs, outcome.log_names = [number_as_array(v) for v in found], first_batch.names_of(logs, found)
             except Exception as error:
                 outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return outcome
@@ -149,10 +216,6 @@ class _PredictingTrial(_Trial):
 
     def _looked_at(self, logs: Any) -> list[Any]:
         return [leaf for leaf in keras.tree.flatten(logs) if isinstance(leaf, torch.Tensor)]
-
-
-def _array(value: Any) -> Any:
-    return np.asarray(value.detach().to("cpu", torch.float64) if isinstance(value, torch.Tensor) else float(value))
 
 
 def _some_rows(share: Share, session: Session) -> Share:

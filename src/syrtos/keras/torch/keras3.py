@@ -208,8 +208,9 @@ def _on_shares(
             # a `fit` that goes on draws its data again, and leaves out steps: these must draw from another generator
             with step.own_random_numbers(0) if recovery.keeps_snapshots() else contextlib.nullcontext():
                 return function([share.data])
-        if not of_first.plan.decided:
+        if of_first.is_due():
             of_first.decide(share)
+        of_first.checks.count(1)
         of_first.verifying.count_call()
         if not of_first.plan.whole:
             rows.check_even(data[0], share)

@@ -7,6 +7,7 @@ equal what metrics add up (their changes are summed), and other floating variabl
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -185,7 +186,7 @@ class StepScope(Assignments):
         """
         numbers = [] if logs_are_global or self.plan.whole else numbers_of(outputs)
         if self.outcome is not None:
-            self.outcome.own_logs = [np.asarray(float(number)) for number in numbers]
+            self.outcome.own_logs = [number_as_array(number) for number in numbers]
         rules: dict[int, Rule] = {
             i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal") for i, number in enumerate(numbers)
         }
@@ -216,6 +217,7 @@ class StepScope(Assignments):
         dirty, self._dirty = self._dirty, {}
         by_rule: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for variable, base in dirty.values():
+            self._warn_if_unproven(variable)
             if self.outcome is not None:
                 self.outcome.own[id(variable)] = _wide(variable._value).copy()
             by_rule.setdefault(self._rule_of(variable), []).append((variable._value, base))
@@ -238,6 +240,18 @@ class StepScope(Assignments):
             for (value, _, rule), found in zip(extremes, added[len(sums) + len(weighted) :], strict=True):
                 value.copy_(torch.as_tensor(found.max(axis=0) if rule == "max" else found.min(axis=0)))
         return [_like(scalar, mean) for scalar, mean in zip(scalars, averages[len(means) :], strict=True)]
+
+    def _warn_if_unproven(self, variable: Any) -> None:
+        """Says once that a variable is assigned which no comparison has met; its step can't be computed otherwise any more."""
+        if self.outcome is not None or self.plan.whole or _is_sum(variable) or self.plan.shows(id(variable)):
+            return
+        self.plan.shown.add(id(variable))
+        if self.session.world.rank == 0 and self.splits_batch:
+            print(
+                f"syrtos: `{variable.path}` is assigned in some steps alone, and no comparison of rows has shown what becomes of it: it is "
+                f"the {'mean over' if variable._value.is_floating_point() else 'value of each of'} the workers from now on, which may differ from one process.",
+                file=sys.stderr,
+            )
 
     def _sum_over_workers(self, parts: list[Any], of_all: list[Any]) -> list[Any]:
         """All parts travel as one vector of float64, which holds counters and float32 states exactly."""
@@ -296,6 +310,16 @@ def _is_sum(variable: Any) -> bool:
 def numbers_of(outputs: Any) -> list[Any]:
     """The scalars among what a step returns, in order."""
     return [leaf for leaf in keras.tree.flatten(outputs) if _is_number(leaf)]
+
+
+def number_as_array(leaf: Any) -> Any:
+    """A number of a step, float64; int64 or bool where it counts or says something."""
+    if isinstance(leaf, torch.Tensor):
+        leaf = leaf.detach().to("cpu", torch.float64 if leaf.is_floating_point() else leaf.dtype).numpy()
+    value = np.asarray(leaf)
+    return value.astype(
+        {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}.get(value.dtype.kind, np.float64)
+    )
 
 
 def _is_number(leaf: Any) -> bool:
