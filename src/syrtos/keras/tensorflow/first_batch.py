@@ -86,6 +86,7 @@ class Function:
             return self.function(batches)
         except Unproven as error:  # while it is traced: no step was made, and no batch taken
             self.plan.whole = str(error)
+            self.checks.end()
             self._make_anew()
             first_batch.tell(self.plan, self._session, self._what())
             return self.function(batches)
@@ -360,8 +361,8 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
 
 
 def _is_seed(variable: Any) -> bool:
-    """Whether a variable is the state of a generator: whole numbers that nothing trains."""
-    return variable.dtype in (tf.uint32, tf.int64) and not variable.trainable
+    """Returns whether a variable is the state of a generator: two or more whole numbers that nothing trains."""
+    return variable.dtype in (tf.uint32, tf.int64) and variable.shape.rank == 1 and not variable.trainable
 
 
 @contextlib.contextmanager
