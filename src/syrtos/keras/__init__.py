@@ -1,6 +1,6 @@
-"""The only room that imports Keras: the strategy, optimizers and helpers for scripts that are explicit about distribution.
+"""The strategy, optimizers and helpers for scripts that are explicit about distribution.
 
-Under `syrtos run` a plain script needs none of this.
+Under `syrtos run` a plain script needs none of this. No other package of syrtos imports Keras.
 """
 
 from __future__ import annotations

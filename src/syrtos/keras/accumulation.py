@@ -1,4 +1,7 @@
-"""Gradients in the making, where each worker adds up those of its own shares until an update is due: a file of rank 0 has all of them."""
+"""Gradients that workers accumulate over several steps, each from its own shares, until an update is due.
+
+Before rank 0 saves a model, `gather` moves the gradients of all workers to it, so that its file has all of them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from syrtos.keras import asynchronous, backend, keras_internals, state
 
 
 def gather(comm: Communicator, model: Any) -> None:
-    """Leaves rank 0 with the sum over all workers, and the others with zero: the update sums them again, and rank 0 may save the model before it."""
+    """Moves the accumulated gradients of all workers to rank 0, as their sum, and sets those of the others to zero.
+
+    The update sums them over the workers again, so they count once; and rank 0 may save the model before the update.
+    """
     variables = _in_the_making(model)
     if comm.size == 1 or not variables:
         return
@@ -22,13 +28,16 @@ def gather(comm: Communicator, model: Any) -> None:
 
 
 def may_be_saved(comm: Communicator, callbacks: Iterable[Any]) -> bool:
-    """Whether a callback of any worker saves the model after so many batches, within an epoch."""
+    """Returns whether a callback of any worker saves the model within an epoch, after a number of batches."""
     mine = any(isinstance(getattr(callback, "save_freq", None), int) for callback in callbacks)
     return any(comm.agree("saves within epochs?", float(mine)))
 
 
 def begin(comm: Communicator, model: Any) -> None:
-    """At the beginning of `fit`: what all workers have loaded from one file, or computed from whole batches, counts once."""
+    """Keeps accumulated gradients on rank 0 alone, at the beginning of `fit`, where all workers hold equal ones.
+
+    Equal ones were loaded from one file, or computed from whole batches, and must count once.
+    """
     variables = _in_the_making(model)
     if comm.size > 1 and variables and state.are_equal(comm, [state.checksum(v) for v in variables]) and comm.rank:
         for variable in variables:
@@ -36,7 +45,10 @@ def begin(comm: Communicator, model: Any) -> None:
 
 
 def _in_the_making(model: Any) -> list[Any]:
-    """The variables of an optimizer that has accumulated some steps since its last update."""
+    """Returns the variables in which a model's optimizer accumulates gradients, of this worker's shares alone.
+
+    Empty where it has accumulated no steps since its last update, and where workers hold no gradients of their own.
+    """
     optimizer: Any = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     steps = getattr(optimizer, "gradient_accumulation_steps", None)

@@ -1,4 +1,7 @@
-"""Called by the import hook when the script imports Keras: from then on it trains on all workers."""
+"""Adapts Keras and its frameworks: the import hook calls these functions when the script imports them.
+
+From then on the script trains on all workers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def tensorflow() -> None:
 
 
 def torch() -> None:
-    """Data loaders of torch shuffle alike on all workers, where the script sets no seed."""
+    """Seeds torch alike on all workers, so that its data loaders shuffle alike where the script sets no seed."""
     sys.modules["torch"].manual_seed(settings.common_seed())
 
 
@@ -56,7 +59,10 @@ def keras3() -> None:
 
 
 def jax() -> None:
-    """Joins the workers where Keras is to run on JAX: this must be done before anything is computed, and a script may compute before it imports Keras."""
+    """Joins the workers where Keras is to run on JAX.
+
+    This must be done before anything is computed, and a script may compute before it imports Keras.
+    """
     if world.init().world.size > 1 and _configured_backend() == "jax":
         from syrtos.keras.jax import joining
 
@@ -64,7 +70,10 @@ def jax() -> None:
 
 
 def _configured_backend() -> str | None:
-    """What Keras will choose, where it is not imported yet: KERAS_BACKEND, or its configuration file."""
+    """Reads the backend that Keras will choose when it is imported: KERAS_BACKEND, or that of its configuration file.
+
+    None if neither names one.
+    """
     env = settings.environment()
     if env.get("KERAS_BACKEND"):
         return env["KERAS_BACKEND"]
@@ -84,7 +93,7 @@ def legacy() -> None:
 
 
 def for_strategy() -> None:
-    """Adapts Keras for models made under our strategy, also in a process that `syrtos run` did not start."""
+    """Adapts Keras to models that are made under our strategy, also in a process that `syrtos run` did not start."""
     check_tensorflow("a strategy of tf.distribute")
     from syrtos.keras.tensorflow import gradients
 
@@ -94,7 +103,7 @@ def for_strategy() -> None:
 
 
 def optimizers_only() -> None:
-    """Lets single optimizers of this process reduce, in a script that is explicit about it."""
+    """Adapts Keras so that single optimizers reduce gradients, for a script that says itself which of them do."""
     if sys.modules.get("tf_keras") is not None and "keras" not in sys.modules:
         importlib.import_module("syrtos.keras.tensorflow.keras2").apply_to_optimizers()
     elif _backend_in_use() not in ("tensorflow", "torch"):
@@ -115,7 +124,9 @@ def _backend_in_use() -> str:
 
 
 def explicitly(name: str) -> None:
-    """From now on the script says itself what is exchanged, by the API called ``name``; models are made without a strategy.
+    """Leaves the exchange to the script, which has called the API ``name``.
+
+    Models are made without a strategy from now on.
 
     Raises:
         ConfigurationError: the script trains under a strategy as well.
@@ -144,7 +155,7 @@ def check_tensorflow(name: str) -> None:
 
 
 def check_not_explicit(strategy: str) -> None:
-    """Raises ConfigurationError where a script that makes a `tf.distribute` ``strategy`` has said that it exchanges gradients itself."""
+    """Raises ConfigurationError where a script makes a `tf.distribute` ``strategy`` and exchanges gradients itself."""
     if world.explicit():
         raise ConfigurationError(
             f"This script makes a tf.distribute.{strategy} and initializes Horovod or SMDDP: both would reduce the gradients. Keep one of them."
@@ -152,7 +163,7 @@ def check_not_explicit(strategy: str) -> None:
 
 
 def _make_default() -> None:
-    """Every model is created under our strategy, without a scope in the script; with it every optimizer reduces."""
+    """Makes our strategy the default: every model is created under it without a scope, and every optimizer reduces."""
     import tensorflow as tf
 
     from syrtos.keras.tensorflow import tf_internals

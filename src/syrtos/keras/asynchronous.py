@@ -1,8 +1,8 @@
 """Training at each worker's own pace, over parameter servers.
 
 Each batch of an epoch goes to the worker that asks next, so a slow worker takes fewer and delays no other. Between two
-meetings of the workers (a round: an epoch of `fit`, a `join` of a coordinator) each assigns its own metrics and moving statistics; at
-the meeting what they added is summed, or averaged, and all take the servers' weights.
+meetings of the workers (a round: an epoch of `fit`, a `join` of a coordinator) each worker assigns its own metrics and
+moving statistics. At the meeting what the workers have added is summed, or averaged, and all take the servers' weights.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from syrtos.keras import state
 
 
 class Held(Protocol):
-    """An optimizer whose weights servers hold."""
+    """An optimizer whose weights are held by parameter servers."""
 
     optimizer: Any
     variables: list[Any]
 
     def begin(self) -> None:
-        """Gives the servers worker 0's state, and takes the weights."""
+        """Sends worker 0's state to the servers, in place of theirs, and takes the weights from them."""
         ...
 
     def pull(self) -> None:
-        """Takes all that the servers have."""
+        """Takes the weights, and the optimizer's state, from the servers as they are now."""
         ...
 
 
@@ -48,40 +48,40 @@ _whole = 0
 
 
 def servers() -> Servers | None:
-    """The servers of this run, if it has some."""
+    """Returns the parameter servers of this run; None if it has none."""
     return world.current().servers if world.joined() else None
 
 
 def own() -> Servers | None:
-    """The servers, if workers train at their own pace."""
+    """Returns the parameter servers if workers train at their own pace; else None."""
     found = servers()
     return found if found and not found.synchronous else None
 
 
 def hold(one: Held) -> None:
-    """Counts an optimizer in."""
+    """Registers an optimizer whose weights the servers hold."""
     _held.append(weakref.ref(one))
 
 
 def number_of(name: str) -> str:
-    """The name, and how many have had it before: never used again, whatever is collected when."""
+    """Returns the name with a number of its own, which is never used again, whatever is garbage-collected."""
     _counts[name] += 1
     return f"{name} {_counts[name]}"
 
 
 def held() -> list[Held]:
-    """The optimizers that servers hold, in the order in which they made their first step."""
+    """Returns the optimizers whose weights the servers hold, in the order in which they made their first step."""
     return [one for known in _held if (one := known()) is not None]
 
 
 def remember(variable: Any) -> None:
-    """Workers meet about this variable."""
+    """Registers a variable whose values workers bring together when they meet."""
     _variables[number_of(variable.name)] = weakref.ref(variable)
 
 
 @contextlib.contextmanager
 def on_all_data() -> Iterator[None]:
-    """Inside, every worker goes through a whole data set: all evaluate the same weights."""
+    """Context manager: every worker goes through a whole data set, since all evaluate the same weights."""
     global _whole
     _whole += 1
     try:
@@ -91,18 +91,22 @@ def on_all_data() -> Iterator[None]:
 
 
 def shards_dynamically() -> bool:
-    """Whether batches of a data set go to the worker that asks next, here and now."""
+    """Returns whether the batches of a data set go to the worker that asks next, here and now."""
     return own() is not None and not _whole
 
 
 def begin_round() -> None:
-    """Notes the values that what this worker adds will be counted from."""
+    """Notes the values of this worker's own variables, from which `end_round` counts what it has added."""
     _base.clear()
     _base.update({name: variable.numpy() for name, variable in _own_variables().items()})
 
 
 def end_round(wish: bool = False) -> bool:
-    """Meets the other workers; whether one of them has the wish."""
+    """Meets the other workers, and brings their variables and the servers' weights together.
+
+    Returns:
+        Whether one of the workers has the ``wish``.
+    """
     asked = own()
     assert asked is not None
     added: dict[str, Array] = {_WISH: np.ones(1)} if wish else {}
@@ -126,7 +130,7 @@ def end_round(wish: bool = False) -> bool:
 
 
 def average(logs: dict[str, Any]) -> None:
-    """Makes the numbers that a step of the script's own has logged the mean of all workers, in place."""
+    """Replaces the numbers that a step of the script's own has logged by their means over all workers, in place."""
     asked = own()
     if asked is None:
         return
@@ -135,19 +139,28 @@ def average(logs: dict[str, Any]) -> None:
 
 
 def take_weights() -> None:
-    """At the end of an epoch, so that the model is saved with them. At their own pace workers have met and taken them already."""
+    """Takes the servers' weights at the end of an epoch, so that the model is saved with them.
+
+    Workers that train at their own pace have met, and taken them, already.
+    """
     if own() is None:
         _pull()
 
 
 def meet(wish: bool = False) -> bool:
-    """Waits for the other workers; whether one of them has the wish."""
+    """Waits for the other workers; returns whether one of them has the ``wish``.
+
+    Where workers do not train at their own pace, it returns False at once.
+    """
     asked = own()
     return bool(asked and asked.end_round({_WISH: np.ones(1)} if wish else {}))
 
 
 def begin_equal(model: Any) -> None:
-    """All workers, and the servers, start `fit` from worker 0's state: a script may have set weights since its last one."""
+    """Makes all workers, and the servers, start `fit` from worker 0's state.
+
+    The script may have set weights since its last `fit`.
+    """
     asked = own()
     if asked is not None:
         found = state.of_model(model)
@@ -165,13 +178,17 @@ def _pull() -> None:
 
 
 def _rule_of(variable: Any) -> Literal["sum", "mean"]:
-    """Moving statistics become a mean; metrics, counters and what a script trains by hand are sums of what all have added."""
+    """Returns the rule by which the changes of a variable by all workers become one.
+
+    Moving statistics become a mean. Metrics, counters and what a script trains by hand become the sum of what all
+    workers have added.
+    """
     by_hand = variable.trainable and not hasattr(variable, KERAS)
     return "mean" if variable.aggregation.name != "SUM" and variable.dtype.is_floating and not by_hand else "sum"
 
 
 def _own_variables() -> dict[str, Any]:
-    """What workers assign themselves: all but the optimizers' variables."""
+    """Returns the variables that workers assign themselves, by name: all but those that held optimizers have."""
     theirs = set()
     for optimizer in held():
         theirs |= {state.identity(v) for v in (*optimizer.variables, *state.variables_of(optimizer.optimizer))}

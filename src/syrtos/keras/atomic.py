@@ -1,9 +1,10 @@
 """Files appear complete or not at all: they are written into a folder beside their place, forced to disk, and renamed.
 
-A process that is killed meanwhile leaves the old files as they were, and a folder ``.NAME.BOOT-ID.partial`` that the next writer removes:
-a writer that lives holds a lock on its folder. Locks of another machine may not be seen here: its folders are removed when they are old.
-Several files that belong together (a checkpoint's data and index) can't be renamed at once: the folder is renamed to
-``.NAME.complete`` first, and from then on `settle` ends what a killed process has begun.
+A process that is killed meanwhile leaves the old files as they were, and a folder ``.NAME.BOOT-ID.partial`` that the
+next writer removes. A living writer holds a lock on its folder. The locks of another machine may not be seen here: its
+folders are removed when they are old. Several files that belong together (a checkpoint's data and index) can't be
+renamed at once: the folder is renamed to ``.NAME.complete`` first, and from then on `settle` finishes what a killed
+process has begun.
 """
 
 from __future__ import annotations
@@ -38,15 +39,19 @@ _writing = threading.local()
 
 
 def local(path: Any) -> str | None:
-    """The path as text, or None for an object in memory and for the address of a store, which shows complete objects only."""
+    """Returns the path as text; None for an object in memory, and for the address of a store.
+
+    Stores show complete objects only.
+    """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     return text if isinstance(text, str) and text and "://" not in text else None
 
 
 def write(path: str, function: Callable[[str], Result]) -> Result:
-    """Calls ``function`` with a path of the same name in another folder; what it writes there takes the place of ``path``.
+    """Calls ``function`` with a path in another folder, and moves what it writes there to ``path``.
 
-    Where no folder can be made beside ``path``, and inside another `write`, ``function`` gets ``path`` itself.
+    The name of the file stays the same. Where no folder can be made beside ``path``, and inside another `write`,
+    ``function`` gets ``path`` itself.
     """
     place = top = Path(os.path.realpath(path))
     while not top.parent.exists():  # the function makes folders, or says that there is none
@@ -71,7 +76,7 @@ def _write_in(folder: Path, path: str, place: Path, top: Path, function: Callabl
 
 
 def settle(path: str) -> None:
-    """Moves files to their places that a killed process has completed and not yet moved."""
+    """Moves those files to their places that a killed process has completed, but not yet moved."""
     place = Path(os.path.realpath(path))
     complete = place.with_name(f".{place.name}{_COMPLETE}")
     if not complete.is_dir():
@@ -87,8 +92,11 @@ def settle(path: str) -> None:
 
 @contextlib.contextmanager
 def _folder_beside(place: Path) -> Iterator[Path | None]:
-    """A new folder that no other writer removes, and that is removed in the end. None where none can be made: no such folder, or not ours
-    to write to. The original says so, or can do without."""
+    """Context manager: makes a folder beside ``place`` that no other writer removes, and removes it in the end.
+
+    It is None where none can be made: there is no parent folder, or it may not be written to. The function that writes
+    says so, or can do without.
+    """
     _remove_left(place)
     for folder in iter(lambda: _new_folder(place), None):
         with _held(folder) as held:
@@ -112,7 +120,7 @@ def _new_folder(place: Path) -> Path | None:
 
 
 def _remove_left(place: Path) -> None:
-    """Removes what earlier writers of this name have left."""
+    """Removes the folders that earlier writers of this name have left behind."""
     name = re.compile(rf"\.{re.escape(place.name)}\.([0-9a-f]{{8}})-[0-9a-f]{{8}}{re.escape(_PARTIAL)}")
     entries: list[str] = []
     with contextlib.suppress(OSError):  # a folder that may be written to and not read
@@ -126,18 +134,21 @@ def _remove_left(place: Path) -> None:
 
 @functools.cache
 def _boot() -> str:
-    """Eight digits for the boot of this machine: its processes see each other's locks."""
+    """Returns eight digits that stand for this boot of the machine, whose processes see each other's locks."""
     return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
 
 
 def _changed(folder: Path) -> float:
-    """When anything in a folder was last changed."""
+    """Returns when anything in a folder was last changed, in seconds since the epoch."""
     return max(found.lstat().st_mtime for found in (folder, *folder.rglob("*")))
 
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[bool | None]:
-    """Locks a folder. False: it is gone, or another process holds it; None: its file system has no locks."""
+    """Context manager: locks a folder, and gives whether it did.
+
+    False: the folder is gone, or another process holds it; None: its file system has no locks.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -165,7 +176,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _publish(folder: Path, place: Path) -> None:
-    """Puts what lies in ``folder`` beside ``place``, under the same names."""
+    """Moves the content of ``folder`` to where ``place`` is, under the same names, once it is on disk."""
     entries = list(folder.iterdir())
     for found in [folder, *folder.rglob("*")]:
         _force(found)
@@ -177,7 +188,10 @@ def _publish(folder: Path, place: Path) -> None:
 
 
 def _complete(folder: Path, place: Path) -> None:
-    """Renames a folder with several files, when those of the version before are in their places."""
+    """Marks a folder with several files as complete, and settles it.
+
+    Those of the version before are moved to their places first.
+    """
     while True:
         settle(str(place))
         try:
@@ -204,7 +218,7 @@ def _move(new: Path, place: Path) -> None:
 
 
 def _keep_others(old: Path, new: Path) -> None:
-    """Files of the old folder that the new one does not have stay."""
+    """Links the files of the old folder that the new one does not have into the new one, so that they stay."""
     shutil.copystat(old, new)
     for source in sorted(old.rglob("*")):
         target = new / source.relative_to(old)
@@ -217,7 +231,11 @@ def _keep_others(old: Path, new: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Both paths change places at once."""
+    """Swaps two paths in one step (Linux's renameat2).
+
+    Raises:
+        OSError: the file system can't do that.
+    """
     library = ctypes.CDLL(None, use_errno=True)
     if library.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
@@ -232,7 +250,7 @@ def _move_each(new: Path, place: Path) -> None:
 
 
 def _in_order(folder: Path) -> list[Path]:
-    """What a reader looks for first comes last."""
+    """Returns the entries of a folder in the order to move them: the files that a reader looks for first come last."""
     return sorted(folder.rglob("*"), key=lambda file: (file.name == "checkpoint", file.name.endswith(_FOUND_FIRST)))
 
 
@@ -243,7 +261,7 @@ def _force(path: Path) -> None:
 
 
 def _name_place(error: Exception, names: Mapping[str, str]) -> None:
-    """Lets an error name what the script has named."""
+    """Replaces our paths in an error by those that the script has named."""
 
     def named(text: Any) -> Any:
         for ours, theirs in names.items():

@@ -1,4 +1,4 @@
-"""Batches of Keras's own adapters, in memory, as they come to the steps of a backend: timed, and compared between workers."""
+"""Iterators over batches of Keras's own adapters, in memory: the batches are timed, and compared between workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Check = Callable[[list[float], int], None]
 
 
 def drawn(batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches as a step takes them: the time they take counts as input."""
+    """Yields the batches as a step takes them; the time they take counts as input."""
     ledger = world.sharing().ledger
     while True:
         with ledger.span("input"):
@@ -29,7 +29,10 @@ def drawn(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def compared(batches: Iterator[Any], check: Check) -> Iterator[Any]:
-    """The batches; ``check`` is given the checksums of all workers, and the number of the batch."""
+    """Yields the batches, and compares some of them between workers.
+
+    ``check`` is given the checksums of all workers, and the number of the batch.
+    """
     comm = world.sharing().comm
     for number, batch in enumerate(batches):
         if number % _COMPARE_EVERY == 0 or number.bit_count() == 1:  # 0, 1, 2, 4, 8 and so on
@@ -38,14 +41,14 @@ def compared(batches: Iterator[Any], check: Check) -> Iterator[Any]:
 
 
 def check_equal(batch: Any, check: Check) -> None:
-    """The same for a batch that the script gives by hand."""
+    """Compares a batch that the script gives by hand between workers: ``check`` is called as by `compared`."""
     comm = world.sharing().comm
     if comm.size > 1:
         check(comm.agree("compare input", float(_sum_of(batch))), 0)
 
 
 def _sum_of(batch: Any) -> int:
-    """A checksum of the first, the middle and the last row of each array."""
+    """Returns a checksum of the first, the middle and the last row of each array."""
     checksum = 0
     for leaf in keras.tree.flatten(batch):
         if not getattr(leaf, "shape", None) or getattr(leaf, "is_sparse", False) or hasattr(leaf, "todense"):

@@ -1,4 +1,4 @@
-"""How long each callback of a script takes."""
+"""The time that each callback of a script takes."""
 
 from __future__ import annotations
 

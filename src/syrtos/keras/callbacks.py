@@ -1,4 +1,7 @@
-"""Wraps the callbacks of a script so that they behave as in one process: they see all samples, write once, and decide alike."""
+"""Wraps the callbacks of a script so that they behave as in one process.
+
+They see all samples, write once, and decide alike.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ _PATHS = ("filepath", "backup_dir", "directory", "filename", "log_dir")
 
 
 def here(chosen: list[Any]) -> list[Any]:
-    """The callbacks of a script that this worker runs."""
+    """Returns the callbacks of a script that this worker runs."""
     if world.current().options.verify == "only":
         chosen = [callback for callback in _flat(chosen) if not _kinds(callback) & (_WRITERS - _WITHOUT_FILES)]
     if world.sharing().world.rank == 0:
@@ -69,17 +72,20 @@ def here(chosen: list[Any]) -> list[Any]:
 
 
 def _saves_together(callback: Any) -> bool:
-    """Whether all workers must be there when the callback saves the model, to gather it; one of them writes the file."""
+    """Returns whether all workers must run the callback, to gather the model that it saves.
+
+    One of them writes the file.
+    """
     return backend.active().splits_variables() and not _SAVERS.isdisjoint(_kinds(callback))
 
 
 def _kinds(callback: Any) -> set[str]:
-    """The names of a callback's class and of those that it is derived from."""
+    """Returns the names of a callback's class and of those that it is derived from."""
     return {base.__name__ for base in type(callback).__mro__}
 
 
 def _flat(chosen: Any) -> list[Any]:
-    """Callbacks as Keras takes them: one, or lists of them at any depth."""
+    """Returns a list of callbacks from what Keras takes: one callback, or lists of them at any depth."""
     if isinstance(chosen, list | tuple):
         return [callback for part in chosen for callback in _flat(part)]
     return [] if chosen is None else [chosen]
@@ -92,7 +98,7 @@ def _writes_for_all(callback: Any) -> bool:
 
 
 def enclose(callback_list: Any) -> None:
-    """Puts our two around all others."""
+    """Puts our two callbacks around all others of a list."""
     if world.sharing().world.rank or world.current().options.verify == "only":
         callback_list.callbacks = here(callback_list.callbacks)
     last = AfterUsers(callback_list)
@@ -115,7 +121,7 @@ _INTERRUPTED = 2.0
 
 
 def _number(value: Any) -> float | None:
-    """A value of the logs, if it is one number."""
+    """Returns a value of the logs as a float, if it is one number; else None."""
     try:
         return float(value) if not isinstance(value, str) and np.ndim(value) == 0 else None
     except (TypeError, ValueError):
@@ -123,12 +129,12 @@ def _number(value: Any) -> float | None:
 
 
 def _steps_in_call(model: Any) -> int:
-    """Steps that one call of the training function makes; a script's own model may not say."""
+    """Returns the steps that one call of the training function makes; 1 where a script's own model does not say."""
     return int(getattr(model, "steps_per_execution", None) or 1)
 
 
 def _index(batch: Any) -> int:
-    """The number of a batch; a loop of the script's own may say anything."""
+    """Returns the number of a batch; 0 where a loop of the script's own gives something else than a number."""
     try:
         return int(batch)
     except (TypeError, ValueError):
@@ -157,7 +163,7 @@ class _Quiet:
 
 
 class BeforeUsers(_Quiet):
-    """Runs before the script's callbacks: the step is over, what they take is theirs."""
+    """Runs before the script's callbacks: the step is over, and the time from here on is counted as theirs."""
 
     def __init__(self, last: AfterUsers) -> None:
         super().__init__()
@@ -214,7 +220,7 @@ class AfterUsers(_Quiet):
     """Runs after the script's callbacks, on every worker, and makes their decisions common."""
 
     def __init__(self, everyone: Any) -> None:
-        """``everyone``: the list of all callbacks, these two among them."""
+        """``everyone``: the list of all callbacks, which has these two in it."""
         super().__init__()
         self._everyone = everyone
         self._session = world.sharing()
@@ -237,7 +243,7 @@ class AfterUsers(_Quiet):
     # -- training ------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """All workers start from rank 0's state, including what its callbacks have restored."""
+        """Makes all workers start from rank 0's state, including what its callbacks have restored."""
         comm = self._session.comm
         self.trains = True
         if self.model is not None:
@@ -293,14 +299,20 @@ class AfterUsers(_Quiet):
         self._session.ledger.point(lambda: self._measured(self._epoch, logs, learning_rate.rate_of(self.model)))
 
     def _measured(self, epoch: int, logs: Any, rate: float | None) -> dict[str, Any]:
-        """What a curve shows: numbers of the logs, in which callbacks may have put anything, and the learning rate."""
+        """Returns a point of the curves: the epoch, the logs that are numbers, and the learning rate.
+
+        Callbacks may have put anything into the logs.
+        """
         numbers = {
             str(name): number for name, value in dict(logs or {}).items() if (number := _number(value)) is not None
         }
         return {"epoch": epoch + 1, "logs": numbers, "learning_rate": rate}
 
     def _moments(self) -> dict[str, Any]:
-        """What Adam's moments say of the noise of gradients, for which nothing else is measured where XLA exchanges."""
+        """Returns what Adam's moments say of the noise of gradients, on rank 0 where XLA exchanges.
+
+        Nothing else is measured for it there.
+        """
         compiled = self._session.ledger.told.get("exchange") == "compiled"
         found = moments.described(self.model.optimizer) if compiled and self._session.world.rank == 0 else None
         return {"moments": found} if found else {}
@@ -329,7 +341,10 @@ class AfterUsers(_Quiet):
         self._session.ledger.flush()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """A checkpoint that is read after `fit` is complete."""
+        """Compares the replicas, and ends what `fit` has begun.
+
+        The workers meet to compare, so a checkpoint that one of them reads after `fit` is complete.
+        """
         self.trains = False
         if fitting.depth() <= 1:
             finite.begin()
@@ -350,7 +365,10 @@ class AfterUsers(_Quiet):
     # -- the same for evaluate and predict -------------------------------------------------------
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Outside of `fit` nothing has made the replicas equal yet, or proven that they are."""
+        """Makes the replicas equal, or proves that they are, for an evaluation outside of `fit`.
+
+        Within `fit` they are equal already.
+        """
         if rounds := local_steps.rounds():
             rounds.evaluation_begins(self.model)
         if not self.trains:
@@ -377,7 +395,7 @@ class AfterUsers(_Quiet):
     on_predict_batch_begin, on_predict_batch_end = on_test_batch_begin, on_test_batch_end
 
     def step_is_over(self, batch: int) -> None:
-        """Of `fit`; what follows are callbacks."""
+        """Ends the step of a call of `fit`'s training function, before the script's callbacks run."""
         if self._rounds:
             self._rounds.batch_ended(self._steps_since(batch))
         self.data_step_is_over(batch)
@@ -385,38 +403,38 @@ class AfterUsers(_Quiet):
             accumulation.gather(self._session.comm, self.model)
 
     def protect(self) -> None:
-        """Before the script's callbacks."""
+        """Sets up the snapshots of this `fit`, if there are any, before the script's callbacks run."""
         self._protection = recovery.protect(self._everyone, self.model, self)
 
     def counters(self) -> dict[str, int]:
-        """How much has been trained."""
+        """Returns how much has been trained: the steps, the epoch, and the number of steps at which it began."""
         return {"steps": self._steps, "epoch": self._epoch, "epoch_began_at": self._epoch_began_at}
 
     def arrays(self) -> Arrays:
-        """What else training goes on from."""
+        """Returns the other values from which training goes on: those of `--sync-every`."""
         return self._rounds.arrays() if self._rounds else {}
 
     def count_from(self, counters: dict[str, int], arrays: Arrays) -> None:
-        """Goes on from what `counters` and `arrays` gave."""
+        """Restores what `counters` and `arrays` gave."""
         self._steps, self._epoch = counters["steps"], counters["epoch"]
         self._epoch_began_at, self._checked = counters["epoch_began_at"], False
         if self._rounds:
             self._rounds.put_back(arrays, self._steps - self._epoch_began_at)
 
     def data_step_is_over(self, batch: int) -> None:
-        """Of a planned data set."""
+        """Tells a planned data set, if there is one, that the batches of a call have been trained on."""
         if self._stream:
             self._stream.trained(self._steps_since(batch))
 
     def data_epoch_ends(self) -> None:
-        """Of a planned data set."""
+        """Tells a planned data set, if there is one, that its epoch ends."""
         if self._stream:
             self._stream.end_epoch(self._session, self._stops())
 
     # -- helpers -------------------------------------------------------------------------------
 
     def _tell_batch(self, batch: int, steps: int) -> None:
-        """For messages about its gradients."""
+        """Notes which batch comes, for messages about its gradients."""
         stream = self._stream
         finite.batch_begins(self._epoch, batch, steps, (lambda: stream.records(steps)) if stream else list)
 
@@ -429,7 +447,10 @@ class AfterUsers(_Quiet):
         self.model._initial_epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
 
     def _forget_what_was_not_sent(self) -> None:
-        """If the optimizer is new: the gradients were of another training of the same weights, as of a fold."""
+        """Drops the gradients that compression has held back so far, if the optimizer is new.
+
+        They were of another training of the same weights, e.g. of another fold.
+        """
         optimizer: Any = getattr(self.model, "optimizer", None)
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         if (
@@ -447,7 +468,10 @@ class AfterUsers(_Quiet):
         return comm.meetings, comm.sums, comm.summed
 
     def _say_what_was_exchanged(self, comm: Communicator) -> None:
-        """In a step, in the mean, for a forecast; and what `--shard-update` would divide."""
+        """Writes the mean exchange of a step to the ledger, for a forecast.
+
+        With it goes the number of bytes that `--shard-update` would divide.
+        """
         if not self._made or asynchronous.own():
             return
         if backend.computes_global_batches():
@@ -463,7 +487,7 @@ class AfterUsers(_Quiet):
         )
 
     def _check_built(self) -> None:
-        """A model that its first step has built was not compared before."""
+        """Compares the replicas of a model that was built by its first step, and could not be compared before."""
         if self._built_by_step:
             self._built_by_step = False
             state.check_equal(self._session.comm, state.of_model(self.model), self._steps)
@@ -474,7 +498,10 @@ class AfterUsers(_Quiet):
             replicas.compute_equal(self._session.comm, self.model, name)
 
     def _begin_stream(self, comm: Communicator) -> None:
-        """If the model was trained on this data set before, and saved, training goes on from there."""
+        """Begins a planned data set, where the model's earlier training on it has come to, or at its beginning.
+
+        The place is known from this process, from the file that the model was loaded from, or from a snapshot.
+        """
         self._stream = keras_internals.stream_of(self._iterator)
         if self._stream is None:
             return
@@ -501,7 +528,10 @@ class AfterUsers(_Quiet):
         self._endless = endless
 
     def data_epoch_begins(self, epoch: int, params: dict[str, Any]) -> None:
-        """An epoch that goes on in its middle has fewer steps than the others."""
+        """Begins an epoch of a planned data set, if there is one, and tells Keras how many steps it has.
+
+        An epoch that goes on in its middle has fewer than the others.
+        """
         if self._stream is None:
             return
         from syrtos.keras import resume
@@ -526,7 +556,10 @@ class AfterUsers(_Quiet):
         return min(_steps_in_call(self.model), _index(batch) + 1)
 
     def _replicas(self) -> tuple[Communicator, list[Any]]:
-        """Who must hold equal values, and which: all variables on all workers, or what an optimizer reduces that the script has asked to."""
+        """Returns the workers that must hold equal values, and the variables that must be equal.
+
+        They are all workers and all variables, or those of an optimizer that the script has asked to reduce.
+        """
         chosen = backend.active().exchanged_by(self.model)
         variables = state.of_model(self.model)
         if self._rounds and self.trains:  # each worker counts its own samples until the epoch ends
@@ -539,7 +572,10 @@ class AfterUsers(_Quiet):
         return bool(chosen) and (not self._checked or self._since_check >= (chosen if chosen > 0 else self._interval))
 
     def _check(self) -> None:
-        """Compares the replicas, and finds how rarely that must be done to cost at most one part in `_CHECK_COST`."""
+        """Compares the replicas, and sets how rarely that is done.
+
+        It is to cost at most one part in `_CHECK_COST` of the time.
+        """
         started = time.perf_counter()
         comm, variables = self._replicas()
         if comm.size == 1:  # what only this worker trains
@@ -555,7 +591,11 @@ class AfterUsers(_Quiet):
         self._checked, self._since_check, self._checked_at = True, 0, time.perf_counter()
 
     def _agree_to_stop(self) -> None:
-        """If any worker wants to stop, or was interrupted, all do and are, at the same step."""
+        """Stops training on all workers at the same step, if any of them wants to stop.
+
+        Raises:
+            KeyboardInterrupt: one of them was interrupted.
+        """
         wish = (
             _INTERRUPTED
             if interrupts.asked()
@@ -568,12 +608,13 @@ class AfterUsers(_Quiet):
             self.model.stop_training = True
 
     def _stops(self) -> bool:
-        """Whether this worker's script has asked to stop; a model that was never compiled has no such attribute."""
+        """Returns whether this worker's script has asked to stop."""
+        # a model that was never compiled has no such attribute
         return bool(getattr(self.model, "stop_training", False))
 
 
 def within(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around the `__init__` of Keras's list of callbacks: writing is left to rank 0, and our two enclose the others."""
+    """Wraps the `__init__` of Keras's list of callbacks: writing is left to rank 0, and our two enclose the others."""
 
     def init(self: Any, chosen: Any = None, *args: Any, **kwargs: Any) -> None:
         original(self, here(_flat(chosen)), *args, **kwargs)

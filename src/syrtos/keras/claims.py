@@ -1,4 +1,4 @@
-"""What the workers of a run tell each other about the files that one of them writes: in small files of the run directory.
+"""Files of the run directory in which workers tell each other about the files that one of them writes.
 
 A claim is the lock on one file, and the record of what has become of it. A turn is how far the first worker has come.
 """
@@ -23,7 +23,7 @@ _LOOK = 0.02
 
 
 class Turn:
-    """Which of its files the first worker has begun to write, for the others that let it go first.
+    """The number of the file that the first worker has begun to write, for the others, which let it go first.
 
     Args:
         name: what is counted, e.g. ``"writes"``.
@@ -34,11 +34,14 @@ class Turn:
         self._path = _path(f"turn: {name}")
 
     def tell(self, number: tuple[int, int]) -> None:
-        """The first worker has begun: after which exchange, and the how manieth since."""
+        """Writes down that the first worker has begun.
+
+        ``number``: how many exchanges it lies after, and its own number since the last of them.
+        """
         self._path.write_text(f"{number[0]} {number[1]}", encoding="utf-8")
 
     def begun(self, number: tuple[int, int]) -> bool:
-        """Whether it has come that far."""
+        """Returns whether the first worker has come as far as ``number``."""
         try:
             meetings, count = self._path.read_text(encoding="utf-8").split()
         except (OSError, ValueError):  # not yet, or this moment
@@ -47,12 +50,12 @@ class Turn:
 
 
 class Claim:
-    """What the workers know about the writing of one file, in a file that one of them holds at a time.
+    """The record of the writing of one file, itself in a file that one worker at a time holds.
 
     Args:
         key: the path that is written, or another name of the work.
         call: the exchange it lies after and a number: equal on all workers that make the same call.
-        fetched: the work results in a path for all workers of a host.
+        fetched: whether the work results in a path for all workers of a host.
     """
 
     def __init__(self, key: str, call: str, fetched: bool) -> None:
@@ -61,7 +64,9 @@ class Claim:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Waits until no other worker holds it. The end of a process ends its hold.
+        """Context manager: waits until no other worker holds the claim, then holds it.
+
+        The end of a process ends its hold.
 
         Raises:
             StalledError: another worker has held it for longer than the watchdog's time.
@@ -76,7 +81,10 @@ class Claim:
             yield
 
     def settle(self, work: Callable[[], Any]) -> Any:
-        """Does the work, or takes what another worker wrote down about it; does it again if that file is on another host's disk."""
+        """Does the work, or takes the result or error that another worker has written down about it.
+
+        It does the work again if the file of that worker is on another host's disk.
+        """
         known = self._read()
         done = known.get(self._call)
         if done and done["error"]:
@@ -100,7 +108,10 @@ class Claim:
         return result
 
     def _mark(self, result: Any) -> list[int] | None:
-        """Tells the file from others of its name: another host may have one too."""
+        """Returns the size and time of the file, which tell it from others of its name; None if there is no file.
+
+        Another host may have a file of the same name.
+        """
         path = str(result) if self._fetched else self._key
         with contextlib.suppress(OSError):
             facts = os.stat(landmark(path))
@@ -115,7 +126,7 @@ class Claim:
             return {}
 
     def _write(self, known: dict[str, Any]) -> None:
-        """Leaves out what no worker can ask for any more."""
+        """Writes down what is known, without calls that no worker can ask for any more."""
         now = int(self._call.split()[0])
         recent = {call: facts for call, facts in known.items() if int(call.split()[0]) >= now}
         self._file.seek(0)
@@ -128,20 +139,23 @@ def await_holder(key: str) -> None:
     """Waits while another worker holds the claim on a key.
 
     Raises:
-        StalledError: for longer than the watchdog's time.
+        StalledError: it has held it for longer than the watchdog's time.
     """
     with contextlib.suppress(FileNotFoundError), open(_path(key), "rb") as file, _locked(file, fcntl.LOCK_SH, key):
         pass
 
 
 def landmark(path: str) -> str:
-    """The file that appears last when ``path``, the prefix of a checkpoint or a folder is written."""
+    """Returns the file that appears last when ``path``, the prefix of a checkpoint or a folder, is written."""
     inside = os.path.join(path, "saved_model.pb")
     return next((file for file in (f"{path}.index", inside) if os.path.exists(file)), path)
 
 
 def now_and_then(done: Callable[[], bool]) -> Callable[[], bool]:
-    """The same question, which looks at files, for one who asks all the time: in between the answer is no."""
+    """Returns ``done`` for callers that ask all the time: it looks at files only every `_LOOK` seconds.
+
+    In between the answer is False.
+    """
     last = -_LOOK
 
     def asked() -> bool:
@@ -156,8 +170,11 @@ def now_and_then(done: Callable[[], bool]) -> Callable[[], bool]:
 
 @contextlib.contextmanager
 def _locked(file: IO[Any], kind: int, name: str, marker: Path | None = None) -> Iterator[None]:
-    """Waits for the lock on an open file. Where the file system has none, the existence of ``marker`` is the lock; without a marker
-    workers write at once, each a file of its own."""
+    """Context manager: waits for the lock on an open file, and holds it.
+
+    Where the file system has no locks, the existence of ``marker`` is the lock; without a marker workers write at once,
+    each a file of its own.
+    """
     marked: list[Path] = []
 
     def locks() -> bool:

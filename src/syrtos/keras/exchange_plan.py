@@ -1,4 +1,4 @@
-"""Writes down which variables' gradients travel, and in which buckets, for the report of a run."""
+"""The plan of an exchange for the report of a run: which variables' gradients travel, and in which buckets."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _told: set[tuple[int, ...]] = set()
 
 
 def tell(variables: Sequence[Any], buckets: Callable[[], Sequence[Sequence[int]]], rows: Sequence[int] = ()) -> None:
-    """Writes it down once for each group of variables.
+    """Writes the plan of a group of variables to the ledger, once for each group.
 
     Args:
-        variables: whose gradients travel.
-        buckets: returns indices into ``variables``: what travels together, in order; none where a compiler decides.
-        rows: indices of variables of which rows travel, as many as a batch has touched.
+        variables: those whose gradients travel.
+        buckets: returns for each bucket, in order, the indices of the ``variables`` that travel together; none where a
+            compiler decides.
+        rows: indices of those variables of which rows travel, as many as a batch has touched.
     """
     group = tuple(map(id, variables))
     if group in _told:

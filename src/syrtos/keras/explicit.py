@@ -1,4 +1,4 @@
-"""For custom loops that say themselves what is distributed. Each worker computes on its own batch."""
+"""Functions for custom loops that say themselves what is distributed. Each worker computes on its own batch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Optimizer = TypeVar("Optimizer")
 def DistributedOptimizer(optimizer: Optimizer, process_set: ProcessSet | None = None) -> Optimizer:
     """Makes an optimizer average its gradients over the workers before clipping and applying them.
 
-    The optimizer itself is returned: its class, name and config stay, so models are saved as without syrtos. At its first step
-    all workers get rank 0's weights.
+    The optimizer itself is returned: its class, name and config stay, so models are saved as without syrtos. At its
+    first step all workers get rank 0's weights.
 
     Args:
         optimizer: a `keras.optimizers.Optimizer`, on TensorFlow or torch.
@@ -39,7 +39,7 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0, process_set: Pr
 
 
 def comm_of(process_set: ProcessSet | None) -> Communicator:
-    """The workers of a set; None: all.
+    """Returns the communicator of a process set; None: that of all workers.
 
     Raises:
         ConfigurationError: the process is not a member of it.

@@ -1,8 +1,8 @@
 """Files are written once, complete or not at all, and read when they are complete.
 
-A worker that writes a file takes its lock at once; one that comes to write the same file meanwhile waits for the lock, finds that the file
-has been written, and goes on. Locks end with the process that holds them, and a script may save on one rank or on all, in `fit` or outside.
-Which calls belong together: they name the same path, and lie between the same two
+A worker that writes a file takes its lock at once; one that comes to write the same file meanwhile waits for the lock,
+finds that the file has been written, and goes on. Locks end with the process that holds them, and a script may save on
+one rank or on all, in `fit` or outside. Calls belong together if they name the same path, and lie between the same two
 exchanges.
 """
 
@@ -34,10 +34,10 @@ _PATIENCE = 10.0
 
 
 class _Thread(threading.local):
-    """What this thread is at, so that what a writing function calls is part of it.
+    """The state of a thread, by which calls made within a writing function are part of that function.
 
     Attributes:
-        busy: whether it writes a file for all.
+        busy: whether the thread writes a file for all.
         calls: by key, after which exchange it was last written, and how often since.
     """
 
@@ -47,7 +47,7 @@ class _Thread(threading.local):
         self.calls: dict[str, tuple[int, int]] = {}
 
     def number(self, key: str, meetings: int) -> int:
-        """Counts the calls for ``key`` since the last exchange."""
+        """Counts a call for ``key``, and returns how many there were since the last exchange."""
         last, count = self.calls.get(key, (meetings, 0))
         self.calls[key] = (meetings, count + 1 if last == meetings else 1)
         return self.calls[key][1]
@@ -63,8 +63,9 @@ def writing(argument: str, complete: bool = True) -> Wrapper:
     """Makes a function write its file or folder once for all workers.
 
     Args:
-        argument: the path's name among the function's arguments. Objects in memory and addresses of stores are left to the function.
-        complete: the file appears complete or not at all.
+        argument: the path's name among the function's arguments. Objects in memory and addresses of stores are left to
+            the function.
+        complete: whether the file is to appear complete or not at all.
     """
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +122,10 @@ def reading(argument: str) -> Wrapper:
 
 
 def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
-    """One worker of a host fetches a file, and the others wait: also where the script says itself what is exchanged."""
+    """Makes one worker of a host fetch a file while the others wait.
+
+    This is done also where the script says itself what is exchanged.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -138,7 +142,10 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _instead(path: str) -> str | None:
-    """Where `syrtos verify` saves a model in place of ``path``: one that was trained on two batches must not replace the user's. None in other runs."""
+    """Returns the path to which `syrtos verify` saves a model in place of ``path``; None in other runs.
+
+    A model that was trained on two batches must not replace the user's.
+    """
     if not world.joined() or temporary.is_own(path):
         return None
     options = world.current().options
@@ -150,7 +157,8 @@ def _instead(path: str) -> str | None:
 class CompleteFiles:
     """Keras's `file_utils`, with files that appear complete when they are written as a whole.
 
-    Callbacks that save run on all workers where each holds parts of variables, which they gather together: rank 0 alone changes files and folders then.
+    Where each worker holds parts of variables, callbacks that save run on all workers, which gather them together: rank
+    0 alone changes files and folders then.
     """
 
     def __init__(self, original: Any) -> None:
@@ -180,7 +188,7 @@ _CHANGING = {"makedirs", "copy", "remove", "rmtree"}
 
 
 def _only_gathers(path: Any) -> bool:
-    """Whether this worker runs a callback that saves only so that all can gather what it saves."""
+    """Returns whether this worker runs a callback that saves only to take part in gathering what is saved."""
     joins = world.joined() and world.sharing().world.rank > 0 and backend.is_chosen()
     return joins and backend.active().splits_variables() and not temporary.is_own(path)
 
@@ -194,7 +202,10 @@ def _by_the_writer(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_saved_model(export: Callable[..., Any]) -> Wrapper:
-    """In a training job `save` to a folder for models writes a SavedModel, as Keras 2 did and scripts for SageMaker expect."""
+    """Makes `save` to a folder for models write a SavedModel in a training job.
+
+    Keras 2 did so, and scripts for SageMaker expect it.
+    """
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -217,15 +228,15 @@ def as_saved_model(export: Callable[..., Any]) -> Wrapper:
 
 
 def once(name: str, work: Callable[[], Any], fetched: bool = False) -> Any:
-    """Does ``work`` on one worker, rank 0 unless it comes much later than others, while the others wait.
+    """Does ``work`` on one worker while the others wait: on rank 0, unless it comes much later than others.
 
     Args:
         name: the path that is written, or with ``fetched`` another name of the work.
-        work: what is to be done.
-        fetched: one worker of each host does it, and all get its result, a path.
+        work: the function that does it.
+        fetched: whether one worker of each host does it, and all get its result, a path.
 
     Returns:
-        What the work returned; None on workers that did not do it, unless ``fetched``.
+        The result of the work; None on workers that did not do it, unless ``fetched``.
 
     Raises:
         Exception: what the work raised, on all workers; SyrtosError where its type can't be made anew.
@@ -243,8 +254,11 @@ def once(name: str, work: Callable[[], Any], fetched: bool = False) -> Any:
 
 @contextlib.contextmanager
 def _claimed(key: str, session: world.Session, fetched: bool) -> Iterator[claims.Claim]:
-    """The claim on a key, held. Rank 0 (of each host) takes it when it comes; ranks that come earlier wait for that, but not for ever: any
-    worker may be the one that writes."""
+    """Context manager: takes the claim on a key, and holds it.
+
+    Rank 0 (of each host, for a fetch) takes it when it comes. Ranks that come earlier wait for that, but not for ever:
+    any worker may be the one that writes.
+    """
     meetings, meets = _meetings(session), _meets(session)
     first = (session.world.local_rank if fetched else session.world.rank) == 0
     turn = claims.Turn(f"fetches {session.world.node_rank}" if fetched else "writes")
@@ -269,7 +283,7 @@ def _claimed(key: str, session: world.Session, fetched: bool) -> Iterator[claims
 
 
 def _let_the_first_begin(turn: claims.Turn, mine: tuple[int, int], call: str, session: world.Session) -> None:
-    """Waits until the first worker has begun what is its turn too, or is past it: at its next exchange."""
+    """Waits until the first worker has begun the same turn or is at its next exchange, or until it is late."""
     late = _late(session)
     over = claims.now_and_then(lambda: turn.begun(mine) or late())
     if not over():
@@ -277,28 +291,36 @@ def _let_the_first_begin(turn: claims.Turn, mine: tuple[int, int], call: str, se
 
 
 def _let_the_others_come(call: str, session: world.Session) -> None:
-    """Waits until they come to the same file, or are past it: they may still have to read what the first worker has written since the last
-    exchange, before it writes again."""
+    """Waits until the other workers come to the same file or are past it, or until it is late.
+
+    They may still have to read what the first worker has written since the last exchange, before it writes again.
+    """
     late, moving, again = _late(session), True, False
     while moving and not late():
         moving, again = session.comm.pass_by(call, again, late), True
 
 
 def _late(session: world.Session) -> Callable[[], bool]:
-    """Whether a worker has waited long enough from now on."""
+    """Returns a function that says whether it is late: whether this worker has waited long enough from now on."""
     limit = time.monotonic() + min(_PATIENCE, session.watchdog.timeout / 2)
     return lambda: time.monotonic() > limit
 
 
 def _meets(session: world.Session) -> bool:
-    """Whether this worker may wait for the others here: not in another thread, and not where each trains at its own pace."""
+    """Returns whether this worker may wait for the others here.
+
+    It may not in another thread than the main one, nor where each worker trains at its own pace.
+    """
     return (
         session is world.current() and session.comm.size > 1 and threading.current_thread() is threading.main_thread()
     )
 
 
 def _meetings(session: world.Session) -> int:
-    """How often the workers have met: equal on all of them at the same place of the script. 0 where a script meets as it likes."""
+    """Returns how often the workers have met, which is equal on all of them at the same place of the script.
+
+    It is 0 where a script meets as it likes.
+    """
     if world.explicit():
         return 0
     servers = asynchronous.own()
@@ -324,8 +346,10 @@ def _await_writer(path: str) -> None:
 
 
 def _while_others_may_write(exists: Callable[[], bool], call: str) -> Iterator[None]:
-    """Gives a turn now and one whenever the other workers have done more, until the file exists, or each of them is at its next exchange or
-    waits likewise: a file that is not there by then does not come."""
+    """Yields now, and again whenever the other workers have done more, until the file exists or can't come any more.
+
+    It can't once each of them is at its next exchange or waits likewise.
+    """
     yield
     moving, again = world.joined() and not _thread.busy and _meets(world.sharing()), False
     while moving and not exists():

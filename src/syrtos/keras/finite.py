@@ -1,7 +1,9 @@
-"""Numbers that go wrong: what becomes of gradients that are not finite is decided before they are applied, and a loss that is not is said once.
+"""Checks for gradients and losses that are NaN or infinite.
 
-An update that is left out leaves no trace, as a `LossScaleOptimizer` leaves out its own: weights, the optimizer's state and its number of
-updates stay as they were, and in `fit` so do metrics and moving statistics, into which the same batch has gone.
+What becomes of gradients that are not finite is decided before they are applied; a loss that is not finite is reported
+once. An update that is left out leaves no trace, as a `LossScaleOptimizer` leaves out its own: weights, the optimizer's
+state and its number of updates stay as they were, and in `fit` so do metrics and moving statistics, into which the same
+batch has gone.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class _LeftOut:
         self.begin()
 
     def begin(self) -> None:
-        """Of a `fit`: none yet."""
+        """Forgets what was noted in an earlier `fit`; the number of all updates that were left out stays."""
         self.in_a_row: dict[int, int] = {}
         self.in_step = False
         self.batch = ""  # of `fit`, in words
@@ -49,45 +51,57 @@ _left_out = _LeftOut()
 
 
 def is_asked() -> bool:
-    """Whether gradients are looked at before each update."""
+    """Returns whether gradients are looked at before each update."""
     return world.current().options.on_nan != "warn"
 
 
 def leaves_out() -> bool:
-    """Whether training goes on without an update whose gradients are not finite."""
+    """Returns whether training goes on without an update whose gradients are not finite."""
     return world.current().options.on_nan in ("skip", "rollback")
 
 
 def number_left_out() -> int:
-    """How many updates this process has left out so far."""
+    """Returns how many updates this process has left out so far."""
     return _left_out.number
 
 
 def begin() -> None:
-    """A `fit` begins, which has left out none, or ends."""
+    """Forgets what was noted in an earlier `fit`; called when a `fit` begins or ends."""
     _left_out.begin()
 
 
 def batch_begins(epoch: int, batch: int, steps: int, records: Callable[[], Sequence[Record]] = list) -> None:
-    """A call of the training function begins, of so many batches; epochs and batches count from 0. ``records`` gives those of this worker's shares of
-    them, where they are known, once they have been drawn."""
+    """Notes the batches that a call of the training function begins to train on.
+
+    Args:
+        epoch: the number of the epoch, from 0.
+        batch: the number of the first batch, from 0.
+        steps: how many batches there are.
+        records: returns the records of this worker's shares of them, where they are known, once they have been drawn.
+    """
     batches = f"batch {batch + 1}" if steps == 1 else f"batches {batch + 1} to {batch + steps}"
     _left_out.batch, _left_out.records = f" ({batches} of epoch {epoch + 1})", records
 
 
 def step_is_left_out(comm: Communicator) -> bool:
-    """At the end of a step, by all workers: whether one of them has left out an update in it."""
+    """Returns whether a worker has left out an update in the step that ends; all workers call it together."""
     mine, _left_out.in_step = _left_out.in_step, False
     return any(comm.agree("an update was left out?", float(mine)))
 
 
 def changed_by_batch(model: Any) -> list[Any]:
-    """The variables that a batch changes by passing through a model, apart from an update of its weights: moving statistics, seeds, metrics."""
+    """Returns the variables that a batch changes by passing through a model, apart from an update of its weights.
+
+    They are moving statistics, seeds and metrics.
+    """
     return [*model.non_trainable_variables, *state.of_metrics(model)]
 
 
 def results_again(model: Any, logs: Any) -> Any:
-    """The logs of a step that was left out: what its metrics give, where ``logs`` are that."""
+    """Returns the logs of a step that was left out.
+
+    Where ``logs`` are the results of the model's metrics, they are read anew.
+    """
     results = model.get_metrics_result()
     return results if isinstance(logs, dict) and logs.keys() == results.keys() else logs
 
@@ -95,12 +109,13 @@ def results_again(model: Any, logs: Any) -> Any:
 def look(
     comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: Sequence[bool], update: int
 ) -> bool:
-    """Called before each update.
+    """Decides whether an update is made; called before each.
 
     Args:
         comm: the workers, which then all call it together; None where this worker's gradients are not reduced.
-        variables: of the gradients.
-        finite: for each gradient of the global batch whether all its numbers are finite; equal on all workers of ``comm``.
+        variables: those of the gradients.
+        finite: for each gradient of the global batch whether all its numbers are finite; equal on all workers of
+            ``comm``.
         own: the same for this worker's share.
         update: number of the update, from 1.
 
@@ -108,7 +123,8 @@ def look(
         Whether the update is to be made.
 
     Raises:
-        NonFiniteError: it is not, and training must not go on; names the first gradient, and the workers whose share made it so.
+        NonFiniteError: it is not, and training must not go on; names the first gradient, and the workers whose share
+            made it so.
     """
     which = id(variables[0]) if variables else 0
     compression.update_is_decided(state.held(variables), is_made=all(finite))
@@ -126,10 +142,12 @@ def look(
 
 
 def stop(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: Sequence[bool]) -> None:
-    """Called where an update can't be left out any more: its batches have been accumulated, each of finite gradients.
+    """Stops training where an update of accumulated gradients is not finite.
+
+    Such an update can't be left out any more: its batches have been accumulated, each of finite gradients.
 
     Raises:
-        NonFiniteError: the sum of them is not finite.
+        NonFiniteError: the sum of the gradients is not finite.
     """
     if not all(finite):
         raise NonFiniteError(
@@ -166,7 +184,7 @@ def _name(variable: Any) -> str:
 
 
 def _cause(comm: Communicator | None, is_finite: bool) -> str:
-    """The workers whose shares are not finite, and the records of these where they are known."""
+    """Describes which workers' shares are not finite, with their records where these are known."""
     rank = world.current().world.rank
     records = [] if is_finite else list(_left_out.records())
     if records:
@@ -184,7 +202,7 @@ def _cause(comm: Communicator | None, is_finite: bool) -> str:
 
 
 def _from(records: Sequence[Record], rank: int, count: int | None = None) -> str:
-    """Some of ``count`` records that a share of this rank was made of, in words; empty without any."""
+    """Describes ``count`` records that a share of this rank was made of, and names some of them; empty without any."""
     if not records:
         return ""
     named = ", ".join(f"{index} ({file}, at {place})" for index, file, place in records[:_NAMED])
@@ -197,7 +215,7 @@ def _from(records: Sequence[Record], rank: int, count: int | None = None) -> str
 
 
 def _write(records: Sequence[Record]) -> None:
-    """Lists the records of this worker's share of the batch, in a line of JSON."""
+    """Appends the records of this worker's share of the batch to a file, in a line of JSON."""
     path = _list_of(world.current().world.rank)
     if path is None:
         return
@@ -219,7 +237,7 @@ class Notice:
         self._said = False
 
     def look(self, epoch: int, batch: int, logs: Mapping[str, Any] | None) -> None:
-        """After a batch, at numbers that are on the host already."""
+        """Looks at the loss of a batch, if it is on the host already, and reports one that is not finite."""
         loss = (logs or {}).get("loss")
         if self._said or not isinstance(loss, numbers.Real) or math.isfinite(loss):
             return

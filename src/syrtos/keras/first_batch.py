@@ -1,10 +1,11 @@
 """Decides how a step is split over the workers, by computing some rows of its first batch both ways.
 
-What Keras itself computes is known to be right on a share of the rows: losses and metrics row by row, gradients as means. Of anything else (a `train_step`,
-a layer or an optimizer of the script's own) nothing is assumed: before the first batch counts, each worker computes some rows of all workers whole, as
-one process does, then they compute them split, and everything is put back. Where both agree, the step is split. Where a sum, a maximum or the
-like makes them agree, that becomes the rule. Where nothing does, the step is not split: each worker computes the whole batch, which is right,
-and no faster than one worker.
+What Keras itself computes is known to be right on a share of the rows: losses and metrics row by row, gradients as
+means. Of anything else (a `train_step`, a layer or an optimizer of the script's own) nothing is assumed: before the
+first batch counts, each worker computes some rows of all workers whole, as one process does, then they compute them
+split, and everything is put back. Where both agree, the step is split. Where a sum, a maximum or the like makes them
+agree, that becomes the rule. Where nothing does, the step is not split: each worker computes the whole batch, which is
+right, and no faster than one worker.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ ROWS, ROWS_OF_EACH = 8, 2
 
 @dataclasses.dataclass
 class Row:
-    """One number, gradient or variable of the first batch, computed both ways.
+    """A number, gradient or variable of the first batch, computed both ways.
 
     Attributes:
         kind: ``gradient``, ``log``, ``output`` or ``variable``.
-        name: what a person knows it by.
-        whole, split: its value, or its norm, by some rows together and by parts of them.
-        difference: of the two, relative; once the rule is applied.
-        rule: what makes both equal; empty for what is Keras's own way.
+        name: a name for a person.
+        whole, split: its value, or its norm, computed from some rows together and from parts of them.
+        difference: the relative difference of the two, once the rule is applied.
+        rule: the rule that makes both equal; empty for Keras's own way.
     """
 
     kind: str
@@ -63,15 +64,16 @@ class Row:
 
 @dataclasses.dataclass
 class Plan:
-    """How the steps of one function of a model are split.
+    """The way in which the steps of one function of a model are split.
 
     Attributes:
         decided: whether the first batch has been looked at.
         whole: why every worker computes the whole batch; empty where the step is split.
-        gradients: what the workers' gradients become: their mean by samples, or their sum, where they are made; ``late``: their mean where an optimizer gets
-            them.
-        variables: how the workers' values of an assigned variable become one, by the variable's id; others have the rule of their kind.
-        logs: the same of numbers that a step returns, by their place among them.
+        gradients: what the workers' gradients become: their mean by samples, or their sum, where they are made;
+            ``late``: their mean where an optimizer gets them.
+        variables: how the workers' values of an assigned variable become one, by the variable's id; others have the
+            rule of their kind.
+        logs: how the workers' numbers that a step returns become one, by their place among them.
         difference: the largest relative difference between both ways; None where all parts are Keras's own.
         rows: everything that was compared.
         tried: whether it was made by a comparison, and shows what becomes of every variable that the step assigns.
@@ -125,7 +127,7 @@ class Assigned:
     """A variable that a step has assigned.
 
     Attributes:
-        name: what a person knows it by.
+        name: a name for a person.
         before, after: its values.
     """
 
@@ -136,14 +138,15 @@ class Assigned:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a step has computed.
+    """The values that a step has computed.
 
     Attributes:
-        gradients: that optimizers were given, in order, with the names of their variables.
-        logs: the numbers that it returned, in order, with their names, and this worker's own in ``own_logs``.
-        assigned: by the variable's id, in the order of the first assignments.
+        gradients: those that optimizers were given, in order, with the names of their variables in ``gradient_names``.
+        logs: the numbers that the step returned, in order, with their names in ``log_names``, and this worker's own in
+            ``own_logs``.
+        assigned: the assigned variables by their ids, in the order of the first assignments.
         own: by the variable's id, its value on this worker before the workers exchanged it.
-        error: why it did not come to its end.
+        error: why the step did not come to its end; empty if it did.
     """
 
     gradients: list[Array] = dataclasses.field(default_factory=list)
@@ -160,34 +163,37 @@ class Trial(Protocol):
     """A step on some rows of the first batch, which leaves no trace."""
 
     def whole(self, all_rows: bool) -> Outcome:
-        """As one process computes it, on each worker."""
+        """Computes the step on each worker as one process does, on some rows, or on ``all_rows`` of the batch."""
         ...
 
     def split(self, plan: Plan) -> Outcome:
-        """As the workers compute it together."""
+        """Computes the step as the workers do together."""
         ...
 
     def backwards(self) -> Trial:
-        """The same step on the same rows, from the last to the first."""
+        """Returns the same step on the same rows, from the last to the first."""
         ...
 
 
 def in_own_row(value: Array, rank: int, size: int) -> Array:
-    """A row for each worker, of which the others' are zeros: the sum over the workers has the values of all, of shape ``(size, *value.shape)``."""
+    """Returns a row for each worker, with zeros in all but this worker's.
+
+    The result has the shape ``(size, *value.shape)``; its sum over the workers has the values of all.
+    """
     rows = np.zeros((size, *np.shape(value)), np.asarray(value).dtype)
     rows[rank] = value
     return rows
 
 
 class _Noting:
-    """Who notes the gradients that optimizers are given, in place of an update; None: they make updates."""
+    """The function that notes the gradients given to optimizers, in place of an update; None: they make updates."""
 
     to: Note | None = None
 
 
 @contextlib.contextmanager
 def noting_gradients(note: Note) -> Iterator[None]:
-    """Inside, optimizers make no update: ``note`` is called with their gradients and variables."""
+    """Context manager: optimizers make no update; ``note`` is called with their gradients and variables."""
     _Noting.to = note
     try:
         yield
@@ -196,12 +202,12 @@ def noting_gradients(note: Note) -> Iterator[None]:
 
 
 def noting() -> Note | None:
-    """Who notes the gradients that optimizers are given, if they must make no update."""
+    """Returns the function that notes the gradients that optimizers are given; None if they make updates."""
     return _Noting.to
 
 
 def names_of(logs: Any, numbers: Sequence[Any]) -> list[str]:
-    """The keys under which a step returns its numbers; others are numbered from 1."""
+    """Returns the keys under which a step returns its numbers; others are numbered from 1."""
     keys = {id(value): str(name) for name, value in logs.items()} if isinstance(logs, dict) else {}
     return [keys.get(id(number), str(index + 1)) for index, number in enumerate(numbers)]
 
@@ -210,12 +216,18 @@ def names_of(logs: Any, numbers: Sequence[Any]) -> list[str]:
 
 
 def is_split(session: Session) -> bool:
-    """Whether each worker gets a part of each batch; with `--batch per-worker` it has batches of its own, whose losses are averaged."""
+    """Returns whether each worker gets a part of each batch.
+
+    With `--batch per-worker` it has batches of its own, whose losses are averaged.
+    """
     return session.world.size > 1 and session.options.batch != "per-worker"
 
 
 def naming_split(plan: Plan, session: Session, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of steps whose errors say that batches are split, where they are: a later batch than the first may have a form that the step refuses."""
+    """Wraps a function of steps: where batches are split, its errors say so.
+
+    A later batch than the first may have a form that the step refuses.
+    """
 
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -243,7 +255,7 @@ _SPLIT = (
 
 
 def fixed_batch(model: Any) -> str:
-    """Why a model's batches can't be split: it keeps a state for each row. Empty where nothing speaks against it."""
+    """Returns why a model's batches can't be split: it keeps a state for each row. Empty where they can."""
     for layer in keras_internals.layers_of(model):
         if getattr(layer, "stateful", False) and hasattr(layer, "reset_state") | hasattr(layer, "reset_states"):
             return f"the layer `{layer.name}` is stateful: it keeps a state for each row of the batch"
@@ -251,7 +263,10 @@ def fixed_batch(model: Any) -> str:
 
 
 def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
-    """The parts of a step that are not Keras's own, by names that a person knows; ``stock``: the step itself is."""
+    """Returns the parts of a step that are not Keras's own, by names for a person.
+
+    ``stock``: whether the step itself is Keras's own.
+    """
     parts = [] if stock else [f"{type(model).__name__}.{name}"]
     own = (method for method in _METHODS if not whole_batch.is_of_keras(_owner_of(type(model), method)))
     parts += [f"{type(model).__name__}.{method}" for method in own]
@@ -273,7 +288,7 @@ _METHODS = ("call", "compute_loss", "compute_metrics")
 
 
 def _owner_of(kind: type, name: str) -> type:
-    """The class that a method comes from."""
+    """Returns the class that a method comes from."""
     return next((base for base in kind.__mro__ if name in vars(base)), kind)
 
 
@@ -289,7 +304,10 @@ def is_known_layer(layer: Any) -> bool:
 
 
 def _is_known_value(value: Any) -> bool:
-    """Whether an attribute of a layer is no function or object of the script's own, e.g. an activation or a regularizer."""
+    """Returns whether an attribute of a layer is known: no function or object of the script's own.
+
+    Such an attribute may be e.g. an activation or a regularizer.
+    """
     if not callable(value) or isinstance(value, type):
         return True
     return whole_batch.is_of_keras(value) or whole_batch.is_of_keras(type(value))
@@ -312,12 +330,18 @@ _BY_ELEMENT = frozenset(
 
 
 def bound_of(precision: int) -> float:
-    """The largest relative difference that counts as none, of a model that computes with so many bytes at least."""
+    """Returns the largest relative difference that counts as none.
+
+    ``precision``: the bytes of the least precise dtype that the model computes with.
+    """
     return _ROUNDING[precision]
 
 
 def decide_outputs(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
-    """The same of a function that predicts: its outputs, as ``logs``, are the same rows whole and split, or it is not split."""
+    """Fills in the plan of a function that predicts, as `decide` does for other functions.
+
+    It is split if its outputs, the ``logs`` of the trial, are the same from rows whole and split.
+    """
     comm = session.comm
     whole = _whole(plan, trial, comm)
     if whole is None:
@@ -335,10 +359,10 @@ def decide_outputs(plan: Plan, trial: Trial, session: Session, precision: int) -
 
 
 def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
-    """Fills in the plan; all workers call this together and end with the same.
+    """Fills in the plan; all workers call this together and end with the same plan.
 
     Args:
-        plan: of the function whose first batch this is.
+        plan: that of the function whose first batch this is.
         trial: runs the step.
         session: the workers.
         precision: bytes of the least precise dtype that the model computes with.
@@ -449,7 +473,10 @@ def _norm_of(gradients: Sequence[Array]) -> float:
 
 
 def _try_again(plan: Plan, trial: Trial, comm: Communicator, bound: float) -> None:
-    """With the rows in another order: of two workers a value of the first row is always the largest or the least."""
+    """Tries the plan once more with the rows in another order, and gives up the split if both ways differ then.
+
+    A maximum or minimum may fit by chance: of two workers a value of the first row is always the largest or the least.
+    """
     other = trial.backwards()
     whole, split = other.whole(False), other.split(plan)
     failed = _any_failed(comm, whole) or _any_failed(comm, split)
@@ -459,7 +486,7 @@ def _try_again(plan: Plan, trial: Trial, comm: Communicator, bound: float) -> No
 
 
 def _rows(whole: Outcome, split: Outcome) -> list[Row]:
-    """What was compared, in the order of gradients, numbers and variables."""
+    """Returns what was compared, in the order of gradients, numbers and variables."""
     pairs = [
         *(
             ("gradient", name, a, b)
@@ -476,18 +503,21 @@ def _rows(whole: Outcome, split: Outcome) -> list[Row]:
 
 
 def compared(kind: str, name: str, one: Array, other: Array, before: Array | None = None) -> Row:
-    """A row of `syrtos verify`'s table; with ``before`` the changes of a variable are compared."""
+    """Returns a row of `syrtos verify`'s table; with ``before`` the changes of a variable are compared."""
     far = _far(one, other) if before is None else _far_change(before, one, other)
     return Row(kind, name, _size(one), _size(other), far)
 
 
 def _size(value: Array) -> float:
-    """A number itself, or the norm of an array."""
+    """Returns a number itself, or the norm of an array."""
     return float(value) if np.ndim(value) == 0 else float(np.linalg.norm(np.asarray(value, np.float64)))
 
 
 def _any_failed(comm: Communicator, outcome: Outcome) -> str:
-    """The error of the first worker whose step did not come to its end. Workers that failed alone have left the others in an exchange, which fails then."""
+    """Returns the error of the first worker whose step did not come to its end; empty if all did.
+
+    Workers that failed alone have left the others in an exchange, which fails then.
+    """
     for _ in range(3):
         try:
             comm.agree("the first batch was computed")
@@ -534,7 +564,10 @@ def _compared(
 
 
 def _far_change(before: Array, one: Array, other: Array) -> float:
-    """The difference of two changes of a variable, relative to the first; what rounding makes of the variable itself counts as none."""
+    """Returns the difference of two changes of a variable, relative to the first.
+
+    A difference that rounding makes of the variable itself counts as none.
+    """
     if np.shape(one) != np.shape(other) or np.shape(before) != np.shape(one):
         return _far(one, other)
     start = np.asarray(before, np.float64)
@@ -543,7 +576,10 @@ def _far_change(before: Array, one: Array, other: Array) -> float:
 
 
 def _far(one: Array, other: Array, allowed: float = 1e-7) -> float:
-    """The relative difference by norm; equal infinities and NaN count as equal, and what is less than ``allowed`` as none."""
+    """Returns the relative difference by norm.
+
+    Equal infinities and NaN count as equal, and a difference of up to ``allowed`` as none.
+    """
     a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if a.shape != b.shape:
         return float("inf")
@@ -560,7 +596,11 @@ def _far(one: Array, other: Array, allowed: float = 1e-7) -> float:
 def _ruled(
     plan: Plan, comm: Communicator, whole: Outcome, split: Outcome, place: tuple[str, int], bound: float
 ) -> bool:
-    """Whether a rule makes the workers' values those of one process; the plan has it then."""
+    """Finds a rule that makes the workers' values those of one process, and adds it to the plan.
+
+    Returns:
+        Whether there is one.
+    """
     what, index = place
     if what == "log":
         before, own, wanted = np.zeros(()), split.own_logs[index], whole.logs[index]
@@ -601,7 +641,7 @@ _RULES: Mapping[Rule, Callable[[Array, Array], Array]] = {
 
 
 def _described(comm: Communicator, whole: Outcome, split: Outcome, places: Sequence[tuple[str, int]]) -> str:
-    """The first difference, for a person."""
+    """Describes the first difference for a person."""
     what, index = places[0]
     if what == "form":
         return "the workers assign, or give optimizers, different things"
@@ -637,14 +677,17 @@ class Verifying:
         self._is_asked = session.options.verify == "only"
 
     def count_call(self) -> None:
-        """Counts a call with a batch of a data set. After some the loop that calls ends as after its last batch, by the flags that callbacks can set."""
+        """Counts a call with a batch of a data set.
+
+        After `CALLS` calls the loop that makes them ends as after its last batch, by the flags that callbacks can set.
+        """
         self._calls += 1
         if self._is_asked and self._calls >= self.CALLS:
             self._model.stop_training = self._model.stop_evaluating = self._model.stop_predicting = True
 
     @staticmethod
     def note(plan: Plan, session: Session, model: str, step: str, bound: float) -> None:
-        """Rank 0 adds a line to the run directory."""
+        """Adds a line about the plan to a file of the run directory, on rank 0."""
         if session.world.rank == 0 and session.options.run_dir:
             found = {
                 "model": model,
@@ -674,7 +717,10 @@ def tell_change(plan: Plan, session: Session, what: str, step: int) -> None:
 
 
 def tell(plan: Plan, session: Session, what: str) -> None:
-    """Says once that a step is not split, and why; the record of the run has both."""
+    """Says once that a step is not split, and why.
+
+    The record of the run has that too, or else the largest difference between both ways.
+    """
     if plan.difference is not None and not plan.whole:
         session.ledger.say(first_batch=plan.difference)
     if not plan.whole:

@@ -1,4 +1,4 @@
-"""What is agreed on around `compile`, `fit` and `evaluate`."""
+"""Agreements between the workers around `compile`, `fit` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from syrtos.keras import backend, local_steps
 
 
 class _Fits:
-    """How many calls of methods that train this process is in, and the iterator over batches that was made last."""
+    """The calls of methods that train which this process is in, and the iterator over batches that was made last."""
 
     running = 0
     iterator: weakref.ref[Any] | None = None
 
 
 def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Counts the calls of Keras's `fit`, or of another method that trains."""
+    """Wraps Keras's `fit`, or another method that trains: the calls that are running are counted."""
 
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
@@ -36,19 +36,21 @@ def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def depth() -> int:
-    """How many calls of `fit`, or of another method that trains, this process is in, one inside of the other."""
+    """Returns how many calls of `fit`, or of another method that trains, are running, one inside of the other."""
     return _Fits.running
 
 
 def fit_is_running() -> bool:
-    """Whether this process is inside a `fit` of Keras, or another method that trains."""
+    """Returns whether this process is inside a `fit` of Keras, or another method that trains."""
     return _Fits.running > 0
 
 
 @contextlib.contextmanager
 def optimizer_built_by_training(model: Any) -> Iterator[None]:
-    """Inside, what builds a model builds its optimizer only where it is about to train, as in one process: into an optimizer that an evaluation
-    had built, `load_weights` would load the state of the one that was saved."""
+    """Context manager: a model is built without its optimizer inside, unless it is about to train, as in one process.
+
+    Into an optimizer that an evaluation had built, `load_weights` would load the state of the one that was saved.
+    """
     optimizer = model.optimizer
     if optimizer is None or optimizer.built or fit_is_running():
         yield
@@ -61,18 +63,19 @@ def optimizer_built_by_training(model: Any) -> Iterator[None]:
 
 
 def about_to_use(iterator: Any) -> None:
-    """Keras has made an iterator over batches: the `fit` that begins next goes through it."""
+    """Notes an iterator over batches that Keras has made: the `fit` that begins next goes through it."""
     _Fits.iterator = weakref.ref(iterator)
 
 
 def iterator_in_use() -> Any:
-    """The last that was made, if it is still there."""
+    """Returns the iterator over batches that was made last, if it is still there; else None."""
     return _Fits.iterator() if _Fits.iterator else None
 
 
 def check_had_batch(has_part: bool) -> None:
-    """Refuses to end an epoch of dynamically sharded batches in a worker that has had none, ever: it has no part in the weights, and would save others
-    than were trained.
+    """Refuses to end an epoch of dynamically sharded batches in a worker that has never had a batch.
+
+    It has no part in the weights, and would save others than were trained.
 
     Raises:
         DataError: ``has_part`` is False.
@@ -89,11 +92,12 @@ def agree_on_length(mine: int | None, own_shard: bool = False) -> int | None:
 
     Args:
         mine: batches of this worker's data set, None if it is unknown.
-        own_shard: the script says that each worker reads its own data, in batches of the global size: a batch is taken in as many steps as there
-            are workers.
+        own_shard: whether the script says that each worker reads its own data, in batches of the global size: a batch
+            is taken in as many steps as there are workers.
 
     Returns:
-        The number of batches to draw: with batches per worker that of the longest, None if a worker does not know its own.
+        The number of batches to draw: with batches per worker that of the longest, None if a worker does not know its
+            own.
 
     Raises:
         DataError: the data set is empty, or workers have unequal numbers of global batches.

@@ -1,9 +1,11 @@
 """`--outer-fragments F`: changes of weights travel while workers train on, a part of the variables at a time.
 
-After each H / F steps a worker takes in the fragment whose change was sent so many steps before, and sends the next one: so each of F fragments is exchanged
-every H steps, a link carries something all the time, and nobody waits unless the link needs longer than H / F steps. The pattern (every F-th variable, one
-fragment after the other) and the delay are those of Streaming DiLoCo (Douillard et al. 2025, arXiv:2501.18512, sections 2.2 and 2.3). What a worker has learnt
-while its change was on its way it keeps, as in Overlap Local-SGD (Wang et al. 2020, arXiv:2002.09539): nothing is mixed by a factor of its own.
+After each H / F steps a worker takes in the fragment whose change was sent H / F steps before, and sends the next one.
+So each of F fragments is exchanged every H steps, a link carries something all the time, and nobody waits unless the
+link needs longer than H / F steps. The pattern (every F-th variable, one fragment after the other) and the delay are
+those of Streaming DiLoCo (Douillard et al. 2025, arXiv:2501.18512, sections 2.2 and 2.3). A worker keeps what it has
+learnt while its change was on its way, as in Overlap Local-SGD (Wang et al. 2020, arXiv:2002.09539): nothing is mixed
+by a factor of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class _Sent:
 
     Attributes:
         indices: the numbers of its variables.
-        values: of these when it was sent.
+        values: their values when the fragment was sent.
         means: their mean changes, once they are there, and whether a worker has asked to meet.
     """
 
@@ -59,12 +61,20 @@ class Fragments:
         self._samples_when_sent: dict[int, float] = {}  # by fragment, since the meeting
 
     def begin(self, anchors: list[Array]) -> None:
-        """All workers hold ``anchors``, which are changed from now on."""
+        """Begins after a meeting: all workers hold ``anchors``, which are changed from now on."""
         self._anchors, self._turns, self._samples_when_sent = anchors, 0, {}
 
     def batch_ended(self, steps: int, samples: float, asks: bool) -> bool:
-        """After a call of the training function; ``steps`` and this worker's ``samples`` since the meeting. Returns whether all are to meet now: it is time, or
-        a worker has asked for it (``asks``) before it sent a fragment."""
+        """Exchanges a fragment, if it is time, after a call of the training function.
+
+        Args:
+            steps: those made since the meeting.
+            samples: those of this worker since the meeting.
+            asks: whether this worker asks to meet.
+
+        Returns:
+            Whether all are to meet now: it is time, or a worker has asked for it before it sent a fragment.
+        """
         if steps // self._every == self._turns:
             return False
         self._turns = steps // self._every
@@ -88,8 +98,15 @@ class Fragments:
         return asked
 
     def since_sent(self, samples: float) -> list[tuple[range, float, bool]]:
-        """For each fragment the numbers of its variables, this worker's samples since it was sent, and whether it was since the meeting; ``samples``: since
-        then."""
+        """Returns what has been trained since each fragment was sent.
+
+        Args:
+            samples: those of this worker since the meeting.
+
+        Returns:
+            For each fragment the numbers of its variables, this worker's samples since it was sent, and whether it was
+            sent since the meeting.
+        """
         sent = self._samples_when_sent
         return [(self._indices(f), samples - sent.get(f, 0.0), f in sent) for f in range(self._count)]
 

@@ -1,4 +1,7 @@
-"""Ctrl-C inside `fit`: taken by all workers at the same step, so that what the script does then is done by all of them."""
+"""Handles Ctrl-C inside `fit`: all workers take it at the same step.
+
+So all of them do what the script does then.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _asked = False
 
 
 def asked() -> bool:
-    """Whether this worker has got a SIGINT that was not acted on yet."""
+    """Returns whether this worker has got a SIGINT that was not acted on yet."""
     return _asked
 
 

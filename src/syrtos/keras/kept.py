@@ -1,4 +1,7 @@
-"""The snapshots of a worker's process: its parts of them in the memory of its host, and in files those of each `fit` that has ended."""
+"""The snapshots of a worker's process.
+
+Its parts of them lie in the memory of its host; those of each `fit` that has ended lie in files.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,20 @@ _KEPT_BYTES = 2 << 30
 
 @dataclasses.dataclass
 class Place:
-    """Where a run has come to.
+    """A place in a run: how far it has come.
 
     Attributes:
         fit: number of the call of `fit` in the script, from 1.
         calls: calls of the training function in it.
-        first_epoch: with which it began.
-        epoch: that was trained last.
-        epoch_ended: whether its callbacks have been called, too.
+        first_epoch: the epoch with which it began.
+        epoch: the epoch that was trained last.
+        epoch_ended: whether the callbacks of that epoch's end have been called, too.
         cut: whether a callback has stopped training within it.
         ended: whether the call of `fit` has ended.
         trained: steps of all calls of `fit` so far.
-        data: epoch and place in a planned data set at which it began, and the number of its training there; None for other data.
-        commits: of a state that the script itself commits, in the place of all others.
+        data: epoch and place in a planned data set at which it began, and the number of its training there; None for
+            other data.
+        commits: how often the script itself has committed a state, in the place of all other snapshots.
     """
 
     fit: int = 0
@@ -59,7 +63,7 @@ class Committed:
     """A snapshot as the next generation finds it.
 
     Attributes:
-        place: where the run was.
+        place: how far the run had come.
         facts: what was stored of this worker.
         alike: the arrays that all workers held alike.
         mine: the arrays of this worker alone.
@@ -75,7 +79,10 @@ class Kept:
     """The snapshots of this process."""
 
     def __init__(self, text: str) -> None:
-        """``text``: what the launcher or agent wrote into the environment: places of slots, and the folder for `fit`s that have ended."""
+        """Reads ``text``, which the launcher or agent has written into the environment.
+
+        It names the places of slots, and the folder for `fit`s that have ended.
+        """
         told = json.loads(text)
         self.slots = Slots([tuple(pair) for pair in told["places"]])
         self.folder = Path(told["folder"])
@@ -95,7 +102,7 @@ class Kept:
         return Place(**head.first_facts(self.slots.pieces(0, self.number))["place"])
 
     def committed(self, number: int) -> Committed | None:
-        """What is to be put back into the ``number``-th `fit`; None if it begins anew."""
+        """Returns what is to be put back into the ``number``-th `fit`; None if it begins anew."""
         if number > self.found:
             return None
         if number == self.last.fit:
@@ -112,7 +119,10 @@ class Kept:
         return Committed(Place(**facts["place"]), facts, arrays, mine)
 
     def _ended(self, number: int) -> list[bytes]:
-        """The state of a `fit` that has ended: from the files of this host, or of another where this one has come later."""
+        """Returns the parts of the state of a `fit` that has ended, from files; empty if no host has them.
+
+        They are files of this host, or of another where this one has come later.
+        """
         parts = [file.read_bytes() for file in self._files(number)]
         have = self._comm.agree("state of a fit that has ended", float(len(parts)))
         if all(have) or not any(have):
@@ -129,7 +139,13 @@ class Kept:
         self.slots.write(self.world.local_rank, self.number, self.world.local_size, part)
 
     def _check_room(self, size: int) -> None:
-        """Before the first snapshot of this generation: raises MemoryError where two of them would take what training needs; ``size`` of this worker's part."""
+        """Checks that memory suffices for two snapshots beside training, before the first of this generation.
+
+        ``size``: the bytes of this worker's part.
+
+        Raises:
+            MemoryError: they would take what training needs.
+        """
         if self._has_room:
             return
         needed, free = 2 * size * self.world.local_size, memory.available()
@@ -140,7 +156,7 @@ class Kept:
         self._has_room = True
 
     def keep_ended(self) -> None:
-        """Before the memory is used for another `fit`: the state of the one that has ended goes into a file."""
+        """Writes the state of the `fit` that has ended to a file, before its memory is used for another `fit`."""
         if not self.last.ended or self.last.fit > KEPT_FITS or self._files(self.last.fit):
             return
         try:
@@ -162,14 +178,14 @@ class Kept:
             draft.rename(folder / name)
 
     def commit(self, arrays: Arrays) -> None:
-        """Keeps a state of the script, of which each host's first worker writes all."""
+        """Keeps a state of the script, all of which is written by each host's first worker."""
         self.number += 1
         self.last = Place(commits=self.last.commits + 1, trained=self.trained_before + world.current().ledger.trained)
         if self.world.local_rank == 0:
             self.slots.write(0, self.number, 1, encoding.pack(arrays, {"place": dataclasses.asdict(self.last)}))
 
     def _files(self, fit: int) -> list[Path]:
-        """The parts of a `fit` that has ended, if all of them are there."""
+        """Returns the files with the parts of a `fit` that has ended, if all of them are there; else none."""
         for first in self._folder(fit).glob("part-0-of-*.safetensors"):
             count = int(first.stem.rpartition("-")[2])
             files = [first.with_name(_name(part, count)) for part in range(count)]
@@ -178,7 +194,10 @@ class Kept:
         return []
 
     def _folder(self, fit: int) -> Path:
-        """Of this run: a host that shares no folder with the launcher may still have the files of an earlier one."""
+        """Returns the folder of a `fit` of this run.
+
+        A host that shares no folder with the launcher may still have the files of an earlier run.
+        """
         return self.folder / f"fit-{fit}-{settings.common_seed():x}"
 
 
@@ -192,6 +211,6 @@ def _of_rank(rank: int) -> str:
 
 @functools.cache
 def of_run() -> Kept | None:
-    """Those of this process; None where nothing keeps them."""
+    """Returns the snapshots of this process; None where nothing keeps them."""
     text = settings.take(settings.SNAPSHOTS_VARIABLE)
     return Kept(text) if text else None

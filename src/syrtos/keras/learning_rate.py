@@ -1,4 +1,4 @@
-"""Learning rates that grow with the number of workers, and climb to it over the first epochs."""
+"""Learning rates that are scaled with the number of workers, and warmed up over the first epochs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _CLIMB = "_syrtos_climb"
 
 @dataclasses.dataclass
 class Climb:
-    """Kept on an optimizer whose rate is scaled, from one `fit` to the next.
+    """The base of a scaled learning rate and its warm-up, kept on the optimizer from one `fit` to the next.
 
     Attributes:
         base: the rate that the script gave it.
-        batches: of an epoch, if one has ended.
+        batches: the number of batches in an epoch, if one has ended.
         going_on: whether the warm-up has begun and not ended.
     """
 
@@ -31,7 +31,7 @@ class Climb:
 
 
 def factor(scale: str, size: int) -> float:
-    """What the learning rate is multiplied by on ``size`` workers.
+    """Returns the factor by which the learning rate is multiplied on ``size`` workers.
 
     ``linear``: Goyal et al. 2017, arXiv:1706.02677; ``sqrt``: Krizhevsky 2014, arXiv:1404.5997.
     """
@@ -39,8 +39,10 @@ def factor(scale: str, size: int) -> float:
 
 
 def rate_of(model: Any) -> float | None:
-    """The learning rate of a model's optimizer now; None where it has none, or where it can't be read between two steps: on JAX a schedule's follows a
-    counter that lies in the state of the compiled step."""
+    """Returns the learning rate of a model's optimizer now; None where it has none, or where it can't be read.
+
+    A schedule's rate can't be read on JAX between two steps: it follows a counter in the state of the compiled step.
+    """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or (keras_internals.trains_outside(model) and keras_internals.has_schedule(optimizer)):
         return None
@@ -51,7 +53,7 @@ def rate_of(model: Any) -> float | None:
 
 
 def base_rate(optimizer: Any) -> float | None:
-    """The rate that the script gave an optimizer whose rate is scaled; None for others."""
+    """Returns the rate that the script gave an optimizer whose rate is scaled; None for others."""
     climb = _climb_of(optimizer)
     return climb and climb.base
 
@@ -62,13 +64,13 @@ def set_base_rate(optimizer: Any, rate: float) -> None:
 
 
 def facts_of(optimizer: Any) -> dict[str, Any] | None:
-    """How far the rate of an optimizer has been scaled, for a snapshot; None if it is not scaled."""
+    """Returns how far the rate of an optimizer has been scaled, for a snapshot; None if it is not scaled."""
     climb = _climb_of(optimizer)
     return climb and dataclasses.asdict(climb)
 
 
 def put_back(optimizer: Any, facts: dict[str, Any] | None) -> None:
-    """Sets what `facts_of` gave."""
+    """Restores what `facts_of` gave."""
     if facts is not None:
         object.__setattr__(optimizer, _CLIMB, Climb(**facts))
 
@@ -76,7 +78,8 @@ def put_back(optimizer: Any, facts: dict[str, Any] | None) -> None:
 class Scaling:
     """The learning rate of one `fit`: scaled when an optimizer makes its first step, and warmed up.
 
-    An optimizer that callbacks restore from a backup goes on where the interrupted run was, also in the middle of the warm-up.
+    An optimizer that callbacks restore from a backup goes on where the interrupted run was, also in the middle of the
+    warm-up.
     """
 
     def __init__(self, session: Session) -> None:
@@ -88,7 +91,7 @@ class Scaling:
         self._before = 0
 
     def begin(self, model: Any) -> None:
-        """Before the script's callbacks, which may restore the optimizer: notes the rate that the script gave it.
+        """Notes the rate that the script gave the optimizer, before the script's callbacks, which may restore it.
 
         Raises:
             ConfigurationError: the optimizer has a schedule in the place of a rate.
@@ -101,7 +104,10 @@ class Scaling:
             set_base_rate(self._optimizer, _rate_of(self._optimizer))
 
     def restored(self) -> None:
-        """After the script's callbacks: an optimizer that has made no step gets the scaled rate; one that has keeps its own."""
+        """Gives an optimizer that has made no step the scaled rate; one that has made steps keeps its own.
+
+        It is called after the script's callbacks, which may have restored the optimizer.
+        """
         if base_rate(self._optimizer) is None:
             return
         self._before = batches_trained(self._optimizer)
@@ -109,12 +115,13 @@ class Scaling:
             self._optimizer.learning_rate = self._optimizer.learning_rate * self._factor
 
     def warm_up(self, epoch: int, trained: int, batches: int | None) -> None:
-        """Climbs evenly from the script's rate to the scaled one, batch by batch.
+        """Raises the rate evenly from the script's to the scaled one, batch by batch.
 
         Args:
             epoch: the epoch that is being trained, from 0.
             trained: batches of this `fit` before this one.
-            batches: batches of an epoch. While they are unknown (the first epoch over a generator) the rate climbs from epoch to epoch.
+            batches: batches of an epoch. While they are unknown (the first epoch over a generator) the rate climbs from
+                epoch to epoch.
         """
         epochs, climb = self._options.warmup_epochs, _climb_of(self._optimizer)
         if climb is None or not epochs or self._factor == 1.0:
@@ -134,7 +141,7 @@ class Scaling:
 
 
 def batches_trained(optimizer: Any) -> int:
-    """Batches that an optimizer was given; with accumulation more than the updates that it made."""
+    """Returns how many batches an optimizer was given; with accumulation these are more than its updates."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     accumulates = getattr(inner, "gradient_accumulation_steps", None)
     return int(keras_internals.updates_of(inner) if accumulates else inner.iterations)

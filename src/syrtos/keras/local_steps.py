@@ -1,10 +1,12 @@
-"""`--sync-every H`: in `fit` each worker trains alone for H steps, and then the workers exchange by how much their weights have changed (local SGD).
+"""`--sync-every H`: in `fit` each worker trains alone for H steps between two meetings (local SGD).
 
-The mean of the changes, by samples, is the gradient of an outer optimizer, SGD with Nesterov momentum: DiLoCo (Douillard et al. 2023, arXiv:2311.08105,
-algorithm 1). With an outer rate of 1 and no momentum, the default, all take the mean of the weights; with plain SGD inside and H = 1 that is synchronous
-training.
+At a meeting the workers exchange by how much their weights have changed. The mean of the changes, by samples, is the
+gradient of an outer optimizer, SGD with Nesterov momentum: DiLoCo (Douillard et al. 2023, arXiv:2311.08105, algorithm
+1). With an outer rate of 1 and no momentum, the default, all take the mean of the weights; with plain SGD inside and an
+H of 1 that is synchronous training.
 
-The workers also meet at the end of each epoch: what is evaluated, saved and decided there is equal on all of them, and the epoch's metrics count all samples.
+The workers also meet at the end of each epoch: what is evaluated, saved and decided there is equal on all of them, and
+the epoch's metrics count all samples.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class _Process:
 
 @contextlib.contextmanager
 def inside_fit() -> Iterator[None]:
-    """Around each `fit`, also one within another."""
+    """Context manager around each `fit`; the rounds of an outer `fit` meet first, and go on after it."""
     outer = _Process.rounds
     if outer:
         outer.meet()  # the models may share weights
@@ -47,27 +49,35 @@ def inside_fit() -> Iterator[None]:
 
 
 def is_asked() -> bool:
-    """Whether `fit` exchanges weights every so many steps, in the place of gradients in each."""
+    """Returns whether `fit` exchanges weights after a number of steps, in the place of gradients in each."""
     return state.optimizers_differ()
 
 
 def rounds() -> Rounds | None:
-    """Those of the `fit` that is running; None where none is, or where gradients are exchanged in each step."""
+    """Returns the rounds of the `fit` that is running.
+
+    None where no `fit` is running, or where gradients are exchanged in each step.
+    """
     return _Process.rounds
 
 
 def sums_count(training: bool) -> int:
-    """By what a sum over this worker's share is multiplied to stand for the sum over all shares of a batch, in a step in which workers exchange nothing."""
+    """Returns the factor that makes a sum over this worker's share stand for the sum over all shares of a batch.
+
+    It is the number of workers in a step in which they exchange nothing, and else 1.
+    """
     return world.current().world.size if training and _Process.rounds else 1
 
 
 def of_step(session: Session, training: bool) -> Session:
-    """The session over which a step computes: a training step of these rounds makes no exchange."""
+    """Returns the session over which a step computes: a training step of these rounds makes no exchange."""
     return session.asynchronously() if training and _Process.rounds else session
 
 
 def begin(model: Any) -> Rounds | None:
-    """At the beginning of a `fit`, when all workers hold the same weights; None where it was not asked for.
+    """Begins and returns the rounds of a `fit`, when all workers hold the same weights.
+
+    None where they were not asked for.
 
     Raises:
         ConfigurationError: the model has no weights yet, or is not one that can be trained so.
@@ -81,7 +91,10 @@ def begin(model: Any) -> Rounds | None:
 
 
 def refuse_single_steps() -> None:
-    """Raises ConfigurationError in a method that trains on one batch: there is no `fit` at whose end the workers would meet."""
+    """Raises ConfigurationError in a method that trains on one batch.
+
+    There is no `fit` at whose end the workers would meet.
+    """
     if is_asked():
         raise ConfigurationError(
             "`--sync-every` was given, and the script calls `train_on_batch`: workers would never meet, for only `fit` counts their steps. Train by `fit`, "
@@ -120,7 +133,10 @@ class Rounds:
         self._session.ledger.say(sync_every=self._session.options.sync_every, fragments=fragments)
 
     def _give_restored(self, optimizer: Any) -> None:
-        """Where workers have made unequal numbers of updates, a callback has restored rank 0's optimizer, which is then that of all."""
+        """Gives all workers rank 0's optimizer where they have made unequal numbers of updates.
+
+        A callback has then restored it on rank 0.
+        """
         comm, updates = self._session.comm, float(state.memory_of(keras_internals.updates_of(optimizer)))
         if len(set(comm.agree("updates before `fit`", updates))) > 1:
             state.broadcast(comm, state.of_optimizer(optimizer))
@@ -128,11 +144,15 @@ class Rounds:
     # -- called within `fit` ---------------------------------------------------------------------
 
     def epoch_begins(self) -> None:
-        """Also after an epoch that another generation has trained to its end."""
+        """Begins an epoch, also after one that another generation has trained to its end."""
         self._since_epoch, self._evaluates = 0, False
 
     def batch_begins(self) -> None:
-        """Before a call of the training function, after the script's callbacks: at the beginning of a round all workers hold the same weights."""
+        """Notes the values from which changes are counted, where a round or an epoch begins.
+
+        It is called before the training function and after the script's callbacks. At the beginning of a round all
+        workers hold the same weights.
+        """
         if not self._since_epoch:
             self._metrics_before = _copied(state.of_metrics(self._model))
             self._samples_of_epoch = 0.0
@@ -145,13 +165,13 @@ class Rounds:
                 self._fragments.begin(self._anchors)
 
     def count(self, samples: float) -> None:
-        """A training step of this worker had so many samples."""
+        """Counts the samples of a training step of this worker."""
         self._samples += samples
         self._samples_of_epoch += samples
         self._samples_of_step = samples
 
     def batch_ended(self, steps: int) -> None:
-        """After a call of the training function, of so many steps."""
+        """Counts the steps of a call of the training function, and meets the other workers if it is time."""
         self._since += steps
         self._since_epoch += steps
         if self._fragments:
@@ -163,28 +183,37 @@ class Rounds:
             self.meet()
 
     def asks_to_stop(self) -> bool:
-        """Whether this worker's script has asked to stop since the last meeting. Until the next, training goes on."""
+        """Returns whether this worker's script has asked to stop since the last meeting.
+
+        Training goes on until the next meeting.
+        """
         asked = self._asked_to_stop or bool(getattr(self._model, "stop_training", False))
         self._asked_to_stop = asked and not self.met
         self._model.stop_training = asked and self.met
         return asked
 
     def evaluation_begins(self, model: Any) -> None:
-        """Of this model or another, also in the middle of an epoch."""
+        """Notes that an evaluation begins, of this model or another, also in the middle of an epoch."""
         self._evaluates = self._evaluates or self.trains(model)
 
     def evaluation_ends(self, model: Any) -> None:
-        """In the middle of an epoch Keras goes on counting from what the evaluation has left in the metrics, which is the same on all workers."""
+        """Notes the metrics as an evaluation has left them, the same on all workers.
+
+        In the middle of an epoch Keras goes on counting from there.
+        """
         if self.trains(model):
             self._evaluates = False
             self._metrics_before = _copied(state.of_metrics(self._model))
 
     def trains(self, model: Any) -> bool:
-        """Whether this model is the one that `fit` trains."""
+        """Returns whether this model is the one that `fit` trains."""
         return model is self._model
 
     def epoch_ends(self, logs: Any) -> Any:
-        """After the last batch of an epoch: the logs, those of a script's own `train_step` averaged over the workers; metrics count all samples."""
+        """Meets the other workers after the last batch of an epoch, and returns the epoch's logs.
+
+        Metrics count all samples; the logs of a script's own `train_step` are averaged over the workers.
+        """
         if self._evaluates or not self._since_epoch:
             return logs
         self.meet()
@@ -197,7 +226,7 @@ class Rounds:
     # -- kept in snapshots -----------------------------------------------------------------------
 
     def arrays(self) -> Arrays:
-        """What the outer optimizer remembers."""
+        """Returns what the outer optimizer remembers, and from where the metrics of the epoch are counted."""
         found: Arrays = {}
         if self._session.options.outer_momentum:
             found |= {f"outer {index}": velocity for index, velocity in enumerate(self._velocities)}
@@ -205,7 +234,10 @@ class Rounds:
         return {**found, "samples of the epoch": np.array(self._samples_of_epoch)}
 
     def put_back(self, arrays: Mapping[str, Array], since_epoch: int) -> None:
-        """What `arrays` gave, once the model is put back; so many steps of the epoch have been made."""
+        """Restores what `arrays` gave, once the model is put back.
+
+        ``since_epoch``: the steps of the epoch that have been made.
+        """
         for index, velocity in enumerate(self._velocities if self._session.options.outer_momentum else ()):
             velocity[...] = _like(arrays[f"outer {index}"], velocity)
         before = [(f"metric {index}", state.memory_of(v)) for index, v in enumerate(state.of_metrics(self._model))]
@@ -219,14 +251,17 @@ class Rounds:
         return [getattr(one, "inner_optimizer", one) for one in snapshot.optimizers_of(self._model)]
 
     def _rest(self) -> list[Any]:
-        """What no gradient changes: moving statistics, frozen weights, seeds, counters; and moving averages of weights."""
+        """Returns the variables that no gradient changes, without metrics.
+
+        They are moving statistics, frozen weights, seeds, counters, and moving averages of weights.
+        """
         metrics = set(map(id, state.of_metrics(self._model)))
         averages = [v for optimizer in self._optimizers() for v in keras_internals.averages_of(optimizer)]
         held = [*self._model.non_trainable_variables, *backend.active().buffers_of(self._model), *averages]
         return [v for v in state.unique(held) if id(v) not in metrics]
 
     def _check_trains_the_same(self) -> None:
-        """Raises ConfigurationError where a callback has frozen layers, or the opposite."""
+        """Raises ConfigurationError where a callback has frozen layers, or made them trainable."""
         if set(map(id, self._model.trainable_variables)) != set(map(id, self._weights)):
             raise ConfigurationError(
                 "Within a `fit` with `--sync-every` a model must train the same variables from its beginning to its end: other layers have become `trainable`, "
@@ -236,7 +271,7 @@ class Rounds:
     # -- a meeting -------------------------------------------------------------------------------
 
     def meet(self) -> None:
-        """All workers get the same model, if they have trained since the last meeting."""
+        """Gives all workers the same model, if they have trained since the last meeting."""
         if not self._since:
             return
         if self._fragments:
@@ -253,7 +288,11 @@ class Rounds:
         self._since = 0
 
     def _exchange_weights(self) -> None:
-        """A fragment that was sent since the last meeting has made its outer step: what was learnt since is averaged."""
+        """Makes the outer step with the mean changes of the weights.
+
+        A fragment that was sent since the last meeting has made its outer step already: what was learnt since is
+        averaged.
+        """
         every = [(range(len(self._weights)), self._samples, False)]
         for indices, samples, was_sent in self._fragments.since_sent(self._samples) if self._fragments else every:
             weights, anchors = ([found[i] for i in indices] for found in (self._weights, self._anchors))
@@ -264,7 +303,10 @@ class Rounds:
                 backend.active().write(variable, new)
 
     def _stepped(self, index: int, weight: Array, gradient: Array) -> Array:
-        """SGD with Nesterov momentum, in Keras's form: Sutskever et al. 2013, `keras.optimizers.SGD`. ``index``: of the variable."""
+        """Returns a variable's weights after an outer step: SGD with Nesterov momentum, in Keras's form.
+
+        Sutskever et al. 2013, `keras.optimizers.SGD`. ``index``: the number of the variable.
+        """
         options, velocity = self._session.options, self._velocities[index]
         rate, momentum = weight.dtype.type(options.outer_lr), weight.dtype.type(options.outer_momentum)
         if not momentum:
@@ -274,7 +316,11 @@ class Rounds:
         return weight + momentum * velocity - rate * gradient
 
     def _make_equal(self, share: float) -> None:
-        """Of what no gradient changes, what has changed on some worker: floating numbers become their mean by samples, others are rank 0's."""
+        """Makes those variables equal that no gradient changes, and that have changed on some worker.
+
+        Floating numbers become their mean by samples, others are rank 0's. ``share``: this worker's part of the
+        samples.
+        """
         rest = self._rest()
         if len(rest) != len(self._checksums):  # the first step has made some
             mine = [True] * len(rest)
@@ -291,8 +337,11 @@ class Rounds:
         state.broadcast(self._session.comm, [v for v in changed if not _is_floating(v)])
 
     def _add_up_metrics(self) -> None:
-        """By the rules of a step (see `syrtos.keras.tensorflow.step`): what each worker has added in this epoch is added up, other floating states become
-        their mean by samples, and whole numbers have changed alike."""
+        """Merges the metrics of all workers by the rules of a step (see `syrtos.keras.tensorflow.step`).
+
+        What each worker has added in this epoch is added up, other floating states become their mean by samples, and
+        whole numbers have changed alike.
+        """
         variables, before = state.of_metrics(self._model), self._metrics_before
         if len(before) != len(variables):  # the first step has made some
             before = [np.zeros_like(state.memory_of(v)) for v in variables]
@@ -314,7 +363,10 @@ class Rounds:
             backend.active().write(variable, value.astype(state.memory_of(variable).dtype))
 
     def _sums(self, values: Sequence[Array]) -> list[Array]:
-        """Over the workers: one vector of float64, which holds counters and float32 states exactly."""
+        """Returns the sums of arrays over the workers.
+
+        They travel as one vector of float64, which holds counters and float32 states exactly.
+        """
         if not values:
             return []
         vector = np.concatenate([np.asarray(value, np.float64).reshape(-1) for value in values])
@@ -322,7 +374,11 @@ class Rounds:
         return [part.reshape(np.shape(value)) for part, value in zip(parts, values, strict=True)]
 
     def _metric_of(self, logs: Any) -> dict[str, int]:
-        """The logs of a script's own `train_step` that are the result of a metric, under any name: by name the metric's number, as rank 0 sees it."""
+        """Finds the logs of a script's own `train_step` that are the result of a metric, under any name.
+
+        Returns:
+            By the name of the log the metric's number, as rank 0 sees it.
+        """
         metrics = self._model.metrics
         results = [float(metric.result()) if _is_scalar(metric) else math.nan for metric in metrics]
         names = [metric.name for metric in metrics]
@@ -335,7 +391,11 @@ class Rounds:
         return self._session.comm.broadcast_object(found)
 
     def _averaged(self, logs: Any, metric_of: dict[str, int]) -> Any:
-        """Results of metrics, which count all samples now; else what the last step of each worker has logged, by its samples."""
+        """Returns the logs of all workers.
+
+        Results of metrics count all samples now. Other logs are the means of what the last step of each worker has
+        logged, by its samples.
+        """
         everyone = self._session.comm.allgather_object([self._samples_of_step, _scalars(logs)])
         total = sum(samples for samples, _ in everyone)
         means: dict[str, float] = {}
@@ -351,12 +411,12 @@ def _copied(variables: Sequence[Any]) -> list[Array]:
 
 
 def _scalars(logs: Any) -> dict[str, float]:
-    """The logs that are numbers; a metric that gives several logs them as a dictionary."""
+    """Returns the logs that are numbers; a metric that gives several logs them as a dictionary."""
     return {n: float(v) for n, v in dict(logs or {}).items() if np.ndim(v) == 0 and not isinstance(v, dict)}
 
 
 def _is_scalar(metric: Any) -> bool:
-    """Not one that gives several numbers, or that has none yet."""
+    """Returns whether a metric gives one number: not several, and not none yet."""
     try:
         return np.ndim(metric.result()) == 0 and not isinstance(metric.result(), dict)
     except Exception:
@@ -368,12 +428,15 @@ def _is_floating(variable: Any) -> bool:
 
 
 def _like(array: Array, value: Array) -> Array:
-    """An array that comes from a snapshot, as bytes or not, in the dtype and shape of another."""
+    """Returns an array that comes from a snapshot, as bytes or not, in the dtype and shape of another."""
     return typed(array, value.dtype).reshape(value.shape)
 
 
 def meeting_at_end_of_epoch(original: Method) -> Method:
-    """Around the trainer's method that gives an epoch's logs, after its last batch and before its evaluation."""
+    """Wraps the trainer's method that gives an epoch's logs: the workers meet before it.
+
+    It is called after the epoch's last batch and before its evaluation.
+    """
 
     def get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
         found = rounds()

@@ -1,4 +1,4 @@
-"""The memory of this process, and of those that it has started to read data, while a trial trains."""
+"""The memory of this process, and of those that it has started, e.g. to read data, while a trial trains."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class HostMemory:
-    """Bytes in memory before training began, and at most since then."""
+    """Measures the bytes in memory before training began, and the most of them since then."""
 
     def __init__(self) -> None:
         self._before = psutil.Process().memory_info().rss
 
     def training_begins(self) -> None:
-        """Forgets the peak of what the script has done before, where the kernel allows it (proc_pid_clear_refs(5)); else the later peak includes it."""
+        """Forgets the peak of what the script has done before, where the kernel allows it (proc_pid_clear_refs(5)).
+
+        Where it does not, the later peak includes the earlier one.
+        """
         with contextlib.suppress(OSError):
             _CLEAR.write_text("5")
 
     def facts(self) -> dict[str, int]:
-        """Both, in bytes."""
+        """Returns the memory before training, and the peak since then with child processes, in bytes."""
         children = 0
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):

@@ -1,4 +1,7 @@
-"""What Adam's moments say of the noise of gradients, where no worker sees its own gradient: see `syrtos.report.noise_scale`."""
+"""The noise of gradients as Adam's moments show it, where no worker sees its own gradient.
+
+See `syrtos.report.noise_scale`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ _FEWEST = 20  # steps, after which a mean over some of them is one
 
 
 def described(optimizer: Any) -> list[float] | None:
-    """The mean of the squared norms of gradients, the squared norm of their mean, what part of a single step's variance that mean keeps, and over how many
-    steps the first is a mean; None where nothing can be said.
+    """Returns four numbers about the noise of gradients; None where nothing can be said.
 
-    With gradients of variance V the running mean of t steps, whose weights are those of Adam with its correction, has the variance V times the sum of the
-    squares of its weights. The sums are made on this worker's device, of its own copy: one worker may ask alone.
+    They are the mean of the squared norms of gradients, the squared norm of their mean, the part of a single step's
+    variance that this mean keeps, and over how many steps the first is a mean.
+
+    With gradients of variance V the running mean of t steps, whose weights are those of Adam with its correction, has
+    the variance V times the sum of the squares of its weights. The sums are made on this worker's device, of its own
+    copy: one worker may ask alone.
     """
     found = keras_internals.moments_of(optimizer)
     if found is None or getattr(optimizer, "gradient_accumulation_steps", None):
@@ -34,5 +40,8 @@ def described(optimizer: Any) -> list[float] | None:
 
 
 def _copy(value: Any) -> Any:
-    """This worker's whole copy of an array of JAX; None if the array is split over workers: then to read it takes all of them."""
+    """Returns this worker's whole copy of an array of JAX as float32; None if the array is split over workers.
+
+    To read a split one takes all of them.
+    """
     return value.addressable_data(0).astype("float32") if getattr(value, "is_fully_replicated", False) else None

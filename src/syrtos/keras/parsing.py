@@ -1,4 +1,4 @@
-"""From the records of a batch to its arrays or tensors, by a function that knows one record."""
+"""Turns the records of a batch into its arrays or tensors, by a function that knows one record."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Parse = Callable[[Any], Any]
 
 
 def each(parse_fn: Callable[..., Any]) -> Parse:
-    """A function of a list of records, from one of a record: bytes, or several values.
+    """Returns a function of a list of records, made of ``parse_fn``, which parses one record: bytes, or several values.
 
-    A function written with TensorFlow's operations becomes a graph that takes all records of a batch in parallel; others get NumPy values
-    and Python's bytes. Which it is, is seen from what it returns for a first record.
+    A ``parse_fn`` written with TensorFlow's operations becomes a graph that takes all records of a batch in parallel;
+    others get NumPy values and Python's bytes. What it returns for a first record shows which it is.
     """
     chosen: list[Parse] = []
 
@@ -74,7 +74,10 @@ def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
 
 
 def _traced(function: Callable[..., Any], columns: Any) -> Any:
-    """The graph for any number of records; None where an operation has no form for many, e.g. one that decodes images."""
+    """Returns a graph for any number of records.
+
+    None where an operation has no form for many, e.g. one that decodes images.
+    """
     import tensorflow as tf
 
     specs = tf.nest.map_structure(lambda column: tf.TensorSpec([None, *column.shape[1:]], column.dtype), columns)
@@ -86,7 +89,10 @@ def _traced(function: Callable[..., Any], columns: Any) -> Any:
 
 
 def image(size: tuple[int, int], data: Any, label: Any) -> tuple[Any, Any]:
-    """A picture in any of the usual formats as float32 of shape (height, width, 3), values 0 to 255, and its class."""
+    """Decodes a picture in any of the usual formats, and returns it with its class.
+
+    The picture is float32 of shape (height, width, 3), with values 0 to 255.
+    """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

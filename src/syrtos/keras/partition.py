@@ -1,4 +1,4 @@
-"""How the variables of an optimizer are divided: among parameter servers, and among workers that each update a part."""
+"""Divides the variables of an optimizer among parameter servers, or among workers that each update a part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Part:
 
     Attributes:
         variable: the number of the variable.
-        whole: it is all of the variable.
+        whole: whether it is all of the variable.
     """
 
     variable: int
@@ -29,18 +29,22 @@ class Part:
     whole: bool = False
 
     def first_row(self) -> int:
-        """Of a part that is made of rows: the number of its first row in the variable."""
+        """Returns the number of the variable's row with which this part, made of rows, begins."""
         return self.start // int(np.prod(self.shape[1:]))
 
     def rows_of(self, values: Array, indices: Array) -> tuple[Array, Array]:
-        """Those of some rows that lie here, counted from the first row here."""
+        """Returns those rows that lie in this part, and their indices counted from its first row."""
         first = self.first_row()
         here = (indices >= first) & (indices < first + self.shape[0])
         return values[here], indices[here] - first
 
 
 def evenly(variables: Sequence[Any], tables: set[int], count: int) -> list[list[Part]]:
-    """An equal part of every variable for each of ``count``: rows of ``tables``, and else elements."""
+    """Divides every variable into ``count`` equal parts: ``tables`` by rows, others by elements.
+
+    Returns:
+        For each of ``count`` its parts, one of every variable.
+    """
     return [
         [_slice(i, tuple(v.shape), i in tables, number, count) for i, v in enumerate(variables)]
         for number in range(count)
@@ -57,7 +61,11 @@ def _slice(variable: int, shape: tuple[int, ...], by_rows: bool, number: int, co
 
 
 def by_variable(variables: Sequence[Any], count: int) -> list[list[Part]]:
-    """Each variable for one of ``count``: the largest first, each to the one that has the fewest bytes."""
+    """Gives each variable to one of ``count``: the largest first, each to the one that has the fewest bytes.
+
+    Returns:
+        For each of ``count`` its variables, as parts.
+    """
     sizes = [int(np.prod(v.shape)) for v in variables]
     parts: list[list[Part]] = [[] for _ in range(count)]
     held = [0] * count

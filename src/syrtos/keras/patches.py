@@ -1,4 +1,4 @@
-"""What syrtos replaces in Keras 3 on every backend: lists of callbacks, and functions that write or read files."""
+"""The patches of Keras 3 for every backend: lists of callbacks, and functions that write or read files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacing functions of Keras and of its frameworks."""
+"""Tools that replace functions of Keras and of its frameworks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Patch:
         name: of the function in it.
         wrapper: makes the replacement of the original.
         why: the reason.
-        everywhere: also where other modules have imported the function by name.
+        everywhere: whether it is replaced also where other modules have imported the function by name.
     """
 
     owner: str
@@ -36,7 +36,7 @@ class Patch:
     everywhere: bool = False
 
     def found(self) -> Any:
-        """The owner; None where this version of Keras lacks it, or the function in it."""
+        """Returns the owner; None where this version of Keras lacks it, or the function in it."""
         module, _, kind = self.owner.partition(":")
         try:
             owner = importlib.import_module(module)
@@ -47,7 +47,7 @@ class Patch:
 
 
 def install(patches: Sequence[Patch]) -> None:
-    """Replaces what the patches name, once all of it has been found.
+    """Replaces all that the patches name, if all of it is found.
 
     Raises:
         ConfigurationError: this version of Keras lacks some of it.

@@ -1,6 +1,7 @@
-"""What `fit` takes of a planned data set: each worker's own records, in an order that no number of workers changes.
+"""Planned data sets as `fit` takes them: each worker's own records.
 
-Keras knows it as a `PyDataset`. With TensorFlow its batches come as a `tf.data` pipeline, with JAX and torch one by one.
+Their order does not depend on the number of workers. Keras knows such a data set as a `PyDataset`. With TensorFlow its
+batches come as a `tf.data` pipeline, with JAX and torch one by one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class PlannedDataset(keras.utils.PyDataset):
     Attributes:
         position: how far the last training has come.
         name: of this data set in the script, the same in each of its runs.
-        trainings: models that began to train on it.
+        trainings: how many models have begun to train on it.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -57,21 +58,24 @@ class PlannedDataset(keras.utils.PyDataset):
         return f"<{len(self.loader.source):,} records in batches of {self.loader.batch}, {self.name}>"
 
     def __len__(self) -> int:
-        """Global batches in an epoch of `fit`."""
+        """Returns the number of global batches in an epoch of `fit`."""
         return self.plan(Position()).steps
 
     @property
     def num_batches(self) -> int:
-        """The same, for Keras; all batches of the script where workers evaluate for themselves."""
+        """Returns the number of batches in an epoch, for Keras.
+
+        Where workers evaluate for themselves, all batches of the script count.
+        """
         return self.loader.plan().steps if world.explicit() else len(self)
 
     def __getitem__(self, index: int) -> Any:
-        """This worker's share of a batch."""
+        """Returns this worker's share of a batch."""
         plan = self.plan(Position(self.position.epoch))
         return self.loader.load(plan, range(index, index + 1), *ranks()).data
 
     def plan(self, position: Position) -> Plan:
-        """What is left of the epoch at ``position``."""
+        """Returns the plan of what is left of the epoch at ``position``."""
         return self.loader.plan(position, ranks()[1] if _per_worker() else 1)
 
 
@@ -81,7 +85,7 @@ def _per_worker() -> bool:
 
 @functools.cache
 def prepare() -> None:
-    """Lets Keras take planned data sets, and find positions in files."""
+    """Adapts Keras so that it takes planned data sets, and finds positions in files."""
     world.init()
     importlib.import_module(f"syrtos.keras.{keras.backend.backend()}.keras3").apply_all()
 
@@ -96,7 +100,7 @@ class Stream:
     """
 
     def __init__(self, dataset: PlannedDataset, standardized: Callable[[Any], Any]) -> None:
-        """``standardized`` makes of a batch what the rest of Keras expects."""
+        """``standardized``: makes of a batch what the rest of Keras expects."""
         self.dataset = dataset
         self.position = Position()
         self.number = 0
@@ -114,9 +118,9 @@ class Stream:
             dataset.loader.policy.write_to(options.run_dir, ranks()[0])
 
     def pipeline(self) -> Any:
-        """A `tf.data.Dataset` of this worker's shares.
+        """Returns a `tf.data.Dataset` of this worker's shares.
 
-        One call of Python reads several small batches, which are taken apart by the pipeline: a call has its price.
+        A call of Python takes time: each reads several small batches, which the pipeline takes apart.
 
         Raises:
             DataError: parsed records are not dense.
@@ -172,9 +176,10 @@ class Stream:
         return (shares.filter(lambda share: share.samples > 0) if _alone() else shares).map(lambda share: share.data)
 
     def shares(self) -> Iterator[tuple[int, Any]]:
-        """This worker's shares in memory: the number of its rows, and the rows; where it has none, a record that does not count.
+        """Yields this worker's shares in memory: the number of rows, and the rows.
 
-        A worker that is alone leaves such batches out.
+        Where the worker has no row, it gets a record that does not count; a worker that is alone leaves such batches
+        out.
         """
         one = self.example()
         empty = self._flatten(one)
@@ -195,11 +200,14 @@ class Stream:
             reader.shutdown(wait=False, cancel_futures=True)
 
     def example(self) -> Any:
-        """A batch of one record, as Keras expects batches."""
+        """Returns a batch of one record, as Keras expects batches."""
         return self._standardized(self.dataset.loader.example())
 
     def _generate(self) -> Iterator[list[Any]]:
-        """Runs in a thread of its own, a few batches ahead of training: splits, and the flat leaves of several batches."""
+        """Yields several batches at a time: their splits, and their flat leaves.
+
+        It runs in a thread of its own, a few batches ahead of training.
+        """
         drawn = self._drawn = collections.deque()
         self._first, self._left_out = 0, set()
         samples, position, numbers = self._samples, self.position, itertools.count()
@@ -219,7 +227,10 @@ class Stream:
             position = Position(position.epoch + 1)
 
     def _loaded(self, position: Position) -> Iterator[Chunk]:
-        """The rest of an epoch; an error is kept, so that it can be shown in place of TensorFlow's error about it."""
+        """Yields the rest of an epoch.
+
+        An error is kept, so that it can be shown in place of TensorFlow's error about it.
+        """
         if self._training or not world.explicit():
             chunks = self.dataset.loader.chunks(self.dataset.plan(position), *ranks())
         else:  # such a script may evaluate on one worker alone: all of it
@@ -234,12 +245,12 @@ class Stream:
     # -- training -----------------------------------------------------------------------------------
 
     def begin(self, position: Position | None, number: int | None, endless: bool, session: Session) -> None:
-        """Training begins.
+        """Begins training on the data set.
 
         Args:
             position: where it goes on; None for a model that was not trained on this data set before.
-            number: of the model, if it was.
-            endless: epochs follow one another: the next is read while this one ends.
+            number: the number of the model, if it was trained before.
+            endless: whether epochs follow one another: the next is read while this one ends.
             session: this worker's.
         """
         global _active
@@ -267,7 +278,7 @@ class Stream:
         self._samples.begin(self.dataset.plan(Position()), self.position, generation)
 
     def trained(self, steps: int) -> None:
-        """So many batches more have made their update."""
+        """Notes that ``steps`` more batches have made their update."""
         if world.current().options.asynchronous:  # each worker had some batches: none has had all
             return
         for _ in range(steps):
@@ -278,8 +289,11 @@ class Stream:
             self._samples.reached(self.position)
 
     def records(self, steps: int) -> list[tuple[int, str, int]]:
-        """Those of this worker's shares of the next batches to be `trained`, as far as they are drawn, of the whole batches where each worker computes with
-        them: index, file, and place in it."""
+        """Returns the records of this worker's shares of the next batches to be `trained`, as far as they are drawn.
+
+        Each is its index, its file, and its place in the file. Where each worker computes with whole batches, their
+        records are returned.
+        """
         drawn = enumerate(self._drawn.copy(), self._first)  # a thread adds to it
         shares = [share for number, share in drawn if number not in self._left_out][:steps]
         whole = backend.computes_global_batches()
@@ -287,7 +301,10 @@ class Stream:
         return [(int(each), *self.dataset.loader.source.place(int(each))) for each in indices]
 
     def leave_out(self, number: int) -> None:
-        """No worker has a row of this batch, counted from the first that was drawn: no step trains on it."""
+        """Notes that no worker has a row of a batch, so that no step trains on it.
+
+        ``number``: counted from the first batch that was drawn.
+        """
         self._left_out.add(number)
 
     def _pass_left_out(self) -> None:
@@ -301,7 +318,11 @@ class Stream:
             self._reached(self._drawn.popleft().after)
 
     def end_epoch(self, session: Session, stopped: bool) -> None:
-        """Raises DataError where all workers together have left out too many records."""
+        """Ends an epoch, and checks how many records were left out.
+
+        Raises:
+            DataError: all workers together have left out too many records.
+        """
         # Keras does not tell of a last call that had fewer batches than `steps_per_execution`.
         if not self._endless and not stopped:
             self._reached(Position(self._epoch + 1))
@@ -313,17 +334,17 @@ class Stream:
             policy.check(len(set().union(*everyone.allgather_object(sorted(policy.known)))))
 
     def epoch_begins(self) -> int:
-        """Steps that are left of it."""
+        """Begins an epoch, and returns the steps that are left of it."""
         self._epoch = self.position.epoch
         return self.dataset.plan(self.position).steps
 
     def mark(self) -> None:
-        """The model is saved as it is now."""
+        """Writes down how far training has come, as the model is saved now."""
         if self._samples:
             self._samples.reached(self.position, now=True)
 
     def close(self) -> None:
-        """What was drawn after the last step was not trained on."""
+        """Ends training at the last step: what was drawn after it was not trained on."""
         if self._samples:
             self._samples.end(self.position)
             self._samples = None
@@ -336,10 +357,10 @@ _active: Stream | None = None
 
 
 def _array(leaf: Any, dtype: Any) -> Any:
-    """The leaf as the array that the pipeline was told of.
+    """Returns the leaf as an array of the type that the pipeline was told of.
 
     Raises:
-        DataError: it is of another type, which would lose something.
+        DataError: it is of another type, and the conversion would lose something.
     """
     array = leaf.numpy() if hasattr(leaf, "numpy") else np.asarray(leaf)
     if array.dtype == dtype or dtype == np.object_:
@@ -353,7 +374,11 @@ def _array(leaf: Any, dtype: Any) -> Any:
 
 
 def _spec(leaf: Any) -> Any:
-    """Any number of rows like those of ``leaf``."""
+    """Returns the specification of any number of rows like those of ``leaf``.
+
+    Raises:
+        DataError: ``leaf`` is no dense tensor or array.
+    """
     import tensorflow as tf
 
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU":
@@ -371,9 +396,10 @@ def _alone() -> bool:
 
 
 def ranks() -> tuple[int, int]:
-    """This worker's rank, and how many share the data.
+    """Returns this worker's rank, and how many workers share the data.
 
-    At their own pace over servers all workers read all batches, and each batch is trained on by one.
+    They are 0 and 1 where workers train at their own pace over servers: all read all batches, and each batch is trained
+    on by one.
     """
     session = world.current()
     return (0, 1) if session.options.asynchronous else (session.world.rank, session.world.size)

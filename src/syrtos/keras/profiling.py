@@ -1,6 +1,7 @@
 """`--profile steps=A:B`: one trace of all workers, on one clock, with what the framework's own profiler saw.
 
-The trace is in the format of Chrome's and Perfetto's viewers: "Trace Event Format" (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
+The trace is in the format of Chrome's and Perfetto's viewers: "Trace Event Format"
+(https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FILE = "trace.json.gz"
 
 
 class Recording:
-    """What this worker does, from now on until `stop`."""
+    """A recording of what this worker does, from its beginning until `stop`."""
 
     def __init__(self, with_framework: bool) -> None:
         self._folder: str | None = None
@@ -53,7 +54,7 @@ class Recording:
         self._recorder.add(track, name, start, end)
 
     def stop(self) -> None:
-        """Records no more."""
+        """Ends the recording."""
         if trace.state.recorder is not self._recorder:
             return
         trace.state.recorder = None
@@ -67,7 +68,10 @@ class Recording:
             )
 
     def events(self, ahead: Callable[[float], float]) -> list[dict[str, Any]]:
-        """All that was seen, on rank 0's clock, whose `time.perf_counter` this worker's was ``ahead(moment)`` seconds ahead of."""
+        """Returns all that was seen, as events on rank 0's clock.
+
+        ``ahead``: returns by how many seconds this worker's `time.perf_counter` was ahead of rank 0's at a moment.
+        """
         rank, shift = world.current().world.rank, ahead(self._marked)
         marks = [event.start for event in self._seen if event.name == MARK]
         theirs = [event for event in self._seen if event.name != MARK] if marks else []
@@ -81,12 +85,17 @@ class Profile:
     """`--profile`: some training steps of the run, with the framework's profiler."""
 
     def __init__(self, first: int, last: int) -> None:
-        """Of the steps with index ``first`` to ``last`` - 1."""
+        """Profiles the steps with index ``first`` to ``last`` - 1."""
         self._first, self._last = first, last
         self._since, self._made = 0.0, 0
 
     def at_step(self, made: int, coming: int) -> None:
-        """So many steps are made, and so many begin now, which may be executed as one; called before and after them."""
+        """Starts and ends the recording at its steps; called before and after steps.
+
+        Args:
+            made: how many steps are made.
+            coming: how many steps begin now, which may be executed as one.
+        """
         now, recording = time.perf_counter(), state.recordings.get(PROFILE)
         if recording is None:
             if made < self._last and made + coming > self._first and coming and _is_free("nothing is profiled"):
@@ -109,20 +118,20 @@ class Timeline:
     """Horovod's timeline: each worker records from `begin` to `stop`."""
 
     def begin(self, path: Path) -> None:
-        """Begins to record, for a file of rank 0."""
+        """Begins to record, for a file that rank 0 writes."""
         if TIMELINE not in state.recordings and _is_free(f"no timeline is written to {path}"):
             state.recordings[TIMELINE] = Recording(with_framework=False)
             state.timeline = path.absolute()
 
     def stop(self) -> None:
-        """Records no more."""
+        """Ends the recording."""
         if recording := state.recordings.get(TIMELINE):
             recording.stop()
             write_own(TIMELINE)
 
 
 def _is_free(otherwise: str) -> bool:
-    """Whether nothing is recorded now; says what does not happen ``otherwise``."""
+    """Returns whether nothing is recorded now; if something is, prints ``otherwise``: what does not happen."""
     if trace.state.recorder is None:
         return True
     print(
@@ -135,14 +144,14 @@ PROFILE, TIMELINE = "profile", "timeline"
 
 
 class _State:
-    """What this process records, or has recorded, and where the timeline goes."""
+    """The recordings of this process, and the path of the timeline."""
 
     def __init__(self) -> None:
         self.recordings: dict[str, Recording] = {}
         self.timeline = Path()
 
     def path(self, kind: str) -> Path:
-        """The file of a kind of recording."""
+        """Returns the file of a kind of recording."""
         return self.timeline if kind == TIMELINE else Path(world.current().options.run_dir) / FILE
 
 
@@ -150,14 +159,17 @@ state = _State()
 
 
 def write_own(kind: str) -> None:
-    """Rank 0 writes what it has recorded itself, so that something is there should the script fail before its end."""
+    """Writes what rank 0 has recorded itself, so that something is there should the script fail before its end."""
     if world.current().world.rank == 0:
         write(state.recordings[kind].events(lambda _: 0.0), state.path(kind))
 
 
 def end_of_script(recorded: Sequence[float]) -> None:
-    """All workers have come to the end of the script, and write one trace of all: only here they are sure to meet, for they may make different numbers of
-    steps. ``recorded``: what `recordings` is on each."""
+    """Writes one trace of all workers, when all of them have come to the end of the script.
+
+    Only here they are sure to meet, for they may make different numbers of steps. ``recorded``: what `recordings` is on
+    each of them.
+    """
     session = world.current()
     comm = session.comm
     session.ledger.become("profile")
@@ -168,7 +180,7 @@ def end_of_script(recorded: Sequence[float]) -> None:
 
 
 def _write_together(kind: str, comm: Communicator, ahead: Callable[[float], float]) -> None:
-    """The first worker that has a recording writes those of all."""
+    """Writes the recordings of a kind of all workers, on the first worker that has one."""
     mine, path = b"", ""
     if recording := state.recordings.get(kind):
         recording.stop()
@@ -181,7 +193,7 @@ def _write_together(kind: str, comm: Communicator, ahead: Callable[[float], floa
 
 
 def recordings() -> float:
-    """What this worker has recorded, as the bits of a number: 1 a profile, 2 a timeline."""
+    """Returns what this worker has recorded, as the bits of a number: 1 a profile, 2 a timeline."""
     asked, ledger = world.current().options.profiled, world.current().ledger
     if asked and PROFILE not in state.recordings and world.current().world.rank == 0 and ledger.reached < asked[1]:
         print(f"syrtos: nothing was profiled: the script has made {ledger.reached} training steps.", file=sys.stderr)

@@ -1,4 +1,8 @@
-"""What a step changes in Python beside its variables: numbers, lists and dictionaries of a model, of its parts and of the script, and generators."""
+"""The state in Python that a step changes beside its variables.
+
+It is in numbers, lists and dictionaries of a model, of its parts and of the script, and in generators of random
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,8 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[None]:
     built model meanwhile are removed. What is printed meanwhile is not shown.
 
     Args:
-        model: whose step runs inside.
-        generators: the global generators of NumPy and Python are restored too.
+        model: the one whose step runs inside.
+        generators: whether the global generators of NumPy and Python are restored too.
     """
     known = set(vars(model)) if getattr(model, "built", False) else None
     kept = _Kept()
@@ -193,13 +197,13 @@ def _is_of_script(kind: Any) -> bool:
 
 
 def _plain_copy(container: Any) -> Any:
-    """A copy without the tracking that Keras's own lists and dictionaries have."""
+    """Returns a copy without the tracking that Keras's own lists and dictionaries have."""
     kind = next(kind for kind in _RESTORE if isinstance(container, kind))
     return kind(container)
 
 
 def _is_equal(container: Any, before: Any) -> bool:
-    """Whether a container has the same elements as before; arrays among them are compared by identity."""
+    """Returns whether a container has the same elements as before; arrays among them are compared by identity."""
     if isinstance(container, np.ndarray | set | bytearray):
         return bool(np.array_equal(container, before)) if isinstance(container, np.ndarray) else container == before
     if len(container) != len(before):
@@ -210,7 +214,10 @@ def _is_equal(container: Any, before: Any) -> bool:
 
 
 def _holds_layers(container: Any) -> bool:
-    """Whether layers, metrics, optimizers or variables stand in a container: what a step has made, it keeps."""
+    """Returns whether a container holds layers, metrics, optimizers or variables.
+
+    It keeps those that a step has made.
+    """
     if isinstance(container, np.ndarray | bytearray):
         return False
     values: Iterable[Any] = container.values() if isinstance(container, dict) else container

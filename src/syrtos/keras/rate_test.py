@@ -1,6 +1,7 @@
-"""The learning-rate range test of a trial: the rate rises by the same factor from batch to batch, and the loss of each batch is recorded.
+"""The learning-rate range test of a trial.
 
-Smith 2015, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186.
+The rate rises by the same factor from batch to batch, and the loss of each batch is recorded. Smith 2015, "Cyclical
+Learning Rates for Training Neural Networks", arXiv:1506.01186.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ WEIGHT = 0.9
 
 
 class Range:
-    """One test.
+    """A learning-rate range test.
 
     Attributes:
-        rates: of the batches so far.
+        rates: the rates of the batches so far.
         losses: the loss of each of them, over the rows of all workers.
     """
 
@@ -48,7 +49,10 @@ class Range:
             model.steps_per_execution = 1  # the rate changes between any two batches
 
     def begin(self, batch: int, logs: Any = None) -> None:
-        """Before a batch: its rate is set, and metrics begin anew, so that the loss of the logs is its own and no mean since the epoch began."""
+        """Sets the rate of the batch that begins, and resets the metrics.
+
+        So the loss of the logs is that of the batch, and no mean since the epoch began.
+        """
         del batch, logs
         trial = self._trial
         progress = len(self.losses) / max(trial.steps - 1, 1)
@@ -58,7 +62,7 @@ class Range:
         self._optimizer.learning_rate = self._rate  # the data may end here: then there is no such batch
 
     def end(self, logs: Mapping[str, Any] | None) -> bool:
-        """After a batch. Returns whether the test is over.
+        """Notes the loss of a batch after it; returns whether the test is over.
 
         Raises:
             ConfigurationError: there is no loss, or it is not finite in the first batch.
@@ -82,7 +86,7 @@ class Range:
         return len(self.losses) >= self._trial.steps or smoothed > DIVERGED * abs(self._best)
 
     def facts(self) -> dict[str, Any]:
-        """For the launcher, which draws conclusions."""
+        """Returns what was measured, for the launcher, which draws conclusions."""
         return {
             "rates": self.rates,
             "losses": self.losses,
@@ -104,7 +108,7 @@ def _loss_of(logs: Mapping[str, Any]) -> Any:
 
 
 def _take_schedule_away(optimizer: Any, rate: float) -> None:
-    """Puts a number in the place of a schedule, which refuses to be set.
+    """Sets the rate of an optimizer; a schedule, which refuses to be set, is replaced by a number.
 
     Raises:
         ConfigurationError: the optimizer is of a kind without such a rate.

@@ -1,6 +1,6 @@
-"""The data of a script's `fit` in batches of another size, for trials: repeated where it ends too early, and never a batch that is smaller than the others.
+"""The data of a script's `fit` in batches of another size, for trials.
 
-Serves Keras 3 and Keras 2.
+It is repeated where it ends too early, and no batch is smaller than the others. Serves Keras 3 and Keras 2.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _IN_MEMORY = ("x", "y", "sample_weight")
 
 @dataclasses.dataclass(frozen=True)
 class Rebatched:
-    """What `fit` is given.
+    """The arguments of `fit` with other batches, and what is known of them.
 
     Attributes:
-        arguments: of `fit`, in place of the script's.
+        arguments: arguments of `fit`, in place of the script's.
         batch: rows of a batch.
         own: rows of the script's batches.
         note: what else the data differs in from the script's, in words; empty for nothing.
-        rows: that an epoch of the script trains on; 0 if that is not known.
+        rows: how many an epoch of the script trains on; 0 if that is not known.
     """
 
     arguments: dict[str, Any]
@@ -46,7 +46,9 @@ class Rebatched:
 
 
 def rebatched(model: Any, given: Mapping[str, Any], size: Callable[[int], int]) -> Rebatched:
-    """The data among the arguments ``given`` to `fit`, in batches of ``size(own)`` rows, where the script's have ``own``.
+    """Returns the data among the arguments ``given`` to `fit`, in batches of another size.
+
+    They have ``size(own)`` rows, where the script's have ``own``.
 
     Raises:
         ConfigurationError: data of a kind whose batches can't be changed.
@@ -74,7 +76,10 @@ def _steps_in_call(model: Any) -> int:
 
 
 def _made(keras: Any, x: Any, each: int) -> Make | None:
-    """What makes data of the kind of ``x``, which has its own batches; None for arrays and generators."""
+    """Returns the function that rebatches data of the kind of ``x``, which has its own batches.
+
+    None for arrays and generators.
+    """
     planned = sys.modules.get("syrtos.keras.planned")
     tensorflow, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
     if planned is not None and isinstance(x, planned.PlannedDataset):
@@ -89,7 +94,7 @@ def _made(keras: Any, x: Any, each: int) -> Make | None:
 
 
 def _tree(keras: Any) -> Any:
-    """Nested structures, as this Keras takes them."""
+    """Returns the functions on nested structures of this Keras."""
     return keras.tree if hasattr(keras, "tree") else importlib.import_module("tensorflow").nest
 
 
@@ -116,13 +121,16 @@ def _of_arrays(
 
 
 def _trained(rows: int, given: Mapping[str, Any]) -> int:
-    """Of so many rows those that Keras does not split off for validation, which are the last."""
+    """Returns how many of the rows Keras trains on: all but the last, which it splits off for validation."""
     split = 0.0 if given.get("validation_data") is not None else given.get("validation_split") or 0.0
     return max(math.floor(rows * (1.0 - split)), 1)
 
 
 def _steps(steps: int, each: int) -> tuple[int, int]:
-    """Steps that an epoch must have at least, and how many of its ``steps`` calls of the training function with ``each`` take whole."""
+    """Returns the steps that an epoch must have at least, and how many of its ``steps`` whole calls take.
+
+    A call of the training function takes ``each`` steps.
+    """
     return (each if each > 1 else _LEAST_STEPS), steps // each * each
 
 
@@ -145,7 +153,10 @@ def _repeated(leaf: Any, rows: int, of: int) -> Any:
 
 
 def _of_pipeline(tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
-    """A `tf.data.Dataset` of batches: what its own functions do to a batch is done to the script's batches, before they are joined or taken apart."""
+    """Rebatches a `tf.data.Dataset` of batches.
+
+    What its own functions do to a batch is done to the script's batches, before they are joined or taken apart.
+    """
     shapes = [leaf.shape for leaf in tree.flatten(x.element_spec) if hasattr(leaf, "shape")]
     own = next((shape[0] for shape in shapes if shape.rank), None) or _rows(tree, next(iter(x)))
     batch = size(own)
@@ -156,14 +167,14 @@ def _of_pipeline(tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
 
 
 def _is_whole(tree: Any, rows: int, *batch: Any) -> Any:
-    """In the graph of a pipeline: whether a batch is not the smaller last one."""
+    """Returns whether a batch is not the smaller last one, in the graph of a pipeline."""
     tensorflow = sys.modules["tensorflow"]
     first = next(leaf for leaf in tree.flatten(batch) if leaf.shape.rank)
     return tensorflow.shape(first)[0] == rows
 
 
 def _of_planned(_tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
-    """A data set of `syrtos.data`, which makes batches of any size itself."""
+    """Rebatches a data set of `syrtos.data`, which makes batches of any size itself."""
     own, records = x.loader.batch, len(x.loader.source)
     batch = size(own)
     if batch > records:
@@ -175,7 +186,7 @@ def _of_planned(_tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
 
 
 def _of_loader(data: Any, _tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
-    """A `DataLoader` of torch, made anew with the same options."""
+    """Rebatches a `DataLoader` of torch: makes it anew with the same options."""
     endless = isinstance(x.dataset, data.IterableDataset)
     if not endless and type(x.batch_sampler) is not data.BatchSampler:
         raise ConfigurationError(
@@ -207,7 +218,7 @@ def _of_loader(data: Any, _tree: Any, x: Any, size: Callable[[int], int]) -> Reb
 
 
 def _of_py_dataset(keras: Any, each: int, tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
-    """A `PyDataset` or `Sequence`: rows of the script's batches, which are joined and taken apart."""
+    """Rebatches a `PyDataset` or `Sequence`: the script's batches are joined and taken apart."""
     own, length = _rows(tree, x[0]), _length(x)
     batch = size(own)
     whole = length if length is None or length == 1 or _rows(tree, x[length - 1]) == own else length - 1
@@ -224,7 +235,7 @@ def _of_py_dataset(keras: Any, each: int, tree: Any, x: Any, size: Callable[[int
 
 
 def _length(x: Any) -> int | None:
-    """Batches of an epoch; None for endless ones."""
+    """Returns the number of batches in an epoch; None for endless data."""
     if hasattr(x, "num_batches"):  # Keras 3
         return x.num_batches
     return len(x)
@@ -232,7 +243,7 @@ def _length(x: Any) -> int | None:
 
 @functools.cache
 def _class_over(base: type) -> type:
-    """A class of data sets for this Keras."""
+    """Returns a class of data sets for this Keras, which joins the batches of another and takes them apart."""
 
     class Joined(base):
         def __init__(self, tree: Any, inner: Any, own: int, batch: int, batches: int | None, steps: int | None) -> None:
@@ -278,7 +289,7 @@ def _of_generator(tree: Any, x: Iterator[Any], size: Callable[[int], int]) -> Re
 
 
 def _joined(tree: Any, source: Iterator[Any], first: Any, batch: int) -> Iterator[Any]:
-    """Batches from a generator's; where it ends, its first batch follows again and again."""
+    """Yields batches of ``batch`` rows from a generator's; where it ends, its first batch follows again and again."""
     parts, held, following = [], 0, first
     while True:
         parts.append(following)
@@ -290,7 +301,7 @@ def _joined(tree: Any, source: Iterator[Any], first: Any, batch: int) -> Iterato
 
 
 def _cut(tree: Any, parts: list[Any], first: int, rows: int) -> Any:
-    """So many rows of batches that follow each other."""
+    """Returns ``rows`` rows, from the row ``first`` on, of batches that follow each other."""
 
     def cut(*leaves: Any) -> Any:
         if leaves[0] is None:

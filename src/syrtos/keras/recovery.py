@@ -1,9 +1,11 @@
-"""A `fit` goes on where it was when a worker died: its state is committed between steps, and put back by the same script in the next generation.
+"""Continues a `fit` where it was when a worker died.
 
-The next generation runs the script from its beginning. A `fit` that has been trained, wholly or in part, draws its batches again and leaves
-out their steps, callbacks and evaluations: so data of any kind, shuffled by any generator, is where it was. Then the state is
-put back. The first step is computed all the same: it builds what is built by a first step. Generators of random numbers are not put back: data
-is drawn ahead of the steps, by a number of batches that depends on chance, so only drawing again leaves them where they were.
+Its state is committed between steps, and put back by the same script in the next generation, which runs the script from
+its beginning. A `fit` that has been trained, wholly or in part, draws its batches again and leaves out their steps,
+callbacks and evaluations: so data of any kind, shuffled by any generator, is where it was. Then the state is put back.
+The first step is computed all the same: it builds what is built by a first step. Generators of random numbers are not
+put back: data is drawn ahead of the steps, by a number of batches that depends on chance, so only drawing again leaves
+them where they were.
 """
 
 from __future__ import annotations
@@ -32,40 +34,42 @@ _GROWTH = 4.0
 
 
 class Training(Protocol):
-    """What counts the steps of a `fit`, also of those that are drawn again."""
+    """An object that counts the steps of a `fit`, also of those that are drawn again."""
 
     def data_epoch_begins(self, epoch: int, params: dict[str, Any]) -> None:
-        """The batches of an epoch are drawn from now on."""
+        """Notes that the batches of an epoch are drawn from now on."""
         ...
 
     def data_step_is_over(self, batch: int) -> None:
-        """A batch has been trained on."""
+        """Notes that a batch has been trained on."""
         ...
 
     def data_epoch_ends(self) -> None:
-        """The batches of an epoch have been trained on."""
+        """Notes that the batches of an epoch have been trained on."""
         ...
 
     def counters(self) -> dict[str, int]:
-        """How much has been trained."""
+        """Returns how much has been trained."""
         ...
 
     def arrays(self) -> Arrays:
-        """What else training goes on from, of this worker."""
+        """Returns the other values of this worker from which training goes on."""
         ...
 
     def count_from(self, counters: dict[str, int], arrays: Arrays) -> None:
-        """Sets what `counters` and `arrays` gave."""
+        """Restores what `counters` and `arrays` gave."""
         ...
 
 
 def keeps_snapshots() -> bool:
-    """Whether this run keeps what workers commit."""
+    """Returns whether this run keeps what workers commit."""
     return kept.of_run() is not None
 
 
 def commit_state(arrays: Arrays) -> None:
-    """Keeps a state that a script commits itself, the same on all workers, in the place of the one before. All call it together.
+    """Keeps a state that a script commits itself, in the place of the one before.
+
+    It is the same on all workers, which all call this together.
 
     Raises:
         OSError: there is no memory for it.
@@ -76,7 +80,7 @@ def commit_state(arrays: Arrays) -> None:
 
 
 def committed_state() -> Arrays | None:
-    """The last that the generation before has committed, if there is one."""
+    """Returns the last state that the script has committed in the generation before; None without one."""
     run = kept.of_run()
     if run is None or not run.last.commits:
         return None
@@ -88,7 +92,10 @@ def committed_state() -> Arrays | None:
 
 
 def protect(everyone: Any, model: Any, training: Training) -> Protection | None:
-    """For a call of `fit` that now begins; None where nothing keeps snapshots, or where workers do not train together."""
+    """Returns the snapshots of a call of `fit` that begins now.
+
+    None where nothing keeps snapshots, or where workers do not train together.
+    """
     run = kept.of_run()
     together = world.sharing() is world.current() and asynchronous.own() is None
     if run is None or model is None or not together or fitting.depth() != 1 or run.fits >= kept.KEPT_FITS:
@@ -103,7 +110,7 @@ class Protection:
     """The snapshots of one call of `fit`."""
 
     def __init__(self, run: Kept, everyone: Any, model: Any, training: Training) -> None:
-        """Before the callbacks' `on_train_begin`."""
+        """Finds what was committed of this `fit`, if anything, before the callbacks' `on_train_begin`."""
         self._run = run
         self._training = training
         self._everyone = everyone
@@ -123,13 +130,16 @@ class Protection:
             run.keep_ended()
 
     def _callbacks(self) -> list[Any]:
-        """The script's and Keras's, without our two around them."""
+        """Returns the script's and Keras's callbacks, without our two around them."""
         return self._everyone.callbacks[1:-1]
 
     # -- going on ------------------------------------------------------------------------------
 
     def data_begins(self, position: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Where training on a planned data set begins: at ``position``, or where it has begun in the generation before."""
+        """Returns where training on a planned data set begins.
+
+        It is ``position``, or where training has begun in the generation before.
+        """
         if self._committed and self._committed.place.data:
             epoch, place, number = self._committed.place.data
             position = epoch, place, number
@@ -137,7 +147,7 @@ class Protection:
         return position
 
     def begin(self) -> None:
-        """After all `on_train_begin`."""
+        """Begins to replay what was committed, if anything, after all `on_train_begin`."""
         snapshot.begin_logs(self._callbacks())
         for callback, given in zip(self._callbacks(), self._begun_with, strict=True):
             now = snapshot.plain_attributes(callback)
@@ -151,7 +161,7 @@ class Protection:
         _Replay(self._everyone, self._model, self._training, place, self._committed.facts["logs"], self)
 
     def put_back(self) -> None:
-        """The state as it was committed."""
+        """Restores the state as it was committed."""
         assert self._committed is not None
         found, self._committed = self._committed, None
         with self._session.ledger.span("checkpoint"):
@@ -170,7 +180,10 @@ class Protection:
     # -- committing ----------------------------------------------------------------------------
 
     def batch_ended(self, epoch: int, steps: int, logs: Any, have_met: bool = True) -> None:
-        """After a call of the training function, of so many steps, and its callbacks; ``have_met``: all workers are there, with equal weights."""
+        """Counts a call of the training function, after its callbacks, and commits a snapshot if it is time.
+
+        ``steps``: those that the call has made; ``have_met``: whether all workers are there, with equal weights.
+        """
         cut = bool(getattr(self._model, "stop_training", False))
         calls, trained = self._place.calls + 1, self._place.trained + steps
         self._place = dataclasses.replace(
@@ -181,18 +194,21 @@ class Protection:
             self._commit(logs)
 
     def epoch_ended(self) -> None:
-        """After the callbacks of an epoch's end."""
+        """Notes that the callbacks of an epoch's end have run, and commits a snapshot if it is about time."""
         self._place = dataclasses.replace(self._place, epoch_ended=True)
         if 2 * self._since >= self._run.interval:
             self._commit({})
 
     def ended(self) -> None:
-        """After `on_train_end`."""
+        """Commits a last snapshot, after `on_train_end`."""
         self._place = dataclasses.replace(self._place, ended=True)
         self._commit({})
 
     def _commit(self, logs: Any) -> None:
-        """Writes this worker's part. Where a worker can't, no worker writes any more: the run goes on unprotected."""
+        """Writes this worker's part of a snapshot.
+
+        Where a worker can't, no worker writes any more: the run goes on unprotected.
+        """
         run, comm = self._run, self._session.comm
         if math.isinf(run.interval):
             return
@@ -236,7 +252,7 @@ class Protection:
         return True
 
     def _state(self, logs: Any) -> tuple[Arrays, bytes]:
-        """This worker's part of what all hold alike, and all that it has for itself."""
+        """Returns this worker's part of what all hold alike, and all that it has for itself."""
         place = self._session.world
         alike, mine, facts = snapshot.variables(self._model, place.local_rank, place.local_size)
         mine |= self._training.arrays() | compression.memories(state.held(snapshot.trainable(self._model)))
@@ -252,7 +268,10 @@ class Protection:
         return alike, encoding.pack(mine, facts)
 
     def _kept_here(self, piece: bytes) -> dict[int, bytes]:
-        """The pieces, by rank, that this worker keeps: with those of its host's other workers they are all, so that one host has a whole snapshot."""
+        """Returns the pieces, by rank, that this worker keeps.
+
+        With those of its host's other workers they are all pieces, so that one host has a whole snapshot.
+        """
         place, comm = self._session.world, self._session.comm
         if place.node_count == 1:
             return {place.rank: piece}
@@ -280,7 +299,7 @@ class _Replay:
         logs: dict[str, float],
         protection: Protection,
     ) -> None:
-        """``logs``: of the last step."""
+        """``logs``: those of the last step."""
         self._everyone, self._callbacks, self._training = everyone, everyone.callbacks, training
         self._model, self._place, self._logs, self._protection = model, place, logs, protection
         self._calls = self._epoch = 0
@@ -295,7 +314,10 @@ class _Replay:
         raise AttributeError(name)
 
     def _skip_training(self, *given: Any) -> Any:
-        """In the place of the training function, which takes batches, and with JAX before them a state that it gives back."""
+        """Stands for the training function: draws batches and leaves out their steps, but for the first.
+
+        It takes batches, and with JAX before them a state, which it gives back.
+        """
         if self._calls:
             result = self._skip(self._logs, *given)
         else:
@@ -306,7 +328,7 @@ class _Replay:
         return result
 
     def _skip_test(self, *given: Any) -> Any:
-        """In the place of the function that evaluates: the first step is computed, for what is built by it."""
+        """Stands for the function that evaluates: computes the first step alone, for what is built by it."""
         if self._evaluated:
             return self._skip({}, *given)
         self._evaluated = True
@@ -321,7 +343,11 @@ class _Replay:
         self._training.data_epoch_begins(epoch, self._everyone.params)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Keras has left out to make the function, for there was one; later it can't: with JAX a step takes the variables' values away."""
+        """Makes the function that evaluates, and puts `_skip_test` in its place again.
+
+        Keras has left out to make the function, for there was one; later it can't: with JAX a step takes the variables'
+        values away.
+        """
         self._model.test_function = self._test
         self._model.make_test_function()
         self._test, self._model.test_function = self._model.test_function, self._skip_test

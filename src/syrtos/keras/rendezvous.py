@@ -1,4 +1,4 @@
-"""Where the workers' frameworks meet to join by their own means: addresses that rank 0 gives to all."""
+"""Addresses at which the workers' frameworks meet to join by their own means; rank 0 gives them to all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _ELSEWHERE = "192.0.2.1"  # no host has it (RFC 5737)
 
 
 def listening_address(framework: str, session: Session) -> str:
-    """Where this worker's part of a framework's collectives listens: `LOOPBACK` if all workers are on one machine. All workers call it together.
+    """Returns the address at which this worker's part of a framework's collectives listens.
+
+    It is `LOOPBACK` if all workers are on one machine. All workers call it together.
 
     Raises:
         ConfigurationError: see `address_of_host`.
@@ -26,20 +28,29 @@ def listening_address(framework: str, session: Session) -> str:
 
 
 def on_one_host(session: Session) -> bool:
-    """Whether all workers are on this machine: the instances of a job are hosts of one. All workers call it together."""
+    """Returns whether all workers are on this machine; all of them call it together.
+
+    The instances of a job count as hosts, and may be on one machine all the same.
+    """
     if session.world.size == session.world.local_size:
         return True
     return len(set(session.comm.allgather_object(_here()))) == 1
 
 
 def _here() -> str:
-    """The boot of this machine, its network, and the place for `folder`: equal on workers that reach each other by loopback and by files."""
+    """Returns the boot of this machine, its network, and the place for `folder`, as text.
+
+    They are equal on workers that reach each other by loopback and by files.
+    """
     boot, place = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat(_place())
     return f"{boot} {os.readlink('/proc/self/ns/net')} {place.st_dev} {place.st_ino}"
 
 
 def folder() -> str:
-    """A folder of this user's alone, with a path that the system takes for a socket (108 bytes), however long TMPDIR is."""
+    """Makes a folder of this user's alone, and returns its path.
+
+    The path is short enough for a socket in the folder (the system takes 108 bytes), however long TMPDIR is.
+    """
     return tempfile.mkdtemp(prefix="syrtos-", dir=_place())
 
 
@@ -49,8 +60,10 @@ def _place() -> str:
 
 
 def address_of_host(framework: str, session: Session) -> str:
-    """The address by which other hosts reach this one: of its name, or of its default route where the name stands for a loopback address, as Debian
-    writes it into /etc/hosts. All workers call it together.
+    """Returns the address by which other hosts reach this one. All workers call it together.
+
+    It is that of the host's name, or of its default route where the name stands for a loopback address, as Debian
+    writes it into /etc/hosts.
 
     Raises:
         ConfigurationError: the host has neither, or hosts have the same.
@@ -81,7 +94,7 @@ def _address(framework: str) -> str:
 
 
 def free_port(host: str) -> int:
-    """A port of that address that nothing listens on."""
+    """Returns a port of that address that nothing listens on."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

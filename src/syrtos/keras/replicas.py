@@ -1,4 +1,7 @@
-"""Replicas of a model that are about to compute together: `fit` makes them equal, `evaluate` and `predict` need them so."""
+"""The equality of a model's replicas that are about to compute together.
+
+`fit` makes them equal; `evaluate` and `predict` need them so.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ _HEAD = 4096
 
 @dataclasses.dataclass
 class _Equality:
-    """What is known about the replicas of a model.
+    """The facts about the equality of a model's replicas.
 
     Attributes:
-        trained: `fit` has trained them: from then on they are equal, or have diverged.
+        trained: whether `fit` has trained them: from then on they are equal, or have diverged.
         compared: when they were compared last, s on `time.perf_counter`; None: never.
         took: how long that took, s.
     """
@@ -47,19 +50,22 @@ def begin_training(comm: Communicator, model: Any) -> None:
 
 
 def was_trained(model: Any) -> None:
-    """From now on its replicas are equal, or have diverged."""
+    """Notes that a model's replicas have been trained: from now on they are equal, or have diverged."""
     _known(model).trained = True
 
 
 def compute_equal(comm: Communicator, model: Any, name: str) -> None:
-    """Before any `fit` all replicas compute with rank 0's weights; after it unequal ones have diverged.
+    """Makes sure that all replicas compute with equal weights.
 
-    The weights are compared whole when a method is called for the first time, and then so rarely that it costs at most one part in `_COST` of the
-    time; every other call compares the beginning of each variable, which shows weights that were loaded on one rank only.
+    Before any `fit` all take rank 0's weights; after it unequal ones have diverged.
+
+    The weights are compared whole when a method is called for the first time, and then so rarely that it costs at most
+    one part in `_COST` of the time; every other call compares the beginning of each variable, which shows weights that
+    were loaded on one rank only.
 
     Args:
         comm: the workers.
-        model: has been built, or is by its first step: see `check_built`.
+        model: has been built, or is by its first step.
         name: the method that is about to compute.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The position in the data, and the script's own learning rate where it is scaled, saved with the model and found again.
+"""The position in the data, saved with the model and found again; so is the script's own learning rate if it is scaled.
 
-It is stamped into the file that Keras has written, before that takes its place: a member of the ``.keras`` archive, an attribute of an
-HDF5 file.
+They are stamped into the file that Keras has written, before that takes its place: a member of the ``.keras`` archive,
+an attribute of an HDF5 file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENDINGS = (".keras", ".h5", ".hdf5")
 
 @dataclasses.dataclass
 class Training:
-    """What a model is, or was last, trained on.
+    """The data that a model is, or was last, trained on.
 
     Attributes:
         stream: its batches.
@@ -39,7 +39,7 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a file says about the training of the model in it."""
+    """The facts in a file about the training of the model in it."""
 
     name: str
     position: Position
@@ -48,12 +48,15 @@ class Saved:
 
 
 def trains_on(model: Any, training: Training) -> None:
-    """From now on the model is saved with the position."""
+    """Notes the data that a model is trained on: from now on it is saved with its position."""
     object.__setattr__(model, _TRAINED_ON, training)
 
 
 def trained_before(model: Any, dataset: PlannedDataset) -> tuple[Position | None, int | None]:
-    """Where this model's training on the data set has come to in this process, and its number; None if it has not begun."""
+    """Returns where this model's training on the data set has come to in this process, and its number.
+
+    Both are None if it has not begun.
+    """
     training: Training | None = getattr(model, _TRAINED_ON, None)
     if training is None or training.stream.dataset is not dataset:
         return None, None
@@ -61,7 +64,7 @@ def trained_before(model: Any, dataset: PlannedDataset) -> tuple[Position | None
 
 
 def saved_of(model: Any) -> Saved | None:
-    """What the file said that the model was loaded from, once."""
+    """Returns the facts in the file that the model was loaded from, the first time that it is asked; else None."""
     found = getattr(model, _SAVED, None)
     if found is not None:
         object.__setattr__(model, _SAVED, None)
@@ -69,7 +72,7 @@ def saved_of(model: Any) -> Saved | None:
 
 
 def saving_position(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around functions that save a model to a file."""
+    """Wraps functions that save a model to a file: they save the position, too."""
 
     @functools.wraps(original)
     def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +86,7 @@ def saving_position(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def finding(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `load_weights`, and functions that load a model."""
+    """Wraps `load_weights`, and functions that load a model: they find the position, too."""
 
     def load(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -98,7 +101,7 @@ def finding(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _facts(model: Any) -> dict[str, Any]:
-    """What a file of the model is to say."""
+    """Returns the facts that a file of the model is to hold."""
     facts: dict[str, Any] = {}
     training: Training | None = getattr(model, _TRAINED_ON, None)
     if training is not None:
@@ -136,7 +139,7 @@ def _stamp(path: str, facts: dict[str, Any]) -> None:
 
 
 def _stamp_of(path: str) -> dict[str, Any] | None:
-    """None if the file is none of ours, or says nothing."""
+    """Returns the facts that a file was stamped with; None if the file is none of ours, or holds none."""
     with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile, ValueError):
         if path.endswith(".keras"):
             with zipfile.ZipFile(path) as archive:

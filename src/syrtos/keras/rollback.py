@@ -1,7 +1,8 @@
-"""`--on-nan rollback`: where a gradient is not finite, the weights have often gone wrong some updates before, so training goes on from earlier ones.
+"""`--on-nan rollback`: where a gradient is not finite, training goes on from earlier weights.
 
-As for PaLM (Chowdhery et al. 2022, arXiv:2204.02311, section 5.1): some hundred updates back, and on with the data that follow. Metrics, callbacks and the
-learning rate are not taken back: they belong to the batches, which go on.
+The weights have often gone wrong some updates before. As for PaLM (Chowdhery et al. 2022, arXiv:2204.02311, section
+5.1) they go some hundred updates back, and on with the data that follow. Metrics, callbacks and the learning rate are
+not taken back: they belong to the batches, which go on.
 """
 
 from __future__ import annotations
@@ -30,21 +31,26 @@ class _Copy:
 
 
 def is_asked() -> bool:
-    """Whether this run goes back."""
+    """Returns whether this run goes back to earlier weights."""
     return world.current().options.on_nan == "rollback"
 
 
 class Rollback:
-    """Two copies of a model and its optimizer in this worker's memory, which every worker makes and goes back to at the same steps."""
+    """Two copies of a model and its optimizer in this worker's memory.
+
+    Every worker makes them, and goes back to them, at the same steps.
+    """
 
     def __init__(self, model: Any) -> None:
-        """At the beginning of a `fit`, before its first step."""
+        """Begins without copies, at the beginning of a `fit` and before its first step."""
         self._model = model
         self._left_out = finite.number_left_out()
         self._copies: list[_Copy] = []
 
     def batch_ended(self, step: int) -> None:
-        """After a call of the training function; ``step`` counts those of this `fit`.
+        """Goes back if the last call of the training function has left out an update; else makes a copy if it is time.
+
+        ``step`` counts the steps of this `fit`.
 
         Raises:
             NonFiniteError: going back has not helped.
@@ -56,7 +62,10 @@ class Rollback:
             self._copies = [*self._copies[-1:], _Copy(step, [state.memory_of(v).copy() for v in self._variables()])]
 
     def _variables(self) -> list[Any]:
-        """What an update changes: weights and the optimizer's state, without its learning rate; and statistics that were made with these weights."""
+        """Returns the variables that an update changes, and statistics that were made with these weights.
+
+        They are weights and the optimizer's state, without its learning rate.
+        """
         backend.active().settle(self._model)
         optimizers = snapshot.optimizers_of(self._model)
         found = [*self._model.variables, *snapshot.slots_of(self._model), *backend.active().buffers_of(self._model)]

@@ -1,4 +1,4 @@
-"""Models are saved by one worker: before, all of them gather the variables of which each holds a part."""
+"""Models are saved by one worker; before that, all workers gather the variables of which each holds a part."""
 
 from __future__ import annotations
 

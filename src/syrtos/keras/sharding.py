@@ -1,8 +1,8 @@
-"""`--shard-update`: of each variable a worker updates its own part alone, and it keeps the optimizer's state of that part alone.
+"""`--shard-update`: each worker updates its own part of each variable, and keeps the optimizer's state of that part.
 
-This is the first stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1): gradients are summed as without it, each worker updates its
-part of the weights, and the parts are gathered. Keras's optimizers that treat each number by itself are cut evenly, `Lamb` and `Muon` by whole variables;
-others make their update on every worker.
+This is the first stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1): gradients are summed as
+without it, each worker updates its part of the weights alone, and the parts are gathered. Keras's optimizers that treat
+each number by itself are cut evenly, `Lamb` and `Muon` by whole variables; others make their update on every worker.
 
 To a script the optimizer's variables are whole: reading one gathers it, so all workers must do it together.
 """
@@ -36,18 +36,18 @@ _ROWS = 16
 
 
 class _Within:
-    """Whether an update is being made, for which the variables of an optimizer are this worker's parts."""
+    """A flag for an update in progress, in which the variables of an optimizer are this worker's parts."""
 
     update = False
 
 
 def is_asked() -> bool:
-    """Whether optimizers are sharded in this run."""
+    """Returns whether optimizers are sharded in this run."""
     return world.joined() and world.current().options.shard_update and world.sharing().world.size > 1
 
 
 def divisible(optimizer: Any) -> int:
-    """Bytes of an optimizer's state that `--shard-update` would divide among the workers."""
+    """Returns the bytes of an optimizer's state that `--shard-update` would divide among the workers."""
     known = type(optimizer).__name__ in keras_internals.ELEMENTWISE | _BY_VARIABLE
     if not known or not type(optimizer).__module__.startswith("keras."):
         return 0
@@ -56,12 +56,12 @@ def divisible(optimizer: Any) -> int:
 
 
 class Sharding:
-    """How one optimizer's variables are divided among the workers.
+    """The division of one optimizer's variables among the workers.
 
     Attributes:
         comm: the workers.
-        by_variable: each variable is one worker's.
-        has_state: the optimizer keeps variables for those of the model.
+        by_variable: whether each variable is one worker's as a whole.
+        has_state: whether the optimizer keeps variables for those of the model.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any], comm: Communicator) -> None:
@@ -80,15 +80,15 @@ class Sharding:
         self.has_state = False
 
     def part_of(self, variable: Any) -> Part:
-        """This worker's part of a variable of the model."""
+        """Returns this worker's part of a variable of the model."""
         return self._parts[state.identity(variable)][self.comm.rank]
 
     def bounds_of(self, variable: Any) -> list[tuple[int, int]]:
-        """The first element of each worker's part, and the one after its last."""
+        """Returns the first element of each worker's part, and the one after its last."""
         return [(part.start, part.stop) for part in self._parts[state.identity(variable)]]
 
     def knows(self, variable: Any) -> bool:
-        """Whether the optimizer was built for this variable."""
+        """Returns whether the optimizer was built for this variable."""
         return state.identity(variable) in self._parts
 
     def gather(self, wholes: Sequence[Array], variables: Sequence[Any]) -> None:
@@ -97,12 +97,14 @@ class Sharding:
 
 
 def bounds_between_hosts(optimizer: Any, variables: Sequence[Any], has_rows: bool = False) -> Bounds:
-    """For each of some variables the bounds of its parts, where the sum of a worker's part of a gradient is all that it needs: that sends half the bytes
-    between hosts. Empty where all is needed, or nothing saved.
+    """Returns the bounds of the parts of each variable, where a worker needs the sum of its part of the gradient alone.
+
+    To send the parts alone takes half the bytes between hosts. The result is empty where all is needed, or nothing
+    saved.
 
     Args:
-        optimizer: that takes the gradients.
-        variables: of the gradients.
+        optimizer: the one that takes the gradients.
+        variables: those of the gradients.
         has_rows: whether some gradients list rows, which are summed whole.
     """
     found, options = of(optimizer), world.current().options
@@ -117,24 +119,27 @@ def _has_norms(optimizer: Any) -> bool:
 
 
 def gives_parts(optimizer: Any, are_parts: bool) -> None:
-    """Says whether the gradients that an optimizer is given next are this worker's parts of them."""
+    """Notes whether the gradients that an optimizer is given next are this worker's parts of them."""
     object.__setattr__(optimizer, _IN_PARTS, are_parts)
 
 
 def clips_parts(optimizer: Any) -> Communicator | None:
-    """The workers of which each has its part of the gradients that are to be clipped by norms; None where each has all, or norms don't matter."""
+    """Returns the workers that each have a part of the gradients that are to be clipped by norms.
+
+    None where each has all, or norms don't matter.
+    """
     found = of(optimizer)
     return found.comm if found and getattr(optimizer, _IN_PARTS, False) and _has_norms(optimizer) else None
 
 
 def of(optimizer: Any) -> Sharding | None:
-    """How this optimizer is sharded; None where every worker makes its whole update."""
+    """Returns the sharding of an optimizer; None where every worker makes its whole update."""
     found: Sharding | None = getattr(optimizer, _SHARDING, None)
     return found if found is not None and found.has_state else None  # without state there is nothing to be saved
 
 
 class _Bytes:
-    """Of the state of one optimizer: what this worker keeps, and all."""
+    """The bytes of one optimizer's state: those that this worker keeps, and all."""
 
     def __init__(self) -> None:
         self.kept = self.total = 0
@@ -144,8 +149,13 @@ _counted: weakref.WeakKeyDictionary[Any, _Bytes] = weakref.WeakKeyDictionary()
 
 
 def count(optimizer: Any, variable: Any, kept: int) -> None:
-    """Counts a variable of an optimizer, in the shape of ``variable``, of which this worker keeps so many elements: for the summary, of the optimizers
-    that there are."""
+    """Counts a variable of an optimizer, for the summary, which adds up the optimizers that there are.
+
+    Args:
+        optimizer: the one that has the variable.
+        variable: one of the model, of the same shape.
+        kept: how many of its elements this worker keeps.
+    """
     found = _counted.setdefault(optimizer, _Bytes())
     each = dtype_of(state.dtype_name(variable)).itemsize
     found.kept += each * kept
@@ -156,7 +166,7 @@ def count(optimizer: Any, variable: Any, kept: int) -> None:
 
 @contextlib.contextmanager
 def updating() -> Iterator[None]:
-    """Inside, an optimizer's variables are this worker's parts."""
+    """Context manager: an optimizer's variables are this worker's parts inside."""
     before, _Within.update = _Within.update, True
     try:
         yield
@@ -168,7 +178,10 @@ def updating() -> Iterator[None]:
 
 
 class _Cut:
-    """A variable of an optimizer of which this worker keeps a part: whole to a script, the part within an update. Mixed into Keras's class."""
+    """A variable of an optimizer of which this worker keeps a part. Mixed into Keras's class.
+
+    It is whole to a script, and the part within an update.
+    """
 
     sharding: Sharding
     owner: Any  # the variable of the model
@@ -190,7 +203,7 @@ class _Cut:
         return backend.active().on_host(self._gathered, state.held([self])[0], self.whole_shape)
 
     def assign(self, value: Any) -> Any:
-        """Of a whole value this worker keeps its part."""
+        """Assigns this worker's part of a whole value; within an update the value is the part."""
         if _Within.update:
             return super().assign(value)  # type: ignore[misc]
         whole = np.asarray(value)
@@ -202,7 +215,7 @@ class _Cut:
             return super().assign(whole.reshape(-1)[self.part.start : self.part.stop].reshape(self.part.shape))  # type: ignore[misc]
 
     def gathered(self) -> Array:
-        """The whole value; all workers call it together."""
+        """Returns the whole value; all workers call it together."""
         return self._gathered(backend.active().memory_of(self))
 
     def _gathered(self, mine: Array) -> Array:
@@ -235,7 +248,10 @@ _gathered: dict[int, Array] = {}
 
 @contextlib.contextmanager
 def gathered(model: Any) -> Iterator[None]:
-    """Inside, one worker alone can read all variables of a model's optimizer. All workers must enter."""
+    """Context manager: one worker alone can read all variables of a model's optimizers inside.
+
+    All workers must enter.
+    """
     slots = [v for v in snapshot.slots_of(model) if state.is_cut(v)]
     found = {id(v): v.gathered() for v in slots if id(v) not in _gathered}
     _gathered.update(found)
@@ -260,7 +276,10 @@ def _make_cut(slot: Any, sharding: Sharding, owner: Any) -> Any:
 
 
 class Reference:
-    """Stands for a variable of the model, in another shape or layout, where an optimizer makes a variable of its own for it."""
+    """Stands for a variable of the model, in another shape or layout.
+
+    An optimizer makes a variable of its own for it.
+    """
 
     def __init__(self, owner: Any, shape: tuple[int, ...], layout: Any = None) -> None:
         self.path, self.name = keras_internals.path_of(owner), owner.name
@@ -295,7 +314,7 @@ def _adding(original: Method) -> Method:
 
 
 def of_owner(original: Method) -> Method:
-    """Around an optimizer's `_var_key`: what stands for a part is known by its variable."""
+    """Wraps an optimizer's `_var_key`: what stands for a part has the key of its variable."""
 
     def key(self: Any, variable: Any) -> Any:
         return original(self, getattr(variable, OWNER, variable))

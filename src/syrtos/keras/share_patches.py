@@ -1,4 +1,4 @@
-"""What syrtos replaces in Keras 3 where each worker computes a share of a batch: optimizers, losses, means and seeds.
+"""The patches of Keras 3 where each worker computes a share of a batch: optimizers, losses, means and seeds.
 
 A share's loss counts by its samples, so that plain means are right as they are.
 """
@@ -28,7 +28,7 @@ def _reduce_then_clip(original: Method) -> Method:
 
 
 def _clipped_in_parts(optimizer: Any, grads: list[Any], comm: Communicator) -> list[Any]:
-    """Parts of gradients, clipped by the norms of the whole with the formulas of Keras (3.15.1)."""
+    """Clips parts of gradients by the norms of the whole, with the formulas of Keras (3.15.1)."""
     squares = ops.stack([ops.cast(ops.sum(ops.square(gradient)), "float32") for gradient in grads])
     squares = backend.active().on_host(comm.allreduce, squares, (len(grads),))
     if optimizer.clipnorm:
@@ -96,7 +96,7 @@ _BEGIN = "The first moment at which an optimizer and its variables are complete:
 
 
 def optimizers(begin: Callable[[Method], Method]) -> list[Patch]:
-    """What reduces gradients; ``begin`` wraps the beginning of an update on this backend."""
+    """Returns the patches that reduce gradients; ``begin`` wraps the beginning of an update on this backend."""
     return [
         Patch(_OPTIMIZER, "_backend_apply_gradients", begin, _BEGIN),
         Patch(_OPTIMIZER, "_clip_gradients", _reduce_then_clip, "The only hook that runs once per applied update: after accumulation, before clipping."),

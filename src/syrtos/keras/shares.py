@@ -1,4 +1,4 @@
-"""What a model and its parts are adapted to where each worker computes a share of a batch. Serves Keras 3 and Keras 2."""
+"""Adapts a model and its parts where each worker computes a share of a batch. Serves Keras 3 and Keras 2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEED_STRIDE = 0x9E3779
 
 
 class Assignments:
-    """What a step assigns, by the identity of the variable: the variable, and the value that it had before."""
+    """The variables that a step assigns, by identity, with the values that they had before."""
 
     def __init__(self) -> None:
         self._dirty: dict[int, tuple[Any, Any]] = {}
@@ -24,7 +24,7 @@ class Assignments:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What is assigned inside is equal on all workers already (an optimizer's update)."""
+        """Context manager: what is assigned inside is equal on all workers already (an optimizer's update)."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -33,9 +33,10 @@ class Assignments:
 
 
 def without_compilation(model: Any) -> None:
-    """Before a model's functions are made: turns off what can't work in several processes.
+    """Turns off compiled steps of a model where they can't work, before its functions are made.
 
-    A compiled step may have been asked for by `compile`, by ``model.jit_compile = True``, or by Keras itself, which chooses it on a GPU.
+    A compiled step may have been asked for by `compile`, by ``model.jit_compile = True``, or by Keras itself, which
+    chooses it on a GPU. It can't contain the exchange between workers, or the check that `--on-nan` asks for.
     """
     place = world.current().world
     if place.size == 1 and not finite.is_asked():
@@ -56,7 +57,10 @@ _MEANS = ("mean", "sum_over_batch_size", "auto")
 
 
 def masked_globally(weights: Any, mask: Any, reduction: str | None) -> Any:
-    """Turns mask weights normalized within the share into weights normalized within the global batch, where ``reduction`` is a mean."""
+    """Turns mask weights normalized within the share into ones normalized within the global batch.
+
+    It does so where ``reduction`` is a mean; elsewhere they stay as they are.
+    """
     step = backend.active().current_step()
     if step is None or mask is None or reduction not in _MEANS:
         return weights
@@ -64,7 +68,10 @@ def masked_globally(weights: Any, mask: Any, reduction: str | None) -> Any:
 
 
 def counting_share(original: Method) -> Method:
-    """A scalar that a mean or a sum is given counts as one value of one batch: here it is weighted by this worker's part of the samples."""
+    """Wraps `update_state` of a mean or a sum: a scalar is weighted by this worker's part of the samples.
+
+    Keras counts a scalar as one value of one batch.
+    """
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         step = backend.active().current_step()
@@ -76,7 +83,10 @@ def counting_share(original: Method) -> Method:
 
 
 def updating(original: Method) -> Method:
-    """What the method assigns is equal on all workers already."""
+    """Wraps an optimizer's method: what it assigns is equal on all workers already.
+
+    Where gradients are noted (see `first_batch.noting_gradients`), it makes no update.
+    """
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         note = first_batch.noting()

@@ -1,6 +1,7 @@
 """The state of one `fit` on one worker, to be committed between two steps and put back: variables and callbacks.
 
-What every worker holds alike, weights and slots of optimizers, is divided among the workers of each host; each worker also stores what may differ.
+Weights and slots of optimizers, which every worker holds alike, are divided among the workers of each host; each worker
+also stores what may differ.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ Facts = dict[str, Any]
 
 
 def variables_of(model: Any) -> tuple[list[Any], list[Any], set[int]]:
-    """The variables that all workers hold alike; those that each stores for itself; and the identities of those among them of which an update takes the
-    sum over all workers, gradients in the making. The others are equal after each step."""
+    """Divides a model's variables by how they are stored.
+
+    Returns:
+        The variables that all workers hold alike; those that each stores for itself; and the identities of those among
+        the latter of which an update takes the sum over all workers, gradients in the making. The others are equal
+        after each step.
+    """
     optimizers = optimizers_of(model)
     inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
     accumulated = {id(v) for each in inner for v in keras_internals.accumulated_by(each)}
@@ -49,12 +55,15 @@ def variables_of(model: Any) -> tuple[list[Any], list[Any], set[int]]:
 
 
 def trainable(model: Any) -> list[Any]:
-    """A model's trainable variables; none before it is built."""
+    """Returns a model's trainable variables; none before it is built."""
     return list(model.trainable_variables) if state.variables_in(model) else []
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """A model's optimizers: that of `compile`, and others that it or its layers keep, also in lists and dictionaries, as GANs do."""
+    """Returns a model's optimizers.
+
+    They are that of `compile`, and others that it or its layers keep, also in lists and dictionaries, as GANs do.
+    """
     values = [getattr(model, "optimizer", None)]
     for layer in keras_internals.layers_of(model):
         for value in vars(layer).values():
@@ -65,17 +74,20 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def slots_of(model: Any) -> list[Any]:
-    """The variables of all of a model's optimizers."""
+    """Returns the variables of all of a model's optimizers."""
     return [v for optimizer in optimizers_of(model) for v in state.variables_of(optimizer)]
 
 
 def _described(variables: Sequence[Any]) -> list[str]:
-    """Shapes and dtypes, which tell models apart. Names hold numbers that depend on what else a process has made."""
+    """Returns shapes and dtypes, which tell models apart.
+
+    Names hold numbers that depend on what else a process has made.
+    """
     return [f"{tuple(v.shape)} {state.dtype_name(v)}" for v in variables]
 
 
 def _owners(shared: Sequence[Any], ranks: int) -> list[int]:
-    """The rank that stores each of the variables that all hold alike, so that all store about as much."""
+    """Returns the rank that stores each of the variables that all hold alike, so that all store about as much."""
     load = [0] * ranks
     owners = []
     for variable in shared:
@@ -85,9 +97,9 @@ def _owners(shared: Sequence[Any], ranks: int) -> list[int]:
 
 
 def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arrays, Facts]:
-    """The values of this worker's part of what all hold alike, and of what it has for itself.
+    """Returns this worker's part of the values that all hold alike, those that it has for itself, and facts about both.
 
-    The framework may have lent them: they are to be used before the next step.
+    The framework may have lent the values: they are to be used before the next step.
     """
     backend.active().settle(model)
     shared, own, sums = variables_of(model)
@@ -103,13 +115,16 @@ def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arr
 
 
 def equal_variables(model: Any) -> list[Any]:
-    """All that is stored and equal on all workers between two steps: everything but gradients in the making."""
+    """Returns the stored variables that are equal on all workers between two steps: all but gradients in the making."""
     shared, own, sums = variables_of(model)
     return [*shared, *(v for v in own if id(v) not in sums)]
 
 
 def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays]:
-    """What the worker of this rank goes on with, of ``size``, from what each worker has stored for itself; there may have been more or fewer."""
+    """Returns what the worker of this rank, of ``size``, goes on with, from what each worker has stored for itself.
+
+    There may have been more or fewer workers.
+    """
     count = len(pieces)
     mine = pieces[min(rank, count - 1)]
     facts, arrays = facts_of(mine), encoding.unpack(mine)
@@ -123,7 +138,10 @@ def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays
 
 
 def callbacks_kept(chosen: Sequence[Any], facts: Facts) -> list[Facts]:
-    """What was kept of these callbacks. Where that was of another rank, those are left out which this one does not have: rank 0 alone writes logs."""
+    """Returns what was kept of these callbacks.
+
+    If it was kept by another rank, those are left out which this one does not have: rank 0 alone writes logs.
+    """
     kept: list[Facts] = facts["callbacks"]
     if not facts.get("borrowed"):
         return kept
@@ -165,13 +183,16 @@ def _assign(variable: Any, value: Any) -> None:
 
 
 def callbacks(chosen: Sequence[Any], begun_with: Sequence[Facts], arrays: Arrays) -> list[Facts]:
-    """The attributes of callbacks that hold numbers, texts, arrays or collections of them; of single numbers and texts those that training has
-    changed: the script gives the others again, and may give others than before (a path, a patience)."""
+    """Returns the attributes of callbacks that hold numbers, texts, arrays or collections of them.
+
+    Single numbers and texts are those that training has changed: the script gives the others again, and may give others
+    than before (a path, a patience).
+    """
     return [_callback(each, begun, arrays) for each, begun in zip(chosen, begun_with, strict=True)]
 
 
 def plain_attributes(callback: Any) -> Facts:
-    """The attributes of a callback that are a number, a text or None."""
+    """Returns the attributes of a callback that are a number, a text or None."""
     return {name: value for name, value in vars(callback).items() if type(value) in _PLAIN}
 
 
@@ -200,7 +221,7 @@ def _callback(callback: Any, begun_with: Facts, arrays: Arrays) -> Facts:
 
 
 def put_back_callbacks(chosen: Sequence[Any], facts: Sequence[Facts], arrays: Arrays) -> None:
-    """Sets the attributes again, and says of a callback of the script's own which could not be stored.
+    """Sets the attributes again, and reports those of a callback of the script's own that could not be stored.
 
     Raises:
         SnapshotError: the script has other callbacks than before.
@@ -223,7 +244,7 @@ def put_back_callbacks(chosen: Sequence[Any], facts: Sequence[Facts], arrays: Ar
 
 
 def _is_own(callback: Any) -> bool:
-    """Whether a script has made the class."""
+    """Returns whether a script has made the callback's class."""
     return not type(callback).__module__.startswith(("keras.", "tf_keras."))
 
 
@@ -240,7 +261,10 @@ def _set(callback: Any, name: str, value: Any) -> None:
 
 
 def keep_written(chosen: Sequence[Any], facts: Sequence[Facts]) -> None:
-    """Before `on_train_begin`: a log that is continued keeps its lines, but those of what is trained again."""
+    """Makes a log that is continued keep its lines, without those of what is trained again.
+
+    It is called before `on_train_begin`.
+    """
     for callback, fact in zip(chosen, facts, strict=False):
         if "written" in fact and _is(callback, "CSVLogger"):
             callback.append = True
@@ -257,14 +281,17 @@ def _cut(path: str, length: int) -> None:
 
 
 def begin_logs(chosen: Sequence[Any]) -> None:
-    """After `on_train_begin`: makes the file of each CSV log, which Keras 2 does with the first line, leaving that of an earlier run until then."""
+    """Makes the file of each CSV log, after `on_train_begin`.
+
+    Keras 2 makes it with the first line, and leaves that of an earlier run until then.
+    """
     for callback in chosen:
         if _is(callback, "CSVLogger") and callback.csv_file is not None:
             callback.csv_file.write("")
 
 
 def _written(callback: Any) -> int | None:
-    """The length of a CSV log in bytes; None where it has none, or not on this machine."""
+    """Returns the length of a CSV log in bytes; None where it has none, or not on this machine."""
     if callback.csv_file is None or not os.path.isfile(callback.filename):
         return None
     with contextlib.suppress(ValueError):  # it is closed
@@ -277,7 +304,7 @@ def _is(callback: Any, name: str) -> bool:
 
 
 def show_epoch(chosen: Sequence[Any], epoch: int) -> None:
-    """The progress bar of an epoch that goes on in its middle."""
+    """Shows the progress bar of an epoch that goes on in its middle."""
     for callback in chosen:
         if _is(callback, "ProgbarLogger"):
             callback.on_epoch_begin(epoch)

@@ -24,8 +24,8 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
 
     Args:
         comm: the workers.
-        variables: of Keras or of its framework, the same on all workers. Those that have no value at ``root`` yet (they were
-            created while a function is traced) stay as they are.
+        variables: of Keras or of its framework, the same on all workers. Those that have no value at ``root`` yet (they
+            were created while a function is traced) stay as they are.
     """
     found = unique(variables)
     known = backend.active()
@@ -42,9 +42,10 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
 
 
 def of_model(model: Any) -> list[Any]:
-    """All variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizer's.
+    """Returns the variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizer's.
 
-    Gradients that are being accumulated are each worker's own, unless all compute global batches; so are optimizers that train alone for some steps.
+    Gradients that are being accumulated are each worker's own, unless all compute global batches; so are optimizers
+    that train alone for some steps.
     """
     found = [*variables_in(model), *backend.active().buffers_of(model)]
     optimizer: Any = getattr(model, "optimizer", None)
@@ -54,19 +55,19 @@ def of_model(model: Any) -> list[Any]:
 
 
 def optimizers_differ() -> bool:
-    """Whether each worker has an optimizer of its own, and trains alone for some steps: `--sync-every`."""
+    """Returns whether each worker has an optimizer of its own, and trains alone for some steps: `--sync-every`."""
     return world.joined() and world.current().options.sync_every > 0 and world.current().world.size > 1
 
 
 def of_optimizer(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer that must be equal on all workers; not those of which each keeps a part."""
+    """Returns the variables of an optimizer that must be equal on all workers; not those of which each keeps a part."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     own = set() if backend.computes_global_batches() else set(map(id, keras_internals.accumulated_by(inner)))
     return [v for v in variables_of(optimizer) if id(v) not in own and not is_cut(v)]
 
 
 def variables_in(model: Any) -> list[Any]:
-    """A model's variables; none before it is built, which Keras 2 refuses to say."""
+    """Returns a model's variables; none before it is built, when Keras 2 refuses to list them."""
     try:
         return [*model.variables]
     except ValueError:
@@ -74,7 +75,7 @@ def variables_in(model: Any) -> list[Any]:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """An optimizer's variables: a list in Keras 3, also behind a method in old Keras 2."""
+    """Returns an optimizer's variables: a list in Keras 3, also behind a method in old Keras 2."""
     variables: Any = optimizer.variables
     if callable(variables):
         variables = variables()
@@ -105,7 +106,10 @@ def check_structure(comm: Communicator, variables: Sequence[Any]) -> None:
 
 
 def _unnumbered(text: str) -> str:
-    """Without the numbers that Keras appends to names: they count the layers that a process has made, which may differ."""
+    """Removes the numbers that Keras appends to names.
+
+    They count the layers that a process has made, which may differ.
+    """
     return re.sub(r"_\d+\b", "", text)
 
 
@@ -132,13 +136,13 @@ def check_equal(comm: Communicator, variables: Sequence[Any], step: int) -> None
 
 
 def are_equal(comm: Communicator, checksums: Sequence[int]) -> bool:
-    """Whether all workers have the same checksums."""
+    """Returns whether all workers have the same checksums."""
     digest = float(zlib.crc32(np.asarray(checksums, np.int64).tobytes()))
     return len(set(comm.agree("compare weights", digest))) == 1
 
 
 def checksum(variable: Any, limit: int | None = None) -> int:
-    """A 32-bit digest of the value's bytes, or of the first ``limit`` of them."""
+    """Returns a 32-bit digest of the value's bytes, or of the first ``limit`` of them."""
     return zlib.crc32(_bytes_of(memory_of(variable))[:limit])
 
 
@@ -147,40 +151,40 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
 
 
 def is_cut(variable: Any) -> bool:
-    """Whether each worker keeps a part of the variable alone, as `syrtos.keras.sharding` does: reading it gathers it."""
+    """Returns whether each worker keeps only a part of the variable, as `sharding` does: reading it gathers it."""
     return hasattr(variable, "gathered")
 
 
 def memory_of(variable: Any) -> np.ndarray[Any, Any]:
-    """The value without a copy where the framework can lend it."""
+    """Returns the variable's value, without a copy where the framework can lend it."""
     return variable.gathered() if is_cut(variable) else backend.active().memory_of(variable)
 
 
 def unique(variables: Iterable[Any]) -> list[Any]:
-    """Each variable once, in order."""
+    """Returns the variables in order, without repetitions."""
     return list({id(v): v for v in variables}.values())
 
 
 def of_metrics(model: Any) -> list[Any]:
-    """The variables in which a model's metrics count."""
+    """Returns the variables in which a model's metrics count."""
     return unique(v for metric in getattr(model, "metrics", []) for v in metric.variables)
 
 
 def held(variables: Iterable[Any]) -> list[Any]:
-    """What Keras variables hold in the framework."""
+    """Returns the framework's objects that Keras variables hold."""
     return [backend.active().held(variable) for variable in variables]
 
 
 def identity(variable: Any) -> int:
-    """The same number for a Keras variable and what it holds in the framework."""
+    """Returns a number that is the same for a Keras variable and for the framework's object that it holds."""
     return backend.active().identity(variable)
 
 
 def name_of(variable: Any) -> str:
-    """What a person knows a variable by."""
+    """Returns the name by which a person knows a variable."""
     return getattr(variable, "path", variable.name)
 
 
 def dtype_name(variable: Any) -> str:
-    """The dtype's name, for the variables of Keras and of frameworks alike."""
+    """Returns the name of a dtype, for the variables of Keras and of frameworks alike."""
     return getattr(variable.dtype, "name", None) or str(variable.dtype)

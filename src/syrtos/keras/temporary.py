@@ -10,7 +10,7 @@ _made: set[Path] = set()
 
 
 def remembering(mkdtemp: Callable[..., str]) -> Callable[..., str]:
-    """Around `tempfile.mkdtemp`, by which `TemporaryDirectory` makes its folders too."""
+    """Wraps `tempfile.mkdtemp`, by which `TemporaryDirectory` makes its folders too: the folders are remembered."""
 
     def make(*args: object, **kwargs: object) -> str:
         folder = mkdtemp(*args, **kwargs)
@@ -21,7 +21,7 @@ def remembering(mkdtemp: Callable[..., str]) -> Callable[..., str]:
 
 
 def is_own(path: object) -> bool:
-    """Whether ``path`` lies in a folder that this worker alone has made."""
+    """Returns whether ``path`` lies in a folder that this worker alone has made."""
     if not isinstance(path, str | os.PathLike):
         return False
     place = Path(os.path.abspath(os.fsdecode(path)))

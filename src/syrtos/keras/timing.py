@@ -1,4 +1,4 @@
-"""What a worker's ledger is told about the parts of a run, its data, and loops of the script's own."""
+"""Entries in a worker's ledger about the parts of a run, its data, and loops of the script's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _numbers: dict[str, dict[int, int]] = {}
 
 
 def part_of_run(original: Method) -> Method:
-    """Around `fit`, `evaluate` and `predict`: their time is counted apart."""
+    """Wraps `fit`, `evaluate` and `predict`: their time is counted apart."""
     phase, kind = _PARTS[original.__name__]
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,10 @@ def part_of_run(original: Method) -> Method:
 
 
 def tracing(name: str, function: object) -> contextlib.AbstractContextManager[None]:
-    """Around the making of a graph of a function: functions of one name are told apart by a number."""
+    """Context manager around the making of a graph of a function: counts the graph and its time.
+
+    Functions of one name are told apart by a number.
+    """
     if world.joined():
         known = _numbers.setdefault(name, {})
         number = known.setdefault(id(function), len(known) + 1)
@@ -49,7 +52,7 @@ def tracing(name: str, function: object) -> contextlib.AbstractContextManager[No
 
 
 def waiting_for_data() -> contextlib.AbstractContextManager[None]:
-    """Around an iterator's next element, drawn eagerly."""
+    """Context manager around the drawing of an iterator's next element, eagerly: its time counts as input."""
     return _span("input")
 
 
@@ -69,9 +72,10 @@ class _Call:
 
 @contextlib.contextmanager
 def computing(function: Any = None) -> Iterator[None]:
-    """Around what a script's own loop calls to compute: a `tf.function`, `strategy.run`, a tape, an update of an optimizer.
+    """Context manager around what a script's own loop calls to compute.
 
-    A call in which an optimizer makes an update is a step; ``function`` is known by it when it is called again.
+    This is a `tf.function`, `strategy.run`, a tape, or an update of an optimizer. A call in which an optimizer makes an
+    update is a step; ``function`` is known by it when it is called again.
     """
     ledger = world.current().ledger if world.joined() else None
     if ledger is None or not ledger.in_script or not backend.active().eager():
@@ -96,7 +100,10 @@ def computing(function: Any = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nested(outer: _Call, function: Any) -> Iterator[None]:
-    """A call inside of another: a `tf.function` that is known to make updates makes the outer call a step."""
+    """Context manager around a call inside of another.
+
+    A `tf.function` that is known to make updates makes the outer call a step.
+    """
     before, outer.updates = outer.updates, function is not None and function in _updating
     yield
     if outer.updates:
@@ -112,7 +119,7 @@ def _remember(function: Any) -> None:
 
 @contextlib.contextmanager
 def updating() -> Iterator[None]:
-    """Around an optimizer's update, eager or as it is traced."""
+    """Context manager around an optimizer's update, eager or as it is traced: it makes the call a step."""
     with computing():
         call = _call()
         if call is not None:
@@ -121,7 +128,7 @@ def updating() -> Iterator[None]:
 
 
 def recording(original: Method) -> Method:
-    """Around a tape's `__enter__`: what it records is computed."""
+    """Wraps a tape's `__enter__`: what the tape records is counted as computed."""
 
     def enter(self: Any) -> Any:
         self._syrtos_computing = computing()
@@ -132,7 +139,7 @@ def recording(original: Method) -> Method:
 
 
 def recorded(original: Method) -> Method:
-    """Around the `__exit__` of the same."""
+    """Wraps a tape's `__exit__`: what follows is no longer counted as computed."""
 
     def leave(self: Any, *details: Any) -> Any:
         try:
@@ -144,7 +151,7 @@ def recorded(original: Method) -> Method:
 
 
 def as_computing(original: Method) -> Method:
-    """Around a method that computes."""
+    """Wraps a method that computes: its time is counted as such."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         with computing():
@@ -161,7 +168,7 @@ def _call() -> _Call | None:
 
 
 class _Clock:
-    """Tells how long each step waited for its data."""
+    """Measures how long each step waited for its data."""
 
     def __init__(self) -> None:
         self._since = time.time()
@@ -169,17 +176,24 @@ class _Clock:
         self._traced = False
 
     def step_is_traced(self) -> None:
-        """The time until data is there is not spent on input this time: the step is made a graph first."""
+        """Notes that the step is made a graph first: this time, the time until data is there is not spent on input."""
         self._traced = True
 
     def step_begins(self) -> None:
-        """From now on the step waits for data."""
+        """Notes that the step waits for data from now on."""
         self._since = time.time()
 
     def data_was_ready(self, session: Session, asked: float, ready: float, samples: float) -> bool:
-        """The step that now ends had its data at ``ready`` (s since the epoch), and a graph had asked for it at ``asked`` (0: none had).
+        """Counts the samples of the step that now ends, and how long it has waited for its data.
 
-        ``samples``: of this worker's share. Returns whether this is the first exchange of the step.
+        Args:
+            session: this worker's.
+            asked: when a graph had asked for the data, s since the epoch; 0: none had.
+            ready: when the data was there, s since the epoch.
+            samples: the number of rows of this worker's share.
+
+        Returns:
+            Whether this is the first exchange of the step.
         """
         if ready == self._last_ready:
             return False

@@ -1,4 +1,7 @@
-"""Around the methods of Keras 3's trainers on JAX and torch: all workers call the same, with equal weights and batches, or shares of planned ones."""
+"""Wrappers of the methods of Keras 3's trainers on JAX and torch.
+
+All workers call the same methods, with equal weights and batches, or shares of planned ones.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _BATCH = ("x", "y", "sample_weight")
 
 
 def method(original: Method) -> Method:
-    """`fit`, `evaluate` or `predict`: all workers call the same, or get an error that says which rank calls which."""
+    """Wraps `fit`, `evaluate` or `predict`: all workers must call the same method.
+
+    Else they get an error that says which rank calls which.
+    """
     timed = timing.part_of_run(original)
 
     def together(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -25,12 +31,12 @@ def method(original: Method) -> Method:
 
 
 def fit(original: Method) -> Method:
-    """`fit`, which Ctrl-C ends on all workers at the same step."""
+    """Wraps `fit`, which Ctrl-C ends on all workers at the same step."""
     return interrupts.together(fitting.inside_fit(method(original)))
 
 
 def on_batch(original: Method, check: batches.Check) -> Method:
-    """`test_on_batch` or `predict_on_batch`: ``check`` compares what the workers were given."""
+    """Wraps `test_on_batch` or `predict_on_batch`: ``check`` compares what the workers were given."""
 
     def of_equal_batches(self: Any, *args: Any, **kwargs: Any) -> Any:
         replicas.compute_equal(world.sharing().comm, self, original.__name__)
@@ -41,7 +47,7 @@ def on_batch(original: Method, check: batches.Check) -> Method:
 
 
 def train_on_batch(original: Method, check: batches.Check) -> Method:
-    """`train_on_batch` likewise."""
+    """Wraps `train_on_batch`: ``check`` compares what the workers were given."""
     trained = fitting.inside_fit(on_batch(original, check))
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +60,10 @@ def train_on_batch(original: Method, check: batches.Check) -> Method:
 
 
 def epoch_iterator(original: Method) -> Method:
-    """Around the `__init__` of a trainer's iterator over an epoch."""
+    """Wraps the `__init__` of a trainer's iterator over an epoch: workers agree on its length.
+
+    An iterator over a planned data set gets a stream of this worker's shares.
+    """
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -76,7 +85,13 @@ def _symbolic_build(original: Method) -> Method:
 
 
 def input_of(trainer: str, iterator: str, batches_of: Callable[[Method], Method]) -> list[Patch]:
-    """What is replaced where a trainer gets its batches, by the names of its class and of its iterator's; ``batches_of`` makes the batches."""
+    """Returns the patches of where a trainer gets its batches.
+
+    Args:
+        trainer: the name of its class.
+        iterator: the name of its iterator's class.
+        batches_of: wraps the method that makes the batches.
+    """
     return [
         Patch(iterator, "__init__", epoch_iterator, "Workers compare the lengths of their data; planned data sets have shares of their own."),
         Patch(trainer, "_symbolic_build", _symbolic_build, "The original draws a batch; of a planned data set that is a share."),

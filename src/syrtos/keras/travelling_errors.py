@@ -11,7 +11,7 @@ from syrtos.errors import SyrtosError
 
 
 def described(error: Exception) -> dict[str, Any]:
-    """What `again` needs, as JSON values."""
+    """Returns the facts about an error that `again` needs, as JSON values."""
     number = getattr(error, "errno", None) if isinstance(error, OSError) else None
     name = getattr(error, "filename", None)
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
@@ -24,7 +24,10 @@ def described(error: Exception) -> dict[str, Any]:
 
 
 def again(facts: dict[str, Any]) -> Exception:
-    """An error of the same type and words as the writer's."""
+    """Makes an error of the same type and words as the writer's.
+
+    It is a SyrtosError where the type can't be made anew.
+    """
     of_tensorflow: Any = getattr(sys.modules.get("tensorflow"), "errors", None)
     kind = getattr(builtins, facts["type"], None) or getattr(of_tensorflow, facts["type"], None)
     text = facts["text"]

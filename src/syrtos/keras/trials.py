@@ -1,6 +1,7 @@
 """Trials of `syrtos tune`: the first `fit` of an unchanged script trains some steps, is measured, and ends the process.
 
-What the script does before `fit` is done in each trial. Its callbacks, validation and what follows `fit` are left out, so no checkpoint is written.
+Each trial does what the script does before `fit`. The script's callbacks, validation and what follows `fit` are left
+out, so no checkpoint is written.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ BEGAN, RESULT, CALLED = "began.json", "trial.json", "called.json"
 
 
 def install(trainer: str, optimizer: str = "") -> None:
-    """Takes hold of `fit` of the class ``trainer``, and notes what else a script trains with; in a run that is no trial nothing happens."""
+    """Replaces `fit` of the class ``trainer`` by a trial, and notes what else a script trains with.
+
+    In a run that is no trial nothing happens.
+    """
     trial = settings.trial_from(settings.environment())
     if trial is None:
         return
@@ -60,17 +64,17 @@ def install(trainer: str, optimizer: str = "") -> None:
 
 
 class _Measure(Protocol):
-    """What is done in the steps of a trial."""
+    """A measurement in the steps of a trial."""
 
     def begin(self, batch: int, logs: Any = None) -> None:
-        """Before a batch."""
+        """Begins a batch."""
 
     def end(self, logs: Mapping[str, Any] | None) -> bool:
-        """After it; whether the trial is over."""
+        """Ends a batch; returns whether the trial is over."""
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What was found."""
+        """Returns what was found."""
         ...
 
 
@@ -99,12 +103,12 @@ def _in_place_of(trial: Trial, original: Method) -> Method:
 
 
 def _workers() -> int:
-    """How many batches of the script's `fit` make up a global batch."""
+    """Returns how many batches of the script's `fit` make up a global batch."""
     return world.current().world.size if world.explicit() else 1
 
 
 def _rows_of_fit(trial: Trial, own: int) -> int:
-    """Rows of a batch that `fit` is given, where the script's have ``own``."""
+    """Returns the rows of a batch that `fit` is given, where the script's have ``own``."""
     return max(trial.batch // _workers(), 1) if trial.batch else own
 
 
@@ -138,7 +142,7 @@ def _write(name: str, facts: Any) -> None:
 
 
 class Steps:
-    """The time of steps with batches of one size."""
+    """Measures the time of steps with batches of one size."""
 
     def __init__(self, model: Any, trial: Trial, data: Rebatched) -> None:
         self._trial, self._data = trial, data
@@ -148,11 +152,15 @@ class Steps:
         self._rate, self._optimizer = learning_rate.rate_of(model), getattr(model, "optimizer", None)
 
     def begin(self, batch: int, logs: Any = None) -> None:
-        """A step is measured from end to end, with its input."""
+        """Begins a step, which is measured from end to end, with its input."""
         self._is_first.append(batch == 0)
 
     def end(self, logs: Mapping[str, Any] | None) -> bool:
-        """After a call of the training function, which may have made several steps."""
+        """Notes the end of a call of the training function, which may have made several steps.
+
+        Returns:
+            Whether the trial is over.
+        """
         for value in (logs or {}).values():
             np.asarray(value)  # the framework may still compute
             break
@@ -165,14 +173,17 @@ class Steps:
         return max(world.current().comm.agree("measured enough?", float(done or slow))) > 0
 
     def _seconds(self) -> list[float]:
-        """Of a step, in each call that is measured: those that begin an epoch are not, unless all do."""
+        """Returns the seconds of a step, in each call of the training function that is measured.
+
+        Calls that begin an epoch are not measured, unless all do.
+        """
         spans = [(end - before) / self._each for before, end in itertools.pairwise(self._ends[_WARM_UP - 1 :])]
         first = self._is_first[_WARM_UP : len(self._ends)]
         later = [span for span, is_first in zip(spans, first, strict=True) if not is_first]
         return spans if all(first) else later
 
     def facts(self) -> dict[str, Any]:
-        """Rows of the global batch, of the script's own and of an epoch, and seconds of each step."""
+        """Returns the rows of a global batch, of the script's own one and of an epoch, and the seconds of each step."""
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         return {
             "batch": self._data.batch * _workers(),
@@ -186,7 +197,7 @@ class Steps:
 
 
 def _noting(original: Method) -> Method:
-    """Notes that the script calls a method, outside of `fit`."""
+    """Wraps a method other than `fit`: its first call is noted."""
     called = _note_once(original.__name__)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
 """Computes losses and metrics that may mix the rows of a batch on the rows of all workers. Serves Keras 3 and Keras 2.
 
-Each worker has its share of a batch. What Keras computes row by row is right on a share; any other function (one of the script's own, or Dice, whose
-sums are over all rows) is given the gathered rows of all workers, on each of them, and returns what one process would have got. Gradients flow
-back to the rows that a worker has computed itself.
+Each worker has its share of a batch. What Keras computes row by row is right on a share; any other function (one of the
+script's own, or Dice, whose sums are over all rows) is given the gathered rows of all workers, on each of them, and
+returns what one process would have got. Gradients flow back to the rows that a worker has computed itself.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _ADAPTED = "_syrtos_of_all_rows"
 
 
 def is_of_keras(kind: Any) -> bool:
-    """Whether a class or a function is Keras's own."""
+    """Returns whether a class or a function is Keras's own."""
     return (getattr(kind, "__module__", None) or "").partition(".")[0] in _OF_KERAS
 
 
 def reduces_late(model: Any) -> bool:
-    """Whether nothing of the script's own sees gradients between Keras's `train_step` and the end of the update."""
+    """Returns whether nothing of the script's own sees gradients from Keras's `train_step` to the end of the update."""
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return is_of_keras(type(optimizer)) and is_of_keras(type(inner))
 
 
 def is_row_by_row(function: Any) -> bool:
-    """Whether a loss function is known to compute each row's value from that row alone."""
+    """Returns whether a loss function is known to compute each row's value from that row alone."""
     if isinstance(function, functools.partial):
         return is_row_by_row(function.func)
     if hasattr(function, "reduction"):  # a `Loss` given as a metric
@@ -44,7 +44,7 @@ def is_row_by_row(function: Any) -> bool:
 
 
 def loss_is_row_by_row(loss: Any) -> bool:
-    """The same of a `Loss`: of Keras's own class, around a function of Keras's."""
+    """Returns whether a `Loss` is known to be row by row: of Keras's own class, around such a function of Keras's."""
     if not is_of_keras(type(loss)) or type(loss).__name__ in _MIXING:
         return False
     if _is_along_rows(loss):
@@ -54,12 +54,12 @@ def loss_is_row_by_row(loss: Any) -> bool:
 
 
 def _is_along_rows(wrapper: Any) -> bool:
-    """Whether a function of Keras's was asked to work along the rows, by `axis=0`."""
+    """Returns whether a function of Keras's was asked to work along the rows, by `axis=0`."""
     return getattr(wrapper, "_fn_kwargs", {}).get("axis", -1) == 0
 
 
 def of_all_rows(original: Method) -> Method:
-    """`Loss.__call__`, on the rows of all workers where the loss may mix them."""
+    """Wraps `Loss.__call__`: it is given the rows of all workers where the loss may mix them."""
 
     @functools.wraps(original)
     def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -74,7 +74,7 @@ def of_all_rows(original: Method) -> Method:
 
 
 def mean_of_all_rows(original: Method) -> Method:
-    """`MeanMetricWrapper.update_state`, likewise."""
+    """Wraps `MeanMetricWrapper.update_state`: it is given the rows of all workers where its function may mix them."""
 
     @functools.wraps(original)
     def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -89,7 +89,7 @@ def mean_of_all_rows(original: Method) -> Method:
 
 
 def adapting_class(original: Method) -> Method:
-    """Around `Metric.__init__`: an `update_state` of a script's own class is given the rows of all workers."""
+    """Wraps `Metric.__init__`: an `update_state` of a script's own class is given the rows of all workers."""
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -100,7 +100,7 @@ def adapting_class(original: Method) -> Method:
 
 
 def adapting_new(original: Method) -> Method:
-    """Around `Metric.__new__` of Keras 2, likewise."""
+    """Wraps `Metric.__new__` of Keras 2: an `update_state` of a script's own class is given the rows of all workers."""
 
     def new(kind: type, *args: Any, **kwargs: Any) -> Any:
         _adapt(kind)
@@ -120,7 +120,10 @@ def _adapt(kind: type) -> None:
 
 
 def _tell_where_workers_train_alone(kind: type) -> None:
-    """Where nothing is exchanged in a step, states are added up, which is right for sums alone."""
+    """Warns of a script's own metric where nothing is exchanged in a step.
+
+    There its states are added up, which is right for sums alone.
+    """
     session = world.current()
     alone = session.options.sync_every or session.options.asynchronous
     if not alone or is_of_keras(kind) or kind in _told or session.world.rank or session.world.size == 1:
