@@ -161,7 +161,10 @@ def _as_tensors(logs: Any) -> Any:
 
 
 def _is_stock(step: Method, name: str) -> bool:
-    """Returns whether a model's step is Keras's own; one that is replaced while the model trains counts as the one that it replaces."""
+    """Returns whether a model's step is Keras's own.
+
+    A step that is replaced while the model trains counts as the one that it replaces.
+    """
     return getattr(step, "__func__", step) is getattr(tf_trainer.TensorFlowTrainer, name, None)
 
 

@@ -95,7 +95,7 @@ def without_output() -> Iterator[None]:
 
 
 def _kinds_of_variables() -> list[type]:
-    """All classes of variables of TensorFlow and of scripts."""
+    """Returns all classes of variables, of TensorFlow and of scripts."""
     found, rest = [], [BaseResourceVariable]
     while rest:
         kind = rest.pop()
