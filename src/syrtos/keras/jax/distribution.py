@@ -19,7 +19,10 @@ _OWN_ROWS = "_syrtos_own_rows"
 
 
 class AllDevices(distribution_lib.DataParallel):
-    """`DataParallel` over the devices of all processes, which are asked for when the first variable is made: a script can configure JAX until then."""
+    """A `DataParallel` over the devices of all processes.
+
+    Devices are asked for when the first variable is made: a script can configure JAX until then.
+    """
 
     def __init__(self) -> None:
         self._auto_shard_dataset = False
@@ -41,7 +44,7 @@ class AllDevices(distribution_lib.DataParallel):
 
 
 def adopted(distribution: Any) -> Any:
-    """The distribution that Keras is to use: a script's own, or over all devices where it has none.
+    """Returns the distribution that Keras is to use: a script's own, or one over all devices where it has none.
 
     Each process holds the whole batch, unless the script says that it has sharded the data set itself.
 
@@ -70,12 +73,12 @@ def _check_devices(distribution: Any) -> None:
 
 
 def has_own_rows() -> bool:
-    """Whether each process holds rows of its own, which make up the global batch."""
+    """Returns whether each process holds rows of its own, which make up the global batch."""
     return getattr(_current(), _OWN_ROWS, False)
 
 
 def place(value: Any, sharding: Sharding) -> jax.Array:
-    """The array of all processes of which each holds the whole ``value``.
+    """Returns an array over all processes, made from the whole ``value`` that each of them holds.
 
     Rows are copied: JAX would share the memory of an array that the script may change.
     """
@@ -84,11 +87,13 @@ def place(value: Any, sharding: Sharding) -> jax.Array:
 
 
 def rows(batch: Any, layout: Any, batch_dim_name: str) -> Any:
-    """A leaf of a batch on the devices: split where its rows can be split evenly; else whole on each, to be split inside the compiled step, where XLA
-    pads it.
+    """Puts a leaf of a batch on the devices, split where its rows can be split evenly.
+
+    Else it is whole on each device, to be split inside the compiled step, where XLA pads it. Where each process has
+    rows of its own, these make up the array.
 
     Raises:
-        DataError: it is no dense array.
+        DataError: the leaf is no dense array.
     """
     if batch is None:
         return None
@@ -106,9 +111,10 @@ def _whole(batch: Any, sharding: Any, batch_dim_name: Any) -> jax.Array:
 
 
 def joined(samples: int, share: Any) -> Any:
-    """The batch of which each process has read its share, so many rows, on the devices; None where no process has a row.
+    """Puts a batch on the devices, of which each process has read its share; None where no process has a row.
 
-    If shares are equal and the devices of a process take just its rows, each share stays local; else all shares are gathered on every process.
+    ``samples`` is the number of this process's rows. If shares are equal and the devices of a process take just its
+    rows, each share stays local; else all shares are gathered on every process.
     """
     comm, current = world.current().comm, _current()
     counts = [int(count) for count in comm.agree("rows of a batch", float(samples))]
@@ -127,7 +133,10 @@ def joined(samples: int, share: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _stay_local(sharding: Any, shape: tuple[int, ...], each: int, batch_dim_name: str) -> bool:
-    """Whether the devices of every process take just its own rows, where each process has ``each`` of them. The answer is the same on all."""
+    """Returns whether the devices of every process take just its own rows, of which each process has ``each``.
+
+    The answer is the same on all.
+    """
     if shape[0] % sharding.mesh.shape[batch_dim_name]:
         return False
     bounds = {device: index[0].indices(shape[0]) for device, index in sharding.devices_indices_map(shape).items()}
@@ -137,10 +146,11 @@ def _stay_local(sharding: Any, shape: tuple[int, ...], each: int, batch_dim_name
 
 
 def tensor(original: Any, value: Any, layout: Any) -> Any:
-    """Around Keras's `distribute_tensor`: a value that every process holds is put on the devices without a collective.
+    """Wraps Keras's `distribute_tensor`: a value that every process holds is placed without a collective.
 
-    JAX's `device_put` would compare it across processes: an exchange in each assignment, which ends the run where one worker alone assigns.
-    `fit`, `evaluate`, `predict` and the methods for one batch compare the variables of all workers.
+    JAX's `device_put` would compare it across processes: an exchange in each assignment, which ends the run where one
+    worker alone assigns. `fit`, `evaluate`, `predict` and the methods for one batch compare the variables of all
+    workers.
     """
     sharding = getattr(layout, "backend_layout", layout)
     is_global = isinstance(value, jax.Array) and not value.is_fully_addressable
@@ -150,19 +160,22 @@ def tensor(original: Any, value: Any, layout: Any) -> Any:
 
 
 def split(data: Any) -> Any:
-    """Inside a compiled step: tells XLA to split the rows of a batch over the devices, padding them where they don't divide evenly."""
+    """Tells XLA, inside a compiled step, to split the rows of a batch over the devices.
+
+    Rows are padded where they don't divide evenly.
+    """
     distribution = _current()
     sharding = NamedSharding(distribution.device_mesh.backend_mesh, PartitionSpec(distribution.batch_dim_name))
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding) if leaf.ndim else leaf, data)
 
 
 def everywhere() -> NamedSharding:
-    """Whole on each device."""
+    """Returns the sharding of an array that is whole on each device."""
     return replicated(_current().device_mesh.backend_mesh)
 
 
 def replicated(mesh: Any) -> NamedSharding:
-    """Whole on each device of a mesh."""
+    """Returns the sharding of an array that is whole on each device of a mesh."""
     return NamedSharding(mesh, PartitionSpec())
 
 

@@ -1,4 +1,7 @@
-"""`--on-nan` where XLA applies gradients inside of its program: the program itself decides what becomes of them, and tells the host what it has found."""
+"""`--on-nan` on JAX, where XLA applies gradients inside of its program.
+
+The program itself decides what becomes of gradients that are not finite, and tells the host what it has found.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from syrtos.keras.patching import Method, Patch
 
 
 class _Tracing:
-    """What the training step that is traced, or run, has found of its gradients; None outside of one."""
+    """The findings about the gradients of the training step that is traced, or run; None outside of one."""
 
     found: list[tuple[jax.Array, jax.Array]] | None = None  # finite? of each gradient, and the number of updates before
     variables: Sequence[Any] = ()
 
 
 class _Looked(NamedTuple):
-    """What a training step gives."""
+    """The result of a training step: its logs, and what was found of its gradients."""
 
     logs: Any
     found: list[tuple[jax.Array, jax.Array]]
@@ -70,7 +73,10 @@ def _making(original: Method) -> Method:
 
 
 def _undone_if_left_out(model: Any, step: Method, state: Any, data: Any) -> Any:
-    """A training step whose state, and logs, are as before its batch where a gradient is not finite; beside its logs it gives what was found."""
+    """Makes a training step whose state, and logs, are as before its batch where a gradient is not finite.
+
+    Beside its logs it returns what was found of the gradients.
+    """
     outer, _Tracing.found = _Tracing.found, []
     try:
         logs, changed = step(state, data)
@@ -86,7 +92,7 @@ def _undone_if_left_out(model: Any, step: Method, state: Any, data: Any) -> Any:
 
 
 def _results_before(model: Any, state: Any, logs: Any) -> Any:
-    """The logs without this batch."""
+    """Returns the logs without this batch."""
     with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, state[-1], strict=True))):
         return finite.results_again(model, logs)
 
@@ -99,7 +105,7 @@ def _telling(original: Method) -> Method:
 
 
 def _told(model: Any, step_function: Method, state: Any, data: Any) -> Any:
-    """A step whose gradients the host is told of; of evaluations there is nothing to tell.
+    """Makes a step and tells the host what was found of its gradients; evaluations have nothing to tell.
 
     Raises:
         NonFiniteError: training must not go on. The model has its state again, which a step takes away from it.

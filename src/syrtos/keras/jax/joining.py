@@ -1,4 +1,4 @@
-"""Joining JAX's processes to one: right after the script's `import jax`, before anything is computed."""
+"""Joins JAX's processes to one, right after the script's `import jax`, before anything is computed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SOCKET = "unix:"
 
 
 class Steps:
-    """How many steps of Keras's own this process has made with the others."""
+    """The number of steps of Keras's own that this process has made with the others."""
 
     made = 0
 
@@ -33,7 +33,8 @@ def join() -> None:
     """Joins the workers of this world by `jax.distributed`; a world of one needs nothing.
 
     Raises:
-        ConfigurationError: JAX has computed before the script imported Keras, and Keras's backend was not known to be JAX.
+        ConfigurationError: JAX has computed before the script imported Keras, and Keras's backend was not known to be
+            JAX.
     """
     session = world.current()
     if session.world.size == 1:
@@ -67,7 +68,10 @@ def join() -> None:
 
 
 def _address(session: Session) -> str:
-    """Where rank 0's coordinator listens: on one host a socket in a folder of this user's alone, for it knows no authentication."""
+    """Returns the address at which rank 0's coordinator listens.
+
+    On one host it is a socket in a folder of this user's alone, because the coordinator knows no authentication.
+    """
     rank = session.world.rank
     host = rendezvous.listening_address("JAX", session)
     jax_internals.listen_on(host)
@@ -77,7 +81,10 @@ def _address(session: Session) -> str:
 
 
 def _leave(pid: int) -> None:
-    """At the end of a script that has come to its end on all workers: rank 0's coordinator goes last, for JAX aborts a process that finds it gone."""
+    """Leaves JAX, when the script has come to its end on all workers.
+
+    Rank 0's coordinator goes last, because JAX aborts a process that finds it gone.
+    """
     if os.getpid() != pid:
         return
     session = world.current()
@@ -96,4 +103,7 @@ def _leave(pid: int) -> None:
 
 
 def _joined_already(*args: object, **kwargs: object) -> None:
-    """What a script's own `jax.distributed.initialize`, or `keras.distribution.initialize`, has to do in a joined process."""
+    """Does nothing, in place of `jax.distributed.initialize`: the process is joined already.
+
+    A script may call that function, or `keras.distribution.initialize`, which calls it.
+    """

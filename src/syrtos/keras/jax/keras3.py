@@ -1,4 +1,4 @@
-"""What syrtos replaces in Keras 3 on JAX."""
+"""The patches of Keras 3 on JAX."""
 
 from __future__ import annotations
 

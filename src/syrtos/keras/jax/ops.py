@@ -1,4 +1,4 @@
-"""JAX arrays on the wire: the exchanges of the native API. Inside `jax.jit` XLA exchanges itself (`jax.lax.psum`)."""
+"""Exchanges of JAX arrays, those of the native API. Inside `jax.jit` XLA exchanges itself (`jax.lax.psum`)."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from syrtos.errors import ConfigurationError
 
 
 def allreduce(comm: Communicator, value: Any, op: ReduceOp = ReduceOp.SUM) -> Any:
-    """As `syrtos.allreduce`."""
+    """Reduces an array as `syrtos.allreduce` does."""
     return jnp.asarray(comm.allreduce(_host(value), op))
 
 
 def allgather(comm: Communicator, value: Any) -> Any:
-    """As `syrtos.allgather`."""
+    """Gathers rows as `syrtos.allgather` does."""
     return jnp.asarray(comm.allgather(_host(value)))
 
 
 def broadcast(comm: Communicator, value: Any, root: int = 0) -> Any:
-    """As `syrtos.broadcast`."""
+    """Broadcasts an array as `syrtos.broadcast` does."""
     return jnp.asarray(comm.broadcast(_host(value), root))
 
 
 def reducescatter(comm: Communicator, value: Any, op: ReduceOp = ReduceOp.SUM) -> Any:
-    """As `syrtos.reducescatter`."""
+    """Reduces and scatters an array as `syrtos.reducescatter` does."""
     return jnp.asarray(comm.reducescatter(_host(value), op))
 
 
 def alltoall(comm: Communicator, value: Any, splits: Sequence[int] | None = None) -> tuple[Any, list[int]]:
-    """As `syrtos.alltoall`."""
+    """Exchanges rows as `syrtos.alltoall` does."""
     received, counts = comm.alltoall(_host(value), splits)
     return jnp.asarray(received), counts
 
 
 def _host(value: Any) -> Array:
-    """The array in this worker's memory.
+    """Returns the array in the host's memory.
 
     Raises:
-        ConfigurationError: it is being traced.
+        ConfigurationError: the array is being traced.
     """
     if isinstance(value, Tracer):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""JAX's profiler."""
+"""Functions that run JAX's profiler and read its events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from syrtos.observe.trace import Event
 
 
 def start(folder: Path) -> Callable[[], Sequence[Event]]:
-    """Starts it; the returned function stops it, and gives what it saw."""
+    """Starts JAX's profiler; the returned function stops it, and returns the events that it saw."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # each call of Python would be an event: 700,000 in ten steps
     jax.profiler.start_trace(str(folder), profiler_options=options)
@@ -25,7 +25,7 @@ def start(folder: Path) -> Callable[[], Sequence[Event]]:
 
 
 def annotation(name: str) -> AbstractContextManager[object]:
-    """What the profiler sees under this name."""
+    """Context manager: the profiler shows what runs inside under this name."""
     return jax.profiler.TraceAnnotation(name)
 
 

@@ -1,4 +1,7 @@
-"""`--shard-update` on JAX: an optimizer's variables are split over the devices of all processes, and XLA updates each part where it is."""
+"""`--shard-update` on JAX: an optimizer's variables are split over the devices of all processes.
+
+XLA updates each part where it is.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,11 @@ def _adding(original: Method) -> Method:
 
 
 def _split(variable: Any, distribution: Any) -> Any:
-    """How an optimizer's variable for one of the model is split, over the devices that have batches of their own: by the first of its dimensions that can be
-    split evenly; None where none can."""
+    """Returns the layout of an optimizer's variable for one of the model, split by one dimension over the devices.
+
+    The devices are those that have batches of their own. The dimension is the first that can be split evenly; None
+    where none can.
+    """
     count = _devices(distribution.device_mesh, [distribution.batch_dim_name])
     axis = next((i for i, length in enumerate(variable.shape) if length and length % count == 0), None)
     if axis is None or count == 1:
@@ -48,7 +54,7 @@ def _split(variable: Any, distribution: Any) -> Any:
 
 
 def _devices(mesh: Any, axes: Sequence[Any]) -> int:
-    """Along some axes of a mesh, by name; None is none."""
+    """Returns the number of devices along some axes of a mesh, given by name; axes that are None do not count."""
     return math.prod(mesh.shape[mesh.axis_names.index(axis)] for axis in axes if axis is not None)
 
 

@@ -1,4 +1,4 @@
-"""One compiled step of `fit`, `evaluate` or `predict`, over the devices of all workers."""
+"""A step of `fit`, `evaluate` or `predict`, compiled over the devices of all workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from syrtos.keras.jax.variables import is_split, whole
 
 
 def compiled(step: Callable[..., Any], donate_argnums: Any = None, out_shardings: Any = None) -> Callable[..., Any]:
-    """In place of `jax.jit` where Keras compiles the steps of a trainer, the script's own ones too.
+    """Compiles a step of a trainer in place of `jax.jit`, the script's own steps too.
 
     Uneven batches are split inside, and outputs (logs, predictions) are gathered: whole on each worker.
     """
@@ -32,8 +32,10 @@ def compiled(step: Callable[..., Any], donate_argnums: Any = None, out_shardings
 
 
 def meeting(function: Callable[..., Any]) -> Step:
-    """A step as workers make it together: one that is not compiled (`run_eagerly`, `jit_compile=False`) too. Of such a step each worker computes uneven
-    batches whole; the outputs of even ones are gathered."""
+    """Returns a step as workers make it together, also one that is not compiled (`run_eagerly`, `jit_compile=False`).
+
+    Of a step that is not compiled each worker computes uneven batches whole; the outputs of even ones are gathered.
+    """
     if isinstance(function, Step):
         return function
 
@@ -45,8 +47,10 @@ def meeting(function: Callable[..., Any]) -> Step:
 
 
 class Step:
-    """A step whose time and samples the ledger counts. Workers meet before each call: one that does something else, or is late, is named, where
-    XLA's own exchange would wait for ever.
+    """A step whose time and samples the ledger counts.
+
+    Workers meet before each call: one that does something else, or is late, is named, where XLA's own exchange would
+    wait for ever.
 
     Attributes:
         raw: the step as the script, or Keras, wrote it.
@@ -89,10 +93,11 @@ def _agree_on_shapes(shapes: Any) -> None:
 
 
 def check_sums(sums: list[float], number: int) -> None:
-    """Compares the checksums of what workers read of a batch, where the script may have sharded the data itself.
+    """Compares the checksums of what workers read of a batch.
 
     Raises:
-        DataError: they differ; or they are equal, where each worker should read rows of its own.
+        DataError: they differ; or they are equal, where the script has sharded the data itself and each worker should
+            read rows of its own.
     """
     if not distribution.has_own_rows():
         fitting.check_same_data(sums, number)

@@ -1,4 +1,4 @@
-"""What the core asks of JAX about variables."""
+"""The implementation of `syrtos.keras.backend.Backend` for JAX."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Jax(Backend):
         model.jax_state_sync()
 
 
-# What `gathered` has gathered, by the identity of the array.
+# The arrays that `gathered` has gathered, by the identity of the split array.
 _gathered: dict[int, npt.NDArray[Any]] = {}
 
 
 @contextlib.contextmanager
 def gathered(model: Any) -> Iterator[None]:
-    """Inside, one worker alone can read all variables of a model, to save it. All workers must enter."""
+    """Lets one worker alone read all variables of a model, to save it, within the context. All workers must enter."""
     found = state.unique([*state.of_model(model), *snapshot.slots_of(model)])
     split = [v.value for v in found if is_split(v.value)]
     _gathered.update({id(value): whole(value) for value in split})
@@ -75,12 +75,15 @@ def gathered(model: Any) -> Iterator[None]:
 
 
 def is_split(value: Any) -> bool:
-    """Whether this process holds a part of an array."""
+    """Returns whether this process holds only a part of an array."""
     return isinstance(value, jax.Array) and not (value.is_fully_replicated or value.is_fully_addressable)
 
 
 def whole(value: Any) -> npt.NDArray[Any]:
-    """The whole of an array; one that is split over processes is gathered, so all of them must call this."""
+    """Returns the whole of an array.
+
+    One that is split over processes is gathered, so all of them must call this.
+    """
     if not is_split(value):
         return np.asarray(value)
     if id(value) in _gathered:

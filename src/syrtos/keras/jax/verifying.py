@@ -1,6 +1,7 @@
-"""`syrtos verify` on JAX: the first step of a function is computed by one process too, from the same state, and both are compared.
+"""`syrtos verify` on JAX: the first step of a function is computed by one process too, and both are compared.
 
-All workers compute the whole batch as one program, so that no rule has to be found: what differs is rounding, or a defect.
+Both begin from the same state. All workers compute the whole batch as one program, so that no rule has to be found:
+what differs is rounding, or a defect.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def verified(model: Any, raw: Step, step: Step) -> Step:
-    """A step whose first call is compared with one process; after some calls the function's data counts as at its end.
+    """Wraps a step so that its first call is compared with one process.
+
+    After some calls the function's data counts as at its end.
 
     Args:
-        model: whose step it is.
+        model: the model whose step it is.
         raw: the step as the script, or Keras, wrote it.
-        step: the same over the devices of all workers.
+        step: the step over the devices of all workers.
     """
     verifying, is_first = Verifying(model, world.sharing()), True
 
@@ -71,7 +74,7 @@ def _precision(value: Any) -> int:
 
 
 def _with_gradients(model: Any, raw: Step) -> Callable[[Any, Any], tuple[Any, Any, Sequence[Any]]]:
-    """The step, which also returns the gradients that its optimizer was given."""
+    """Returns the step with a third result: the gradients that its optimizer was given."""
 
     def step(before: Any, data: Any) -> tuple[Any, Any, Sequence[Any]]:
         found: list[Any] = []
@@ -97,7 +100,7 @@ def _with_gradients(model: Any, raw: Step) -> Callable[[Any, Any], tuple[Any, An
 
 @contextlib.contextmanager
 def _one_process() -> Iterator[None]:
-    """Inside, Keras knows of no distribution, and new arrays are this process's own."""
+    """Hides the distribution from Keras, within the context; new arrays are this process's own."""
     found = distribution_lib.distribution()
     global_state.set_global_attribute("distribution", None)
     try:
@@ -108,7 +111,10 @@ def _one_process() -> Iterator[None]:
 
 
 def _rows(model: Any, name: str, before: Any, one: Any, together: Any) -> Iterator[Row]:
-    """All that a step gives: gradients, numbers or outputs, and variables that it changes."""
+    """Yields the comparisons of what a step gives: gradients, numbers or outputs, and variables that it changes.
+
+    Variables that follow from the gradients (`_follows`) are left out.
+    """
     trained = [state.name_of(variable) for variable in model.trainable_variables]
     for index, (a, b) in enumerate(zip(one[2], together[2], strict=True)):
         yield first_batch.compared(
@@ -130,7 +136,10 @@ def _rows(model: Any, name: str, before: Any, one: Any, together: Any) -> Iterat
 
 
 def _follows(variable: Any, model: Any, gradients: Sequence[Any]) -> bool:
-    """Whether a variable follows from gradients that are compared themselves. An optimizer may enlarge the rounding of one near zero."""
+    """Returns whether a variable follows from gradients, which are compared themselves.
+
+    An optimizer may enlarge the rounding of a gradient near zero.
+    """
     if not gradients:
         return False
     return any(variable is one for one in [*model.trainable_variables, *model.optimizer.variables])

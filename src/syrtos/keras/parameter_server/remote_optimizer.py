@@ -25,7 +25,7 @@ _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
 def apply(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-    """One step of ``optimizer`` on the servers, and their weights into all its variables here."""
+    """Makes one step of ``optimizer`` on the servers, and assigns their weights to all its variables here."""
     found = getattr(optimizer, _MARK, None)
     if found is None:
         with tf.init_scope():
@@ -37,10 +37,14 @@ def apply(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> Non
 
 
 class Served:
-    """One optimizer, as its workers see it."""
+    """An optimizer whose weights servers hold, as its workers see it."""
 
     def __init__(self, optimizer: Any, tables: set[int]) -> None:
-        """``tables``: variables (by `state.identity`) whose gradients are some of their rows."""
+        """
+        Args:
+            optimizer: the Keras optimizer.
+            tables: the variables (by `state.identity`) whose gradients are some of their rows.
+        """
         self.optimizer = optimizer
         asked = asynchronous.servers()
         assert asked is not None
@@ -66,7 +70,7 @@ class Served:
     # -- a step ----------------------------------------------------------------------------------
 
     def step(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Gives gradients, eagerly or in a graph, and takes weights."""
+        """Gives gradients to the servers, eagerly or in a graph, and takes their weights."""
         present = [self._index[state.identity(v)] for v in variables]
         weight, given = self._weighed([self._as_held(i, g) for i, g in zip(present, grads, strict=True)])
         scheduled = keras_internals.has_schedule(self.optimizer)
@@ -87,7 +91,7 @@ class Served:
         counter.assign(tf.cast(before, counter.dtype))
 
     def _as_held(self, variable: int, gradient: Any) -> Any:
-        """Rows where the variable is cut by rows, else all of it."""
+        """Returns the gradient as rows where its variable is cut by rows, else as a tensor of all of it."""
         if variable not in self._tables:
             return tf.convert_to_tensor(gradient)
         if _is_rows(gradient):
@@ -95,7 +99,12 @@ class Served:
         return tf.IndexedSlices(gradient, tf.range(tf.shape(gradient)[0]), tf.shape(gradient))
 
     def _weighed(self, grads: list[Any]) -> tuple[tf.Tensor, list[Any]]:
-        """What each worker does by itself: where updates are made together, how much this one counts; else it clips."""
+        """Returns this worker's weight in an update, and its gradients for the servers.
+
+        Where workers update at their own pace, the weight is 1, and the worker clips the gradients itself. Where
+        updates are made together, the weight in `fit` is this worker's number of samples; outside of it the weight is
+        1, and gradients are scaled by `gradients.sum_of_means`.
+        """
         if not self._servers.synchronous:
             return tf.constant(1.0), keras_internals.clip(self.optimizer, grads)
         step = current_step()
@@ -105,7 +114,10 @@ class Served:
         return tf.constant(1.0), [gradients.times(g, times) for g in grads]
 
     def _pushed(self, fields: dict[str, Any], given: dict[int, Any]) -> list[Array]:
-        """``given``: by variable, its gradient, or the values and indices of some rows of it."""
+        """Pushes gradients to the servers; returns their number of updates and the new values of all variables.
+
+        ``given`` has by variable its gradient, or the values and indices of some rows of it.
+        """
         messages = []
         for parts in self._parts:
             mine = [(i, part) for i, part in enumerate(parts) if part.variable in given]
@@ -123,7 +135,7 @@ class Served:
         return part.variable in self._tables
 
     def _assembled(self, data: Sequence[Array]) -> list[Array]:
-        """All variables from the servers' bytes."""
+        """Returns the values of all variables, from the servers' bytes."""
         values = [np.empty(tuple(v.shape), tf.as_dtype(v.dtype).as_numpy_dtype) for v in self.variables]
         for parts, one in zip(self._parts, data, strict=True):
             at = 0
@@ -136,7 +148,7 @@ class Served:
     # -- its beginning and its memory ----------------------------------------------------------------
 
     def begin(self) -> None:
-        """Gives the servers worker 0's weights, and what its optimizer remembers, in place of what they have; takes the weights."""
+        """Gives the servers worker 0's weights and optimizer state, in place of theirs, and takes the weights."""
         if getattr(self.optimizer, "gradient_accumulation_steps", None) and any(
             getattr(self.optimizer, name) for name in _CLIPS
         ):
@@ -189,7 +201,11 @@ class Served:
         }
 
     def _slots(self, parts: Sequence[Part]) -> list[tuple[str, Any, Part | None]]:
-        """What the optimizer remembers here: the name of each variable at a server, the variable, and of which part it is."""
+        """Returns the variables of the optimizer's state that belong to a server.
+
+        Each comes with its name at the server, and the part that it is of; None where it is of no variable of the
+        model.
+        """
         found, seen = [], collections.Counter[str]()
         here = {part.variable: (i, part) for i, part in enumerate(parts)}
         for slot in self.optimizer.variables:
@@ -207,7 +223,7 @@ class Served:
         return found
 
     def _remembered(self, parts: Sequence[Part]) -> dict[str, Array]:
-        """This server's part of what the optimizer remembers."""
+        """Returns a server's part of the optimizer's state, by name."""
         if not int(keras_internals.updates_of(self.optimizer)):
             return {}
         values = {}
@@ -217,7 +233,7 @@ class Served:
         return values
 
     def pull(self) -> None:
-        """Takes the weights, and what the optimizer remembers, as they are now."""
+        """Takes the weights and the optimizer's state that the servers have now."""
         values: dict[int, tuple[Any, Array]] = {}
         answers = self._servers.state(self._key)
         for parts, (fields, arrays) in zip(self._parts, answers, strict=True):

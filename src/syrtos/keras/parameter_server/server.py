@@ -1,8 +1,9 @@
-"""What a parameter server does: it holds its part of the weights, and applies Keras optimizers to them.
+"""A parameter server: it holds its part of the weights, and applies Keras optimizers to them.
 
-Each server holds an equal slice of every variable where the optimizer treats each number by itself, and whole variables where it
-does not. Updates are applied as they come in; or, with a staleness of 0, once all workers' gradients are there, as their mean by
-samples. Stale synchronous parallel: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server".
+Each server holds an equal slice of every variable where the optimizer treats each number by itself, and whole variables
+where it does not. Updates are applied as they come in; or, with a staleness of 0, once all workers' gradients are
+there, as their mean by samples. Stale synchronous parallel: Ho et al. 2013, "More Effective Distributed ML via a Stale
+Synchronous Parallel Parameter Server".
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from syrtos.comm.work_queue import WorkQueue
 from syrtos.errors import OutOfStepError
 from syrtos.keras import keras_internals, state
 
-# All of a gradient, or the values and indices of some of its rows.
+# A whole gradient, or the values and indices of some of its rows.
 Gradient = Array | tuple[Array, Array]
 
 
 def serve(gone: Callable[[], set[int]]) -> None:
-    """Does what workers ask until all have left; ``gone`` gives the ranks that have died."""
+    """Answers the workers' questions until all have left; ``gone`` gives the ranks that have died."""
     session = world.current()
     assert session.questions is not None
     _ = tf.keras.optimizers  # most scripts use the Keras that TensorFlow chooses: it is imported while they begin
@@ -57,12 +58,12 @@ class Parameters:
         self._held: dict[str, _Held] = {}
         self._beginning: dict[str, dict[int, Question]] = {}
         self.asked = {"register": self._register, "push": self._push, "state": self._state, "idle": self._idle}
-        # How far each worker is: (round, updates in it).
+        # The progress of each worker: (round, updates in it).
         self._progress = dict.fromkeys(self._live, (0, 0))
         self._ahead: list[tuple[tuple[int, int], Question, _Held]] = []
 
     def lose(self, worker: int) -> None:
-        """This worker asks nothing any more; no other waits for it."""
+        """Forgets a worker that asks nothing any more: no other waits for it."""
         self._live.discard(worker)
         self._ahead = [one for one in self._ahead if one[1].worker != worker]
         for registered in self._beginning.values():
@@ -73,13 +74,17 @@ class Parameters:
         self._go_on()
 
     def _register(self, question: Question) -> None:
-        """``optimizer`` and ``variables``, the values as one array of bytes, and what the optimizer remembers by ``names``. Those of
-        worker 0 are taken, or of the first worker after it that still makes updates in this ``round``; all are answered then."""
+        """Takes a worker's registration of an optimizer.
+
+        It has ``optimizer`` and ``variables``, the values as one array of bytes, and the optimizer's state by
+        ``names``. Those of worker 0 are taken, or of the first worker after it that still makes updates in this
+        ``round``; all are answered then.
+        """
         self._beginning.setdefault(question.fields["key"], {})[question.worker] = question
         self._go_on()
 
     def _go_on(self) -> None:
-        """Answers what has waited for other workers, if it need not wait any longer."""
+        """Answers questions that have waited for other workers, if they need not wait any longer."""
         for key, registered in list(self._beginning.items()):
             self._begin(key, registered)
         self._let_go()
@@ -100,7 +105,10 @@ class Parameters:
                 self._held[key].answer(question)
 
     def _push(self, question: Question) -> None:
-        """Gradients of the variables listed in ``present``, with this worker's ``weight``, and the ``rate`` to learn at."""
+        """Takes gradients of the variables listed in ``present``, with this worker's ``weight``.
+
+        The question also has the learning ``rate``.
+        """
         held = self._held[question.fields["key"]]
         self._progress[question.worker] = reached = (question.fields["round"], question.fields["clock"])
         if self._staleness == 0:
@@ -123,7 +131,7 @@ class Parameters:
         self._ahead = staying
 
     def _idle(self, question: Question) -> None:
-        """The worker makes no more updates in this round."""
+        """Notes that the worker makes no more updates in this round."""
         self._progress[question.worker] = (question.fields["round"] + 1, 0)
         self._go_on()
         question.answer()
@@ -134,7 +142,7 @@ class Parameters:
         question.answer([held.packed(), *(np.array(state.memory_of(v)) for v in slots)], names=list(names))
 
     def _apply_together(self, held: _Held) -> None:
-        """Makes the update that all workers' gradients are there for."""
+        """Makes the next common update, once the gradients of all workers are there."""
         questions = [held.together[worker] for worker in sorted(held.together)]
         if not questions or set(held.together) != self._live:
             return
@@ -145,7 +153,7 @@ class Parameters:
                 held.answer(question)
 
     def _update(self, held: _Held, questions: Sequence[Question]) -> None:
-        """One update with the mean by samples of all workers' gradients."""
+        """Makes one update with the mean by samples of all workers' gradients."""
         if any(question.fields["present"] != questions[0].fields["present"] for question in questions):
             raise OutOfStepError("Workers gave gradients of different variables for the same update.")
         total = sum(question.fields["weight"] for question in questions)
@@ -157,11 +165,11 @@ class Parameters:
 
 
 class _Held:
-    """One optimizer and this server's part of its variables.
+    """An optimizer and this server's part of its variables.
 
     Attributes:
         optimizer: the Keras optimizer.
-        together: the questions that an update of all workers is to be made of.
+        together: the questions from which an update of all workers is to be made, by worker.
     """
 
     def __init__(self, fields: dict[str, Any], arrays: Sequence[Array]) -> None:
@@ -188,20 +196,23 @@ class _Held:
         self._functions: dict[tuple[int, ...], Callable[..., Any]] = {}
 
     def _set_state(self, known: dict[str, Array]) -> None:
-        """Goes on with what an optimizer of an earlier run remembers."""
+        """Takes over the state of an earlier optimizer, by name."""
         for name, variable in self.slots():
             value = known.get(name)
             if value is not None:
                 variable.assign(value.reshape(tuple(variable.shape)))
 
     def slots(self) -> list[tuple[str, Any]]:
-        """What the optimizer remembers, by the names that workers know it by."""
+        """Returns the variables of the optimizer's state, with the names that workers know them by."""
         paths = [keras_internals.path_of(v) for v in self._variables]
         slots = [(keras_internals.slot_of(v, paths), v) for v in state.variables_of(self.optimizer)]
         return [(kind if path is None else f"{path}_{kind}", variable) for (kind, path), variable in slots]
 
     def gradients(self, question: Question) -> list[Gradient]:
-        """What a worker pushed, in the order of ``present``; of those in ``rows`` the values and indices of some rows."""
+        """Returns the gradients that a worker pushed, in the order of ``present``.
+
+        Those of the variables in ``rows`` are the values and indices of some rows.
+        """
         present, rows = question.fields["present"], question.fields["rows"]
         dense = [i for i in present if i not in rows]
         arrays = _unpacked(question.arrays[0], [self._shapes[i] for i in dense], [self._dtypes[i] for i in dense])
@@ -226,7 +237,7 @@ class _Held:
         return [_changed(g, lambda v: np.clip(v, -value, value)) for g in gradients] if value else gradients
 
     def apply(self, gradients: Sequence[Gradient], fields: dict[str, Any]) -> None:
-        """One step of the optimizer."""
+        """Makes one step of the optimizer."""
         if fields["rate"] is not None:
             self.optimizer.learning_rate = fields["rate"]
         present = tuple(fields["present"])
@@ -246,12 +257,15 @@ class _Held:
         question.answer([self.packed()], iterations=int(keras_internals.updates_of(self.optimizer)))
 
     def packed(self) -> Array:
-        """All values as bytes."""
+        """Returns all values as bytes."""
         return packed([np.asarray(state.memory_of(v)) for v in self._variables])
 
 
 def _mean(gradients: Sequence[Gradient], shares: Sequence[float]) -> Gradient:
-    """The weighted mean; of rows, all workers' rows in rank order, as one process would have got them."""
+    """Returns the weighted mean of gradients.
+
+    Of rows it has all workers' rows in rank order, as one process would have got them.
+    """
     counted = [(g, share) for g, share in zip(gradients, shares, strict=True) if share]
     if not counted:
         return _changed(gradients[0], np.zeros_like)
@@ -266,7 +280,7 @@ def _values(gradient: Gradient) -> Array:
 
 
 def _changed(gradient: Gradient, change: Callable[[Array], Array]) -> Gradient:
-    """The same with other values."""
+    """Returns the gradient with its values changed."""
     return (change(gradient[0]), gradient[1]) if isinstance(gradient, tuple) else change(gradient)
 
 
@@ -278,7 +292,7 @@ def _tensor(gradient: Gradient, shape: tuple[int, ...]) -> Any:
 
 
 def packed(arrays: Sequence[Array]) -> Array:
-    """Arrays of any dtype one after the other, as uint8."""
+    """Returns arrays of any dtype one after the other, as uint8."""
     parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
     return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
@@ -290,7 +304,7 @@ def _unpacked(data: Array, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[n
 
 
 def _variable(keras: Any, index: int, value: Array, facts: dict[str, Any]) -> Any:
-    """A variable by a name that tells which it is, so that what the optimizer remembers of it can be told too."""
+    """Makes a variable whose name tells which it is, so that the optimizer's state for it can be told too."""
     constraint = keras.constraints.deserialize(facts["constraint"]) if facts["constraint"] else None
     if not hasattr(keras, "Variable"):  # Keras 2
         return tf.Variable(tf.convert_to_tensor(value), name=f"v{index}", constraint=constraint)

@@ -1,5 +1,8 @@
-"""An optimizer's update as a program of its own that XLA compiles: it reads and writes each number once, where TensorFlow's graph passes over memory for each
-operation (Adam over 79M parameters on one thread: 188 ms in the graph, 66 ms compiled). The exchange before it can't be compiled."""
+"""Optimizers' updates compiled by XLA, each as a program of its own.
+
+The program reads and writes each number once, where TensorFlow's graph passes over memory for each operation (Adam over
+79M parameters on one thread: 188 ms in the graph, 66 ms compiled). The exchange before it can't be compiled.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,19 @@ Program = Callable[[list[tf.Tensor], tf.Tensor], Any]
 _PARAMETERS = 1_000_000
 _PER_VARIABLE = 20_000
 
-# For each optimizer its programs, by the variables that they update and by those of them whose weights decay.
+# The programs of each optimizer, by the variables that they update and by those of them whose weights decay.
 _programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]] = weakref.WeakKeyDictionary()
 # Set on an optimizer: the variables whose weights the update that follows lets decay.
 _DECAYING = "_syrtos_decaying"
 
 
 def is_compiled(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether this optimizer's update of ``variables`` is compiled: one of Keras's own, which XLA knows all of; by itself on CPUs only, of one kind, for
-    replicas must stay equal to the last bit."""
+    """Returns whether this optimizer's update of ``variables`` is compiled.
+
+    Only updates of Keras's own optimizers are, because XLA knows all of their operations; with parameter servers none
+    is. With ``--compile-update auto`` an update is compiled only if its variables are many and large, and on CPUs of
+    one kind, because replicas must stay equal to the last bit.
+    """
     session = world.current()
     chosen = session.options.compile_update
     if chosen == "off" or not type(optimizer).__module__.startswith("keras.") or asynchronous.servers():
@@ -41,7 +48,7 @@ def is_compiled(optimizer: Any, variables: Sequence[Any]) -> bool:
 
 
 class _Keras:
-    """Keras's own method, once it is replaced."""
+    """The place of Keras's own method, once it is replaced."""
 
     apply_weight_decay: Method
 
@@ -85,14 +92,17 @@ def _compiling(original: Method) -> Method:
 
 
 def take_decaying(optimizer: Any) -> set[int]:
-    """The variables, by `id`, whose weights the update that begins lets decay."""
+    """Returns the variables, by `id`, whose weights decay in the update that begins, and forgets them."""
     decaying = {id(variable) for variable in getattr(optimizer, _DECAYING, ())}
     object.__setattr__(optimizer, _DECAYING, ())
     return decaying
 
 
 def compiled(optimizer: Any, variables: list[Any], decaying: set[int], update: Callable[..., Any]) -> Program:
-    """``update(optimizer, gradients, learning rate)`` of some variables, compiled once."""
+    """Returns a compiled program that calls ``update(optimizer, gradients, learning rate)`` for some variables.
+
+    The program is compiled once for the same variables, decaying weights and numbers of the optimizer.
+    """
     programs = _programs.setdefault(optimizer, {})
     ids = tuple(map(id, variables))
     # a program holds the numbers that an optimizer had when it was traced; a loop of a script's own may change them
@@ -112,7 +122,7 @@ def compiled(optimizer: Any, variables: list[Any], decaying: set[int], update: C
 def _update(
     optimizer: Any, update: Method, decaying: set[int], variables: list[Any], grads: list[Any], rate: Any
 ) -> None:
-    """Weight decay and update, as Keras makes them one after the other."""
+    """Applies weight decay and then the update, as Keras does."""
     if ours := [variable for variable in variables if id(variable) in decaying]:
         _Keras.apply_weight_decay(optimizer, ours)
     if variables:

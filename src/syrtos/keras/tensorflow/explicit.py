@@ -1,4 +1,7 @@
-"""A tape that returns averaged gradients, for custom loops that say themselves what is distributed. Each worker computes on its own batch."""
+"""A tape that returns averaged gradients, for custom loops that say themselves what is distributed.
+
+Each worker computes on its own batch.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ class DistributedGradientTape(gradients.ReducingTape):
 
     @unconverted
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, weight: Any = 1.0) -> Any:
-        """The averaged gradients of ``target``, in the structure of ``sources``; None where there is none.
+        """Returns the averaged gradients of ``target``, in the structure of ``sources``; None where there is none.
 
         Args:
-            target: what `tf.GradientTape.gradient` takes.
+            target: as in `tf.GradientTape.gradient`.
             sources: likewise.
             output_gradients: likewise.
             weight: how much this worker's gradients count, e.g. the number of its samples.

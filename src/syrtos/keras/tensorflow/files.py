@@ -1,4 +1,4 @@
-"""Files that TensorFlow writes by functions of its own: once for all workers, complete or not at all."""
+"""Wrappers of TensorFlow's own functions for files: one worker writes for all, and a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from syrtos.keras.files import await_complete, once
 
 
 def checkpointing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around what writes the data and index of a checkpoint. Graphs write by themselves, when they run."""
+    """Wraps the method that writes the data and index of a checkpoint: one worker writes.
+
+    Graphs write by themselves, when they run.
+    """
 
     @functools.wraps(original)
     def save(
@@ -33,7 +36,7 @@ def checkpointing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def latest(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `tf.train.latest_checkpoint`: before it answers that there is none, another worker may write one."""
+    """Wraps `tf.train.latest_checkpoint`: if it finds none, it waits for one that another worker may be writing."""
 
     @functools.wraps(original)
     def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
@@ -48,7 +51,7 @@ def latest(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def writer(original: Callable[..., Any]) -> Callable[..., Any]:
-    """One worker gets the writer of summaries that it asks for, and the others one that writes nothing."""
+    """Wraps `create_file_writer`: one worker gets the writer of summaries, the others get one that writes nothing."""
 
     @functools.wraps(original)
     def create_file_writer(logdir: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +65,10 @@ def writer(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `tf.data.Dataset.save`: one worker writes the folder. The others read the data set to its end too: its records may draw random numbers."""
+    """Wraps `tf.data.Dataset.save`: one worker writes the folder.
+
+    The others read the data set to its end too, because its records may draw random numbers.
+    """
 
     @functools.wraps(original)
     def save(
@@ -86,10 +92,13 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kept_apart(argument: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Around `tf.data.Dataset.cache` and `snapshot`: each worker writes a file of its own while it reads, for two writers of one break it.
+    """Wraps `tf.data.Dataset.cache` and `snapshot`: each worker writes a file of its own while it reads.
+
+    Two writers of one file would break it.
 
     Args:
-        argument: the path's name. Rank 0's file has the script's name; those of the others end in their rank.
+        argument: the name of the argument that holds the path. Rank 0's file has the script's name; those of the others
+            end in their rank.
     """
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""A step of Keras on TensorFlow, run eagerly on some rows of its first batch, without a trace."""
+"""Trials of a step of Keras on TensorFlow: it runs eagerly on some rows of its first batch, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from syrtos.keras.tensorflow.step import StepScope, current_step, numbers_of, wh
 
 
 class Function:
-    """A function of a model that makes steps, and how they are split.
+    """A function of a model that makes steps, and the plan by which they are split.
 
     Attributes:
-        plan: what the first batch has shown.
+        plan: the way steps are split, as the first batch has shown.
         verifying: counts the calls of the function.
         checks: says which batches are looked at.
         function: makes steps by the plan as it is now.
@@ -37,11 +37,11 @@ class Function:
     def __init__(self, model: Any, session: Session, step: Method, stock: bool, name: str) -> None:
         """
         Args:
-            model: whose function it is.
+            model: the model whose function it is.
             session: the workers.
-            step: `train_step` or `test_step`.
-            stock: whether it is Keras's own.
-            name: of the step.
+            step: `train_step`, `test_step` or `predict_step`.
+            stock: whether the step is Keras's own.
+            name: the name of the step.
         """
         self._model, self._session, self._step, self._stock = model, session, step, stock
         self._name = name
@@ -181,7 +181,7 @@ def _says_aggregation(variable: Any) -> bool:
 
 
 def _iterator_over(batches: Sequence[Share], spec: Any) -> Any:
-    """An iterator with elements of the given spec, so that a function is not traced for these batches alone."""
+    """Returns an iterator of elements of the given spec, so that a function is not traced for these batches alone."""
     flat = tf.nest.flatten(spec)
 
     @tf.autograph.experimental.do_not_convert
@@ -209,7 +209,7 @@ def _precision(model: Any) -> int:
 
 
 class _Trial:
-    """See `syrtos.keras.first_batch.Trial`."""
+    """A trial of a step on some rows of the first batch: see `syrtos.keras.first_batch.Trial`."""
 
     def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
         self._model, self._session, self._step = model, session, step
@@ -244,7 +244,7 @@ class _Trial:
             return self._outcome(run)
 
     def backwards(self) -> _Trial:
-        """See `syrtos.keras.first_batch.Trial`."""
+        """Returns a trial of the same step on the same rows, from the last to the first."""
         scope = StepScope(self._session, self._some, False)
         counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
         start = int(sum(counts[: self._session.world.rank]))
@@ -255,7 +255,10 @@ class _Trial:
         return type(self)(self._model, self._session, self._step, Share(self._some.samples, rows))
 
     def build(self) -> None:
-        """Runs the step once for what a model makes in its first call: what that draws stays drawn, as in one process."""
+        """Runs the step once for what a model makes in its first call.
+
+        Random numbers that are drawn for that stay drawn, as in one process.
+        """
         scope = StepScope(self._session, self._some, False)
         rows = gathering.rows_of_all(scope, scope.data)
         with (
@@ -289,7 +292,7 @@ class _Trial:
 
 
 class _PredictingTrial(_Trial):
-    """Of a `predict_step`, whose outputs have rows."""
+    """A trial of a `predict_step`, whose outputs have rows."""
 
     def split(self, plan: Plan) -> Outcome:
         def run(outcome: Outcome) -> Any:
@@ -305,7 +308,7 @@ class _PredictingTrial(_Trial):
 
 
 def _some_rows(share: Share, session: Session) -> Share:
-    """Rows from all over the share; one more on rank 0, so that workers count unequally."""
+    """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
     total = int(share.samples)
     each = max(first_batch.ROWS // session.world.size, first_batch.ROWS_OF_EACH) + (session.world.rank == 0)
     if total <= each:
@@ -327,7 +330,11 @@ def _some_rows(share: Share, session: Session) -> Share:
 
 @contextlib.contextmanager
 def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = True) -> Iterator[None]:
-    """Inside, optimizers only note what they are given; afterwards all variables, generators and Python's numbers are as before."""
+    """Makes optimizers note gradients instead of updating, within the context, and undoes everything at its end.
+
+    Afterwards all variables, generators and Python's numbers are as before. Without ``puts_generators_back`` generators
+    keep their new states.
+    """
     before: dict[int, tuple[Any, tf.Tensor]] = {}
 
     def about_to_assign(variable: Any) -> None:
@@ -367,9 +374,10 @@ def _is_seed(variable: Any) -> bool:
 
 @contextlib.contextmanager
 def _eager_functions() -> Iterator[None]:
-    """Rounding of TensorFloat-32 would differ by the number of rows."""
+    """Runs `tf.function`s eagerly and without TensorFloat-32, within the context."""
     before, tf32 = tf.config.functions_run_eagerly(), tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.run_functions_eagerly(True)
+    # Its rounding would differ by the number of rows.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     try:
         yield
@@ -380,7 +388,10 @@ def _eager_functions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _synchronized(model: Any) -> Iterator[None]:
-    """Statistics of BatchNormalization are those of the batch, as in one process; what workers compute alone is their option."""
+    """Makes BatchNormalization use the statistics of the whole batch, as in one process, within the context.
+
+    Elsewhere each worker may use statistics of its own, if the run's options say so.
+    """
     layers = [layer for layer in keras_internals.layers_of(model) if hasattr(layer, "synchronized")]
     before = [layer.synchronized for layer in layers]
     models.synchronize_batchnorm(model)

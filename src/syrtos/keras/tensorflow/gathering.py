@@ -1,4 +1,4 @@
-"""The rows of all workers of what a step has computed on this worker's share, with gradients that flow back to them."""
+"""Gathers the rows that all workers have computed in a step on their shares, with gradients that flow back to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MASK = "_keras_mask"  # where Keras 3 and Keras 2 keep a tensor's mask
 
 
 def rows_of_all(step: StepScope, tree: Any) -> Any:
-    """The structure with the rows of all workers, in order, in the place of this worker's.
+    """Returns the structure with the rows of all workers, in order, in the place of this worker's.
 
     Args:
         step: the step on this worker's share.
@@ -50,7 +50,7 @@ def _of_all(step: StepScope, leaf: Any) -> Any:
 
 
 def _of_scalars(step: StepScope, value: tf.Tensor) -> tf.Tensor:
-    """A number of each worker as the number of the whole batch."""
+    """Returns the scalar of the whole batch: the mean by samples of floating scalars, the sum of whole numbers."""
     if value.dtype.is_floating:
         part = tf.where(step.active, value * tf.cast(step.fraction(), value.dtype), 0)
         return tf.ensure_shape(ops.allreduce(step.session.comm, part), [])
@@ -60,7 +60,7 @@ def _of_scalars(step: StepScope, value: tf.Tensor) -> tf.Tensor:
 
 
 def _sparse_of_all(step: StepScope, tensor: tf.SparseTensor) -> tf.SparseTensor:
-    """Rows are counted on from those of the workers before."""
+    """Gathers sparse tensors; the indices of their rows go on from those of the workers before."""
     rows = tf.where(step.active, tensor.dense_shape[0], 0)
     counts = ops.allgather(step.session.comm, tf.reshape(rows, [1]))
     before = tf.reduce_sum(counts[: step.session.comm.rank])
@@ -71,9 +71,10 @@ def _sparse_of_all(step: StepScope, tensor: tf.SparseTensor) -> tf.SparseTensor:
 
 
 def _gathered(step: StepScope, tensor: tf.Tensor) -> tf.Tensor:
-    """The rows of all workers that have samples.
+    """Returns the rows of all workers that have samples.
 
-    In a step this worker's gradients will count by its part of the samples, but those that come back here are complete: they are divided by it.
+    In a step this worker's gradients will count by its part of the samples. The gradients that come back here are
+    complete already, so they are divided by that part.
     """
     comm = step.session.comm
 

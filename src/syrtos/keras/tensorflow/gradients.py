@@ -1,4 +1,4 @@
-"""When and how an optimizer's gradients are reduced."""
+"""The reduction of an optimizer's or a tape's gradients over the workers: when it happens, and by which rule."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ _by_tape = False
 
 
 class Compression(Protocol):
-    """How a gradient travels, e.g. in fewer bits (Horovod's interface)."""
+    """A way to compress gradients for their exchange, e.g. in fewer bits (Horovod's interface)."""
 
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """What is sent, and what `decompress` needs to know."""
+        """Returns the tensor that is sent, and the context that `decompress` needs."""
         ...
 
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The gradient again, from the sum of what was sent."""
+        """Returns the gradient, from the sum or mean of the tensors that were sent."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """How the gradients of one optimizer or tape become those of all workers.
+    """The rule by which the gradients of one optimizer or tape are reduced over the workers.
 
     Attributes:
         comm: the workers.
         op: MEAN, SUM or ADASUM.
-        factor: what the reduced gradients are multiplied by.
-        compression: how dense gradients travel; None: as they are.
-        sparse_as_dense: `tf.IndexedSlices` are made dense first.
+        factor: the number by which the reduced gradients are multiplied.
+        compression: how dense gradients are compressed for the exchange; None: they are not.
+        sparse_as_dense: whether `tf.IndexedSlices` are made dense first.
         local: variables that each worker trains by itself, under `state.identity`.
-        local_factor: what their gradients are multiplied by.
-        lend: reduced gradients may be memory that all workers of the host look at (see `ops.weighted_mean`).
-        bounds: for each gradient those of the workers' parts, if each worker gets its own part alone.
+        local_factor: the number by which their gradients are multiplied, besides ``factor``.
+        lend: whether reduced gradients may be memory that all workers of the host look at (see `ops.weighted_mean`).
+        bounds: for each gradient the bounds of the workers' parts, if each worker gets its own part alone.
     """
 
     comm: Communicator
@@ -96,7 +96,10 @@ class Reduction:
         return results
 
     def _as_tensor(self, gradient: Any, variable: Any) -> Any:
-        """From any form that Keras takes: arrays and lists too, and rows that do not say of how many."""
+        """Converts a gradient, of any form that Keras takes, to a tensor or `tf.IndexedSlices`.
+
+        Keras takes arrays and lists too, and rows that do not say of how many.
+        """
         if isinstance(gradient, tf.IndexedSlices):
             rows = _complete(gradient, variable)
             return tf.convert_to_tensor(rows) if self.sparse_as_dense else rows
@@ -135,10 +138,11 @@ class Reduction:
 
 
 def reduced_where_made(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `GradientTape.gradient`, and what is like it: in a training step of the script's own, gradients of variables are those of the global batch.
+    """Wraps `GradientTape.gradient` and its like: gradients of variables become those of the global batch.
 
-    What the script does with them (clipping, norms, a second pass at other weights, an optimizer of its own) is then what it is in one process.
-    Gradients of anything else, as inputs, stay this worker's.
+    This is done in a training step of the script's own. What the script does with the gradients (clipping, norms, a
+    second pass at other weights, an optimizer of its own) is then what it is in one process. Gradients by anything
+    else, e.g. inputs, stay this worker's.
     """
 
     def gradient(first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +173,7 @@ _local = threading.local()
 
 
 def of_own_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `GradientTape.jacobian` and its like: the gradients that it takes row by row stay this worker's."""
+    """Wraps `GradientTape.jacobian` and its like: the gradients that they take row by row stay this worker's."""
 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         outer, _local.of_rows = getattr(_local, "of_rows", False), True
@@ -186,7 +190,7 @@ def _reduces_here() -> bool:
 
 
 def _sources_of(first: Any, second: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The sources of `tape.gradient(target, sources)`, or of `tf.gradients(ys, xs)`."""
+    """Returns the sources of `tape.gradient(target, sources)`, or of `tf.gradients(ys, xs)`."""
     if isinstance(first, tf.GradientTape):
         return args[0] if args else kwargs["sources"]
     return second
@@ -199,7 +203,7 @@ def _is_variable(source: Any) -> bool:
 def _reduced_differentiably(
     comm: Communicator, grads: Sequence[Any], variables: Sequence[Any], weight: Any
 ) -> list[Any]:
-    """The mean by ``weight`` of dense gradients, whose own gradient is reduced in the same way."""
+    """Returns the mean by ``weight`` of dense gradients, whose own gradient is reduced in the same way."""
     shared = [i for i, gradient in enumerate(grads) if gradient is not None]
     dense = [tf.convert_to_tensor(grads[i]) for i in shared]
 
@@ -234,12 +238,15 @@ class ReducingTape:
 
     @unconverted
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None) -> Any:
-        """The reduced gradients of ``target``, in the structure of ``sources``; None where there is none."""
+        """Returns the reduced gradients of ``target``, in the structure of ``sources``; None where there is none."""
         return self.weighted_gradient(target, sources, output_gradients, 1.0)
 
     @unconverted
     def weighted_gradient(self, target: Any, sources: Any, output_gradients: Any, weight: Any) -> Any:
-        """The same; in a mean this worker's gradients count by ``weight``, e.g. the number of its samples."""
+        """Returns the gradients as `gradient` does; in a mean this worker's count by ``weight``.
+
+        Such a weight is e.g. the number of the worker's samples.
+        """
         grads = self._tape.gradient(target, sources, output_gradients)
         if not isinstance(sources, list | tuple | dict):
             return self._reduction.apply([grads], [sources], weight)[0]
@@ -248,13 +255,16 @@ class ReducingTape:
 
 
 def reduce_by_tape() -> None:
-    """The script's own loops reduce with a `DistributedGradientTape`: optimizers that were not asked to must not do it again."""
+    """Notes that the script's own loops reduce with a `DistributedGradientTape`.
+
+    In such loops only optimizers that were asked to reduce do so: others would reduce a second time.
+    """
     global _by_tape
     _by_tape = True
 
 
 def reduce_all_optimizers() -> None:
-    """From now on every Keras optimizer of this process reduces: what `syrtos run` means."""
+    """Makes every Keras optimizer of this process reduce from now on, as `syrtos run` wants it."""
     global _zero_edits
     _zero_edits = True
 
@@ -266,14 +276,16 @@ def mark(optimizer: Any, reduction: Reduction) -> None:
 
 
 def are_reduced() -> bool:
-    """Whether gradients are those of the global batch already when an optimizer gets them: they were reduced where they were made, or each worker
-    computes the whole batch."""
+    """Returns whether an optimizer gets gradients that are those of the global batch already.
+
+    That is so where they were reduced when they were made, or where each worker computes the whole batch.
+    """
     step = current_step()
     return is_whole() or (step is not None and step.reduces_early)
 
 
 def reduction_of(optimizer: Any) -> Reduction | None:
-    """How this optimizer's gradients are reduced before they are clipped; None: they are not."""
+    """Returns the rule by which this optimizer's gradients are reduced before they are clipped, or None."""
     if are_reduced():
         return None
     same_function = getattr(optimizer, _COMPUTED, None)
@@ -295,10 +307,11 @@ def about_to_apply(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def reduced(optimizer: Any, grads: Sequence[Any], lend: bool = True) -> list[Any]:
-    """The gradients of the global batch, from those of this worker's share.
+    """Returns the gradients of the global batch, from those of this worker's share.
 
-    In `fit` they are averaged by samples. In a custom loop with `strategy.run` they are summed, as `tf.distribute` defines; in
-    any other loop they are averaged over workers, or what the optimizer was asked to do. With ``lend`` only the optimizer takes them.
+    In `fit` they are averaged by samples. In a custom loop with `strategy.run` they are summed, as `tf.distribute`
+    defines; in any other loop they are averaged over workers, or reduced as the optimizer was asked to. ``lend`` says
+    that nobody but the optimizer uses them: see `ops.weighted_mean`.
     """
     if getattr(optimizer, _READY, False):
         return list(grads)
@@ -329,9 +342,10 @@ def _reduced(
 
 
 def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequence[Any]], None]) -> None:
-    """Calls ``update`` with gradients that `reduced` takes as they are; if one of them is not finite, on any worker, nothing is changed.
+    """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
-    Of gradients that are accumulated each batch's part is looked at, before it is added; their sum `reduced` looks at.
+    `reduced` takes these gradients as they are. Of gradients that are accumulated, each batch's part is checked before
+    it is added; `reduced` checks their sum.
     """
     reduction, step = reduction_of(optimizer), current_step()
     accumulates = _accumulates(optimizer)
@@ -342,7 +356,7 @@ def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequ
 
 
 def unless_empty(optimizer: Any, update: Callable[[], None]) -> None:
-    """Calls ``update``, but where a worker that trains alone has no sample of a small batch."""
+    """Calls ``update``, except on a worker that trains alone and has no sample of a small batch."""
     step = current_step()
     if local_steps.rounds() and step:
         tf.cond(step.active, update, lambda: _leave_out(optimizer))
@@ -356,7 +370,7 @@ def _leave_out(optimizer: Any) -> None:
 
 @contextlib.contextmanager
 def _ready(optimizer: Any) -> Iterator[None]:
-    """Inside, `reduced` takes gradients as they are."""
+    """Makes `reduced` take this optimizer's gradients as they are, within the context."""
     object.__setattr__(optimizer, _READY, True)
     try:
         yield
@@ -365,7 +379,10 @@ def _ready(optimizer: Any) -> Iterator[None]:
 
 
 def computed(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Reduced gradients for a script that looks at them, or clips them, before it applies them: the next update takes them as they are."""
+    """Reduces gradients for a script that looks at them, or clips them, before it applies them.
+
+    The next update takes them as they are.
+    """
     forget_computed(optimizer)
     broadcast_before_first(optimizer, variables)
     about_to_apply(optimizer, variables)
@@ -375,12 +392,14 @@ def computed(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> 
 
 
 def forget_computed(optimizer: Any) -> None:
-    """The next update reduces its gradients again."""
+    """Makes the next update reduce its gradients again."""
     object.__setattr__(optimizer, _COMPUTED, None)
 
 
 def _check_computed(optimizer: Any, reduction: Reduction) -> None:
-    """A mean of equal gradients is the same gradient; a second sum is not.
+    """Refuses a second reduction of computed gradients that would change them.
+
+    A mean of equal gradients is the same gradient; a second sum is not.
 
     Raises:
         ConfigurationError: gradients that one function computed would be summed or scaled again by another.
@@ -398,12 +417,18 @@ def _check_computed(optimizer: Any, reduction: Reduction) -> None:
 
 
 def sum_of_means(size: int) -> float:
-    """What a mean over ``size`` workers is multiplied by outside of `fit`: a loop with `strategy.run` sums, as `tf.distribute` defines."""
+    """Returns the number by which a mean over ``size`` workers is multiplied outside of `fit`.
+
+    It is ``size`` in a loop with `strategy.run`, which sums, as `tf.distribute` defines; else 1.
+    """
     return float(size) if in_strategy_run() else 1.0
 
 
 def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
-    """This worker's part of a step's gradients, if several steps are accumulated before they are reduced."""
+    """Returns this worker's part of a step's gradients, if several steps are accumulated before they are reduced.
+
+    Other gradients are returned as they are.
+    """
     reduction, step = reduction_of(optimizer), current_step()
     if reduction is None or reduction.comm.size == 1 or step is None or not _accumulates(optimizer):
         return grads
@@ -416,7 +441,7 @@ def _accumulates(optimizer: Any) -> bool:
 
 
 def _or_zero(gradient: Any, active: tf.Tensor) -> Any:
-    """A worker without samples adds nothing, whatever its gradients hold."""
+    """Returns the gradient, or zeros on a worker without samples, whatever its gradient holds."""
     if isinstance(gradient, tf.IndexedSlices):
         values = tf.where(active, gradient.values, tf.zeros_like(gradient.values))
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -424,7 +449,7 @@ def _or_zero(gradient: Any, active: tf.Tensor) -> Any:
 
 
 def finite_everywhere(optimizer: Any, finite: tf.Tensor) -> tf.Tensor:
-    """Whether all workers that have samples found their gradients finite."""
+    """Returns whether all workers that have samples found their gradients finite, a Boolean scalar."""
     reduction = reduction_of(optimizer)
     if reduction is None or reduction.comm.size == 1:
         return finite
@@ -443,9 +468,10 @@ def _looked_at(
     step: StepScope | None,
     accumulates: bool = False,
 ) -> tf.Tensor:
-    """Whether gradients may be applied, a Boolean scalar; this worker's ``own`` are looked at only where they may not.
+    """Returns whether gradients may be applied, a Boolean scalar.
 
-    With ``accumulates``, ``grads`` are those of this worker's share, else of the global batch.
+    This worker's ``own`` gradients are checked only where ``grads`` are not all finite. With ``accumulates``, ``grads``
+    are those of this worker's share, else of the global batch.
     """
     own_each = accumulates or (reduction is not None and bool(reduction.local) and finite.leaves_out())
     comm = None if reduction is None or (reduction.local and not own_each) else reduction.comm
@@ -470,7 +496,7 @@ def _looked_at(
 
 
 def _finite(grads: Sequence[Any]) -> tf.Tensor:
-    """For each gradient whether all its numbers are finite: Boolean, shape (number of gradients,)."""
+    """Returns for each gradient whether all its numbers are finite: Boolean, shape (number of gradients,)."""
     values = (tf.convert_to_tensor(g.values if isinstance(g, tf.IndexedSlices) else g) for g in grads)
     return tf.stack([tf.reduce_all(tf.math.is_finite(v)) if v.dtype.is_floating else tf.constant(True) for v in values])
 
@@ -488,32 +514,39 @@ def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
 
 
 def in_strategy_run() -> bool:
-    """Whether this code runs inside `strategy.run` of several workers, where `tf.distribute` sums what replicas have computed."""
+    """Returns whether this code runs inside `strategy.run` of several workers.
+
+    There `tf.distribute` sums what replicas have computed.
+    """
     context = tf.distribute.get_replica_context()
     return context is not None and context.strategy.num_replicas_in_sync > 1
 
 
 def _takes_no_slices(optimizer: Any) -> bool:
-    """Whether a gradient is only read on its way into the variables (see `ops.weighted_mean`): in Keras's own optimizers that treat each number by itself
-    (seen in 3.15.1)."""
+    """Returns whether the optimizer only reads a gradient on its way into the variables (see `ops.weighted_mean`).
+
+    Keras's own optimizers that treat each number by itself do so (seen in 3.15.1).
+    """
     return type(optimizer).__name__ in keras_internals.ELEMENTWISE and type(optimizer).__module__.startswith("keras.")
 
 
 def _adds_rows(optimizer: Any) -> bool:
-    """Whether a row that is listed twice gets the sum of both values: only plain gradient descent does that. The others square or
-    clip each value by itself (seen in Keras 3.15)."""
+    """Returns whether the optimizer adds both values of a row that is listed twice.
+
+    Only plain gradient descent does. The others square or clip each value by itself (seen in Keras 3.15).
+    """
     clips = any(getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue"))
     return any(base.__name__ == "SGD" for base in type(optimizer).__mro__) and not clips
 
 
 def _complete(rows: tf.IndexedSlices, variable: Any) -> tf.IndexedSlices:
-    """With tensors inside, and the shape of the variable where the rows do not say it."""
+    """Returns the rows as tensors, with the shape of the variable where they do not say it."""
     shape = rows.dense_shape if variable is None or rows.dense_shape is not None else tf.constant(variable.shape)
     return tf.IndexedSlices(tf.convert_to_tensor(rows.values), tf.convert_to_tensor(rows.indices), shape)
 
 
 def times(gradient: Any, factor: Any) -> Any:
-    """A gradient (a tensor, `tf.IndexedSlices` or None) multiplied by a number."""
+    """Multiplies a gradient (a tensor, `tf.IndexedSlices` or None) by a number."""
     if gradient is None or (isinstance(factor, float) and factor == 1.0):
         return gradient
     if isinstance(gradient, tf.IndexedSlices):

@@ -1,6 +1,6 @@
-"""From a `tf.data` pipeline to this worker's share of each batch.
+"""This worker's shares of the batches of a `tf.data` pipeline, or of batches given by hand.
 
-Nothing here prefetches: batches are drawn exactly when a step wants them, so all workers draw equally many, also when an
+A share is given out exactly when a step wants it, never ahead of it. So all workers take equally many, also when an
 epoch ends early.
 """
 
@@ -40,8 +40,9 @@ class Share(NamedTuple):
 
     Attributes:
         samples: the number of this worker's rows, int64 scalar.
-        data: the rows. Where ``samples`` is 0 they are one row of the batch (or of an earlier one) that does not count: layers that refuse an
-            empty batch, zeros or "" (a lookup without unknown words) meet data of the script's own.
+        data: the rows. Where ``samples`` is 0, one row of the batch (or of an earlier one) that does not count. It is
+            of the script's own data, for layers that refuse an empty batch, zeros or "" (a lookup without unknown
+            words).
     """
 
     samples: tf.Tensor
@@ -49,11 +50,12 @@ class Share(NamedTuple):
 
 
 def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
-    """This worker's contiguous share of each batch of ``dataset``; possibly no rows.
+    """Returns a data set of this worker's contiguous shares of the batches of ``dataset``; a share may have no rows.
 
-    All workers read the same batches. Every few batches they compare a checksum: data that was shuffled with unequal seeds
-    would train on some samples twice and on others never. Of pipelines whose numbers are left to threads only the numbers of rows are
-    compared. For steps of Keras `tf_internals.counted` gives the same as `Share`.
+    All workers read the same batches. Every few batches they compare a checksum: data that was shuffled with unequal
+    seeds would train on some samples twice and on others never. Where threads decide which numbers records get
+    (`tf_internals_pipelines.is_left_to_threads`), only the numbers of rows are compared. For steps of Keras
+    `tf_internals.counted` gives the same as `Share`.
     """
 
     comparable = not tf_internals_pipelines.is_left_to_threads(dataset)
@@ -68,9 +70,11 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
 
 
 def _share(data: Any, comm: Communicator) -> Share:
-    """Tensors of unequal numbers of rows are cut each by its own; then a worker has samples where it has rows of any.
+    """Cuts this worker's share out of a batch.
 
-    The bounds of all tensors are computed together: an iterator of a pipeline takes 0.2 ms for each operation in its functions.
+    Tensors of unequal numbers of rows are each cut by their own number; a worker then has samples where it has rows of
+    any tensor. The bounds of all tensors are computed together: an iterator of a pipeline takes 0.2 ms for each
+    operation in its functions.
     """
     leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
     static = {id(leaf): share_of(leaf.shape[0], comm.rank, comm.size) for leaf in leaves if _is_even(leaf, comm.size)}
@@ -78,7 +82,8 @@ def _share(data: Any, comm: Communicator) -> Share:
     if not others:
         count = max((stop - start for start, stop in static.values()), default=1)
         return Share(tf.constant(count, tf.int64), _cut(data, static))
-    # Behind a placeholder: TensorFlow would find out this worker's number, and make it part of the share's shape.
+    # A placeholder hides the totals: TensorFlow would find out this worker's number, and make it part of the share's
+    # shape.
     totals = tf.compat.v1.placeholder_with_default(
         tf.stack([tf.cast(count_rows(leaf), tf.int64) for leaf in others]), [len(others)]
     )
@@ -94,7 +99,10 @@ def _share(data: Any, comm: Communicator) -> Share:
 
 
 def _is_even(leaf: Any, size: int) -> bool:
-    """Whether all workers' shares have the same number of rows, which then is static: models are built from it."""
+    """Returns whether all workers' shares have the same number of rows.
+
+    It is static then: models are built from it.
+    """
     return bool(leaf.shape.rank and leaf.shape[0] and leaf.shape[0] % size == 0)
 
 
@@ -103,7 +111,10 @@ def _cut(data: Any, bounds: dict[int, tuple[Any, Any]]) -> Any:
 
 
 def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
-    """The rows alone of a data set of `Share`, for loops of the script's own; `tf_internals.counted` gives the shares."""
+    """Returns a data set of the rows alone, without their number, for loops of the script's own.
+
+    `tf_internals.counted` gives the shares again.
+    """
 
     @_as_it_is
     def strip(share: Share) -> Any:
@@ -115,17 +126,17 @@ def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _none_if(count: tf.Tensor, leaf: Any) -> Any:
-    """The leaf, without rows where the share has none."""
+    """Returns the leaf, without rows where the share has none."""
     if not has_rows(leaf) or (leaf.shape.rank and leaf.shape[0]):  # a static share is never empty
         return leaf
     return first_rows(leaf, tf.where(count > 0, tf.cast(count_rows(leaf), tf.int64), 0))
 
 
 def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset | None:
-    """The same for a pipeline whose last steps are ``map`` and ``batch``, of which each worker maps only its own records.
+    """Returns this worker's shares as `global_batches` does, but maps only this worker's own records.
 
-    None for pipelines of another form: where maps draw random numbers or call Python, a batch is mapped, or records have no fixed shape
-    before they are mapped.
+    The pipeline's last steps must be ``map`` and ``batch``. None for pipelines of another form: where maps draw random
+    numbers or call Python, a batch is mapped, or records have no fixed shape before they are mapped.
     """
     found = tf_internals_pipelines.mapped_batches(dataset)
     if found is None:
@@ -155,7 +166,7 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
 
 
 def _mapped(maps: list[Any], mine: Any) -> Any:
-    """The records of one share, at least one, mapped in parallel."""
+    """Maps the records of one share, at least one, in parallel."""
     dataset = tf.data.Dataset.from_tensor_slices(mine)
     for function in maps:
         spread = isinstance(dataset.element_spec, tuple)
@@ -171,18 +182,18 @@ def _called(function: Any, spread: bool, *parts: Any) -> Any:
 
 
 def _rows_like(spec: Any, count: int) -> Any:
-    """So many rows of zeros."""
+    """Returns ``count`` rows of zeros of a spec; unknown dimensions are 1."""
     return tf.zeros([count, *(n or 1 for n in spec.shape[1:])], spec.dtype)
 
 
 def share_of_tensors(batch: Any, comm: Communicator) -> Share:
-    """The same for tensors of a graph, one batch in each run of it."""
+    """Returns this worker's share of a batch of a graph's tensors, of which each run of the graph has one."""
     with tf.control_dependencies([_compared(tf.constant(0, tf.int64), batch, comm)]):
         return _share(tf.nest.map_structure(_same, batch), comm)
 
 
 def share_of_arrays(batch: Any, comm: Communicator) -> Share:
-    """The same for arrays or tensors that a script gives to `train_on_batch` and its like."""
+    """Returns this worker's share of arrays or tensors that a script gives to `train_on_batch` and its like."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if getattr(leaf, "shape", ())]
     start, stop = share_of(leaves[0].shape[0], comm.rank, comm.size) if leaves else (0, 1)
     # A worker without rows computes with the first one, which does not count.
@@ -195,14 +206,20 @@ _policy_counts = False
 
 
 def heed_policy() -> None:
-    """From now on `AutoShardPolicy.OFF` means what it does under `MultiWorkerMirroredStrategy`; elsewhere it means nothing."""
+    """Gives `AutoShardPolicy.OFF` its meaning under `MultiWorkerMirroredStrategy`, from now on.
+
+    Without this call the policy means nothing.
+    """
     global _policy_counts
     _policy_counts = True
 
 
 @contextlib.contextmanager
 def policy_ignored() -> Iterator[None]:
-    """Inside, batches are split as one process would see them: predictions are the same rows on all workers."""
+    """Ignores `AutoShardPolicy.OFF` within the context: batches are split as one process would see them.
+
+    Predictions then are the same rows on all workers.
+    """
     global _policy_counts
     before, _policy_counts = _policy_counts, False
     try:
@@ -212,15 +229,18 @@ def policy_ignored() -> Iterator[None]:
 
 
 def is_own_shard(dataset: Any) -> bool:
-    """Whether the script says that it shards the data itself: `AutoShardPolicy.OFF`."""
+    """Returns whether the script says that it shards the data itself, by `AutoShardPolicy.OFF`."""
     if not _policy_counts or not isinstance(dataset, tf.data.Dataset):
         return False
     return dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
 def split_batches(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
-    """Each batch as ``parts`` batches in order, as TensorFlow does where a script shards the data itself: its batches have the
-    global size, and a worker takes a part of one in a step."""
+    """Splits each batch into ``parts`` batches, in order.
+
+    TensorFlow does so where a script shards the data itself: its batches have the global size, and a worker takes a
+    part of one in a step.
+    """
 
     @_as_it_is
     def split(*batch: Any) -> tf.data.Dataset:
@@ -233,7 +253,7 @@ def split_batches(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
 
 
 def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
-    """This worker's own batches, and after them batches without rows until every worker has run out."""
+    """Returns this worker's own batches, and after them batches without rows until every worker has run out."""
     empty = tf.nest.map_structure(_without_rows, dataset.element_spec)
     row = tf.nest.map_structure(lambda spec: _rows_like(spec, 1), dataset.element_spec)
     spread = isinstance(dataset.element_spec, tuple)  # then `map` gives each part as an argument
@@ -249,14 +269,17 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
         filled = tf.cond(count > 0, lambda: data, lambda: row)
         return row, Share(tf.where(left, count, -1), filled)
 
-    # Without a map after the vote: tf.data would run it ahead of the step, and workers would vote on batches that one of them never takes.
+    # No map comes after the vote: tf.data would run it ahead of the step, and workers would vote on batches that one of
+    # them never takes.
     shares = own.concatenate(idle).enumerate().scan(row, voted).take_while(_as_it_is(lambda share: share.samples >= 0))
     return plain(_unhurried(shares))
 
 
 def _vote(index: tf.Tensor, flag: tf.Tensor, row: Any, comm: Communicator) -> tuple[tf.Tensor, Any]:
-    """Whether any worker has a batch left, and a row for a worker that has none: its own of an earlier batch or, before it had any, one of
-    the first worker that has."""
+    """Returns whether any worker has a batch left, and a row for a worker that has none.
+
+    The row is the worker's own of an earlier batch or, before it had any, one of the first worker that has a batch.
+    """
 
     def vote(number: Array, mine: Array, *leaves: Array) -> list[Any]:
         with world.remembering_errors():
@@ -272,7 +295,7 @@ def _vote(index: tf.Tensor, flag: tf.Tensor, row: Any, comm: Communicator) -> tu
 
 
 def _given(comm: Communicator, leaves: tuple[Array, ...], root: int) -> tuple[Array, ...]:
-    """Rank ``root``'s row, for a worker that has none."""
+    """Returns rank ``root``'s row, on all workers: some have none."""
     texts = [leaf.dtype == object for leaf in leaves]
     sent = [leaf.tolist() if text else leaf for leaf, text in zip(leaves, texts, strict=True)]
     found = comm.broadcast_object(sent if comm.rank == root else None, root)
@@ -288,7 +311,7 @@ def _counts(data: Any) -> list[tf.Tensor]:
 
 
 def _in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """With its records in one order, whatever the options of the script say."""
+    """Returns the data set with its records in one order, whatever the options of the script say."""
     options = tf.data.Options()
     options.deterministic = True
     return dataset.with_options(options)
@@ -301,11 +324,12 @@ def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def iterating(original: Method) -> Method:
-    """Around `tf.data.Dataset.__iter__`: iterators give records in one order, and have no thread that tunes the pipeline, where there is nothing for it to do.
+    """Wraps `tf.data.Dataset.__iter__`: records come in one order, and no thread tunes a pipeline in vain.
 
-    Deleting an iterator waits for that thread, which sleeps for up to a minute between two tunings (the longer the iterator has lived), and is
-    woken before the cancellation that it looks for is noted (`Model::OptimizeLoop` and `CancellationManager` of TensorFlow 2.21). Where workers
-    keep all cores busy every second to third epoch ends with such a pause, and all workers wait for it.
+    Deleting an iterator waits for the thread that tunes its pipeline. That thread sleeps for up to a minute between two
+    tunings (the longer the iterator has lived), and is woken before the cancellation that it looks for is noted
+    (`Model::OptimizeLoop` and `CancellationManager` of TensorFlow 2.21). Where workers keep all cores busy, every
+    second to third epoch ends with such a pause, and all workers wait for it.
     """
 
     def iterate(self: Any) -> Any:
@@ -321,7 +345,11 @@ def iterating(original: Method) -> Method:
 
 
 def _is_tuned_in_vain(dataset: tf.data.Dataset) -> bool:
-    """Whether parallel calls begin with all threads that there are, and TensorFlow will make no other calls parallel, which it does only if it tunes."""
+    """Returns whether the tuning of a pipeline could change nothing.
+
+    That is so where parallel calls begin with all threads that there are, and TensorFlow will make no other calls
+    parallel, which it does only if it tunes.
+    """
     options = dataset.options()
     threads = options.threading.private_threadpool_size or len(os.sched_getaffinity(0))
     few = threads <= _CALLS_AT_FIRST and options.autotune.enabled is None
@@ -329,22 +357,22 @@ def _is_tuned_in_vain(dataset: tf.data.Dataset) -> bool:
 
 
 def rows(leaf: Any, part: Any, parts: int) -> Any:
-    """One of ``parts`` equal parts of a tensor's rows; what has no rows is passed on.
+    """Returns one of ``parts`` equal parts of a tensor's rows; a leaf without rows is returned as it is.
 
     Args:
         leaf: a dense, sparse or ragged tensor.
-        part: which, int64 scalar.
+        part: the number of the part, int64 scalar.
         parts: how many there are.
     """
     if not has_rows(leaf):
         return leaf
-    # Behind a placeholder, as in `_share`.
+    # A placeholder hides the number, as in `_share`.
     total = tf.compat.v1.placeholder_with_default(tf.cast(count_rows(leaf), tf.int64), [])
     return _between(leaf, *share_of(total, part, parts))
 
 
 def first_rows(leaf: Any, count: tf.Tensor) -> Any:
-    """The first ``count`` rows, an int64 scalar."""
+    """Returns the first ``count`` rows, an int64 scalar."""
     return _between(leaf, tf.constant(0, tf.int64), count)
 
 
@@ -358,12 +386,12 @@ def _between(leaf: Any, start: Any, stop: Any) -> Any:
 
 
 def has_rows(leaf: Any) -> bool:
-    """Whether the first dimension of a leaf of a batch counts samples."""
+    """Returns whether the first dimension of a leaf of a batch counts samples."""
     return isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) and leaf.shape.rank != 0
 
 
 def count_rows(leaf: Any) -> tf.Tensor:
-    """The number of rows of a dense, sparse or ragged tensor."""
+    """Returns the number of rows of a dense, sparse or ragged tensor."""
     if isinstance(leaf, tf.SparseTensor):
         return leaf.dense_shape[0]
     return leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0]
@@ -379,7 +407,7 @@ def _without_rows(spec: Any) -> Any:
 
 
 def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Tensor:
-    """True, once the workers have compared a checksum of the batch, as they do with every so many."""
+    """Compares a checksum of the batch over the workers, with every `_COMPARE_EVERY`-th batch. Returns True."""
 
     def compare(number: Array, *arrays: Array) -> Array:
         return _agree(number, _checksum(*arrays), comm)
@@ -388,17 +416,20 @@ def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Tensor:
 
 
 def _sum_of(index: tf.Tensor, data: Any) -> tf.Tensor:
-    """A checksum of every so many batches, float64; 0 of the others."""
+    """Returns a checksum of every `_COMPARE_EVERY`-th batch, float64; 0 for the others."""
     return _for_some(index, _checksum, _tensors(data), np.float64(0.0))
 
 
 def _compared_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
-    """As `_compared`, with the checksum of `_sum_of`."""
+    """Compares checksums over the workers as `_compared` does; ``checksum`` is that of `_sum_of`."""
     return _for_some(index, lambda number, mine: _agree(number, mine, comm), [index, checksum], True)
 
 
 def _for_some(index: tf.Tensor, call: Callable[..., Array], inputs: list[tf.Tensor], otherwise: Any) -> tf.Tensor:
-    """The scalar that ``call`` gives for every so many batches, in Python; ``otherwise``, of its dtype, for the others."""
+    """Returns the scalar that ``call`` gives, in Python, for every `_COMPARE_EVERY`-th batch.
+
+    For the others it is ``otherwise``, which has the same dtype.
+    """
 
     def rest() -> tf.Tensor:
         return tf.constant(otherwise)

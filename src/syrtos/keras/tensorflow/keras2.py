@@ -1,4 +1,4 @@
-"""What syrtos replaces in Keras 2 (`tf_keras`).
+"""The patches of Keras 2 (`tf_keras`).
 
 The strategy is the same as for Keras 3, and Keras 2 asks it for more, so there is less to replace.
 """
@@ -39,7 +39,7 @@ from syrtos.keras.tensorflow.strategy import Strategy
 
 @functools.cache
 def apply_to_optimizers() -> None:
-    """Installs what reduces gradients; it acts on the optimizers that were asked to."""
+    """Installs the patches that reduce gradients; they act on the optimizers that were asked to reduce."""
     install(OPTIMIZERS)
 
 
@@ -76,7 +76,10 @@ def _reduce_weighted_loss(original: Method) -> Method:
 
 
 def _reduction_of_one_process(original: Method) -> Method:
-    """The default reduction is refused under a strategy; a script that asked for none does not know that there is one."""
+    """Wraps `Loss._get_reduction`: a script that asked for no strategy gets the default reduction of one process.
+
+    Keras 2 refuses the default under a strategy, and such a script does not know that there is one.
+    """
 
     def get_reduction(self: Any) -> Any:
         if Strategy.chosen or gradients.in_strategy_run():
@@ -132,7 +135,7 @@ def _noting_variables(original: Method) -> Method:
 
 
 def _on_servers(original: Method) -> Method:
-    """With parameter servers they make the update, and the optimizer here counts it."""
+    """Wraps `apply_gradients`: with parameter servers these make the update, and the optimizer here counts it."""
 
     def apply_gradients(self: Any, grads_and_vars: Any, name: str | None = None) -> Any:
         if not asynchronous.servers():

@@ -1,4 +1,4 @@
-"""Batches of Keras 2 (`tf_keras`): shares, and what workers at their own pace take."""
+"""Batches of Keras 2 (`tf_keras`): workers' shares, and the batches of workers that train at their own pace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from syrtos.keras.tensorflow.input import is_own_shard
 
 
 def handler(original: Method) -> Method:
-    """Around the start of a `DataHandler`: lengths are compared, and batches know their number of samples."""
+    """Wraps `DataHandler.__init__`: workers compare lengths, and batches know their number of samples."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -36,7 +36,10 @@ def handler(original: Method) -> Method:
 
 
 def single_batch(original: Method) -> Method:
-    """The batch of `train_on_batch` and its like, as a share that knows its number of samples."""
+    """Wraps `single_batch_iterator`: the batch of `train_on_batch` and its like becomes a share.
+
+    The share knows its number of samples.
+    """
 
     def single_batch_iterator(strategy: Any, *args: Any, **kwargs: Any) -> Any:
         if world.sharing().world.size == 1:
@@ -53,8 +56,8 @@ def single_batch(original: Method) -> Method:
 class DynamicallySharded(data_adapter.DataHandler):
     """The batches of an epoch that this worker takes, where workers train at their own pace.
 
-    All workers read the same data; a piece of the round's work is as many batches as a call of the training function takes. Validation
-    goes through all of its data.
+    All workers read the same data. A piece of the round's work is as many batches as a call of the training function
+    takes. Validation goes through all of its data.
     """
 
     _iterator: Any = None
@@ -86,7 +89,7 @@ class DynamicallySharded(data_adapter.DataHandler):
 
     @contextlib.contextmanager
     def _executing(self, count: int, usually: int) -> Iterator[None]:
-        """Inside, a call of the training function makes ``count`` steps."""
+        """Makes a call of the training function make ``count`` steps, within the context."""
         if count == usually:
             yield
             return
@@ -98,7 +101,7 @@ class DynamicallySharded(data_adapter.DataHandler):
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
-        """At the end of an epoch the workers meet."""
+        """Ends an epoch where its data ends, and meets the other workers there."""
         if not asynchronous.shards_dynamically():
             with super().catch_stop_iteration():
                 yield

@@ -1,7 +1,7 @@
-"""Every private symbol of Keras 3 that syrtos replaces, with its reason. Seen to work on Keras 3.15.1.
+"""The private symbols of Keras 3 that syrtos replaces on TensorFlow, with the reasons. Seen to work on Keras 3.15.1.
 
-A patch wraps the original and falls back to it wherever the process is a world of one. `apply_all` is called by the import hook
-of `syrtos run`; nothing is patched in a process that syrtos did not start.
+A patch wraps the original and falls back to it wherever the process is a world of one. `apply_all` is called by the
+import hook of `syrtos run`; nothing is patched in a process that syrtos did not start.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from syrtos.keras.tensorflow.step import StepScope
 
 @functools.cache
 def apply_to_optimizers() -> None:
-    """Installs what reduces gradients; it acts on the optimizers that were asked to."""
+    """Installs the patches that reduce gradients; they act on the optimizers that were asked to reduce."""
     patching.install(OPTIMIZERS)
 
 
@@ -127,7 +127,7 @@ def _make_function(original: Method) -> Method:
 
 
 class _Undo:
-    """What a batch has changed, as it was before, for a training step that leaves out an update."""
+    """Undoes what a batch has changed, besides weights, in a training step that leaves out an update."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -135,7 +135,10 @@ class _Undo:
         self._before = [tf.identity(variable) for variable in self._variables]
 
     def if_left_out(self, scope: StepScope, logs: Any) -> Any:
-        """The logs of the step; without its batch, if that is left out."""
+        """Returns the logs of the step.
+
+        If it is left out, the variables are put back, and the logs are without its batch.
+        """
         comm = scope.session.comm
         (left_out,) = ops.exchange(lambda: [np.asarray(finite.step_is_left_out(comm))], [], [tf.bool])
         with scope.paused():  # the same on all workers
@@ -153,7 +156,10 @@ def _as_tensors(logs: Any) -> Any:
 
 
 def _is_stock(step: Method, name: str) -> bool:
-    """Returns whether a model's step is Keras's own; one that is replaced while the model trains counts as the one that it replaces."""
+    """Returns whether a model's step is Keras's own.
+
+    A step that is replaced while the model trains counts as the one that it replaces.
+    """
     return getattr(step, "__func__", step) is getattr(tf_trainer.TensorFlowTrainer, name, None)
 
 
@@ -208,7 +214,7 @@ def _build_from_spec(original: Method) -> Method:
 
 
 def _on_batch(original: Method) -> Method:
-    """A batch given by hand is computed with equal weights on all workers."""
+    """Wraps `train_on_batch` and its like: a batch given by hand is computed with equal weights on all workers."""
 
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = world.sharing()
@@ -226,7 +232,7 @@ def _splits_batches(session: world.Session) -> bool:
 
 
 def _sharing(session: world.Session, batch: Any) -> Any:
-    """This worker's share of a batch that the script gave by hand; batches of a pipeline are shares already."""
+    """Returns this worker's share of a batch that the script gave by hand; batches of a pipeline are shares already."""
     is_share = isinstance(batch, Share) or not _splits_batches(session)
     return batch if is_share else share_of_arrays(batch, session.comm)
 
@@ -264,7 +270,8 @@ def _planned(original: Method) -> Method:
 class DynamicallySharded(tf_trainer.TFEpochIterator):
     """The batches of an epoch that this worker takes, where workers train at their own pace.
 
-    All workers read the same data; a piece of the round's work is as many batches as a call of the training function takes.
+    All workers read the same data. A piece of the round's work is as many batches as a call of the training function
+    takes.
     """
 
     _iterator: Any = None
@@ -290,7 +297,7 @@ class DynamicallySharded(tf_trainer.TFEpochIterator):
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
-        """At the end of an epoch the workers meet."""
+        """Ends an epoch where its data ends, and meets the other workers there."""
         try:
             yield
             self.tf_sync()

@@ -1,4 +1,4 @@
-"""What a model must fulfil to be trained on several workers with TensorFlow."""
+"""Checks and settings of models that are trained on several workers with TensorFlow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def check_strategy(strategy: Any) -> None:
 
 
 def check_class_weight(dataset: Any, class_weight: Any) -> None:
-    """Refuses class weights on a data set that is split over the workers: Keras would make another of it, which would be split again.
+    """Refuses class weights on a data set that is split over the workers already.
+
+    Keras would make another data set of it, which would be split again.
 
     Raises:
         ConfigurationError: both are given.
@@ -46,10 +48,10 @@ def check_class_weight(dataset: Any, class_weight: Any) -> None:
 
 
 def check_dynamically_sharded(adapter: Any) -> None:
-    """Refuses data that workers read unalike where each batch goes to the worker that asks next.
+    """Refuses data that workers read unalike, where each batch goes to the worker that asks next.
 
     Raises:
-        ConfigurationError: the data set's policy says that the script shares it out itself.
+        ConfigurationError: the data set's policy says that the script shards it itself.
     """
     if is_own_shard(getattr(adapter, "_dataset", None)):
         raise ConfigurationError(
@@ -59,15 +61,21 @@ def check_dynamically_sharded(adapter: Any) -> None:
 
 
 def adapt(model: Any) -> None:
-    """Before a model's functions are made: turns off what can't work in several processes, and applies the run's options."""
+    """Prepares a model before its functions are made.
+
+    Turns off what can't work in several processes, and applies the run's options.
+    """
     shares.without_compilation(model)
     if world.current().world.size > 1 and world.sharing().options.sync_batchnorm:
         synchronize_batchnorm(model)
 
 
 def step_is_shared(model: Any, session: Session) -> bool:
-    """Whether a model's steps go through `StepScope`: on several workers, and in a recorded run of one, unless XLA compiles them there: it can't
-    contain what counts their samples."""
+    """Returns whether a model's steps go through `StepScope`.
+
+    They do on several workers, and in a recorded run of one unless XLA compiles them: it can't compile the counting of
+    samples.
+    """
     return session.world.size > 1 or (bool(session.options.run_dir) and not getattr(model, "jit_compile", False))
 
 

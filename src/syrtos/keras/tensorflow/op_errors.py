@@ -1,4 +1,7 @@
-"""Errors of exchanges are TensorFlow's errors too: a script that catches TensorFlow's classes catches them, eagerly and in graphs."""
+"""Makes errors of exchanges TensorFlow's errors too, for scripts that catch TensorFlow's classes.
+
+They are caught eagerly and in graphs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ _CLASSES: tuple[tuple[type[SyrtosError], type[tf.errors.OpError]], ...] = (
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """Errors of ours that leave the block are TensorFlow's as well. Afterwards those that leave a graph are, too."""
+    """Makes syrtos's errors that leave the context TensorFlow's errors as well.
+
+    Afterwards syrtos's errors that leave a graph are, too.
+    """
     _convert_in_graphs()
     try:
         yield
@@ -39,13 +45,13 @@ def _convert_in_graphs() -> None:
 
 
 def _original(error: BaseException) -> BaseException:
-    """The error of ours that TensorFlow's quotes, as one of both kinds; else TensorFlow's."""
+    """Returns the syrtos error that a TensorFlow error quotes, as an error of both kinds; else ``error`` itself."""
     found = world.original_of(error)
     return of_tensorflow(found) if isinstance(found, SyrtosError) else error
 
 
 def of_tensorflow(error: SyrtosError) -> SyrtosError:
-    """The same error, also an instance of the class that TensorFlow's own operations would raise."""
+    """Returns the same error, also as an instance of the class that TensorFlow's own operations would raise."""
     if isinstance(error, tf.errors.OpError):
         return error
     theirs = next(theirs for ours, theirs in _CLASSES if isinstance(error, ours))
@@ -59,5 +65,5 @@ def of_tensorflow(error: SyrtosError) -> SyrtosError:
 
 @functools.cache
 def _both(ours: type[SyrtosError], theirs: type[tf.errors.OpError]) -> type[SyrtosError]:
-    """A class that is called as ``ours`` and made as ``theirs``."""
+    """Returns a class derived from both, with the name of ``ours``."""
     return type(ours.__name__, (ours, theirs), {"__module__": ours.__module__, "__doc__": ours.__doc__})

@@ -1,7 +1,7 @@
-"""TensorFlow tensors on the wire: exchanges as ops that run eagerly and inside `tf.function`.
+"""Exchanges of TensorFlow tensors, as ops that run eagerly and inside `tf.function`.
 
-Every exchange is one `tf.numpy_function`. All workers must run them in the same order, so each op of a graph takes a token
-from the one before it; the executor is free to run them beside the backward pass.
+Every exchange is one `tf.numpy_function`. All workers must run them in the same order, so each op of a graph takes a
+token from the one before it; the executor is free to run them beside the backward pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Gradient = Any  # tf.Tensor or tf.IndexedSlices
 
 
 def allreduce(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM) -> tf.Tensor:
-    """Differentiable for SUM and MEAN: the gradient is reduced the same way."""
+    """Reduces a tensor over the workers. Differentiable for SUM and MEAN: the gradient is reduced the same way."""
 
     @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -38,7 +38,7 @@ def allreduce(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM)
 
 
 def allgather(comm: Communicator, value: tf.Tensor) -> tf.Tensor:
-    """Differentiable: each worker gets the summed gradient of its own rows."""
+    """Gathers the rows of all workers. Differentiable: each worker gets the summed gradient of its own rows."""
 
     @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -56,7 +56,7 @@ def allgather(comm: Communicator, value: tf.Tensor) -> tf.Tensor:
 
 
 def broadcast(comm: Communicator, value: tf.Tensor, root: int = 0) -> tf.Tensor:
-    """Differentiable: the root gets the summed gradient, the others zero."""
+    """Gives all workers the root's tensor. Differentiable: the root gets the summed gradient, the others zero."""
 
     @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -68,14 +68,14 @@ def broadcast(comm: Communicator, value: tf.Tensor, root: int = 0) -> tf.Tensor:
 
 
 def reducescatter(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM) -> tf.Tensor:
-    """This worker's rows of the reduced tensor."""
+    """Returns this worker's rows of the reduced tensor."""
     result = exchange(lambda a: [comm.reducescatter(a, op)], [value], [value.dtype])[0]
     result.set_shape([None, *value.shape[1:]])
     return result
 
 
 def alltoall(comm: Communicator, value: tf.Tensor, splits: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
-    """The received rows, and how many came from each worker (int32)."""
+    """Returns the received rows, and how many came from each worker (int32)."""
     counts = tf.zeros([0], tf.int32) if splits is None else tf.cast(splits, tf.int32)
 
     def run(rows: Array, wanted: Array) -> list[Array]:
@@ -107,10 +107,11 @@ def weighted_mean(
         gradients: tensors or `tf.IndexedSlices`, in the order of the variables; None stays None.
         weight: float32 scalar; a worker with weight 0 contributes nothing, whatever its gradients hold.
         may_merge: see `syrtos.comm.sparse.weighted_rows`.
-        lend: the averages may be memory that other workers look at too. TensorFlow does not write to it; to a slice of it (`x[:n]`, `tf.split`) the next
-            operation does, so such tensors are not for a script's own code.
-        variables: whose gradients they are, which may be compressed then.
-        bounds: of a dense gradient each worker gets its part of the average alone, flat: see `Communicator.weighted_part_sum`.
+        lend: whether the averages may be memory that other workers look at too. TensorFlow does not write to it; to a
+            slice of it (`x[:n]`, `tf.split`) the next operation does, so such tensors are not for a script's own code.
+        variables: the variables of the gradients, which may be compressed if they are given.
+        bounds: for each gradient the bounds of the workers' parts. Of a dense one each worker then gets its own part of
+            the average alone, flat: see `Communicator.weighted_part_sum`.
     """
     results: list[Gradient] = list(gradients)
     for bucket in buckets(gradients):
@@ -125,7 +126,10 @@ def weighted_mean(
 
 
 def buckets(gradients: Sequence[Gradient]) -> list[list[int]]:
-    """Indices that travel together: last variables first, as the backward pass makes them; sparse ones alone."""
+    """Groups the indices of gradients that travel together: last variables first, as the backward pass makes them.
+
+    Sparse gradients travel alone.
+    """
     limit = int(world.current().options.bucket_mb * 1e6)
     backwards = [i for i in reversed(range(len(gradients))) if gradients[i] is not None]
     groups: list[list[int]] = []
@@ -174,7 +178,10 @@ def _exchange_bucket(
 
 
 def telling_of_sum() -> Callable[[], None] | None:
-    """What tells the ledger that gradients, or the parts of an update, were exchanged; only in a graph, for eagerly more than the update follows."""
+    """Returns a function that tells the ledger that gradients, or the parts of an update, were exchanged.
+
+    It is None eagerly, where more than the update follows.
+    """
     return None if tf.executing_eagerly() else world.current().ledger.summed
 
 
@@ -214,10 +221,11 @@ def exchange(
     then: Callable[[], None] | None = None,
     name: str = "",
 ) -> list[tf.Tensor]:
-    """Runs ``function(*arrays)`` on the host, after the exchange before it and before the next one, and ``then`` when its time has been counted. A profile
-    shows it as ``name``.
+    """Runs ``function(*arrays)`` on the host, after the exchange before it and before the next one.
 
-    The time it takes goes into the ledger as ``exchange``; what was waited for other workers in it the watchdog has told as ``wait``.
+    ``then`` runs when the time of the exchange has been counted. A profile shows the exchange as ``name``. Its time
+    goes into the ledger as ``exchange``, without the time of waiting for other workers, which the watchdog has noted as
+    ``wait``.
 
     Raises:
         ConfigurationError: in a `tf.function` that XLA compiles.

@@ -1,4 +1,4 @@
-"""What the patches of Keras 3 and Keras 2 have in common."""
+"""The parts that the patches of Keras 3 and Keras 2 on TensorFlow have in common."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from syrtos.keras.tensorflow.variables import TensorFlow
 
 @functools.cache
 def patch_tensorflow() -> None:
-    """Installs what does not depend on the version of Keras."""
+    """Installs the patches that do not depend on the version of Keras, once per process."""
     # A strategy of TensorFlow's own would train each worker alone.
     for strategy in (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy):
         replace(strategy, "scope", _refusing_scope)
@@ -52,11 +52,12 @@ def patch_tensorflow() -> None:
 
 
 def _patch_files() -> None:
-    """Files that TensorFlow writes: once for all workers, complete or not at all."""
+    """Patches the functions by which TensorFlow writes files: one worker writes, completely or not at all."""
     # `tf.saved_model.save` and `load`, which Keras calls too.
     replace_everywhere(tf_internals.saved_model_save, "save", files.writing("export_dir"))
     replace_everywhere(tf_internals.saved_model_load, "load", files.reading("export_dir"))
-    # Behind `tf.train.Checkpoint`, its managers, and Keras 2's weights: counters and lists of checkpoints go on on each worker.
+    # `tf.train.Checkpoint`, its managers, and Keras 2's weights use these: counters and lists of checkpoints go on on
+    # each worker.
     replace(tf_internals.TrackableSaver, "save", tf_files.checkpointing)
     replace(tf_internals.TrackableSaver, "restore", files.reading("save_path"))
     replace_everywhere(tf_internals.checkpoint_management, "latest_checkpoint", tf_files.latest)
@@ -65,7 +66,7 @@ def _patch_files() -> None:
 
 
 def _refusing_scope(original: Method) -> Method:
-    """`scope` of a strategy that is not ours raises a ConfigurationError where there are several workers."""
+    """Wraps `Strategy.scope`: with several workers, a strategy that is not syrtos's raises a ConfigurationError."""
 
     def scope(self: Any) -> Any:
         if not type(self).__name__.startswith("_DefaultDistribution"):  # TensorFlow's own "none" is no choice
@@ -79,8 +80,10 @@ def _refusing_scope(original: Method) -> Method:
 
 
 def only_in_strategy_run(original: Method) -> Method:
-    """Keras divides a loss by the strategy's replicas. That is right where replicas are summed, in `strategy.run`; elsewhere a worker's loss is that
-    of a whole batch, as in one process."""
+    """Wraps a function of Keras that scales a loss by the strategy's replicas: it scales only in `strategy.run`.
+
+    There replicas are summed. Elsewhere a worker's loss is that of a whole batch, as in one process.
+    """
 
     def scale(value: Any) -> Any:
         return original(value) if gradients.in_strategy_run() else value
@@ -92,7 +95,10 @@ def only_in_strategy_run(original: Method) -> Method:
 
 
 def agreeing(original: Method) -> Method:
-    """All workers call the method, or all get an error that says which rank calls which."""
+    """Wraps a method that all workers must call together.
+
+    If they call different ones, all get an error that says which rank calls which.
+    """
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +114,10 @@ def agreeing(original: Method) -> Method:
 
 
 def gathered_predict_step(session: world.Session, step: Method, plan: Plan, data: Any) -> Any:
-    """Predicts this worker's share and gathers the rows of all, in order. With batches per worker each keeps its own."""
+    """Predicts this worker's share and gathers the rows of all, in order.
+
+    With batches per worker each keeps its own.
+    """
     with StepScope(session, data, training=False, plan=plan).entered() as scope:
         outputs = scope.run(step)
         if plan.whole:
@@ -120,7 +129,7 @@ def gathered_predict_step(session: world.Session, step: Method, plan: Plan, data
 
 
 def gathered(comm: Communicator, output: Any) -> Any:
-    """The rows of all workers, in order, of a tensor or `tf.RaggedTensor`; a scalar stays as it is."""
+    """Returns the rows of all workers, in order, of a tensor or `tf.RaggedTensor`; a scalar stays as it is."""
     if isinstance(output, tf.RaggedTensor):
         lengths = [ops.allgather(comm, level) for level in output.nested_row_lengths()]
         values = ops.allgather(comm, output.flat_values)

@@ -1,4 +1,4 @@
-"""TensorFlow's profiler."""
+"""Functions that run TensorFlow's profiler and read its events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from syrtos.observe.trace import Event
 
 
 def start(folder: Path) -> Callable[[], Sequence[Event]]:
-    """Starts it; the returned function stops it, and gives what it saw."""
+    """Starts TensorFlow's profiler; the returned function stops it, and returns the events that it saw."""
     tf.profiler.experimental.start(str(folder))
 
     def stop() -> Sequence[Event]:
@@ -24,7 +24,7 @@ def start(folder: Path) -> Callable[[], Sequence[Event]]:
 
 
 def annotation(name: str) -> AbstractContextManager[object]:
-    """What the profiler sees under this name."""
+    """Context manager: the profiler shows what runs inside under this name."""
     return tf.profiler.experimental.Trace(name)
 
 

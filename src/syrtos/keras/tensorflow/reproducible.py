@@ -1,8 +1,9 @@
-"""Pipelines of `tf.data` whose records and random numbers do not depend on threads: all workers must read the same batches.
+"""Makes the records and random numbers of `tf.data` pipelines independent of threads.
 
-A script may leave the order of records to threads (``deterministic=False``), and random operations in a parallel `map` draw from one generator in
-the order in which threads come to it. In one process that makes runs differ; on workers that read the same data it would make their batches differ.
-Here the order is kept, and each record of such a map gets a seed of its own.
+All workers must read the same batches. A script may leave the order of records to threads (``deterministic=False``),
+and random operations in a parallel `map` draw from one generator in the order in which threads come to it. In one
+process that makes runs differ; on workers that read the same data it would make their batches differ. Here the order is
+kept, and each record of such a map gets a seed of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from syrtos.keras.tensorflow import tf_internals, tf_internals_random
 
 
 def in_order(original: Method) -> Method:
-    """Around methods of `tf.data.Dataset` with an argument ``deterministic``: False is True where workers take parts of the same batches."""
+    """Wraps a method of `tf.data.Dataset` that has an argument ``deterministic``.
+
+    False becomes True where workers take parts of the same batches.
+    """
     signature = inspect.signature(original)
 
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -38,26 +42,26 @@ def in_order(original: Method) -> Method:
 
 
 def is_read_by_all() -> bool:
-    """Whether all workers read the same batches, of which each takes a part."""
+    """Returns whether all workers read the same batches, of which each takes a part."""
     session = world.sharing()
     return session.world.size > 1 and session.options.batch != "per-worker"
 
 
-# Of each `keras.random.SeedGenerator`, the draws that maps have made of it so far.
+# The number of draws that maps have made so far from each `keras.random.SeedGenerator`.
 _drawn: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _maps = itertools.count(1)
 
 
 @dataclasses.dataclass
 class _Draws:
-    """What the function of a `map` draws while it is traced.
+    """The random draws that the function of a `map` makes while it is traced.
 
     Attributes:
-        seed: of the record, the same in all maps; int64 scalar. None: TensorFlow draws.
-        own_seed: of the record in this map.
-        count: draws so far.
-        unseeded: none has a seed of the script's.
-        repeated: some are in a loop, where one seed would give one number again and again.
+        seed: the record's seed, the same in all maps; int64 scalar. None: TensorFlow draws.
+        own_seed: the record's seed in this map.
+        count: the number of draws so far.
+        unseeded: whether none has a seed of the script's.
+        repeated: whether some are in a loop, where one seed would give one number again and again.
     """
 
     seed: tf.Tensor | None = None
@@ -69,7 +73,7 @@ class _Draws:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, what is traced draws from here."""
+        """Counts the draws of what is traced within the context, and gives them their seeds."""
         with (
             tf_internals_random.drawn_by(self._of_operation, self._of_generator, self._is_given),
             tf_internals_random.noting_vectorized(self._vectorized),
@@ -77,19 +81,26 @@ class _Draws:
             yield
 
     def _is_given(self, seed: int | None) -> None:
-        """The next operation has this seed of the script's."""
+        """Notes the script's seed of the next operation."""
         self._given = seed
 
     def _vectorized(self) -> None:
         self.repeated = True
 
     def _of_operation(self) -> tf.Tensor | None:
-        """Operations with one seed draw the same numbers in TensorFlow too, e.g. for an image and its mask."""
+        """Returns the seed of an operation's draw.
+
+        Operations with one seed of the script's draw the same numbers in TensorFlow too, e.g. for an image and its
+        mask.
+        """
         given, self._given = self._given, None
         return self._next(None if given is None else f"operation {given}")
 
     def _of_generator(self, generator: Any) -> tf.Tensor | None:
-        """Generators that began with one seed draw the same; one generator draws new numbers each time."""
+        """Returns the seed of a generator's draw.
+
+        Generators that began with one seed draw the same; one generator draws new numbers each time.
+        """
         seed, before = tf_internals_random.seed_of(generator), _drawn.get(generator, 0)
         self.unseeded = False  # its state goes on from epoch to epoch
         if self.seed is not None:
@@ -107,10 +118,11 @@ class _Draws:
 
 
 def drawn_by_record(original: Method) -> Method:
-    """Around `tf.data.Dataset.map`: what it draws depends on the record and the epoch alone, where threads or a seed of ours would decide.
+    """Wraps `tf.data.Dataset.map`: its random numbers depend on the record and the epoch alone.
 
-    Of a `map` with ``num_parallel_calls``, the order in which threads draw; of one without, in a script that sets no seed: with the seed that syrtos
-    sets, TensorFlow would draw the same numbers in each epoch, and in one process without it draws new ones.
+    This is done for a `map` with ``num_parallel_calls``, where threads would decide the order of draws, and for one
+    without in a script that sets no seed: with the seed that syrtos sets, TensorFlow would draw the same numbers in
+    each epoch, where one process without it draws new ones.
     """
     signature = inspect.signature(original)
 
@@ -130,7 +142,7 @@ def drawn_by_record(original: Method) -> Method:
             with _Draws(seed, own_seed).noted():
                 return tf.function(function)(*(element if spread else (element,)))
 
-        # With seeds, or TensorFlow would count these data sets in the seeds of what the script makes after them.
+        # Both have seeds, or TensorFlow would count these data sets in the seeds of what the script makes after them.
         seeds, own_seeds = (tf.data.Dataset.random(n, rerandomize_each_iteration=True) for n in (0, next(_maps)))
         bound.arguments |= {"self": tf.data.Dataset.zip((seeds, own_seeds, dataset)), "map_func": from_seeds}
         return original(*bound.args, **bound.kwargs)
@@ -143,6 +155,6 @@ def _is_ours(parallel: bool, draws: _Draws) -> bool:
         return False
     if parallel and not world.explicit():
         return True
-    # Where the script says what is exchanged, the seed of each worker is this one and its rank.
+    # If the script says what is exchanged, the seed of each worker is the common one plus its rank.
     seeds = settings.common_seed(), (settings.common_seed() + world.current().world.rank) % 2**31
     return draws.unseeded and tf_internals.global_seed() in seeds

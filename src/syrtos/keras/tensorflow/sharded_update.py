@@ -1,4 +1,7 @@
-"""`--shard-update` on TensorFlow: an optimizer computes the new values of this worker's part of each variable, and the parts are gathered."""
+"""`--shard-update` on TensorFlow: an optimizer updates this worker's part of each variable.
+
+The new values of all workers' parts are gathered.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from syrtos.keras.tensorflow.variables import tensor_of
 
 
 class _Slice:
-    """Stands for a variable in an optimizer's update: its value is this worker's part, and what is assigned to it is kept as a tensor."""
+    """A stand-in for a variable in an optimizer's update, with the value of this worker's part.
+
+    Values that are assigned to it are kept as a tensor.
+    """
 
     def __init__(self, owner: Any, value: tf.Tensor) -> None:
         setattr(self, sharding.OWNER, owner)
@@ -73,8 +79,11 @@ def _sharding(original: Method) -> Method:
 
 
 def _buckets(pairs: Sequence[tuple[Any, Any]]) -> list[list[tuple[Any, Any]]]:
-    """Gradients and variables that are updated and gathered together: of one dtype, and rows apart from what XLA can compile, for it does so for one number
-    of rows, and that of `tf.IndexedSlices` is another in each step."""
+    """Groups gradients and variables that are updated and gathered together, all of one dtype.
+
+    Rows (`tf.IndexedSlices`) are apart from what XLA can compile: it compiles for one number of rows, and theirs is
+    another in each step.
+    """
     limit = int(world.current().options.bucket_mb * 1e6)
     kinds: dict[Any, list[tuple[Any, Any]]] = {}
     for gradient, variable in pairs:
@@ -89,7 +98,7 @@ def _buckets(pairs: Sequence[tuple[Any, Any]]) -> list[list[tuple[Any, Any]]]:
 def _update(
     found: Sharding, optimizer: Any, bucket: list[tuple[Any, Any]], rate: Any, decaying: set[int], is_compiled: bool
 ) -> list[tf.Tensor]:
-    """Updates the variables of a bucket; what it gives is there when the new values are."""
+    """Updates the variables of a bucket, and returns their new values, flat."""
     grads, variables = [g for g, _ in bucket], [v for _, v in bucket]
     if is_compiled and not isinstance(grads[0], tf.IndexedSlices):
         world.current().ledger.say(update="compiled")
@@ -110,7 +119,10 @@ def _update(
 def _updated(
     optimizer: Any, grads: Sequence[Any], rate: Any, variables: Sequence[Any], decaying: set[int]
 ) -> list[tf.Tensor]:
-    """The new values of variables, flat, with this worker's parts in them; weights decay before the update, as in Keras."""
+    """Returns the new values of variables, flat, with this worker's parts in them.
+
+    Weights decay before the update, as in Keras.
+    """
     found = sharding.of(optimizer)
     assert found is not None
     new = []
@@ -128,13 +140,16 @@ def _updated(
 
 
 def _whole(found: Sharding, value: tf.Tensor, variable: Any) -> tf.Tensor:
-    """A flat value of all of a variable, in memory of its own, with this worker's part in it."""
+    """Returns a flat tensor of a variable's size with this worker's part in it, in memory of its own.
+
+    The rest of it is zeros.
+    """
     part, size = found.part_of(variable), variable.shape.num_elements()
     return tf.pad(tf.reshape(value, [-1]), [[part.start, size - part.stop]])
 
 
 def _cut(found: Sharding, value: Any, variable: Any) -> Any:
-    """This worker's part of a variable's value, or of its gradient, which may be that part already."""
+    """Returns this worker's part of a variable's value, or of its gradient, which may be that part already."""
     part = found.part_of(variable)
     if not isinstance(value, tf.IndexedSlices):
         if value.shape.num_elements() == part.stop - part.start:
@@ -149,14 +164,17 @@ def _cut(found: Sharding, value: Any, variable: Any) -> Any:
 
 
 def _between(indices: tf.Tensor, values: tf.Tensor, start: int, shape: tuple[int, ...]) -> tf.IndexedSlices:
-    """The rows from ``start`` on that a part of this shape has, counted from there."""
+    """Returns the rows that lie in a part of this shape, which begins at row ``start``, counted from there."""
     first = tf.constant(start, indices.dtype)
     here = tf.logical_and(indices >= first, indices < first + shape[0])
     return tf.IndexedSlices(tf.boolean_mask(values, here), tf.boolean_mask(indices, here) - first, tf.constant(shape))
 
 
 def _gathered(found: Sharding, variables: list[Any], wholes: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Flat values of variables, of which each worker gives its part. The other parts are written into the memory of ``wholes``, which are used up."""
+    """Gathers the flat values of variables, of which each worker gives its part.
+
+    The other parts are written into the memory of ``wholes``, which are used up.
+    """
     bounds = [found.bounds_of(variable) for variable in variables]
 
     def run(*arrays: Array) -> list[Array]:

@@ -1,7 +1,7 @@
-"""One step of `fit`, `evaluate` or `predict` on this worker's share of the global batch.
+"""A step of `fit`, `evaluate` or `predict` on this worker's share of the global batch.
 
-The invariant: after every step all variables are equal on all workers. Trainable ones are, because every worker applies the
-same gradients. For the others a step notes what it assigns, and makes it equal by what the variable is:
+The invariant: after every step all variables are equal on all workers. Trainable ones are, because every worker applies
+the same gradients. For the others a step notes what it assigns, and makes it equal by what the variable is:
 
 - SUM (metric states): the changes of all workers are added to the value before the step;
 - others of a floating dtype (BatchNormalization's moving statistics): the mean by samples;
@@ -32,23 +32,26 @@ from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
 from syrtos.keras.timing import clock, computing
 
 _local = threading.local()
-# What each of the script's own `tf.function`s was seen to assign while it was traced inside `strategy.run`.
+# The variables that each of the script's own `tf.function`s assigned while it was traced inside `strategy.run`.
 _assigned_by: weakref.WeakKeyDictionary[Any, dict[int, tf.Variable]] = weakref.WeakKeyDictionary()
 
 
 def current_step() -> StepScope | None:
-    """The step that is being traced or run on this thread."""
+    """Returns the step that is being traced or run on this thread."""
     return getattr(_local, "step", None)
 
 
 def is_whole() -> bool:
-    """Whether this thread computes the whole batch, as every other worker does: see `StepScope.whole_batch`."""
+    """Returns whether this thread computes the whole batch, as every other worker does: see `whole_batch`."""
     return getattr(_local, "whole", False)
 
 
 @contextlib.contextmanager
 def whole_batch() -> Iterator[None]:
-    """Inside, code means what it means in one process: there is no step on a share, nothing is noted, and tf.distribute sees one replica."""
+    """Makes code mean what it means in one process, within the context.
+
+    There is no step on a share, nothing is noted, and tf.distribute sees one replica.
+    """
     before = {name: getattr(_local, name, None) for name in ("step", "run", "whole")}
     _local.step, _local.run, _local.whole = None, None, True
     try:
@@ -58,59 +61,63 @@ def whole_batch() -> Iterator[None]:
 
 
 def training_now() -> bool:
-    """Whether a step of `fit` is being traced or run on this thread, shared with others or not."""
+    """Returns whether a step of `fit` is being traced or run on this thread, shared with others or not."""
     return getattr(_local, "training", False)
 
 
 def _watching() -> StepScope | RunScope | None:
-    """The record of assignments: that of the step of `fit`, or of the innermost `strategy.run`."""
+    """Returns the record of assignments: that of the step of `fit`, or of the innermost `strategy.run`."""
     return current_step() or getattr(_local, "run", None)
 
 
 def paused() -> contextlib.AbstractContextManager[Any]:
-    """What is assigned inside is equal on all workers already (an optimizer's update)."""
+    """Context manager: assignments inside are not noted; they are equal on all workers (an optimizer's update)."""
     watching = _watching()
     return watching.paused() if watching else contextlib.nullcontext()
 
 
 def functions_of_step() -> dict[int, Any] | None:
-    """The script's `tf.function`s as traced for the current step, if there is one."""
+    """Returns the script's `tf.function`s as traced for the current step, if there is one."""
     step = current_step()
     return step.functions if step else None
 
 
 @contextlib.contextmanager
 def calling(function: Any) -> Iterator[None]:
-    """Around a call of one of the script's `tf.function`s: its time counts, and inside `strategy.run` a later call, which traces nothing,
-    assigns too."""
+    """Context manager for a call of one of the script's `tf.function`s.
+
+    Its time is counted. Inside `strategy.run` a later call, which traces nothing, counts as assigning what the first
+    did.
+    """
     run = None if current_step() else getattr(_local, "run", None)
     with computing(function), run.calling(function) if run else contextlib.nullcontext():
         yield
 
 
 class _Watcher(Assignments):
-    """Notes what is assigned, with the value that it had before."""
+    """Notes variables that are assigned, with the values that they had before."""
 
     def __init__(self) -> None:
         super().__init__()
         self._graph = tf_internals_graphs.graph()
 
     def before_assign(self, variable: tf.Variable) -> None:
-        """Remembers the value from before the first assignment."""
+        """Notes the value from before the first assignment."""
         if self._paused or id(variable) in self._dirty:
             return
         with _in_graph(self._graph):
             self._dirty[id(variable)] = (variable, tf.identity(private_read(variable)))
 
     def before_read(self, variable: tf.Variable) -> None:
-        """Inside a worker sees what it has added itself."""
+        """Does nothing: inside `strategy.run` a worker sees what it has added itself."""
 
 
 class RunScope(_Watcher):
-    """What a function assigns inside `strategy.run`, in a loop of the script's own, and what becomes of it on all workers.
+    """The assignments of a function inside `strategy.run`, in a loop of the script's own, and how they become equal.
 
-    As `tf.distribute` reads such variables outside of `run`: SUM (metric states) is the sum over the workers of what each added,
-    ONLY_FIRST_REPLICA is rank 0's value, MEAN and other floating ones (moving statistics) are the mean.
+    They become what `tf.distribute` reads of such variables outside of `run`: SUM (metric states) is the sum over the
+    workers of what each added, ONLY_FIRST_REPLICA is rank 0's value, MEAN and other floating ones (moving statistics)
+    are the mean.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -119,7 +126,7 @@ class RunScope(_Watcher):
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[RunScope]:
-        """Watches what is assigned inside, and makes it equal at the end."""
+        """Notes the assignments within the context, and makes the variables equal at its end."""
         outer, _local.run = getattr(_local, "run", None), self
         try:
             yield self
@@ -129,7 +136,7 @@ class RunScope(_Watcher):
 
     @contextlib.contextmanager
     def calling(self, function: Any) -> Iterator[None]:
-        """See `calling`."""
+        """Counts a call of ``function`` as assigning what earlier calls assigned: see the function `calling`."""
         known = _assigned_by.setdefault(function, {})
         for variable in known.values():
             self.before_assign(variable)
@@ -137,7 +144,11 @@ class RunScope(_Watcher):
         known.update({key: variable for key, (variable, _) in self._dirty.items()})
 
     def _make_equal(self) -> None:
-        """One exchange of a vector of float64, which holds counters and float32 states exactly, but for what is rank 0's."""
+        """Makes the noted variables equal on all workers.
+
+        All but those of rank 0's value take one exchange, of a vector of float64, which holds counters and float32
+        states exactly.
+        """
         for variable, _ in self._dirty.values():
             if variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:  # of any dtype
                 variable.assign(ops.broadcast(self._comm, private_read(variable)))
@@ -152,8 +163,10 @@ class RunScope(_Watcher):
             variable.assign(tf.cast(before + tf.reshape(total, tf.shape(mine)), variable.dtype))
 
     def _part(self, variable: tf.Variable, base: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | float] | None:
-        """What this worker adds to a sum over the workers, and what the sum is added to; None for a number that changes alike on all of them (a
-        random seed), or is rank 0's."""
+        """Returns what this worker adds to a sum over the workers, and what the sum is added to.
+
+        None for a number that changes alike on all of them (a random seed), or is rank 0's.
+        """
         aggregation = variable.aggregation
         if _is_sum(variable):
             before = tf.cast(base, tf.float64)
@@ -165,15 +178,16 @@ class RunScope(_Watcher):
 
 
 class StepScope(_Watcher):
-    """What is known about the step while it is traced (or run, eagerly).
+    """The state of a step while it is traced (or run, eagerly).
 
     Attributes:
-        session: the world.
+        session: the workers.
         samples: float32 scalar, samples in this worker's share; 0 if it has none.
         data: the share; one row that does not count if it has none, so that the model never sees an empty batch.
         training: whether random numbers should differ between workers.
-        reduces_early: whether gradients are reduced where they are made, by `GradientTape.gradient`, for code that looks at them; else where an
-            optimizer of Keras's own takes them.
+        reduces_early: whether gradients are reduced where they are made, by `GradientTape.gradient`, for code that
+            looks at them; else where an optimizer of Keras's own takes them.
+        plan: the way such steps are split, as the first batch has shown.
         functions: the script's own `tf.function`s, traced for this step.
     """
 
@@ -185,9 +199,10 @@ class StepScope(_Watcher):
             session: the workers.
             data: a `Share` or a whole batch.
             training: see above.
-            reduces_early: see above.
-            plan: what the first batch has shown of such steps.
-            outcome: is told what this worker has computed itself, of a step on the first batch that does not count.
+            reduces_early: see above; the plan may overrule it.
+            plan: see above.
+            outcome: takes what this worker itself has computed, if this is a trial on the first batch that does not
+                count.
         """
         super().__init__()
         self.session = session
@@ -218,11 +233,11 @@ class StepScope(_Watcher):
 
     @property
     def active(self) -> tf.Tensor:
-        """Bool scalar: whether this worker has samples."""
+        """Boolean scalar: whether this worker has samples."""
         return self.samples > 0
 
     def total(self, name: str, value: tf.Tensor) -> tf.Tensor:
-        """The sum of a scalar over the workers that have samples; exchanged once for each name and step."""
+        """Returns the sum of a scalar over the workers that have samples; exchanged once for each name and step."""
         key = (
             name,
             id(tf_internals_graphs.graph()),
@@ -233,22 +248,22 @@ class StepScope(_Watcher):
         return self._totals[key]
 
     def fraction(self) -> tf.Tensor:
-        """This worker's part of the step's samples, float32; 1 where it has none, to divide by."""
+        """Returns this worker's part of the step's samples, float32; 1 where it has none, to divide by."""
         total = self.total("samples", self.samples)
         return tf.where(self.active, self.samples / tf.maximum(total, 1.0), 1.0)
 
     # -- numbers of the global batch, for losses and metrics ---------------------------------------
 
     def weight_of(self, values: Any) -> tf.Tensor | None:
-        """`fraction` where ``values`` is one number; None where it has rows."""
+        """Returns `fraction` where ``values`` is one number; None where it has rows."""
         return self.fraction() if tf.convert_to_tensor(values).shape.rank == 0 else None
 
     def fraction_like(self, values: Any) -> tf.Tensor:
-        """`fraction` in the dtype of ``values``."""
+        """Returns `fraction` in the dtype of ``values``."""
         return tf.cast(self.fraction(), values.dtype)
 
     def total_like(self, values: Any) -> tf.Tensor:
-        """The sum of all elements of all workers that have samples, without a gradient."""
+        """Returns the sum of all elements of all workers that have samples, without a gradient."""
         return tf.cast(self._sum_of(values), values.dtype)
 
     def mask_factor(self, mask: Any, like: Any) -> tf.Tensor:
@@ -266,26 +281,26 @@ class StepScope(_Watcher):
 
     @property
     def is_tried(self) -> bool:
-        """Whether this is a step on the first batch that does not count."""
+        """Returns whether this is a step on the first batch that does not count."""
         return self._outcome is not None
 
     @property
     def splits_batch(self) -> bool:
-        """Whether this worker has a part of a batch, and not one of its own."""
+        """Returns whether this worker has a part of a batch, and not one of its own."""
         return first_batch.is_split(self.session)
 
     def whole_batch(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, what is computed is of the whole batch: see `whole_batch`."""
+        """Context manager: code inside computes the whole batch, as the function `whole_batch` says."""
         return whole_batch()
 
     def rows_of_all(self, tree: Any) -> Any:
-        """The structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
+        """Returns the structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
         return gathering.rows_of_all(self, tree)
 
     # -- called by the variables ---------------------------------------------------------------
 
     def before_read(self, variable: tf.Variable) -> None:
-        """A metric's state is made global before it is read again."""
+        """Makes a metric's state global before it is read again."""
         if self._paused or id(variable) not in self._dirty or not _is_sum(variable):
             return
         if tf_internals_graphs.always_runs_with(self._graph):
@@ -294,7 +309,7 @@ class StepScope(_Watcher):
     # -- making state equal --------------------------------------------------------------------
 
     def run(self, step: Callable[[Any], Any]) -> Any:
-        """The outputs of a step on this worker's share or, where it is not split, on the rows of all workers."""
+        """Returns the outputs of a step on this worker's share or, if it is not split, on the rows of all workers."""
         if not self.plan.whole:
             return step(self.data)
         rows = self.rows_of_all(self.data)
@@ -322,7 +337,7 @@ class StepScope(_Watcher):
         return tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
 
     def _combined(self, number: Any, rule: Rule) -> tf.Tensor:
-        """The sum, maximum or minimum over the workers that have samples."""
+        """Returns the sum, maximum or minimum over the workers that have samples."""
         value = tf.convert_to_tensor(number)
         if value.dtype == tf.bool:
             return tf.cast(self._combined(tf.cast(value, tf.int32), rule), tf.bool)
@@ -334,7 +349,7 @@ class StepScope(_Watcher):
         return tf.ensure_shape((tf.reduce_max if least else tf.reduce_min)(rows), [])
 
     def flush(self, scalars: list[tf.Tensor] | None = None, always: bool = False) -> list[tf.Tensor]:
-        """One exchange that makes all noted variables equal; returns the means by samples of ``scalars``."""
+        """Makes all noted variables equal in one exchange; returns the means by samples of ``scalars``."""
         dirty, self._dirty = self._dirty, {}
         self._check_shown(dirty)
         rules = {key: self._rule_of(v) for key, (v, _) in dirty.items()}
@@ -383,13 +398,16 @@ class StepScope(_Watcher):
         return [tf.cast(a, s.dtype) for a, s in zip(averages[len(means) :], scalars, strict=True)]
 
     def _rule_of(self, variable: tf.Variable) -> Rule:
-        """How the values of the workers become one."""
+        """Returns the rule by which the workers' values of a variable become one."""
         if known := self.plan.variables.get(id(variable)):
             return known
         return "sum" if _is_sum(variable) else "mean" if variable.dtype.is_floating else "equal"
 
     def _in_own_row(self, variable: tf.Variable, base: tf.Tensor) -> tf.Tensor:
-        """A row for each worker, of which the others' are zeros: their sum has the values of all. A worker without samples has added nothing."""
+        """Returns a row for each worker, all zeros but this worker's: the sum over the workers has the values of all.
+
+        A worker without samples has added nothing: its row is the value from before the step.
+        """
         mine = tf.cast(tf.where(self.active, private_read(variable), base), tf.float64)
         comm = self.session.comm
         return tf.stack([mine if rank == comm.rank else tf.zeros_like(mine) for rank in range(comm.size)])
@@ -397,8 +415,11 @@ class StepScope(_Watcher):
     def _sum_over_workers(
         self, samples: tf.Tensor, tensors: list[tf.Tensor], of_all: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """All tensors travel as one vector of float64, which holds counters and float32 states exactly; ``tensors`` are zeros of a worker without
-        samples."""
+        """Returns the sums over the workers, first of ``samples``.
+
+        All travel as one vector of float64, which holds counters and float32 states exactly. ``tensors`` count as zeros
+        on a worker without samples.
+        """
         shapes = [tf.shape(t) for t in [*tensors, *of_all]]
         sizes = [1, *(tf.size(t) for t in [*tensors, *of_all])]
         flat = [tf.where(self.active, tf.reshape(t, [-1]), tf.zeros([], tf.float64)) for t in tensors]
@@ -460,7 +481,7 @@ def _noting_read(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def private_read(variable: Any) -> tf.Tensor:
-    """The value as it is, without telling the step."""
+    """Returns the value as it is, without telling the step."""
     return variable._syrtos_base.read_value(variable)
 
 
@@ -469,7 +490,7 @@ def _is_sum(variable: tf.Variable) -> bool:
 
 
 def numbers_of(outputs: Any) -> list[Any]:
-    """The scalars among what a step returns, in order."""
+    """Returns the scalars among what a step returns, in order."""
     return [leaf for leaf in tf.nest.flatten(outputs) if _is_number(leaf)]
 
 
@@ -483,7 +504,10 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _is_log(value: Any) -> bool:
-    """Not a variable, which some metrics give as their result: it is read once all state is equal."""
+    """Returns whether a number is a floating scalar tensor.
+
+    Some metrics give a variable as their result. It is none, and is read once all state is equal.
+    """
     return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
 
 
@@ -492,14 +516,14 @@ def _in_graph(graph: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _ready_at(data: Any) -> tf.Tensor:
-    """When the data was asked for and when it was there, float64 seconds since the epoch, shape (2,)."""
+    """Returns when the data was asked for and when it was there: float64 seconds since the epoch, shape (2,)."""
     tensors = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if isinstance(leaf, tf.Tensor)]
     with tf.control_dependencies(tensors[:1]):
         return tf.stack([tf_internals.asked_at(), tf.timestamp()])
 
 
 def _counted(data: Any) -> tuple[tf.Tensor, Any]:
-    """Samples and rows of a share, or of a whole batch."""
+    """Returns the number of samples, float32, and the rows of a share or of a whole batch."""
     if isinstance(data, Share):
         return tf.cast(data.samples, tf.float32), data.data
     leaf = next((leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)), None)
@@ -507,5 +531,8 @@ def _counted(data: Any) -> tuple[tf.Tensor, Any]:
 
 
 def rows_of(active: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-    """Drops what a worker without samples has computed from a row that does not count; outputs may have any number of rows."""
+    """Drops the rows that a worker without samples has computed from a row that does not count.
+
+    Outputs may have any number of rows.
+    """
     return output[: tf.where(active, tf.shape(output)[0], 0)]

@@ -1,7 +1,8 @@
 """A `tf.distribute.Strategy` whose replicas are the workers: one in each process.
 
-`syrtos run` makes it the process's default strategy, so that a plain script needs no scope. In a custom loop it keeps the
-contract of `tf.distribute`: `run` runs the function here, gradients and `reduce` are over all workers, and the optimizer sums.
+`syrtos run` makes it the process's default strategy, so that a plain script needs no scope. In a custom loop it keeps
+the contract of `tf.distribute`: `run` runs the function here, gradients and `reduce` are over all workers, and the
+optimizer sums.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Strategy(tf.distribute.Strategy):
     chosen = False
 
     def __new__(cls) -> Strategy:
-        """There is one in a process: TensorFlow refuses to mix two, and `syrtos run` has made one already."""
+        """Returns the one strategy of this process.
+
+        TensorFlow refuses to mix two, and `syrtos run` has made one already.
+        """
         only = Strategy._only or super().__new__(cls)
         Strategy._only = only
         return only
@@ -54,7 +58,7 @@ class Strategy(tf.distribute.Strategy):
             importlib.import_module("syrtos.keras.activate").for_strategy()
 
     def experimental_run_v2(self, *args: Any, **kwargs: Any) -> Any:
-        """`run`, as TensorFlow 2.0 called it."""
+        """Calls `run`: its name in TensorFlow 2.0."""
         return self.run(*args, **kwargs)
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
@@ -94,7 +98,7 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
 
 
 def not_chosen() -> Strategy:
-    """The strategy, for a script that did not ask for one."""
+    """Returns the strategy, without counting it as chosen by the script."""
     chosen = Strategy.chosen
     strategy = Strategy()
     Strategy.chosen = chosen
@@ -102,7 +106,7 @@ def not_chosen() -> Strategy:
 
 
 def replica_of_world() -> tf.distribute.ReplicaContext:
-    """To be entered where TensorFlow or Keras should sum over all workers, in a script without a strategy."""
+    """Returns the context in which TensorFlow or Keras sums over all workers, for a script without a strategy."""
     return _ReplicaContext(not_chosen(), world.current().world.rank)
 
 
@@ -117,7 +121,7 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     @property
     def _session(self) -> Session:
-        """Over which values are reduced: all workers, or this one where each computes the whole batch."""
+        """The workers over which values are reduced: all, or this one alone where each computes the whole batch."""
         return self._alone if is_whole() else self._workers
 
     # -- variables -----------------------------------------------------------------------------
@@ -202,7 +206,7 @@ class _Extended(tf_internals.OneDeviceExtended):
         return tf_internals.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
 
     def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
-        """What the function returns for this worker's rank: the value of the one replica in this process."""
+        """Returns the function's value for this worker's rank: the value of the one replica in this process."""
         place = self._session.world
         return value_fn(tf.distribute.experimental.ValueContext(place.rank, place.size))
 
@@ -210,8 +214,11 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        """The number of workers inside `run`, and for a script that has asked for a strategy. In a step of `fit` losses are weighted by samples,
-        and in a loop without `run` each worker sees whole batches: there nothing is to be divided by replicas."""
+        """The number of workers inside `run`, and for a script that has asked for a strategy; else 1.
+
+        In a step of `fit` losses are weighted by samples, and in a loop without `run` each worker sees whole batches:
+        there nothing is to be divided by replicas.
+        """
         asked = Strategy.chosen or not tf.distribute.in_cross_replica_context()
         return self._session.world.size if asked and not current_step() else 1
 
@@ -224,7 +231,10 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     @property
     def _task_id(self) -> int:
-        """The rank, where Keras Tuner 1.4 and tf_keras 2.21 look for it as in MultiWorkerMirroredStrategy: to write beside rank 0's file."""
+        """The rank, for Keras Tuner 1.4 and tf_keras 2.21, which look for it here as in MultiWorkerMirroredStrategy.
+
+        They use it to write beside rank 0's file.
+        """
         return self._cluster_resolver.task_id
 
     @property
@@ -237,7 +247,10 @@ class _Extended(tf_internals.OneDeviceExtended):
 
 
 class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
-    """What scripts ask for their place: ``task_id`` is the rank. Nothing listens at the addresses."""
+    """A cluster resolver that tells scripts their place: ``task_id`` is the rank.
+
+    Nothing listens at the addresses.
+    """
 
     def __init__(self, session: Session) -> None:
         place = session.world
@@ -247,7 +260,7 @@ class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
 
     @property
     def task_id(self) -> int:
-        """A script that asks decides itself which worker writes a file."""
+        """The rank. A script that reads it counts as aware of ranks: it decides itself which worker writes a file."""
         self._session.rank_aware = True
         return self._session.world.rank
 
@@ -255,8 +268,8 @@ class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
 def _reduced_over_samples(step: Any, value: tf.Tensor, reduce_op: tf.distribute.ReduceOp) -> tf.Tensor:
     """Reduces inside a step of `fit`, where every worker's loss will count by its samples.
 
-    The gradient of a sum over workers is the sum of their gradients; as this worker's own will later be multiplied by its part
-    of the samples, the others' are weighted by theirs and the result divided by it.
+    The gradient of a sum over workers is the sum of their gradients. This worker's own will later be multiplied by its
+    part of the samples; so the others' are weighted by theirs, and the result is divided by this worker's part.
     """
 
     @tf_internals.custom_gradient

@@ -1,8 +1,9 @@
-"""Every touch on a symbol that TensorFlow keeps private, with its reason. Seen to work on TensorFlow 2.21.
+"""The private symbols of TensorFlow that syrtos touches, with the reasons. Seen to work on TensorFlow 2.21.
 
-Those through which errors pass stand in `tf_internals_errors`, those of which pipelines consist in `tf_internals_pipelines`, the graphs of
-functions, conditionals and loops in `tf_internals_graphs`.
-Keras's private symbols stand in `keras3`, where each is replaced; the few that are only read are here. Seen on Keras 3.15.1 and tf_keras 2.21.
+Some are in files of their own: `tf_internals_errors` has those through which errors pass, `tf_internals_pipelines`
+those of `tf.data` pipelines, `tf_internals_graphs` those of the graphs of functions, conditionals and loops,
+`tf_internals_random` those that draw random numbers. Keras's private symbols are in `keras3`, where each is replaced;
+the few that are only read are here. Seen on Keras 3.15.1 and tf_keras 2.21.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
 
 
 class OneDeviceExtended(_OneDeviceExtended):
-    """What a strategy outside of TensorFlow is derived from: `tf.distribute` has no public base for it.
+    """The base class of a strategy outside of TensorFlow, for which `tf.distribute` has no public one.
 
-    The extended class of OneDeviceStrategy is the smallest one that is complete (variables, replica context, update). The original resolves its
-    device when it is made, which initializes TensorFlow's context: a script could then no longer configure threads, memory growth or
-    logical devices. Here the device is resolved when it is first used.
+    The extended class of OneDeviceStrategy is the smallest one that is complete (variables, replica context, update).
+    The original resolves its device when it is made, which initializes TensorFlow's context: a script could then no
+    longer configure threads, memory growth or logical devices. Here the device is resolved when it is first used.
     """
 
     def __init__(self, container: tf.distribute.Strategy) -> None:
@@ -59,7 +60,10 @@ class OneDeviceExtended(_OneDeviceExtended):
 
 
 def may_be_recorded() -> bool:
-    """Whether some tape of this thread is recording, so that gradients that are made now may be differentiated again. Seen in TensorFlow 2.21."""
+    """Returns whether a tape of this thread is recording, so that gradients made now may be differentiated again.
+
+    Seen in TensorFlow 2.21.
+    """
     return bool(record.could_possibly_record())
 
 
@@ -73,14 +77,14 @@ _ASSIGNING = (
 
 
 def assigning(variable: Any) -> None:
-    """Called before a variable is assigned; tells who watches."""
+    """Tells the watcher, if there is one, that a variable is about to be assigned."""
     if _watcher is not None:
         _watcher(variable)
 
 
 @contextmanager
 def without_output() -> Iterator[None]:
-    """Inside, `tf.print` prints nothing, and `tf.summary` records nothing, of what runs eagerly."""
+    """Silences `tf.print` and `tf.summary` of what runs eagerly, within the context."""
     original = gen_logging_ops.print_v2
     try:
         gen_logging_ops.print_v2 = lambda *args, **kwargs: None
@@ -91,7 +95,7 @@ def without_output() -> Iterator[None]:
 
 
 def _kinds_of_variables() -> list[type]:
-    """All classes of variables of TensorFlow and of scripts."""
+    """Returns all classes of variables, of TensorFlow and of scripts."""
     found, rest = [], [BaseResourceVariable]
     while rest:
         kind = rest.pop()
@@ -102,8 +106,11 @@ def _kinds_of_variables() -> list[type]:
 
 @contextmanager
 def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
-    """Inside, ``watcher`` is called with each variable, and the state of each `tf.random.Generator`, that is about to change. Afterwards TensorFlow's
-    eager seeds go on as if nothing had been drawn."""
+    """Calls ``watcher``, within the context, with each variable that is about to change.
+
+    The states of `tf.random.Generator`s are among them. Afterwards TensorFlow's eager seeds go on as if nothing had
+    been drawn.
+    """
     global _watcher
     # The derived class `ResourceVariable` has an `assign` of its own (TensorFlow 2.21: `weak_tensor_ops`).
     originals = [
@@ -140,7 +147,10 @@ def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
 
 
 def without_optionals(tree: Any) -> Any:
-    """The structure with None in the place of `tf.experimental.Optional` without a value, as Keras gives it to a step."""
+    """Returns the structure with each `tf.experimental.Optional` replaced by its value, or by None without one.
+
+    Keras gives it to a step like that.
+    """
 
     def of(leaf: Any) -> Any:
         if not isinstance(leaf, tf.experimental.Optional):
@@ -151,7 +161,7 @@ def without_optionals(tree: Any) -> Any:
 
 
 def value_of(variable: Any) -> tf.Tensor:
-    """A variable's value, without telling a step that it is read."""
+    """Returns a variable's value, without telling a step that it is read."""
     return BaseResourceVariable.read_value(variable)
 
 
@@ -160,7 +170,7 @@ def set_value(variable: Any, value: tf.Tensor) -> None:
     BaseResourceVariable.assign(variable, value)
 
 
-# The same decorator, without its annotation: it says that the function returns its gradient too.
+# `tf.custom_gradient` without its annotation, which says that the function returns its gradient too.
 custom_gradient: Any = tf.custom_gradient
 
 # The modules behind `tf.train`, `tf.saved_model` and `tf.summary`, whose functions others import by name, and the class that writes a
@@ -177,10 +187,10 @@ _COUNTED = "_syrtos_counted"
 def watch_functions(
     copies_for_now: Callable[[], dict[int, Any] | None], calling: Callable[[Any], AbstractContextManager[Any]]
 ) -> None:
-    """Each `tf.function` that is called while ``copies_for_now()`` gives a dictionary is traced once for that dictionary.
+    """Makes each `tf.function` that is called be traced once for the dictionary that ``copies_for_now()`` gives.
 
-    What an earlier trace took from the step around it (how many samples there are) is gone, and what it assigns is not seen. Other
-    calls take place inside ``calling(function)``.
+    Such a dictionary belongs to a step: what an earlier trace took from the step around it (how many samples there are)
+    is gone, and what it assigns is not seen. Calls without a dictionary take place inside ``calling(function)``.
     """
     original: Any = Function.__call__
 
@@ -211,12 +221,12 @@ def _compiling(by_xla: bool) -> Iterator[None]:
 
 
 def is_compiled() -> bool:
-    """Whether the `tf.function` that this thread traces or runs, or one around it, was made with ``jit_compile=True``."""
+    """Returns whether the `tf.function` that this thread traces or runs, or one around it, has ``jit_compile=True``."""
     return getattr(_thread, "by_xla", False)
 
 
 def watch_tracing(tracing: Callable[[str, object], AbstractContextManager[None]]) -> None:
-    """Each graph of a `tf.function` is made inside ``tracing(name, function)``."""
+    """Makes each graph of a `tf.function` be built inside ``tracing(name, function)``."""
     original: Any = tracing_compilation._create_concrete_function
 
     def create(*args: Any, **kwargs: Any) -> Any:
@@ -229,10 +239,10 @@ def watch_tracing(tracing: Callable[[str, object], AbstractContextManager[None]]
 
 
 def keep_compat_modules() -> None:
-    """`import tensorflow.compat.v1` gives `tf.compat.v1`.
+    """Makes `import tensorflow.compat.v1` give `tf.compat.v1`.
 
-    TensorFlow's modules are those of ``tensorflow._api.v2``. Imported by their public names they would be made a second time, without what
-    was added to them, and take the first ones' place.
+    TensorFlow's modules are those of ``tensorflow._api.v2``. Imported by their public names they would be made a second
+    time, without what was added to them, and take the first ones' place.
     """
     prefix = "tensorflow._api.v2."
     for name, module in list(sys.modules.items()):
@@ -244,14 +254,20 @@ def keep_compat_modules() -> None:
 
 
 def legacy_layers() -> Any:
-    """`tf.compat.v1.layers`, where TensorFlow itself finds it in Keras 2; it hides them from scripts that use Keras 3."""
+    """Returns `tf.compat.v1.layers` from Keras 2, where TensorFlow itself finds it.
+
+    TensorFlow hides it from scripts that use Keras 3.
+    """
     return importlib.import_module("tf_keras.api._v1.keras.__internal__.legacy.layers")
 
 
 @contextmanager
 def assignments_of_keras() -> Iterator[list[Any]]:
-    """Collects the operations of a graph of TensorFlow 1 by which Keras 3 assigns non-trainable variables: moving statistics and states of
-    random numbers. Keras 2 has a collection for them; Keras 3 counts on functions, which run all they assign."""
+    """Collects the operations of a TensorFlow 1 graph by which Keras 3 assigns non-trainable variables.
+
+    These are moving statistics and states of random numbers. Keras 2 has a collection for them; Keras 3 counts on
+    functions, which run all they assign.
+    """
     found: list[Any] = []
     if "keras" not in sys.modules:
         yield found
@@ -276,7 +292,10 @@ def assignments_of_keras() -> Iterator[list[Any]]:
 
 @contextmanager
 def names_of_a_new_graph() -> Iterator[None]:
-    """Inside, Keras 3 numbers its layers from the start, as Keras 2 does in each graph: a graph that is built again has the same names."""
+    """Makes Keras 3 number its layers from the start, within the context, as Keras 2 does in each graph.
+
+    A graph that is built again then has the same names.
+    """
     if "keras" not in sys.modules:
         yield
         return
@@ -290,12 +309,12 @@ def names_of_a_new_graph() -> Iterator[None]:
 
 
 def losses_are_sums(graph: Any) -> bool:
-    """Whether the last of `tf.compat.v1.losses` in a graph of TensorFlow 1 was a sum over its samples."""
+    """Returns whether the last of `tf.compat.v1.losses` in a graph of TensorFlow 1 was a sum over its samples."""
     return getattr(graph, "_last_loss_reduction", None) == tf.compat.v1.losses.Reduction.SUM
 
 
 def global_seed() -> int | None:
-    """What `tf.random.set_seed` was last given."""
+    """Returns the seed that `tf.random.set_seed` was last given."""
     return context.global_seed()
 
 
@@ -306,15 +325,16 @@ def shared_out(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def is_shared_out(dataset: Any) -> bool:
-    """Whether `shared_out` has noted it."""
+    """Returns whether `shared_out` has noted that a data set holds a share."""
     return getattr(dataset, _SHARED, False)
 
 
 def kept_shares(dataset: Any, how: object, build: Callable[[], Any]) -> Any:
-    """The pipeline that ``build`` makes of a data set. Of one that comes again, as it does in scripts with many calls of `fit`, it is kept.
+    """Returns the pipeline that ``build`` makes of a data set, and keeps it for a data set that comes again.
 
-    It is built again where ``how`` is another. A data set that comes once, as that of arrays, must not be in a circle with what it is a part
-    of: the arrays would live until Python collects circles.
+    Data sets come again in scripts with many calls of `fit`. The pipeline is built again where ``how`` is another. It
+    is not kept the first time: a data set that comes once, as that of arrays, must not be in a circle with the pipeline
+    that it is a part of, or the arrays would live until Python collects circles.
     """
     kept = getattr(dataset, _KEPT, None)
     if kept is None:
@@ -333,14 +353,14 @@ def with_counts(dataset: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Da
 
 
 def counted(dataset: Any) -> Any:
-    """What `with_counts` has noted, or the data set itself."""
+    """Returns the pipeline that `with_counts` has noted, or the data set itself."""
     return getattr(dataset, _COUNTED, dataset)
 
 
 def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:
-    """Makes ``strategy`` the process's default, also after `clear_session`, which throws the default away with the graph.
+    """Makes ``strategy`` the process's default, also after `clear_session`.
 
-    None: TensorFlow's own default again.
+    That throws the default away with the graph. With None TensorFlow's own default is in force again.
     """
     global _default_strategy
     _default_strategy = strategy
@@ -349,7 +369,7 @@ def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:
 
 
 def keeps_default_strategy() -> bool:
-    """Whether `keep_default_strategy` was given one."""
+    """Returns whether `keep_default_strategy` was given a strategy."""
     return _default_strategy is not None
 
 
@@ -368,7 +388,10 @@ def _survive_reset() -> None:
 
 @functools.cache
 def _asked() -> tf.Tensor:
-    """A variable without a class of its own: no strategy sees it."""
+    """Returns the handle of the variable that holds when data was asked for.
+
+    The variable has no class of its own, so no strategy sees it.
+    """
     with tf.init_scope(), tf.device("/cpu:0"):
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="syrtos_asked")
         tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0.0, tf.float64))
@@ -377,9 +400,9 @@ def _asked() -> tf.Tensor:
 
 @functools.cache
 def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None:
-    """Graphs note when they ask an iterator for data; eagerly that takes place inside ``waiting()``.
+    """Makes graphs note when they ask an iterator for data; eagerly that takes place inside ``waiting()``.
 
-    What lies between a step's beginning and that is the call of its graph, half a millisecond that is no waiting for data.
+    Between a step's beginning and that moment is the call of its graph: half a millisecond that is no waiting for data.
     """
     original = iterator_ops.OwnedIterator._next_internal
 
@@ -398,7 +421,7 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
 
 
 def asked_at() -> tf.Tensor:
-    """When data was last asked for by a graph, float64 seconds since the epoch; 0 if never."""
+    """Returns the time when a graph last asked for data, float64 seconds since the epoch; 0 if never, or eagerly."""
     if tf.executing_eagerly() or not isinstance(tf_internals_graphs.graph(), FuncGraph):
         return tf.constant(0.0, tf.float64)
     with tf.device("/cpu:0"):
@@ -406,12 +429,15 @@ def asked_at() -> tf.Tensor:
 
 
 def inner_of_sync_replicas(optimizer: Any) -> Any:
-    """The optimizer that a `SyncReplicasOptimizer` was given; it has no public name for it."""
+    """Returns the optimizer that a `SyncReplicasOptimizer` was given; it has no public name for it."""
     return optimizer._opt
 
 
 def planes_of(data: bytes) -> Any:
-    """What TensorFlow's profiler has written: planes of lines of events, as in tsl/profiler/protobuf/xplane.proto. It has no public reader. Seen on 2.21."""
+    """Returns what TensorFlow's profiler has written: planes of lines of events.
+
+    The format is that of tsl/profiler/protobuf/xplane.proto, which has no public reader. Seen on 2.21.
+    """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2  # pyright: ignore[reportMissingImports]
 
     space: Any = xplane_pb2

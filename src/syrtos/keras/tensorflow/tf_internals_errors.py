@@ -1,4 +1,4 @@
-"""The symbols that TensorFlow keeps private through which its errors reach a script. Seen to work on TensorFlow 2.21."""
+"""The private symbols of TensorFlow through which its errors reach a script. Seen to work on TensorFlow 2.21."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tensorflow.python.eager import core, execute
 
 
 def convert_errors(convert: Callable[[BaseException], BaseException]) -> None:
-    """Errors that leave a graph are what ``convert`` makes of them. An operation in Python can't choose the class: all but a few come as
-    UnknownError."""
+    """Replaces errors that leave a graph by what ``convert`` makes of them.
+
+    An operation in Python can't choose the class: all but a few come as UnknownError.
+    """
     of_status = core._status_to_exception
     setattr(core, "_status_to_exception", lambda status: convert(of_status(status)))  # noqa: B010
 

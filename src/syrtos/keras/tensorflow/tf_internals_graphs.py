@@ -1,4 +1,4 @@
-"""What TensorFlow keeps private of the graphs of functions, conditionals and loops. Seen to work on TensorFlow 2.21."""
+"""The private symbols of TensorFlow's graphs of functions, conditionals and loops. Seen to work on TensorFlow 2.21."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ _CONTROL_FLOW = ("If", "While", "StatefulPartitionedCall")
 
 
 def graph() -> Any:
-    """The graph that ops are added to now, or None when they run eagerly."""
+    """Returns the graph that ops are added to now, or None when they run eagerly."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def is_of_dataset() -> bool:
-    """Whether ops are added to a function of a `tf.data` pipeline now, which TensorFlow names after the method."""
+    """Returns whether ops are added to a function of a `tf.data` pipeline now.
+
+    TensorFlow names such a function after the data set's method.
+    """
     current = graph()
     while current is not None:
         if str(getattr(current, "name", "")).startswith("Dataset_"):
@@ -33,7 +36,10 @@ def is_of_dataset() -> bool:
 
 
 def always_runs_with(outer: Any) -> bool:
-    """Whether ops added now run whenever those of the graph ``outer`` do: no conditional or loop lies between."""
+    """Returns whether ops added now run whenever those of the graph ``outer`` do.
+
+    They do if no conditional or loop lies between.
+    """
     current = graph()
     while current is not None and current is not outer:
         if type(current).__name__ in _INNER_GRAPHS:
@@ -43,7 +49,11 @@ def always_runs_with(outer: Any) -> bool:
 
 
 def same_function() -> Callable[[], bool]:
-    """Tells later whether the same `tf.function` is being traced as now, conditionals and loops included, or as now none is."""
+    """Returns a function that tells later whether the same `tf.function` is being traced as now.
+
+    Conditionals and loops are parts of the function around them. Where none is traced now, it tells whether none is
+    then.
+    """
     graph = _function_graph()
     reference = None if graph is None else weakref.ref(graph)
 
@@ -62,7 +72,7 @@ def _function_graph() -> Any:
 
 
 def last_token() -> tf.Tensor:
-    """The token of the exchange before, as an int32 scalar to depend on."""
+    """Returns the token of the exchange before, as an int32 scalar to depend on."""
     current = graph()
     while current is not None:
         token = getattr(current, _TOKEN, None)
@@ -81,7 +91,7 @@ def set_last_token(token: tf.Tensor) -> None:
 
 @contextmanager
 def after_pending_control_flow() -> Iterator[None]:
-    """Orders what is added inside behind conditionals and loops added since the last exchange.
+    """Makes ops that are added within the context run after conditionals and loops added since the last exchange.
 
     An exchange inside tf.cond leaves its token in the branch's graph, where nothing outside can reach it.
     """

@@ -1,4 +1,4 @@
-"""The symbols that TensorFlow keeps private of which a `tf.data` pipeline consists. Seen to work on TensorFlow 2.21."""
+"""The private symbols of TensorFlow's `tf.data` pipelines. Seen to work on TensorFlow 2.21."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MappedBatches(NamedTuple):
     """A pipeline that ends in ``raw.map(f).map(g).batch(n)``, perhaps ``.repeat()``, ``.prefetch(m)``.
 
     Attributes:
-        raw: what is mapped; each element has one shape.
+        raw: the data set that is mapped; each element has one shape.
         maps: functions without side effects, from an element's tensors to those of the next.
         batch_size: n.
         drop_remainder: whether a last, smaller batch is left out.
@@ -75,9 +75,9 @@ class MappedBatches(NamedTuple):
 
 
 def mapped_batches(dataset: Any) -> MappedBatches | None:
-    """What a `tf.data` pipeline is made of, if it ends like that.
+    """Returns the parts of a `tf.data` pipeline that ends like `MappedBatches`; None for another.
 
-    The classes and attributes of `tensorflow.python.data.ops`: a pipeline of others is None.
+    It knows classes and attributes of `tensorflow.python.data.ops`, and returns None for pipelines of others.
     """
     prefetch, repeat = None, 1
     while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset", "_RepeatDataset"):
@@ -103,9 +103,10 @@ def mapped_batches(dataset: Any) -> MappedBatches | None:
 
 
 def has_maps_to_parallelize(dataset: Any) -> bool:
-    """Whether a pipeline has a `map` without `num_parallel_calls` that TensorFlow's `map_parallelization` makes parallel: one without side effects.
+    """Returns whether a pipeline has a `map` that TensorFlow's `map_parallelization` makes parallel, or one with state.
 
-    Of one element, as Keras maps the number of an epoch to an order of samples, there is nothing to make parallel.
+    The former has no `num_parallel_calls` and no side effects. A map of one element, as Keras maps the number of an
+    epoch to an order of samples, does not count: there is nothing to make parallel.
     """
     one_by_one = type(dataset).__name__ == "_MapDataset" and not _is_stateful(dataset)
     if one_by_one and int(dataset._input_dataset.cardinality()) != 1:
@@ -116,9 +117,10 @@ def has_maps_to_parallelize(dataset: Any) -> bool:
 
 
 def is_left_to_threads(dataset: Any) -> bool:
-    """Whether threads decide which numbers records get, and nothing else: the records themselves and their order are the same wherever the pipeline is read.
+    """Returns whether threads decide which numbers records get, and nothing else.
 
-    Threads of a parallel `map` or `interleave` draw random numbers, or call Python, in the order in which they come to it.
+    The records themselves and their order are the same wherever the pipeline is read. Threads of a parallel `map` or
+    `interleave` draw random numbers, or call Python, in the order in which they come to it.
     """
     if _numbers_differ(dataset):
         return True
@@ -139,13 +141,16 @@ def _numbers_differ(dataset: Any) -> bool:
 
 
 def _is_stateful(mapped: Any) -> bool:
-    """Whether the function of a `map`, or one that it calls, draws random numbers, calls Python, or has other side effects."""
+    """Returns whether the function of a `map`, or one that it calls, has side effects.
+
+    Such are random draws, calls of Python, and others.
+    """
     known = [op_def_registry.get(op) for op in _operations(mapped) - _HARMLESS]
     return any(op is not None and op.is_stateful for op in known)
 
 
 def _operations(dataset: Any) -> frozenset[str]:
-    """The operations in the function of a data set, and in those that it calls."""
+    """Returns the types of the operations in the function of a data set, and in those that it calls."""
     function = dataset._map_func.function
     if not hasattr(function, _KNOWN):
         graph = function.graph

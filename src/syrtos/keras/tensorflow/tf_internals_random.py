@@ -1,4 +1,4 @@
-"""The functions of TensorFlow that draw random numbers, of which it keeps most private. Seen to work on TensorFlow 2.21."""
+"""The functions of TensorFlow that draw random numbers, most of them private. Seen to work on TensorFlow 2.21."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Arguments = Mapping[str, Any]
 
 
 def _shape_of_each(arguments: Arguments, name: str) -> Any:
-    """Gamma and Poisson numbers are so many for each parameter."""
+    """Returns the shape of gamma or Poisson numbers: the given shape for each parameter."""
     shape = tf.cast(arguments["shape"], tf.int32)
     return tf.concat([shape, tf.shape(arguments[name])], 0)
 
 
 # Two threads that trace at once would leave each other's functions in the place of TensorFlow's.
 _alone = threading.RLock()
-# What draws the same distribution from a seed, given the arguments of the operation without one.
+# Functions that draw the same distribution from a seed, given the arguments of the operation without one.
 _random: Any = tf.random  # whose annotations do not know all of it
 _OPERATIONS: Mapping[str, Callable[[Any, Arguments], Any]] = {
     "random_uniform": lambda seed, a: _random.stateless_uniform(a["shape"], seed, dtype=a["dtype"]),
@@ -57,7 +57,7 @@ _OPERATIONS: Mapping[str, Callable[[Any, Arguments], Any]] = {
         _shape_of_each(a, "rate"), seed, a["rate"], a["dtype"]
     ),
 }
-# Of `tf.random.Generator`.
+# Functions that draw likewise in the place of methods of `tf.random.Generator`.
 _METHODS: Mapping[str, Callable[[Any, Arguments], Any]] = {
     "make_seeds": lambda seed, a: tf.pad(
         _random.stateless_uniform([1, a["count"]], seed, None, None, tf.int64), [[0, 1], [0, 0]]
@@ -91,9 +91,9 @@ _STATELESS = (
 
 @contextlib.contextmanager
 def without_draws() -> Iterator[None]:
-    """Inside, all rows of what is drawn eagerly are the same, on all workers and in any number: a mask, or noise, is part of no difference.
+    """Makes all rows of eager random draws equal, on all workers and in any number, within the context.
 
-    Weights that a model makes meanwhile are drawn as ever.
+    So a mask, or noise, is part of no difference. Weights that a model makes meanwhile are drawn as ever.
     """
     seed = [0, 0]
     with contextlib.ExitStack() as stack:
@@ -161,11 +161,13 @@ def _likeliest(logits: Any, num_samples: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def drawn_by(operations: Source, generators: Source, given_seed: Callable[[int | None], None]) -> Iterator[None]:
-    """Inside, graphs that are made draw their random numbers from seeds.
+    """Makes graphs that are built within the context draw their random numbers from seeds.
 
     Args:
-        operations: of operations that draw in the order in which threads come to them (`tf.random.uniform`, `tf.image.random_*`).
-        generators: of objects that keep their state in a variable (`tf.random.Generator`, `keras.random.SeedGenerator`); it is given the object.
+        operations: gives the seeds of operations that draw in the order in which threads come to them
+            (`tf.random.uniform`, `tf.image.random_*`).
+        generators: gives those of objects that keep their state in a variable (`tf.random.Generator`,
+            `keras.random.SeedGenerator`); it is given the object.
         given_seed: is given the script's seed of an operation, before ``operations`` is called; None without one.
     """
     with _alone, contextlib.ExitStack() as stack:
@@ -219,7 +221,7 @@ def _noting(given_seed: Callable[[int | None], None]) -> Callable[[Original], Or
 
 @functools.cache
 def draw_by_rank(rank: Callable[[], int]) -> None:
-    """Operations and `tf.random.Generator` draw other numbers from the same seed where ``rank()`` is not 0.
+    """Makes operations and `tf.random.Generator` draw other numbers from the same seed where ``rank()`` is not 0.
 
     The hook of generators is the one at which TensorFlow adds the number of a replica.
     """
@@ -243,12 +245,15 @@ def draw_by_rank(rank: Callable[[], int]) -> None:
 
 
 def seed_of(generator: Any) -> int | None:
-    """With which a generator of Keras began; those of TensorFlow do not keep it."""
+    """Returns the seed with which a generator of Keras began; None for those of TensorFlow, which do not keep it."""
     return None if isinstance(generator, tf.random.Generator) else generator.get_config()["seed"]
 
 
 def _traced_here(original: Original) -> Original:
-    """A `tf.function` of the script may be a graph already, or be called elsewhere later: neither may be with a seed of here."""
+    """Wraps the call of a `tf.function`: a copy of it is traced here.
+
+    The script's function may be a graph already, or be called elsewhere later: neither may be with a seed of here.
+    """
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return original(self._clone(None), *args, **kwargs)
@@ -258,7 +263,10 @@ def _traced_here(original: Original) -> Original:
 
 @contextlib.contextmanager
 def noting_vectorized(seen: Callable[[], None]) -> Iterator[None]:
-    """Calls ``seen`` where `tf.vectorized_map` makes many elements' operations of one: a draw from one seed would give all of them one number."""
+    """Calls ``seen``, within the context, where `tf.vectorized_map` makes the operations of many elements from one.
+
+    A draw from one seed would give all of these elements one number.
+    """
 
     def wrapper(original: Original) -> Original:
         def pfor(*args: Any, **kwargs: Any) -> Any:
@@ -273,7 +281,7 @@ def noting_vectorized(seen: Callable[[], None]) -> Iterator[None]:
 
 
 def is_in_loop() -> bool:
-    """Whether operations that are made now run several times in a call of the function that is being traced."""
+    """Returns whether operations that are made now run several times in a call of the function being traced."""
     current, datasets = tf_internals_graphs.graph(), 0
     while current is not None:
         datasets += str(getattr(current, "name", "")).startswith("Dataset_")

@@ -1,4 +1,4 @@
-"""What the core asks of TensorFlow."""
+"""The implementation of `syrtos.keras.backend.Backend` for TensorFlow."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TensorFlow(Backend):
         return sharding.gathered(model)
 
     def broadcast_in_graph(self, comm: Communicator, variables: Sequence[Any], root: int) -> None:
-        """As ops of a `tf.function`, which run each time it is called."""
+        """Adds the broadcasts as ops of a `tf.function`, which run each time it is called."""
         for variable in variables:
             variable.assign(ops.broadcast(comm, tensor_of(variable), root))
 
@@ -79,7 +79,8 @@ class TensorFlow(Backend):
 
     def rank_to_seed(self) -> int:
         found, rank = step.current_step(), world.current().world.rank
-        # At their own pace workers share no step; in a graph of a script's own nothing is initialized either, and no data is shuffled.
+        # Workers at their own pace share no step; in a graph of a script's own nothing is initialized either, and no
+        # data is shuffled.
         own_graph = tf_internals_graphs.graph() and not tf_internals_graphs.is_of_dataset()
         in_graph = bool(step.training_now() or own_graph)
         training = found.training if found else bool(asynchronous.own() and in_graph)
@@ -101,11 +102,11 @@ class TensorFlow(Backend):
 
 
 def tensor_of(variable: Any) -> tf.Tensor:
-    """The current value of a Keras or TensorFlow variable, in its own dtype."""
+    """Returns the current value of a Keras or TensorFlow variable, in its own dtype."""
     return _holder(variable).read_value()
 
 
 def _holder(variable: Any) -> tf.Variable:
-    """The TensorFlow variable of a Keras one, or of Keras 2's for mixed precision."""
+    """Returns the TensorFlow variable of a Keras one, or of Keras 2's for mixed precision."""
     held = (getattr(variable, name, None) for name in ("_value", "_variable"))
     return next((value for value in held if isinstance(value, tf.Variable)), variable)

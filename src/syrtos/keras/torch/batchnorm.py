@@ -13,8 +13,10 @@ from syrtos.keras.torch import ops, step
 
 
 def synchronized(original: Method) -> Method:
-    """Around a layer's `_moments`: with ``--sync-batchnorm`` they are those of the global batch. Layers keep their configuration: Keras would not load
-    a model again whose layers say ``synchronized`` on torch."""
+    """Wraps a layer's `_moments`: with ``--sync-batchnorm`` they are those of the global batch.
+
+    Layers keep their configuration: Keras would not load a model again whose layers say ``synchronized`` on torch.
+    """
 
     def moments(self: Any, inputs: Any, mask: Any) -> Any:
         current = step.current_step()
@@ -27,7 +29,10 @@ def synchronized(original: Method) -> Method:
 
 
 def _moments(current: step.StepScope, x: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance, as Keras computes them: E[x²] - E[x]², in float32 at least, within the range of ``x``."""
+    """Returns mean and variance as Keras computes them: E[x²] - E[x]².
+
+    They are computed in float32 at least, and lie within the range of ``x``.
+    """
     wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
     reduced = tuple(axis % x.ndim for axis in axes)
     count = wide.new_tensor([math.prod(x.shape[axis] for axis in reduced)])
@@ -42,8 +47,11 @@ def _moments(current: step.StepScope, x: torch.Tensor, axes: Sequence[int]) -> t
 
 
 class _Total(torch.autograd.Function):
-    """The sum over workers. Workers' losses are means of their shares: the gradients that come back count by their samples, and go on as those of
-    this worker's share, which are weighted once more when they are reduced."""
+    """The sum over workers, with a gradient.
+
+    Workers' losses are means of their shares: the gradients that come back count by their samples, and go on as those
+    of this worker's share, which are weighted once more when they are reduced.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, current: step.StepScope) -> torch.Tensor:

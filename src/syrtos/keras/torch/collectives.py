@@ -1,6 +1,7 @@
-"""Gradients exchanged by torch's own collectives: NCCL on GPUs, so that they never pass through the host's memory, and gloo on CPUs.
+"""Exchanges of gradients by torch's own collectives: NCCL on GPUs, gloo on CPUs.
 
-Before each exchange the workers meet over MPI: one that calls something else, comes late or has died is named as everywhere.
+With NCCL gradients never pass through the host's memory. Before each exchange the workers meet over MPI: one that calls
+something else, comes late or has died is named as everywhere.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def serve(comm: Communicator, tensor: torch.Tensor) -> bool:
-    """Whether torch's collectives exchange a tensor like this: as the run asks, or by default on GPUs of which each worker has its own.
+    """Returns whether torch's collectives exchange a tensor like this.
 
-    They join all workers: between some of them MPI exchanges.
+    They do as the run asks, or by default on GPUs of which each worker has its own. They join all workers: between some
+    of them MPI exchanges.
     """
     session = world.current()
     chosen = session.options.exchange
@@ -37,10 +39,12 @@ def serve(comm: Communicator, tensor: torch.Tensor) -> bool:
 def begin_weighted_mean(
     comm: Communicator, bucket: Sequence[torch.Tensor], weight: float
 ) -> Callable[[], list[torch.Tensor]]:
-    """Begins to average tensors of one dtype over all workers, worker ``r``'s counting ``weight[r] / total``. 16-bit floats are added up in float32.
+    """Begins to average tensors of one dtype over all workers, worker ``r``'s counting ``weight[r] / total``.
+
+    16-bit floats are added up in float32.
 
     Returns:
-        What waits for the averages: until then a GPU computes on.
+        A function that waits for the averages and returns them: until then a GPU computes on.
     """
     sizes = [tensor.numel() for tensor in bucket]
     weights = comm.agree(f"exchange {bucket[0].dtype} {','.join(map(str, sizes))}", weight)
@@ -61,7 +65,7 @@ def begin_weighted_mean(
 
 @functools.cache
 def _group(device: str) -> Any:
-    """All workers, joined at the first exchange."""
+    """Joins all workers to a group of torch at the first exchange, and returns it."""
     session = world.current()
     here = rendezvous.listening_address("torch", session)
     address = session.comm.broadcast_object(_address(here) if session.world.rank == 0 else None)
@@ -81,7 +85,7 @@ def _address(here: str) -> str:
 
 @functools.cache
 def _own_gpus() -> bool:
-    """Whether no two workers use one GPU, which NCCL refuses."""
+    """Returns whether no two workers use one GPU, which NCCL refuses."""
     session: Session = world.current()
     mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)  # unique over all hosts
     everyone = session.comm.allgather_object(mine)

@@ -1,4 +1,4 @@
-"""A step of Keras on torch, run on some rows of its first batch, without a trace."""
+"""Trials of a step of Keras on torch: it runs on some rows of its first batch, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from syrtos.keras.torch.step import (
 
 
 class Function:
-    """A function of a model that makes steps, and how they are split.
+    """A function of a model that makes steps, and the plan by which they are split.
 
     Attributes:
-        model: whose function it is.
-        plan: what the first batch has shown.
+        model: the model whose function it is.
+        plan: the way steps are split, as the first batch has shown.
         verifying: counts the calls of the function.
         checks: says which batches are looked at.
     """
@@ -45,10 +45,10 @@ class Function:
     def __init__(self, model: Any, session: Session, name: str, stock: bool) -> None:
         """
         Args:
-            model: whose function it is.
+            model: the model whose function it is.
             session: the workers.
-            name: of the step: `train_step`, `test_step` or `predict_step`.
-            stock: whether it is Keras's own.
+            name: the name of the step: `train_step`, `test_step` or `predict_step`.
+            stock: whether the step is Keras's own.
         """
         self.model, self._session, self._name, self._stock = model, session, name, stock
         self.plan = Plan(decided=not first_batch.is_split(session) or bool(local_steps.rounds()))
@@ -142,7 +142,7 @@ def _precision(model: Any) -> int:
 
 
 class _Trial:
-    """See `syrtos.keras.first_batch.Trial`."""
+    """A trial of a step on some rows of the first batch: see `syrtos.keras.first_batch.Trial`."""
 
     def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
         self._model, self._session, self._step = model, session, step
@@ -176,7 +176,7 @@ class _Trial:
         return self._outcome(run)
 
     def backwards(self) -> _Trial:
-        """See `syrtos.keras.first_batch.Trial`."""
+        """Returns a trial of the same step on the same rows, from the last to the first."""
         scope = StepScope(self._session, self._some.samples, False)
         counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
         start = int(sum(counts[: self._session.world.rank]))
@@ -203,7 +203,7 @@ class _Trial:
 
 
 class _PredictingTrial(_Trial):
-    """Of a `predict_step`, whose outputs have rows."""
+    """A trial of a `predict_step`, whose outputs have rows."""
 
     def split(self, plan: Plan) -> Outcome:
         def run(outcome: Outcome) -> Any:
@@ -219,7 +219,7 @@ class _PredictingTrial(_Trial):
 
 
 def _some_rows(share: Share, session: Session) -> Share:
-    """Rows from all over the share; one more on rank 0, so that workers count unequally."""
+    """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
     each = max(first_batch.ROWS // session.world.size, first_batch.ROWS_OF_EACH) + (session.world.rank == 0)
     if share.samples <= each:
         return share
@@ -233,7 +233,10 @@ def _some_rows(share: Share, session: Session) -> Share:
 
 @contextlib.contextmanager
 def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
-    """Inside, optimizers only note what they are given; afterwards variables, buffers, gradients, generators and Python's numbers are as before."""
+    """Makes optimizers note gradients instead of updating, within the context, and undoes everything at its end.
+
+    Afterwards variables, buffers, gradients, generators and Python's numbers are as before.
+    """
     before: dict[int, tuple[Any, torch.Tensor]] = {}
     parameters = list(model.parameters())
     kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *model.buffers()]]

@@ -1,4 +1,4 @@
-"""The rows of all workers of what a step has computed on this worker's share, with gradients that flow back to them."""
+"""Gathers the rows that all workers have computed in a step on their shares, with gradients that flow back to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _MASK = "_keras_mask"
 
 
 def rows_of_all(step: StepScope, tree: Any) -> Any:
-    """The structure with the rows of all workers, in order, in the place of this worker's: see `syrtos.keras.backend.Step`."""
+    """Returns the structure with the rows of all workers, in order, in the place of this worker's.
+
+    See `syrtos.keras.backend.Step`.
+    """
     return keras.tree.map_structure(lambda leaf: _of_all(step, leaf), tree)
 
 
@@ -38,7 +41,7 @@ def _of_all(step: StepScope, leaf: Any) -> Any:
 
 
 def _of_scalars(step: StepScope, value: torch.Tensor) -> torch.Tensor:
-    """A number of each worker as the number of the whole batch."""
+    """Returns the scalar of the whole batch: the mean by samples of floating scalars, the sum of whole numbers."""
     if value.dtype == torch.bool:
         return value
     part = value * step.fraction() if value.is_floating_point() else value
@@ -47,7 +50,11 @@ def _of_scalars(step: StepScope, value: torch.Tensor) -> torch.Tensor:
 
 
 class _Gathered(torch.autograd.Function):
-    """In a step this worker's gradients will count by its part of the samples, but those that come back here are complete: they are divided by it."""
+    """The rows of all workers that have samples, with a gradient.
+
+    In a step this worker's gradients will count by its part of the samples. The gradients that come back here are
+    complete already, so they are divided by that part.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, step: StepScope) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""When and how an optimizer's gradients are reduced."""
+"""The reduction of an optimizer's gradients over the workers: when it happens, and by which rule."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _WORKERS, _APPLIED, _READY = "_syrtos_workers", "_syrtos_applied", "_syrtos_read
 
 
 class _All:
-    """Whether every optimizer of this process reduces: what `syrtos run` means."""
+    """The switch that makes every optimizer of this process reduce, as `syrtos run` wants it."""
 
     reduce = False
 
 
 def reduce_all_optimizers() -> None:
-    """From now on every Keras optimizer of this process reduces."""
+    """Makes every Keras optimizer of this process reduce from now on."""
     _All.reduce = True
 
 
@@ -38,17 +38,20 @@ def average(optimizer: Any, comm: Communicator) -> None:
 
 
 def are_reduced() -> bool:
-    """Whether gradients are those of the global batch already when an optimizer gets them: they were reduced where they were made, or each worker
-    computes the whole batch."""
+    """Returns whether an optimizer gets gradients that are those of the global batch already.
+
+    That is so where they were reduced when they were made, or where each worker computes the whole batch.
+    """
     step = current_step()
     return is_whole() or (step is not None and step.reduces_early)
 
 
 def reduced_after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `torch.autograd.backward`: in a training step of the script's own, each parameter's ``.grad`` is that of the global batch when it returns.
+    """Wraps `torch.autograd.backward`: each parameter's ``.grad`` is that of the global batch when it returns.
 
-    What the script does with it (clipping, norms, an optimizer of its own) is then what it is in one process. Of gradients that are accumulated by
-    several calls, each call's part is reduced.
+    This is done in a training step of the script's own. What the script does with the gradients (clipping, norms, an
+    optimizer of its own) is then what it is in one process. Of gradients that are accumulated by several calls, each
+    call's part is reduced.
     """
 
     def backward(*args: Any, **kwargs: Any) -> None:
@@ -75,7 +78,9 @@ def reduced_after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reduced_grads(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around `torch.autograd.grad`, likewise, where all inputs are parameters; gradients by anything else stay this worker's.
+    """Wraps `torch.autograd.grad` likewise, where all inputs are parameters.
+
+    Gradients by anything else stay this worker's.
 
     Raises:
         ConfigurationError: gradients of parameters are to be differentiated again.
@@ -102,7 +107,7 @@ def reduced_grads(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mean(step: StepScope, grads: list[torch.Tensor], variables: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
-    """What the workers' gradients become: their mean by samples, or the sum that the plan says."""
+    """Returns the mean by samples of the workers' gradients, or their sum if the plan says so."""
     comm = step.session.comm
     if comm.size == 1 or not grads:
         return grads
@@ -114,7 +119,7 @@ def _mean(step: StepScope, grads: list[torch.Tensor], variables: Sequence[torch.
 
 
 def workers_of(optimizer: Any) -> Communicator | None:
-    """The workers over which this optimizer's gradients are averaged before they are clipped; None: they are not."""
+    """Returns the workers over which this optimizer's gradients are averaged before they are clipped, or None."""
     if are_reduced():
         return None
     found = getattr(optimizer, _WORKERS, None) or (
@@ -129,9 +134,10 @@ def about_to_apply(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-    """The gradients of the global batch, from those of this worker's share; with `--on-nan stop` they are finite.
+    """Returns the gradients of the global batch, from those of this worker's share.
 
-    In `fit` they are averaged by samples, in a loop of the script's own over the workers.
+    In `fit` they are averaged by samples, in a loop of the script's own over the workers. With `--on-nan stop` they are
+    finite.
     """
     if getattr(optimizer, _READY, False):
         return list(grads)
@@ -147,9 +153,10 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
 
 
 def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequence[Any]], None]) -> None:
-    """Calls ``update`` with gradients that `reduced` takes as they are; if one of them is not finite, on any worker, nothing is changed.
+    """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
-    Of gradients that are accumulated each batch's part is looked at, before it is added; their sum `reduced` looks at.
+    `reduced` takes these gradients as they are. Of gradients that are accumulated, each batch's part is checked before
+    it is added; `reduced` checks their sum.
     """
     comm, step, accumulates = workers_of(optimizer), current_step(), _accumulates(optimizer)
     results = list(grads) if accumulates else _reduced(optimizer, grads, comm, step)
@@ -190,15 +197,19 @@ def _reduced(optimizer: Any, grads: Sequence[Any], comm: Communicator | None, st
 
 
 def _bounds(optimizer: Any, variables: Sequence[Any], tensors: Sequence[Any]) -> Bounds:
-    """Of parts of gradients like ``tensors``; none where torch's collectives sum them, whole."""
+    """Returns the bounds of the workers' parts of gradients like ``tensors``.
+
+    There are none where torch's collectives sum gradients, whole.
+    """
     bounds = sharding.bounds_between_hosts(optimizer, variables)
     return bounds if bounds and not any(collectives.serve(world.current().comm, tensor) for tensor in tensors) else ()
 
 
 def overlapping(model: Any) -> contextlib.AbstractContextManager[None]:
-    """Inside, gradients that a stock `train_step` of this model makes travel while it makes others.
+    """Sends gradients that a stock `train_step` of this model makes while it makes others, within the context.
 
-    Not where something may change them before they are reduced: an optimizer of the script's own, one that scales its loss, or that accumulates.
+    It does not where something may change them before they are reduced: an optimizer of the script's own, one that
+    scales its loss, or one that accumulates; nor where each worker gets only its part of a sum.
     """
     optimizer, everyone, step = model.optimizer, world.current().comm, current_step()
     stock = type(optimizer).__module__.startswith("keras.") and not hasattr(optimizer, "inner_optimizer")
@@ -227,7 +238,10 @@ def _overlapping(overlap: Overlap, optimizer: Any, step: StepScope) -> Iterator[
 
 
 def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
-    """This worker's part of a step's gradients, if several steps are accumulated before they are reduced."""
+    """Returns this worker's part of a step's gradients, if several steps are accumulated before they are reduced.
+
+    Other gradients are returned as they are.
+    """
     step = current_step()
     if workers_of(optimizer) is None or step is None or not _accumulates(optimizer):
         return grads
@@ -242,7 +256,7 @@ def _accumulates(optimizer: Any) -> bool:
 
 
 def finite_everywhere(optimizer: Any, finite: Any) -> Any:
-    """Whether all workers that have samples found their gradients finite."""
+    """Returns whether all workers that have samples found their gradients finite."""
     comm, step = workers_of(optimizer), current_step()
     if comm is None:
         return finite
@@ -262,6 +276,6 @@ def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
 
 
 def _finite(grads: Sequence[Any]) -> list[bool]:
-    """For each gradient whether all its numbers are finite."""
+    """Returns for each gradient whether all its numbers are finite."""
     flags = [torch.isfinite(g.coalesce().values() if g.is_sparse else g).all() for g in grads]
     return torch.stack(flags).tolist() if flags else []

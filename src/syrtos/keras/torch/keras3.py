@@ -1,4 +1,4 @@
-"""What syrtos replaces in Keras 3 on torch."""
+"""The patches of Keras 3 on torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from syrtos.topology import check_servers
 
 @functools.cache
 def apply_to_optimizers() -> None:
-    """Installs what reduces gradients; it acts on the optimizers that were asked to."""
+    """Installs the patches that reduce gradients; they act on the optimizers that were asked to reduce."""
     backend.use(Torch())
     patching.install(share_patches.optimizers(_begin_equal_then_accumulate))
 
@@ -117,7 +117,7 @@ def _check(sums: list[float], number: int) -> None:
 
 
 def _making(name: str, make_step: Method) -> Method:
-    """Around `make_train_function` and its like: the function takes this worker's share of a batch."""
+    """Returns a wrapper of `make_train_function` and its like: the function takes this worker's share of a batch."""
 
     def wrapper(original: Method) -> Method:
         def make_function(self: Any, force: bool = False) -> Any:
@@ -141,7 +141,10 @@ def _training(model: Any, function: Method) -> Method:
 
 
 def _undone_if_left_out(model: Any, step: Method, data: list[Any]) -> Any:
-    """A training step; where it has left out an update, what the batch has changed is as before, and the logs are without it."""
+    """Makes a training step, and undoes what the batch has changed if the step has left out an update.
+
+    The logs of such a step are without its batch.
+    """
     changed = [variable.value for variable in finite.changed_by_batch(model)]
     before = [(tensor, tensor.detach().clone()) for tensor in [*changed, *model.buffers()]]
     logs = step(data)
@@ -193,7 +196,10 @@ def _predicting(model: Any, function: Method) -> Method:
 def _on_shares(
     function: Method, training: bool, finish: Callable[[step.StepScope, Any], Any], of_first: first_batch.Function, begin: Callable[..., step.StepScope]
 ) -> Method:  # fmt: skip
-    """A step of Keras that computes this worker's share of a batch, or all of it; ``finish`` makes its outputs those of the batch."""
+    """Returns a step of Keras that computes this worker's share of a batch, or all of it.
+
+    ``finish`` makes its outputs those of the batch.
+    """
     function = naming_split(of_first.plan, world.sharing(), function)
 
     def on_share(data: list[Any]) -> Any:

@@ -1,6 +1,7 @@
-"""torch tensors on the wire: the exchanges of the native API, and the gradients of a step.
+"""Exchanges of torch tensors: those of the native API, and of the gradients of a step.
 
-A tensor on a CPU lends its memory to the exchange; one on another device is copied to this worker's memory, and its result back.
+A tensor on a CPU lends its memory to the exchange; one on another device is copied to the host's memory, and its result
+back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from syrtos.keras.torch import collectives
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The values in this worker's memory, without a copy where they are there already."""
+    """Returns the values in the host's memory, without a copy where they are there already."""
     found = tensor.detach().contiguous().cpu()
     if found.dtype is torch.bfloat16:  # which NumPy has from `ml_dtypes` alone
         return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
@@ -29,7 +30,10 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of an array that is nobody else's, or is not written to, on the device of ``like``."""
+    """Returns a tensor of an array on the device of ``like``.
+
+    The array must be nobody else's, or must not be written to.
+    """
     array.flags.writeable = True  # torch has no tensors that can't be written to, and warns
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(like.device)
@@ -40,7 +44,7 @@ def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """An exchange, and that of its gradient."""
+    """An exchange whose gradient is exchanged too."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, exchange: Callable[..., Array], backward: Callable[..., Any]) -> Any:
@@ -53,7 +57,10 @@ class _Exchange(torch.autograd.Function):
 
 
 def allreduce(comm: Communicator, value: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> torch.Tensor:
-    """As `syrtos.allreduce`. Differentiable for SUM and MEAN: the gradient is reduced the same way."""
+    """Reduces a tensor as `syrtos.allreduce` does.
+
+    Differentiable for SUM and MEAN: the gradient is reduced the same way.
+    """
 
     def backward(grad: torch.Tensor) -> torch.Tensor:
         if op not in (ReduceOp.SUM, ReduceOp.MEAN):
@@ -64,7 +71,10 @@ def allreduce(comm: Communicator, value: torch.Tensor, op: ReduceOp = ReduceOp.S
 
 
 def allgather(comm: Communicator, value: torch.Tensor) -> torch.Tensor:
-    """As `syrtos.allgather`. Differentiable: each worker gets the summed gradient of its own rows."""
+    """Gathers rows as `syrtos.allgather` does.
+
+    Differentiable: each worker gets the summed gradient of its own rows.
+    """
 
     def backward(grad: torch.Tensor) -> torch.Tensor:
         rows = len(value) if value.ndim else 1
@@ -76,7 +86,10 @@ def allgather(comm: Communicator, value: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast(comm: Communicator, value: torch.Tensor, root: int = 0) -> torch.Tensor:
-    """As `syrtos.broadcast`. Differentiable: the root gets the summed gradient, the others zero."""
+    """Broadcasts a tensor as `syrtos.broadcast` does.
+
+    Differentiable: the root gets the summed gradient, the others zero.
+    """
 
     def backward(grad: torch.Tensor) -> torch.Tensor:
         return allreduce(comm, grad) * float(comm.rank == root)
@@ -85,14 +98,14 @@ def broadcast(comm: Communicator, value: torch.Tensor, root: int = 0) -> torch.T
 
 
 def reducescatter(comm: Communicator, value: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> torch.Tensor:
-    """As `syrtos.reducescatter`, without a gradient."""
+    """Reduces and scatters a tensor as `syrtos.reducescatter` does, without a gradient."""
     return tensor_of(comm.reducescatter(array_of(value), op), value)
 
 
 def alltoall(
     comm: Communicator, value: torch.Tensor, splits: Sequence[int] | torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `syrtos.alltoall`, without a gradient; the counts are int32."""
+    """Exchanges rows as `syrtos.alltoall` does, without a gradient; the counts are int32."""
     wanted = splits.tolist() if isinstance(splits, torch.Tensor) else splits
     received, counts = comm.alltoall(array_of(value), wanted)
     return tensor_of(received, value), torch.tensor(counts, dtype=torch.int32)
@@ -115,9 +128,10 @@ def weighted_mean(
         comm: the workers.
         gradients: dense tensors, in the order of the variables.
         weight: a worker with weight 0 contributes nothing, whatever its gradients hold.
-        lend: the averages may be memory that other workers look at too: they are not to be written to.
-        variables: whose gradients they are, which may be compressed then.
-        bounds: each worker gets its part of an average alone, flat, by MPI: see `Communicator.weighted_part_sum`.
+        lend: whether the averages may be memory that other workers look at too: they are not to be written to.
+        variables: the variables of the gradients, which may be compressed if they are given.
+        bounds: for each gradient the bounds of the workers' parts. Each worker then gets its part of an average alone,
+            flat, by MPI: see `Communicator.weighted_part_sum`.
     """
     results = list(gradients)
     for bucket in buckets(gradients):
@@ -161,7 +175,7 @@ def _by_host(
 
 
 def buckets(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Indices of tensors that travel together, of one dtype: last variables first."""
+    """Groups the indices of tensors that travel together, of one dtype: last variables first."""
     limit = int(world.current().options.bucket_mb * 1e6)
     kinds = dict.fromkeys(tensor.dtype for tensor in reversed(tensors))
     groups = [[i for i in reversed(range(len(tensors))) if tensors[i].dtype is kind] for kind in kinds]

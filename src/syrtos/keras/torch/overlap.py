@@ -1,7 +1,7 @@
-"""Gradients that travel while `backward` still makes others.
+"""Sends gradients while `backward` still makes others.
 
-After Li et al., "PyTorch Distributed", arXiv 2006.15704, section 3.2.3: a bucket is sent when its last gradient has been accumulated,
-and buckets are sent in one order on all workers, that of `ops.buckets`.
+After Li et al., "PyTorch Distributed", arXiv 2006.15704, section 3.2.3: a bucket is sent when its last gradient has
+been accumulated, and buckets are sent in one order on all workers, that of `ops.buckets`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from syrtos.keras.torch import ops
 
 
 class _Sent(NamedTuple):
-    """A bucket of gradients on its way, as they were then."""
+    """A bucket of gradients on its way, with the versions that they had when it was sent."""
 
     gradients: list[torch.Tensor]
     versions: list[int]
@@ -28,14 +28,17 @@ class _Sent(NamedTuple):
 
 
 class Overlap:
-    """The gradients of one `backward`, for an optimizer of Keras's own: none of them writes to its gradients (seen in 3.15.1)."""
+    """The gradients of one `backward`, for an optimizer of Keras's own.
+
+    None of these optimizers writes to its gradients (seen in 3.15.1).
+    """
 
     def __init__(self, comm: Communicator, variables: Sequence[torch.Tensor], weight: float) -> None:
         """
         Args:
             comm: the workers.
             variables: leaves of the graph, equal on all workers but for their values.
-            weight: what this worker's gradients count by in the mean.
+            weight: the weight of this worker's gradients in the mean.
         """
         self._comm, self._weight = comm, weight
         self._plan = [[variables[i] for i in bucket] for bucket in ops.buckets(variables)]
@@ -46,12 +49,15 @@ class Overlap:
         self._hooks: list[Any] = []
 
     def open(self) -> None:
-        """From now on gradients are sent as they are made."""
+        """Sends gradients as they are made, from now on."""
         for bucket in self._plan if len(self._plan) > 1 else ():  # a single one is complete when `backward` ends
             self._hooks += [variable.register_post_accumulate_grad_hook(self._made) for variable in bucket]
 
     def close(self) -> None:
-        """The step is over: what travels still is of no use, and arrives before anything else is exchanged."""
+        """Ends the step: gradients that are still on their way are of no use.
+
+        They arrive before anything else is exchanged.
+        """
         for hook in self._hooks:
             hook.remove()
         self._sent.clear()
@@ -65,7 +71,7 @@ class Overlap:
     def _send(self, bucket: Sequence[torch.Tensor]) -> None:
         variables = [variable for variable in bucket if variable.grad is not None]
         gradients = [variable.grad for variable in variables if variable.grad is not None]
-        # that thread has a stream of its own, on which these gradients need not be complete
+        # The background thread has a stream of its own, on which these gradients need not be complete.
         stream = torch.cuda.current_stream(gradients[0].device) if gradients[0].is_cuda else None
 
         def exchange() -> Callable[[], list[torch.Tensor]]:
@@ -76,10 +82,12 @@ class Overlap:
         self._sent.append(_Sent(gradients, [gradient._version for gradient in gradients], averages))
 
     def finish(self, gradients: list[torch.Tensor], variables: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The averages of all workers, in the order of ``variables``. Gradients that were not sent, or were changed since, are exchanged now.
+        """Returns the averages of all workers, in the order of ``variables``.
+
+        Gradients that were not sent, or were changed since, are exchanged now.
 
         Raises:
-            OutOfStepError: these are others on another worker.
+            OutOfStepError: another worker exchanges other gradients now.
         """
         if not self._sent:
             return ops.weighted_mean(self._comm, gradients, self._weight, lend=True, variables=variables)

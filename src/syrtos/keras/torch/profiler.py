@@ -1,4 +1,4 @@
-"""torch's profiler."""
+"""Functions that run torch's profiler and read its events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from syrtos.observe.trace import Event
 
 
 def start(folder: Path) -> Callable[[], Sequence[Event]]:
-    """Starts it; the returned function stops it, and gives what it saw."""
+    """Starts torch's profiler; the returned function stops it, and returns the events that it saw."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     profiler = profile(activities=activities)
     profiler.start()
@@ -34,5 +34,5 @@ def start(folder: Path) -> Callable[[], Sequence[Event]]:
 
 
 def annotation(name: str) -> AbstractContextManager[object]:
-    """What the profiler sees under this name."""
+    """Context manager: the profiler shows what runs inside under this name."""
     return record_function(name)

@@ -23,7 +23,8 @@ class Share(NamedTuple):
     Attributes:
         samples: the number of this worker's rows.
         is_uneven: whether the batch's tensors have unequal numbers of rows, and each was cut by its own.
-        data: the rows. Where ``samples`` is 0 they are one row that does not count, of this batch or another: a model never meets an empty batch.
+        data: the rows. Where ``samples`` is 0, one row that does not count, of this batch or another: a model never
+            meets an empty batch.
     """
 
     samples: int
@@ -38,9 +39,9 @@ class _Idle:
 
 
 def share_of(batch: Any, session: Session) -> Share:
-    """This worker's contiguous rows of a global batch: tensors, or arrays that the script gives by hand. Nothing is copied.
+    """Returns this worker's contiguous rows of a global batch, without a copy.
 
-    With batches per worker they are all rows.
+    The batch has tensors, or arrays that the script gives by hand. With batches per worker all rows are this worker's.
 
     Raises:
         DataError: tensors of the batch are not dense.
@@ -80,7 +81,7 @@ def check_even(batch: Any, share: Share) -> None:
     """Refuses to split a batch whose tensors have unequal numbers of rows.
 
     Raises:
-        DataError: they have.
+        DataError: the numbers are unequal.
     """
     if share.is_uneven:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in keras.tree.flatten(batch) if _has_rows(leaf))
@@ -97,13 +98,13 @@ def _check_dense(leaves: list[Any]) -> None:
 
 
 def planned(stream: Stream) -> Iterator[Share]:
-    """This worker's shares of a planned data set, of which it reads no other record."""
+    """Yields this worker's shares of a planned data set, of which it reads no other record."""
     for samples, data in stream.shares():
         yield Share(samples, keras.tree.map_structure(keras.ops.convert_to_tensor, data))
 
 
 def until_all_have_ended(own: Iterator[Any], comm: Communicator) -> Iterator[Any]:
-    """This worker's own batches, and after them a row that does not count until every worker has run out."""
+    """Yields this worker's own batches, and after them a row that does not count until every worker has run out."""
     row: Any = None
     while True:
         batch = next(own, None)
@@ -119,7 +120,10 @@ def until_all_have_ended(own: Iterator[Any], comm: Communicator) -> Iterator[Any
 
 
 def _given(comm: Communicator, batch: Any, root: int) -> Any:
-    """A row of rank ``root``'s batch, for a worker that never had one. Its structure is that of tuples, lists and dictionaries."""
+    """Returns a row of rank ``root``'s batch, for a worker that never had one.
+
+    Its structure is made of tuples, lists and dictionaries.
+    """
     sent = None
     if comm.rank == root:
         sent = keras.tree.map_structure(np.asarray, _rows(batch, 0, 1))
@@ -128,7 +132,7 @@ def _given(comm: Communicator, batch: Any, root: int) -> Any:
 
 
 def gathered(outputs: Any, samples: int, session: Session) -> Any:
-    """The rows of all workers, in order, of each output; with batches per worker each keeps its own."""
+    """Returns the rows of all workers, in order, of each output; with batches per worker each keeps its own."""
 
     def of_all(output: Any) -> Any:
         if not _has_rows(output):

@@ -1,4 +1,7 @@
-"""`--shard-update` on torch: an optimizer changes this worker's part of each variable in its memory, and the other parts are gathered into it."""
+"""`--shard-update` on torch: an optimizer changes this worker's part of each variable in its memory.
+
+The other workers' parts are gathered into it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from syrtos.keras.torch import ops
 
 
 class _Slice(Variable):
-    """Stands for a variable in an optimizer's update: a view of this worker's part of its memory."""
+    """A stand-in for a variable in an optimizer's update: a view of this worker's part of its memory."""
 
     def __init__(self, found: Sharding, owner: Any) -> None:
         part = found.part_of(owner)
@@ -52,7 +55,7 @@ def _decaying(original: Method) -> Method:
 
 
 def _cut(found: Sharding, gradient: torch.Tensor, variable: Any) -> torch.Tensor:
-    """This worker's part of a gradient, which may be that part already."""
+    """Returns this worker's part of a gradient, which may be that part already."""
     part = found.part_of(variable)
     whole = gradient.to_dense() if gradient.is_sparse else gradient
     if whole.numel() == part.stop - part.start:

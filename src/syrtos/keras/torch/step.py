@@ -1,7 +1,8 @@
-"""One step of `fit`, `evaluate` or `predict` on this worker's share of the global batch.
+"""A step of `fit`, `evaluate` or `predict` on this worker's share of the global batch.
 
-After every step all variables are equal on all workers, by the rules of `syrtos.keras.tensorflow.step`: a step notes what it assigns, and makes
-equal what metrics add up (their changes are summed), and other floating variables and buffers of torch modules (their mean by samples).
+After every step all variables are equal on all workers, by the rules of `syrtos.keras.tensorflow.step`. A step notes
+what it assigns, and makes equal what metrics add up (their changes are summed), and other floating variables and
+buffers of torch modules (their mean by samples).
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ _local = threading.local()
 
 
 def current_step() -> StepScope | None:
-    """The step that this thread is in, shared with others."""
+    """Returns the step that this thread is in, shared with others."""
     return getattr(_local, "step", None)
 
 
 def is_whole() -> bool:
-    """Whether this thread computes the whole batch, as every other worker does: see `whole_batch`."""
+    """Returns whether this thread computes the whole batch, as every other worker does: see `whole_batch`."""
     return getattr(_local, "whole", False)
 
 
 @contextlib.contextmanager
 def whole_batch() -> Iterator[None]:
-    """Inside, code means what it means in one process: there is no step on a share, and nothing is noted."""
+    """Makes code mean what it means in one process, within the context.
+
+    There is no step on a share, and nothing is noted.
+    """
     before, _local.step, whole, _local.whole = current_step(), None, is_whole(), True
     try:
         yield
@@ -49,7 +53,7 @@ def whole_batch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting_assignments(note: Callable[[Any], None]) -> Iterator[None]:
-    """Inside, ``note`` is called with each Keras variable that is about to be assigned."""
+    """Calls ``note``, within the context, with each Keras variable that is about to be assigned."""
     _local.note = note
     try:
         yield
@@ -58,22 +62,25 @@ def noting_assignments(note: Callable[[Any], None]) -> Iterator[None]:
 
 
 def assigning(variable: Any) -> None:
-    """Called before a Keras variable is assigned."""
+    """Tells `noting_assignments` that a Keras variable is about to be assigned."""
     note = getattr(_local, "note", None)
     if note:
         note(variable)
 
 
 class StepScope(Assignments):
-    """What is known about a step.
+    """The state of a step.
 
     Attributes:
-        session: the world.
-        samples: in this worker's share; 0 if it has none: then it computes with a row that does not count.
+        session: the workers.
+        samples: the number of samples in this worker's share. If it is 0, the step computes with a row that does not
+            count.
         training: whether random numbers of `keras.random.SeedGenerator` differ between workers.
-        reduces_early: whether gradients are reduced where they are made, by `backward`, for code that looks at them; else where an optimizer of
-            Keras's own takes them.
-        model: whose step it is.
+        reduces_early: whether gradients are reduced where they are made, by `backward`, for code that looks at them;
+            else where an optimizer of Keras's own takes them.
+        plan: the way such steps are split, as the first batch has shown.
+        outcome: takes what this worker itself has computed, if this is a trial on the first batch that does not count.
+        model: the model whose step it is.
         overlap: the optimizer whose gradients are on their way already, and these, in a step of Keras's own.
     """
 
@@ -81,7 +88,7 @@ class StepScope(Assignments):
     model: Any = None
 
     def parameters(self) -> list[torch.Tensor]:
-        """Of the model whose step this is, torch modules and models inside of it included."""
+        """Returns the parameters of the step's model, with those of torch modules and models inside of it."""
         return [] if self.model is None else list(self.model.parameters())
 
     def __init__(
@@ -92,9 +99,9 @@ class StepScope(Assignments):
             session: the workers.
             samples: see above.
             training: see above.
-            reduces_early: see above.
-            plan: what the first batch has shown of such steps.
-            outcome: is told what this worker has computed itself, of a step on the first batch that does not count.
+            reduces_early: see above; the plan may overrule it.
+            plan: see above.
+            outcome: see above.
         """
         super().__init__()
         self.session = session
@@ -120,22 +127,22 @@ class StepScope(Assignments):
     # -- numbers of the global batch ---------------------------------------------------------------
 
     def fraction(self) -> float:
-        """This worker's part of the step's samples; 1 where it has none, to divide by."""
+        """Returns this worker's part of the step's samples; 1 where it has none, to divide by."""
         if self._total is None:
             self._total = self._sum("samples of the step", self.samples)
         return self.samples / self._total if self.samples else 1.0
 
     def weight_of(self, values: Any) -> float | None:
-        """`fraction` where ``values`` is one number; None where it has rows."""
+        """Returns `fraction` where ``values`` is one number; None where it has rows."""
         number = isinstance(values, int | float) or len(getattr(values, "shape", (1,))) == 0
         return self.fraction() if number else None
 
     def fraction_like(self, values: torch.Tensor) -> torch.Tensor:
-        """The same as a tensor."""
+        """Returns `fraction` as a tensor, of the dtype and on the device of ``values``."""
         return torch.as_tensor(self.fraction(), dtype=values.dtype, device=values.device)
 
     def total_like(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of all elements of all workers that have samples, without a gradient."""
+        """Returns the sum of all elements of all workers that have samples, without a gradient."""
         total = self._sum("total of the step", float(values.detach().sum()) if self.samples else 0.0)
         return torch.as_tensor(total, dtype=values.dtype, device=values.device)
 
@@ -150,15 +157,15 @@ class StepScope(Assignments):
 
     @property
     def splits_batch(self) -> bool:
-        """Whether this worker has a part of a batch, and not one of its own."""
+        """Returns whether this worker has a part of a batch, and not one of its own."""
         return first_batch.is_split(self.session)
 
     def whole_batch(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, what is computed is of the whole batch: see `whole_batch`."""
+        """Context manager: code inside computes the whole batch, as the function `whole_batch` says."""
         return whole_batch()
 
     def rows_of_all(self, tree: Any) -> Any:
-        """The structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
+        """Returns the structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
         return gathering.rows_of_all(self, tree)
 
     def _sum(self, name: str, value: float) -> float:
@@ -168,12 +175,12 @@ class StepScope(Assignments):
     # -- called by the variables -------------------------------------------------------------------
 
     def before_assign(self, variable: Any) -> None:
-        """Remembers the value from before the first assignment."""
+        """Notes the value from before the first assignment."""
         if not self._paused and not variable.trainable and id(variable) not in self._dirty:
             self._dirty[id(variable)] = (variable, variable._value.detach().clone())
 
     def before_read(self, variable: Any) -> None:
-        """A metric's state is made global before it is read again."""
+        """Makes a metric's state global before it is read again."""
         if not self._paused and id(variable) in self._dirty and _is_sum(variable):
             self.flush()
 
@@ -182,7 +189,8 @@ class StepScope(Assignments):
     def finish(self, outputs: Any, logs_are_global: bool, buffers: Sequence[torch.Tensor] = ()) -> Any:
         """Makes the rest of the state equal and, unless they are global already, the logs.
 
-        Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says, and ``buffers`` their mean.
+        Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says,
+        and ``buffers`` their mean.
         """
         numbers = [] if logs_are_global or self.plan.whole else numbers_of(outputs)
         if self.outcome is not None:
@@ -199,7 +207,7 @@ class StepScope(Assignments):
         return keras.tree.map_structure(lambda leaf: replace.get(id(leaf), leaf), outputs) if replace else outputs
 
     def _combined(self, number: Any, rule: Rule) -> Any:
-        """The sum, maximum or minimum over the workers that have samples."""
+        """Returns the sum, maximum or minimum over the workers that have samples."""
         if rule == "sum":
             return _like(number, self._sum("numbers that a step returns", float(number) if self.samples else 0.0))
         worst = -np.inf if rule == "max" else np.inf
@@ -207,13 +215,16 @@ class StepScope(Assignments):
         return _like(number, max(values) if rule == "max" else min(values))
 
     def _rule_of(self, variable: Any) -> Rule:
-        """How the values of the workers become one."""
+        """Returns the rule by which the workers' values of a variable become one."""
         if known := self.plan.variables.get(id(variable)):
             return known
         return "sum" if _is_sum(variable) else "mean" if variable._value.is_floating_point() else "equal"
 
     def flush(self, buffers: Sequence[torch.Tensor] = (), scalars: Sequence[Any] = ()) -> list[Any]:
-        """One exchange that makes all noted variables and ``buffers`` equal; returns the means by samples of ``scalars``."""
+        """Makes all noted variables and ``buffers`` equal in one exchange.
+
+        Returns the means by samples of ``scalars``.
+        """
         dirty, self._dirty = self._dirty, {}
         by_rule: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for variable, base in dirty.values():
@@ -254,7 +265,11 @@ class StepScope(Assignments):
             )
 
     def _sum_over_workers(self, parts: list[Any], of_all: list[Any]) -> list[Any]:
-        """All parts travel as one vector of float64, which holds counters and float32 states exactly."""
+        """Returns the sums of all parts over the workers.
+
+        All parts travel as one vector of float64, which holds counters and float32 states exactly. ``parts`` count as
+        zeros on a worker without samples.
+        """
         if not self.samples:
             parts = [np.zeros_like(part) for part in parts]  # whatever the row that does not count has given
         parts = [*parts, *of_all]
@@ -267,16 +282,17 @@ class StepScope(Assignments):
 
 
 class Drawn:
-    """How many steps of this process have drawn random numbers of their own."""
+    """The number of steps of this process that have drawn random numbers of their own."""
 
     steps = 0
 
 
 @contextlib.contextmanager
 def own_random_numbers(rank: int) -> Iterator[None]:
-    """Inside, torch's own generator, from which Dropout draws where it has no seed, gives each worker and step other numbers.
+    """Makes torch's own generator give each worker and step other numbers, within the context.
 
-    Outside, the generator goes on as if nothing had been drawn: it shuffles data too, alike on all workers only as long as none has drawn more.
+    Dropout draws from it where it has no seed. Outside, the generator goes on as if nothing had been drawn: it shuffles
+    data too, alike on all workers only as long as none has drawn more.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
@@ -287,7 +303,7 @@ def own_random_numbers(rank: int) -> Iterator[None]:
 
 
 def _wide(value: Any) -> Any:
-    """Float64 in this worker's memory."""
+    """Returns a value as float64 in the host's memory."""
     return value.detach().to("cpu", torch.float64).numpy() if isinstance(value, torch.Tensor) else np.float64(value)
 
 
@@ -308,7 +324,7 @@ def _is_sum(variable: Any) -> bool:
 
 
 def numbers_of(outputs: Any) -> list[Any]:
-    """The scalars among what a step returns, in order."""
+    """Returns the scalars among what a step returns, in order."""
     return [leaf for leaf in keras.tree.flatten(outputs) if _is_number(leaf)]
 
 
@@ -329,7 +345,10 @@ def _is_number(leaf: Any) -> bool:
 
 
 class Buffer:
-    """A buffer of a torch module inside of a model, e.g. the moving statistics of a `torch.nn.BatchNorm2d`, in the form of a variable of Keras."""
+    """A buffer of a torch module inside of a model, in the form of a variable of Keras.
+
+    Such are e.g. the moving statistics of a `torch.nn.BatchNorm2d`.
+    """
 
     trainable = False
 
@@ -345,10 +364,11 @@ class Buffer:
 
 
 def buffers_of(model: Any) -> list[Buffer]:
-    """The buffers of torch modules inside of a model: Keras has no variables of them."""
+    """Returns the buffers of torch modules inside of a model: Keras has no variables of them."""
     return [Buffer(name, tensor) for name, tensor in model.named_buffers()]
 
 
 def floating_buffers_of(model: Any) -> list[torch.Tensor]:
-    """Those that become the mean by samples. All of them: torch's kernels don't count what they write to (`_version`)."""
+    """Returns the buffers that become the mean by samples: all floating ones, changed or not."""
+    # torch's kernels don't count what they write to (`_version`).
     return [tensor for tensor in model.buffers() if tensor.is_floating_point()]

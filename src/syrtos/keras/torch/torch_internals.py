@@ -1,4 +1,7 @@
-"""Every touch on a symbol that torch keeps private, with its reason. Seen to work on torch 2.13.0 on CPUs; NCCL was not seen yet."""
+"""The private symbols of torch that syrtos touches, with the reasons.
+
+Seen to work on torch 2.13.0 on CPUs; NCCL was not seen yet.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ from syrtos.keras import rendezvous
 
 @contextlib.contextmanager
 def without_draws() -> Iterator[None]:
-    """Inside, all rows of what is drawn are the same, on all workers and in any number, and torch's generators go on as before. Weights that Keras makes
-    meanwhile are drawn as ever."""
+    """Makes all rows of random draws equal, on all workers and in any number, within the context.
+
+    Torch's generators then go on as before. Weights that Keras makes meanwhile are drawn as ever.
+    """
     inside = threading.local()
 
     def drawing(original: Any) -> Any:
@@ -54,17 +59,18 @@ def without_draws() -> Iterator[None]:
 
 
 def group_of(device: str, address: str, rank: int, size: int, timeout: float, here: str) -> Any:
-    """The workers as torch's own collectives know them: NCCL's where ``device`` is ``cuda``, else gloo's.
+    """Makes the group of all workers for torch's own collectives: NCCL's where ``device`` is ``cuda``, else gloo's.
 
-    Made without `torch.distributed.init_process_group`: a script, and Keras from 3.16 on, take a process with a default group for one of their
-    own distributed training.
+    It is made without `torch.distributed.init_process_group`: a script, and Keras from 3.16 on, take a process with a
+    default group for one of their own distributed training.
 
     Args:
-        device: of the tensors that are exchanged.
-        address: of the store at which the workers meet: the path of a file, or ``host:port`` at which rank 0 listens.
-        rank: of this worker.
+        device: the device of the tensors that are exchanged.
+        address: the address of the store at which the workers meet: the path of a file, or ``host:port`` at which rank
+            0 listens.
+        rank: the rank of this worker.
         size: the number of workers.
-        timeout: seconds that one exchange may take.
+        timeout: the seconds that one exchange may take.
         here: the address of this host at which gloo listens; loopback where all workers are on one.
     """
     one_host = here == rendezvous.LOOPBACK

@@ -1,4 +1,4 @@
-"""What the core asks of torch."""
+"""The implementation of `syrtos.keras.backend.Backend` for torch."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Torch(Backend):
         step.Drawn.steps = count
 
     def skip_batches(self, batches: Any, steps: int) -> None:
-        """They have been drawn: Keras calls a step on torch with a list of them."""
+        """Does nothing: Keras calls a step on torch with a list of batches, which have been drawn."""
 
     def current_step(self) -> Step | None:
         return step.current_step()
@@ -95,5 +95,5 @@ class Torch(Backend):
 
 
 def _holder(variable: Any) -> Any:
-    """The tensor of a Keras variable, or of torch itself."""
+    """Returns the tensor of a Keras variable, or the variable itself if it is torch's."""
     return getattr(variable, "_value", variable)
