@@ -532,7 +532,7 @@ def _any_failed(comm: Communicator, outcome: Outcome) -> str:
 def _compared(
     comm: Communicator, whole: Outcome, split: Outcome, bound: float, plan: Plan
 ) -> tuple[list[tuple[str, int]], float]:
-    """Where both ways differ by more than the bound on any worker, and the largest difference of the rest."""
+    """Returns where both ways differ by more than the bound on any worker, and the largest difference of the rest."""
     shape = [len(outcome.gradients) for outcome in (whole, split)] + [len(outcome.logs) for outcome in (whole, split)]
     shape += [each.name for outcome in (whole, split) for each in outcome.assigned.values()]
     everyone = comm.allgather_object(shape)
