@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -26,6 +27,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.errors import OutOfStepError, SyrtosError
 from syrtos.keras import keras_internals, whole_batch
+from syrtos.keras.python_state import Change
 from syrtos.observe.ledger import verified_path
 
 Array = npt.NDArray[Any]
@@ -175,6 +177,30 @@ class Trial(Protocol):
         ...
 
 
+def add_python_changes(outcome: Outcome, changes: Sequence[Change]) -> None:
+    """Counts numbers that Python code has changed as variables that were assigned, for which there is no rule but to be equal."""
+    for index, change in enumerate(changes):
+        key = (
+            -1 - zlib.crc32(change.name.encode()) - (index << 32)
+        )  # no identity of an object, and the same on all workers
+        outcome.assigned[key] = Assigned(change.name, change.before, change.after)
+
+
+def rows_to_take(comm: Communicator, count: int) -> int:
+    """Returns how many rows of this worker are computed both ways: at most some, and not equally many on all workers, where a sum and a mean look alike.
+
+    Args:
+        comm: the workers.
+        count: rows that this worker has.
+    """
+    each = max(ROWS // comm.size, ROWS_OF_EACH)
+    counts = comm.agree("rows of each worker", float(count))
+    taken = [int(min(have, each + (rank == 0))) for rank, have in enumerate(counts)]
+    if len(set(taken)) == 1 and taken[0] > 1:
+        taken[-1] -= 1
+    return taken[comm.rank]
+
+
 def in_own_row(value: Array, rank: int, size: int) -> Array:
     """Returns a row for each worker, with zeros in all but this worker's.
 
@@ -268,7 +294,7 @@ def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
     ``stock``: whether the step itself is Keras's own.
     """
     parts = [] if stock else [f"{type(model).__name__}.{name}"]
-    own = (method for method in _METHODS if not whole_batch.is_of_keras(_owner_of(type(model), method)))
+    own = (method for method in _METHODS if not whole_batch.is_of_keras(owner_of(type(model), method)))
     parts += [f"{type(model).__name__}.{method}" for method in own]
     shapes = [getattr(tensor, "shape", (None,)) for tensor in getattr(model, "inputs", None) or ()]
     parts += [f"the input of {shape[0]} rows" for shape in shapes if len(shape) and shape[0] is not None]
@@ -287,7 +313,7 @@ def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
 _METHODS = ("call", "compute_loss", "compute_metrics")
 
 
-def _owner_of(kind: type, name: str) -> type:
+def owner_of(kind: type, name: str) -> type:
     """Returns the class that a method comes from."""
     return next((base for base in kind.__mro__ if name in vars(base)), kind)
 

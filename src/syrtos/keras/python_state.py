@@ -17,9 +17,10 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from syrtos.keras import keras_internals
 
@@ -31,18 +32,22 @@ _OF_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "p
 
 
 @contextlib.contextmanager
-def keeping_python_state(model: Any, generators: bool = True) -> Iterator[None]:
+def keeping_python_state(model: Any, generators: bool = True) -> Iterator[list[Change]]:
     """Context manager: restores, at its end, what Python code of the script has changed.
 
-    That is numbers, texts, containers and random generators which a model, its parts and the script's globals hold, also in objects of
-    the script's own classes, in these classes and in closures. Of iterators a copy is lent. What only a library knows is not
-    restored. Attributes that were made on a
-    built model meanwhile are removed. What is printed meanwhile is not shown.
+    That is numbers, texts, containers, tensors, random generators, and what has a `state_dict` (optimizers of torch and their schedules), which a
+    model, its parts and the script's globals hold, also in objects of the script's own classes, in these classes and in closures. Of iterators a copy is
+    lent. What only a library knows is not restored. Attributes that were made on a built model meanwhile are removed. What is printed meanwhile is not
+    shown.
 
     Args:
         model: the one whose step runs inside.
         generators: whether the global generators of NumPy and Python are restored too.
+
+    Yields:
+        A list that gets the numbers that were changed, when they are restored.
     """
+    changes: list[Change] = []
     known = set(vars(model)) if getattr(model, "built", False) else None
     kept = _Kept()
     for part in [model, *keras_internals.layers_of(model), *model.metrics]:
@@ -51,8 +56,9 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[None]:
     drawn = np.random.get_state(), random.getstate()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            yield
+            yield changes
     finally:
+        changes += kept.changes()
         made = [name for name in vars(model) if known is not None and name not in known and not name.startswith("_")]
         for name in made:
             delattr(model, name)  # e.g. an optimizer that a step makes when it has none
@@ -62,10 +68,25 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[None]:
             random.setstate(drawn[1])
 
 
+class Change(NamedTuple):
+    """Numbers that Python code has changed.
+
+    Attributes:
+        name: where they are held.
+        before: their values before, float64.
+        after: their values after, float64; NaN where there are no numbers any more.
+    """
+
+    name: str
+    before: npt.NDArray[np.float64]
+    after: npt.NDArray[np.float64]
+
+
 class _Kept:
     """Values that Python code changes without a trace elsewhere, and how to put them back."""
 
     def __init__(self) -> None:
+        self._numbers: list[tuple[str, npt.NDArray[np.float64], Callable[[], Any]]] = []
         self._seen: dict[int, Any] = {}  # the objects too: an identity is that of another object once its own is gone
         self._undo: list[Callable[[], None]] = []
 
@@ -73,6 +94,21 @@ class _Kept:
         """Puts everything back."""
         for undo in self._undo:
             undo()
+
+    def changes(self) -> list[Change]:
+        """Returns the numbers that are others than before, in the order in which they were found."""
+        now = [(name, before, _numbers_of(read())) for name, before, read in self._numbers]
+        return [
+            Change(name, before, np.full(1, np.nan) if after is None else after)
+            for name, before, after in now
+            if after is None or not np.array_equal(before, after, equal_nan=True)
+        ]
+
+    def _watch(self, name: str, value: Any, read: Callable[[], Any]) -> None:
+        """Notes numbers, which ``read`` gives again later."""
+        before = _numbers_of(value)
+        if before is not None:
+            self._numbers.append((name, before, read))
 
     def keep_attributes(self, part: Any, depth: int = _DEPTH) -> None:
         """Keeps the attributes of an object, and those of its class where that is the script's."""
@@ -84,12 +120,13 @@ class _Kept:
         names = {
             name: value for name, value in vars(part).items() if not (unbuilt and (name == "built" or name[:1] == "_"))
         }
-        self.keep_values(names, functools.partial(object.__setattr__, part), depth, vars(part))
+        label = str(getattr(part, "name", "") or type(part).__name__)
+        self.keep_values(names, functools.partial(object.__setattr__, part), depth, vars(part), label)
         for kind in type(part).__mro__:
             if _is_of_script(kind) and id(kind) not in self._seen:
                 self._seen[id(kind)] = kind
                 own = {name: value for name, value in vars(kind).items() if not name.startswith("__")}
-                self.keep_values(own, functools.partial(setattr, kind), depth, vars(kind))
+                self.keep_values(own, functools.partial(setattr, kind), depth, vars(kind), kind.__name__)
 
     def keep_values(
         self,
@@ -97,6 +134,7 @@ class _Kept:
         assign: Callable[[str, Any], None],
         depth: int = _DEPTH,
         now: Mapping[str, Any] | None = None,
+        label: str = "the script",
     ) -> None:
         """Keeps the values of names.
 
@@ -105,9 +143,12 @@ class _Kept:
             assign: gives a name its value.
             depth: how many containers and objects inside of each other are looked into.
             now: the namespace itself, where ``names`` is a part of it.
+            label: the holder's name, for a person.
         """
-        plain = {name: value for name, value in names.items() if isinstance(value, _PLAIN)}
+        plain = {name: value for name, value in names.items() if isinstance(value, _PLAIN) or _is_tensor(value)}
         current = names if now is None else now
+        for name, value in names.items():
+            self._watch(f"{label}.{name}", value, functools.partial(current.get, name))
 
         def undo() -> None:
             for name, value in plain.items():
@@ -133,13 +174,14 @@ class _Kept:
     def _keep(self, value: Any, depth: int) -> None:
         if not depth or isinstance(value, _PLAIN) or id(value) in self._seen:
             return
+        if undo := _as_it_is(value):
+            self._seen[id(value)] = value
+            self._undo.append(undo)
+            return
         if isinstance(value, tuple(_RESTORE)):
             if len(value) <= _LARGEST:
                 self._seen[id(value)] = value
                 self._keep_container(value, depth)
-        elif isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
-            self._seen[id(value)] = value
-            self._undo.append(_generator_as_it_is(value))
         elif isinstance(value, types.FunctionType):
             if value.__closure__ and _is_of_script(value):
                 self._seen[id(value)] = value
@@ -174,14 +216,45 @@ class _Kept:
                 self._keep(value, depth)
 
 
-def _generator_as_it_is(generator: Any) -> Callable[[], None]:
-    """Returns a function that puts a random generator back into the state that it has now."""
-    if isinstance(generator, random.Random):
-        return functools.partial(generator.setstate, generator.getstate())
-    if isinstance(generator, np.random.RandomState):
-        return functools.partial(generator.set_state, generator.get_state())
-    state = copy.deepcopy(generator.bit_generator.state)
-    return functools.partial(setattr, generator.bit_generator, "state", state)
+def _as_it_is(value: Any) -> Callable[[], Any] | None:
+    """Returns a function that puts an object back into the state that it has now; None for objects without a state of a known kind."""
+    if isinstance(value, random.Random):
+        return functools.partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.RandomState):
+        return functools.partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.Generator):
+        return functools.partial(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
+    if _is_tensor(value) and hasattr(value, "detach"):
+        return functools.partial(value.detach().copy_, value.detach().clone())
+    # Optimizers of torch, schedules of learning rates, `GradScaler`; not modules, whose tensors are kept by themselves.
+    if hasattr(value, "load_state_dict") and hasattr(value, "state_dict") and not hasattr(value, "forward"):
+        return functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict()))
+    return None
+
+
+def _is_tensor(value: Any) -> bool:
+    """Returns whether a value is a tensor of torch, or an eager one of TensorFlow, and no variable or parameter."""
+    kind = type(value)
+    return (kind.__module__.partition(".")[0], kind.__name__) in (("torch", "Tensor"), ("tensorflow", "EagerTensor"))
+
+
+def _numbers_of(value: Any) -> npt.NDArray[np.float64] | None:
+    """Returns a number, or the numbers of a tensor, an array or a list, as float64; None of what holds others."""
+    if isinstance(value, list | tuple | collections.deque):
+        few = len(value) <= _LARGEST
+        if not few or not all(isinstance(one, int | float | np.generic) or _is_scalar(one) for one in value):
+            return None
+        return np.asarray([float(one) for one in value], np.float64)
+    if _is_tensor(value):
+        value = value.detach().cpu().double().numpy() if hasattr(value, "detach") else value.numpy()
+    if isinstance(value, int | float | np.generic | np.ndarray):
+        found = np.asarray(value)
+        return found.astype(np.float64) if found.dtype.kind in "fiub" and found.size <= _LARGEST * 100 else None
+    return None
+
+
+def _is_scalar(value: Any) -> bool:
+    return _is_tensor(value) and len(value.shape) == 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -224,13 +297,15 @@ def _holds_layers(container: Any) -> bool:
     return any(hasattr(value, "variables") or hasattr(value, "assign") for value in values)
 
 
-def _restore_list(container: list[Any], before: list[Any]) -> None:
-    list.__setitem__(container, slice(None), before)
+def _restore_list(container: Any, before: list[Any]) -> None:
+    # Keras 2 wraps a model's lists: what they hold stands in `_storage`.
+    list.__setitem__(getattr(container, "_storage", container), slice(None), before)
 
 
-def _restore_dict(container: dict[Any, Any], before: dict[Any, Any]) -> None:
-    dict.clear(container)
-    dict.update(container, before)
+def _restore_dict(container: Any, before: dict[Any, Any]) -> None:
+    inner = getattr(container, "__wrapped__", container)  # of Keras 2's `_DictWrapper`
+    dict.clear(inner)
+    dict.update(inner, before)
 
 
 def _restore_set(container: set[Any], before: set[Any]) -> None:

@@ -17,7 +17,7 @@ from syrtos.keras import first_batch, keras_internals, local_steps, state
 from syrtos.keras.checks import Checks
 from syrtos.keras.first_batch import Assigned, Outcome, Plan, Unproven
 from syrtos.keras.patching import Method
-from syrtos.keras.python_state import keeping_python_state
+from syrtos.keras.python_state import Change, keeping_python_state
 from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow.gradients import Reduction
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
@@ -148,6 +148,7 @@ class Function:
             self._by(trial, other)
             if not other.is_like(self.plan):
                 self.plan.adopt(other)
+                state.broadcast(self._session.comm, state.of_model(self._model))
                 self._make_anew()
                 first_batch.tell_change(self.plan, self._session, self._what(), steps + 1)
                 first_batch.tell(self.plan, self._session, self._what())
@@ -310,7 +311,7 @@ class _PredictingTrial(_Trial):
 def _some_rows(share: Share, session: Session) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
     total = int(share.samples)
-    each = max(first_batch.ROWS // session.world.size, first_batch.ROWS_OF_EACH) + (session.world.rank == 0)
+    each = first_batch.rows_to_take(session.comm, total)
     if total <= each:
         return share
     chosen = np.unique(np.linspace(0, total - 1, each).astype(np.int64))
@@ -336,6 +337,7 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
     keep their new states.
     """
     before: dict[int, tuple[Any, tf.Tensor]] = {}
+    changes: list[Change] = []
 
     def about_to_assign(variable: Any) -> None:
         if id(variable) not in before and bool(variable.is_initialized()):
@@ -353,9 +355,11 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
 
     watching, noting = tf_internals.watching_assignments(about_to_assign), first_batch.noting_gradients(given)
     try:
-        with keeping_python_state(model, puts_generators_back), watching, noting:
+        with keeping_python_state(model, puts_generators_back) as changes, watching, noting:
             yield
     finally:
+        if getattr(model, "run_eagerly", False):  # else Python runs when a step is traced, and not in each
+            first_batch.add_python_changes(outcome, changes)
         known = [*state.of_model(model), *(found for metric in model.metrics for found in metric.variables)]
         names = {id(getattr(found, "value", found)): state.name_of(found) for found in known}
         for key, (variable, value) in before.items():

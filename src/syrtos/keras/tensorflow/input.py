@@ -228,6 +228,28 @@ def policy_ignored() -> Iterator[None]:
         _policy_counts = before
 
 
+_are_whole = False
+
+
+def are_whole() -> bool:
+    """Returns whether batches are given whole to each worker now: see `given_whole`."""
+    return _are_whole
+
+
+@contextlib.contextmanager
+def given_whole(whole: bool) -> Iterator[None]:
+    """Context manager: with ``whole`` batches of data sets are not split, for functions that know nothing of shares.
+
+    So are those of all that is called inside: `fit` makes the batches of its validation itself.
+    """
+    global _are_whole
+    before, _are_whole = _are_whole, whole or _are_whole
+    try:
+        yield
+    finally:
+        _are_whole = before
+
+
 def is_own_shard(dataset: Any) -> bool:
     """Returns whether the script says that it shards the data itself, by `AutoShardPolicy.OFF`."""
     if not _policy_counts or not isinstance(dataset, tf.data.Dataset):

@@ -33,7 +33,9 @@ from syrtos.keras.parameter_server import remote_optimizer
 from syrtos.keras.patching import Method, Patch, install
 from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, models
 from syrtos.keras.tensorflow import patching as common
+from syrtos.keras.tensorflow.input import are_whole
 from syrtos.keras.tensorflow.step import StepScope, current_step
+from syrtos.keras.tensorflow.step import whole_batch as computing_whole_batch
 from syrtos.keras.tensorflow.strategy import Strategy
 
 
@@ -218,6 +220,8 @@ _FIRST = "_syrtos_first_"
 
 
 def _of_shares(model: Any, of_first: first_batch.Function, iterator: Any) -> Any:
+    if are_whole():
+        return of_first.function(iterator)
     of_first.verifying.count_call()
     steps = model._steps_per_execution
     return of_first.call(iterator, iterator.element_spec, 1 if steps is None else int(steps))
@@ -227,6 +231,9 @@ def _shared_step(session: world.Session, model: Any, step: Method, name: str) ->
     stock, training_now = getattr(step, "__func__", None) is getattr(training.Model, name), name == "train_step"
 
     def shared(data: Any) -> Any:
+        if are_whole():
+            with computing_whole_batch():
+                return step(data)
         plan = model.__dict__[_FIRST + name].plan
         if name == "predict_step":
             return common.gathered_predict_step(session, step, plan, data)
@@ -235,6 +242,21 @@ def _shared_step(session: world.Session, model: Any, step: Method, name: str) ->
             return scope.finish(scope.run(step), logs_are_global=stock)
 
     return shared
+
+
+def _stateful_too(original: Method) -> Method:
+    """Wraps `RNN.__init__`, which refuses `stateful=True` under a strategy: each worker computes the whole batch of such a model."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        distribute: Any = tf.compat.v2.distribute
+        before = distribute.has_strategy
+        distribute.has_strategy = lambda: False
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            distribute.has_strategy = before
+
+    return init
 
 
 def _callback_list(original: Method) -> Method:
@@ -337,6 +359,9 @@ MODEL = [
         "single_batch_iterator",
         keras2_data.single_batch,
         "A batch given by hand must know its number of samples.",
+    ),
+    Patch(
+        "tf_keras.src.layers.rnn.base_rnn:RNN", "__init__", _stateful_too, "A stateful layer is not split, and right."
     ),
     Patch(
         "tf_keras.src.callbacks:CallbackList",

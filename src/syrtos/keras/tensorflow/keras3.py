@@ -37,8 +37,9 @@ from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
 from syrtos.keras.tensorflow import compiled_update, first_batch, gradients, models, ops, sharded_update, tf_internals
 from syrtos.keras.tensorflow import patching as common
-from syrtos.keras.tensorflow.input import Share, is_own_shard, share_of_arrays
+from syrtos.keras.tensorflow.input import Share, are_whole, is_own_shard, share_of_arrays
 from syrtos.keras.tensorflow.step import StepScope
+from syrtos.keras.tensorflow.step import whole_batch as computing_whole_batch
 
 
 @functools.cache
@@ -107,6 +108,9 @@ def _make_function(original: Method) -> Method:
         of_first = first_batch.Function(self, session, step_function, stock, step_function.__name__)
 
         def step(data: Any) -> Any:
+            if are_whole():
+                with computing_whole_batch():
+                    return step_function(data)
             own = local_steps.of_step(session, training)
             with StepScope(own, data, training, reduces_early, of_first.plan).entered() as scope:
                 undo = _Undo(self) if training and finite.leaves_out() else None
@@ -117,6 +121,8 @@ def _make_function(original: Method) -> Method:
 
         def of_shares(iterator: Any) -> Any:
             if isinstance(iterator, tf.data.Iterator):
+                if are_whole():  # validation of a `fit` whose function is the script's own
+                    return of_first.function(iterator)
                 of_first.verifying.count_call()
                 return of_first.call(iterator, iterator.element_spec, self.steps_per_execution)
             return of_first.call((_sharing(session, batch) for batch in iterator), None, self.steps_per_execution)

@@ -7,7 +7,8 @@ from typing import Any
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import keras_internals, shares
+from syrtos.keras import first_batch, keras_internals, shares, whole_batch
+from syrtos.keras.first_batch import Plan
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input import is_own_shard
 from syrtos.keras.tensorflow.strategy import Strategy
@@ -77,6 +78,32 @@ def step_is_shared(model: Any, session: Session) -> bool:
     samples.
     """
     return session.world.size > 1 or (bool(session.options.run_dir) and not getattr(model, "jit_compile", False))
+
+
+# The methods of a model that make what `fit`, `evaluate` and `predict` call for each batch.
+_MAKING = {"fit": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
+
+
+def takes_whole_batches(model: Any, method: str, session: Session) -> bool:
+    """Returns whether the script makes what ``method`` calls for each batch itself.
+
+    Such a function knows nothing of shares, so each worker gives it the whole batch, which is said once.
+
+    Args:
+        model: whose `fit`, `evaluate` or `predict` is called.
+        method: its name.
+        session: the workers.
+    """
+    making = _MAKING[method]
+    if whole_batch.is_of_keras(first_batch.owner_of(type(model), making)) or not first_batch.is_split(session):
+        return False
+    if not vars(model).get(_TOLD):
+        object.__setattr__(model, _TOLD, True)
+        first_batch.tell(Plan(whole=f"its `{making}` is the script's own"), session, f"`{method}` of {model.name}")
+    return True
+
+
+_TOLD = "_syrtos_told_of_whole_batches"
 
 
 def synchronize_batchnorm(model: Any) -> None:

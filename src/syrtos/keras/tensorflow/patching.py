@@ -17,7 +17,7 @@ from syrtos.keras.patching import Method, replace, replace_everywhere
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow import gradients, models, ops, reproducible, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow import step as step_module
-from syrtos.keras.tensorflow.input import iterating, policy_ignored
+from syrtos.keras.tensorflow.input import given_whole, iterating, policy_ignored
 from syrtos.keras.tensorflow.step import StepScope, functions_of_step, rows_of
 from syrtos.keras.tensorflow.variables import TensorFlow
 
@@ -105,6 +105,7 @@ def agreeing(original: Method) -> Method:
         world.sharing().comm.agree(f"model.{original.__name__}")
         name = original.__name__
         with (
+            given_whole(models.takes_whole_batches(self, name, world.sharing())),
             policy_ignored() if name == "predict" else contextlib.nullcontext(),
             contextlib.nullcontext() if name == "fit" else asynchronous.on_all_data(),
         ):

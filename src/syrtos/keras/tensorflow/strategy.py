@@ -176,7 +176,8 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any) -> tf.data.Dataset:
         del options
-        if self._session.world.size == 1 or tf_internals.is_shared_out(dataset):
+        alone = self._session.world.size == 1 or input_pipelines.are_whole()
+        if alone or tf_internals.is_shared_out(dataset):
             return dataset
         if not tf.executing_eagerly():
             return self._shares(dataset)

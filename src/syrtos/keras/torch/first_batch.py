@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -74,6 +73,7 @@ class Function:
         if first.is_uneven:
             self.plan.whole = self.plan.whole or "its tensors have unequal numbers of rows"
         parts = first_batch.unknown_parts(self.model, self._stock, self._name)
+        parts += torch_internals.hooks_of(self.model)
         asked = self._session.options.verify
         is_compared = not self.plan.whole and asked != "off" and bool(parts or asked == "only")
         if is_compared:
@@ -106,6 +106,7 @@ class Function:
             self._by(trial, other)
             if not other.is_like(self.plan):
                 self.plan.adopt(other)
+                state.broadcast(self._session.comm, state.of_model(self.model))
                 first_batch.tell_change(self.plan, self._session, self._what(), steps + 1)
                 first_batch.tell(self.plan, self._session, self._what())
         self.checks.made(self._session.comm, time.monotonic() - began, few)
@@ -220,7 +221,7 @@ class _PredictingTrial(_Trial):
 
 def _some_rows(share: Share, session: Session) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
-    each = max(first_batch.ROWS // session.world.size, first_batch.ROWS_OF_EACH) + (session.world.rank == 0)
+    each = first_batch.rows_to_take(session.comm, share.samples)
     if share.samples <= each:
         return share
     chosen = np.unique(np.linspace(0, share.samples - 1, each).astype(np.int64))
@@ -229,6 +230,11 @@ def _some_rows(share: Share, session: Session) -> Share:
         return leaf[chosen] if getattr(leaf, "shape", ()) else leaf
 
     return Share(len(chosen), keras.tree.map_structure(take, share.data))
+
+
+def _wide(tensor: torch.Tensor) -> Any:
+    """Returns a copy in float64, in this process's memory."""
+    return tensor.detach().to("cpu", torch.float64).to_dense().numpy().copy()
 
 
 @contextlib.contextmanager
@@ -240,10 +246,11 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
     before: dict[int, tuple[Any, torch.Tensor]] = {}
     parameters = list(model.parameters())
     kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *model.buffers()]]
+    unsynchronized = {id(buffer) for buffer in torch_internals.statistics_of_batchnorm(model)}
+    names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    compared = [(names.get(id(t), "a parameter"), t, value) for t, value in kept if id(t) not in unsynchronized]
     grads = [(p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters]
     steps = Drawn.steps
-    optimizers = [value for value in vars(model).values() if isinstance(value, torch.optim.Optimizer)]
-    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
 
     def about_to_assign(variable: Any) -> None:
         if id(variable) not in before and variable._value is not None:
@@ -259,34 +266,30 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
                 outcome.gradients.append(gradient.detach().to("cpu", torch.float64).to_dense().numpy().copy())
                 outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
 
-    try:
-        with (
-            keeping_python_state(model),
-            noting_assignments(about_to_assign),
-            first_batch.noting_gradients(given),
-        ):
-            yield
-    finally:
-        for key, (variable, value) in before.items():
-            values = [np.asarray(t.detach().to("cpu", torch.float64)).copy() for t in (value, variable._value)]
-            outcome.assigned[key] = Assigned(state.name_of(variable), *values)
-        for index, (tensor, value) in enumerate(kept):  # changed in place, as torch's own optimizers do
-            if (
-                index < len(parameters)
-                and not any(v._value is tensor for v, _ in before.values())
-                and not torch.equal(tensor, value)
-            ):
-                values = [t.detach().to("cpu", torch.float64).numpy().copy() for t in (value, tensor)]
-                outcome.assigned[id(tensor)] = Assigned(f"parameter {index + 1}", *values)
-        with torch.no_grad():
-            for variable, value in before.values():
-                variable._value.copy_(value)
-            for tensor, value in kept:
-                tensor.copy_(value)
-            for parameter, held in grads:
-                parameter.grad = held and held[0]
-                if held:
-                    held[0].copy_(held[1])
-        for optimizer, saved in zip(optimizers, states, strict=True):
-            optimizer.load_state_dict(saved)
-        Drawn.steps = steps
+    with keeping_python_state(model) as changes:  # what it restores is compared first
+        try:
+            with noting_assignments(about_to_assign), first_batch.noting_gradients(given):
+                yield
+        finally:
+            for key, (variable, value) in before.items():
+                outcome.assigned[key] = Assigned(state.name_of(variable), _wide(value), _wide(variable._value))
+            of_keras = {id(variable._value) for variable, _ in before.values()}
+            for name, tensor, value in compared:  # changed in place, as torch's own optimizers do
+                if id(tensor) not in of_keras and not torch.equal(tensor, value):
+                    outcome.assigned[id(tensor)] = Assigned(name, _wide(value), _wide(tensor))
+            if not outcome.gradients:  # no optimizer of Keras was given any: those that `backward` has left
+                for parameter, held in grads:
+                    if parameter.grad is not None and (held is None or not torch.equal(parameter.grad, held[1])):
+                        outcome.gradients.append(_wide(parameter.grad) - (0.0 if held is None else _wide(held[1])))
+                        outcome.gradient_names.append(names.get(id(parameter), f"gradient {len(outcome.gradients)}"))
+            with torch.no_grad():
+                for variable, value in before.values():
+                    variable._value.copy_(value)
+                for tensor, value in kept:
+                    tensor.copy_(value)
+                for parameter, held in grads:
+                    parameter.grad = held and held[0]
+                    if held:
+                        held[0].copy_(held[1])
+            Drawn.steps = steps
+    first_batch.add_python_changes(outcome, changes)

@@ -15,7 +15,7 @@ import keras
 import torch.distributed
 
 from syrtos import settings
-from syrtos.keras import rendezvous
+from syrtos.keras import keras_internals, rendezvous
 
 
 @contextlib.contextmanager
@@ -87,3 +87,25 @@ def group_of(device: str, address: str, rank: int, size: int, timeout: float, he
     options._timeout = datetime.timedelta(seconds=timeout)
     options._devices = [kinds.ProcessGroupGloo.create_device(hostname=here)]
     return kinds.ProcessGroupGloo(store, rank, size, options)
+
+
+def statistics_of_batchnorm(model: Any) -> list[torch.Tensor]:
+    """Returns the buffers of torch's own batch normalization, which computes them of this worker's rows (`_BatchNorm`, torch 2.13)."""
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+    return [buffer for layer in layers for buffer in layer.buffers()]
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def hooks_of(model: Any) -> list[str]:
+    """Returns what has hooks of the script's, by names that a person knows: a hook may mix rows (names of torch 2.13)."""
+    modules = {id(module): module for module in [*model.modules(), *keras_internals.layers_of(model)]}
+    found = [
+        f"the hooks of {getattr(module, 'name', type(module).__name__)}"
+        for module in modules.values()
+        if any(getattr(module, hooks, None) for hooks in _HOOKS)
+    ]
+    return found + [
+        f"the hooks of {name}" for name, p in model.named_parameters() if getattr(p, "_backward_hooks", None)
+    ]
