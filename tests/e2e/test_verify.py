@@ -51,7 +51,8 @@ def test_a_script_is_compared_and_its_files_are_left_alone(tmp_path: Path, backe
     functions = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [function["step"] for function in functions] == ["train_step", "test_step", "predict_step"]
     for function in functions:
-        assert function["rows"] and all(row["difference"] <= 1e-4 for row in function["rows"]), function
+        assert function["rows"], function
+        assert all(row["difference"] <= 1e-4 for row in function["rows"]), function
     compared = {
         (row["kind"], row["name"].removeprefix("sequential/")) for function in functions for row in function["rows"]
     }
@@ -73,5 +74,6 @@ def test_the_table_says_what_is_not_split(tmp_path: Path) -> None:
     words = [str(SYRTOS), "verify", "train.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Not split:" in done.stdout and "Each worker computes the whole batch" in " ".join(done.stdout.split())
+    assert "Not split:" in done.stdout
+    assert "Each worker computes the whole batch" in " ".join(done.stdout.split())
     assert "samples/s" not in done.stderr  # the summary of a run of two batches

@@ -27,7 +27,7 @@ class Trial:
     """A step that assigns, returns or gives an optimizer what a function computes of rows, on one of two workers."""
 
     comm: InProcessCommunicator
-    assigns: Compute = lambda rows: 0.0
+    assigns: Compute = lambda rows: 1.0
     returns: Compute = lambda rows: 0.0
     gradient: Compute = lambda rows: 0.0
     rows: np.ndarray[Any, Any] = dataclasses.field(default_factory=lambda: ROWS)
@@ -64,7 +64,8 @@ class Trial:
     def _outcome(self, rows: np.ndarray[Any, Any]) -> Outcome:
         computed = (np.asarray(part(rows), np.float64) for part in (self.gradient, self.returns, self.assigns))
         gradient, log, value = computed
-        return Outcome([gradient], ["kernel"], [log], ["loss"], [], {KEY: Assigned("state", np.zeros(()), value)})
+        assigned = {KEY: Assigned("state", np.zeros(()), value)}
+        return Outcome([gradient], ["kernel"], [log], ["loss"], [], assigned)
 
 
 def decided(together: Callable[..., list[Any]], **parts: Compute) -> Plan:
@@ -167,3 +168,44 @@ def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
         with pytest.raises(type(error)) as raised:
             first_batch.naming_split(plan, session, fails)(error)
         assert not getattr(raised.value, "__notes__", [])
+
+
+def test_a_variable_that_stays_as_it_was_shows_no_rule(together: Callable[..., list[Any]]) -> None:
+    assert "`state`, which it assigns, does not change" in decided(together, assigns=lambda r: 0.0).whole
+
+
+def test_a_count_of_rare_rows_is_a_sum(together: Callable[..., list[Any]]) -> None:
+    """None of the rows is one of them: a number that is counted, and was 0 on all workers, is added up."""
+
+    def decide(comm: InProcessCommunicator) -> Plan:
+        plan, session = Plan(), SimpleNamespace(comm=comm)
+        trial = Trial(comm, returns=lambda r: np.sum(r > 1e6))
+        outcome = trial._outcome
+        trial._outcome = lambda rows: dataclasses.replace(  # type: ignore[method-assign]
+            found := outcome(rows), logs=[np.asarray(log, np.int64) for log in found.logs]
+        )
+        first_batch.decide(plan, trial, session, 4)  # type: ignore[arg-type]
+        return plan
+
+    assert [plan.logs for plan in together(2, decide)] == [{0: "sum"}, {0: "sum"}]
+
+
+def test_a_later_batch_that_disagrees_is_seen(together: Callable[..., list[Any]]) -> None:
+    def later(comm: InProcessCommunicator) -> tuple[bool, bool]:
+        plan, session = Plan(), SimpleNamespace(comm=comm)
+        first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session, 4)  # type: ignore[arg-type]
+        same = Trial(comm, gradient=lambda r: r.mean(axis=0), rows=ROWS * 2)
+        other = Trial(comm, gradient=lambda r: r.mean(axis=0) ** 2)
+        return tuple(first_batch.confirm(plan, trial, session, 4) for trial in (same, other))  # type: ignore
+
+    assert together(2, later) == [(True, False)] * 2
+
+
+def test_rounding_of_gradients_near_zero_is_no_difference(together: Callable[..., list[Any]]) -> None:
+    def later(comm: InProcessCommunicator) -> bool:
+        plan, session = Plan(), SimpleNamespace(comm=comm)
+        first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session, 4)  # type: ignore[arg-type]
+        noise = Trial(comm, gradient=lambda r: 1e-8 * np.sin(1e9 * r).mean(axis=0) ** 2)
+        return first_batch.confirm(plan, noise, session, 4)  # type: ignore[arg-type]
+
+    assert together(2, later) == [True, True]

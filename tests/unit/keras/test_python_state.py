@@ -75,9 +75,14 @@ def test_numbers_and_containers_are_put_back(model: Counting, capsys: pytest.Cap
 
 def test_a_step_that_fails_is_put_back(model: Counting) -> None:
     before = changed(model)
-    with pytest.raises(ValueError), keeping_python_state(model):
-        change(model)
-        raise ValueError
+
+    def fail() -> None:
+        with keeping_python_state(model):
+            change(model)
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fail()
     assert changed(model) == before
 
 

@@ -108,11 +108,12 @@ class Function:
             self.plan.whole = "its tensors have unequal numbers of rows"
         parts = first_batch.unknown_parts(self._model, self._stock, self._name)
         asked = self._session.options.verify
-        trial = self._trial(first)
-        if asked != "off" and not getattr(self._model, "built", True):
+        is_tried = not self.plan.whole and asked != "off"
+        trial = self._trial(first) if is_tried else None
+        if trial is not None and not getattr(self._model, "built", True):
             trial.build()
-        self._is_compared = not self.plan.whole and asked != "off" and bool(parts or asked == "only")
-        if self._is_compared:
+        self._is_compared = is_tried and bool(parts or asked == "only")
+        if trial is not None and self._is_compared:
             began, self.plan.known = time.monotonic(), _known_variables(self._model)
             few = trial.has_few_rows()
             if not few:
@@ -135,7 +136,10 @@ class Function:
 
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
-        began, trial, steps = time.monotonic(), self._trial(batch), self.checks.steps
+        if _has_unequal_leaves(self._session, batch):
+            self._change(Plan(decided=True, whole="its tensors have unequal numbers of rows"))
+            return
+        began, trial = time.monotonic(), self._trial(batch)
         few = trial.has_few_rows()
         if not few and not self.plan.tried:  # the batches before had too few rows
             before = dataclasses.replace(self.plan)
@@ -146,13 +150,20 @@ class Function:
         elif not few and not first_batch.confirm(self.plan, trial, self._session, _precision(self._model)):
             other = Plan(decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales)
             self._by(trial, other)
-            if not other.is_like(self.plan):
-                self.plan.adopt(other)
-                state.broadcast(self._session.comm, state.of_model(self._model))
-                self._make_anew()
-                first_batch.tell_change(self.plan, self._session, self._what(), steps + 1)
-                first_batch.tell(self.plan, self._session, self._what())
+            self._change(other)
         self.checks.made(self._session.comm, time.monotonic() - began, few)
+        if self.plan.whole:
+            self.checks.end()
+
+    def _change(self, other: Plan) -> None:
+        """Splits steps from now on as a later batch has shown."""
+        if other.is_like(self.plan):
+            return
+        self.plan.adopt(other)
+        state.broadcast(self._session.comm, state.of_model(self._model))
+        self._make_anew()
+        first_batch.tell_change(self.plan, self._session, self._what(), self.checks.steps + 1)
+        first_batch.tell(self.plan, self._session, self._what())
         if self.plan.whole:
             self.checks.end()
 

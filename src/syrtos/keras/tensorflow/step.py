@@ -212,6 +212,8 @@ class StepScope(_Watcher):
         self.reduces_early = (reduces_early and not late) or (training and adds)
         self._outcome = outcome
         self.samples, self.data = _counted(data)
+        if isinstance(data, Share) and not self.plan.whole and self.splits_batch:
+            _check_even(self.data)
         self._ready = _ready_at(self.data)
         self._sums_count = float(local_steps.sums_count(training))
         if self._graph is not None:
@@ -528,6 +530,26 @@ def _counted(data: Any) -> tuple[tf.Tensor, Any]:
         return tf.cast(data.samples, tf.float32), data.data
     leaf = next((leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)), None)
     return tf.constant(1.0) if leaf is None else tf.cast(count_rows(leaf), tf.float32), data
+
+
+_UNEVEN = (
+    "The tensors of a batch have unequal numbers of rows, so it can't be split over the workers by rows. Give what is no sample to the model itself, or give "
+    "all batches such a form: a model whose first batch has it computes the whole batch on each worker."
+)
+
+
+def _check_even(data: Any) -> None:
+    """Refuses a share whose tensors have unequal numbers of rows: a later batch than the first may have them.
+
+    Raises:
+        tf.errors.InvalidArgumentError: when the step runs.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+    known = {leaf.shape[0] for leaf in leaves}
+    if len(known) == 1 and None not in known:
+        return
+    for leaf in leaves[1:]:
+        tf.debugging.assert_equal(count_rows(leaf), count_rows(leaves[0]), _UNEVEN)
 
 
 def rows_of(active: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
