@@ -49,7 +49,9 @@ def _groups(found: ast.expr) -> dict[str, list[str]]:
     }
 
 
-_KINDS = dict(pair for name in ("cases", "mixed_rows", "own_loops") for pair in _decorated(_text_of(name)))
+_KINDS = dict(
+    pair for name in ("cases", "mixed_rows", "changing_steps", "own_loops") for pair in _decorated(_text_of(name))
+)
 CASES = [name for name, kind in _KINDS.items() if kind in ("case", "keras3")]
 KERAS3_ONLY = {name for name, kind in _KINDS.items() if kind == "keras3"}
 TOLERANCE: dict[str, float] = ast.literal_eval(_assigned(_text_of("cases"), "TOLERANCE"))
@@ -65,7 +67,8 @@ _NEED_TENSORFLOW = {
     "added_loss", "batchnorm_synchronized", "custom_train_step", "custom_train_step_in_tf_function", "custom_train_step_two_optimizers",
     "custom_train_step_with_sums", "custom_train_step_without_keras_loss", "planned_words", "sparse_batches", "words_on_batch",
     "words_without_unknown_ones", "batches_with_a_table", "step_of_a_sum", "step_that_clips_by_hand", "step_that_is_aware_of_sharpness",
-    "step_with_a_penalty_on_input_gradients",
+    "step_with_a_penalty_on_input_gradients", "step_that_assigns_weights_by_hand", "step_of_a_layer_that_call_does_not_use",
+    "term_that_begins_with_an_epoch", "term_of_each_third_step", "first_batch_of_one_row", "step_with_a_state_in_python", "training_function_of_its_own",
 }  # fmt: skip
 _WITHOUT_TENSORFLOW = [name for name in CASES if name not in _NEED_TENSORFLOW and not name.startswith("own_loop")]
 

@@ -79,6 +79,7 @@ class Plan:
         difference: the largest relative difference between both ways; None where all parts are Keras's own.
         rows: everything that was compared.
         tried: whether it was made by a comparison, and shows what becomes of every variable that the step assigns.
+        unproven: what `Unproven` said while the step was traced; autograph may raise it as another error.
         known: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
         shown: ids of variables whose change was compared.
         scale: the norm of all gradients in the first comparison, and the size of each log: later ones may be near zero, where rounding is all that differs.
@@ -92,6 +93,7 @@ class Plan:
     difference: float | None = None
     rows: list[Row] = dataclasses.field(default_factory=list)
     tried: bool = False
+    unproven: str = ""
     known: set[int] = dataclasses.field(default_factory=set)
     shown: set[int] = dataclasses.field(default_factory=set)
     scale: float = 0.0

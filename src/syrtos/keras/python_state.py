@@ -178,7 +178,10 @@ class _Kept:
             self._seen[id(value)] = value
             self._undo.append(undo)
             return
-        if isinstance(value, tuple(_RESTORE)):
+        if isinstance(value, tuple):
+            for child in value:
+                self._keep(child, depth - 1)
+        elif isinstance(value, tuple(_RESTORE)):
             if len(value) <= _LARGEST:
                 self._seen[id(value)] = value
                 self._keep_container(value, depth)

@@ -38,6 +38,75 @@ def data_loaders() -> None:
     assert equal_everywhere(dropped.get_weights()[0])
 
 
+def hooks_and_buffers() -> None:
+    """A forward hook over the batch, and a step that keeps the largest outputs and counts rows in buffers, a centre in a plain tensor."""
+    hooked = model(keras.layers.Dense(8, "tanh"))
+    hooked.layers[0].register_forward_hook(lambda layer, given, out: out - out.mean(0, keepdim=True))
+    x, y = data(60)
+    losses = hooked.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+    class Keeping(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = keras.layers.Dense(1)
+            self.register_buffer("largest", torch.zeros(1))
+            self.register_buffer("rows", torch.zeros((), dtype=torch.long))
+            self.centre = torch.zeros(1)
+
+        def call(self, rows: Any) -> Any:
+            return self.net(rows)
+
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            rows, wanted = batch
+            self.zero_grad()
+            found = self(rows, training=True)
+            loss = torch.mean((found - wanted - self.centre) ** 2)
+            loss.backward()
+            weights = list(self.trainable_weights)
+            with torch.no_grad():
+                self.optimizer.apply([weight.value.grad for weight in weights], weights)
+                self.largest.copy_(torch.maximum(self.largest, found.abs().amax(0)))
+                self.rows += len(rows)
+                self.centre = 0.9 * self.centre + 0.1 * found.mean(0)
+            return {"loss": loss}
+
+    keeping = Keeping()
+    keeping.build((None, 8))
+    keeping.compile(keras.optimizers.SGD(0.01))
+    history = keeping.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    kept = {"largest": keeping.largest.tolist(), "rows": float(keeping.rows), "centre": keeping.centre.tolist()}
+    written("hooks_and_buffers", hooked, {"hooked": losses, "kept": history["loss"], **kept})
+
+
+def optimizers_elsewhere() -> None:
+    """torch's own optimizers in a dictionary, with a schedule; gradients of a sum, accumulated by hand."""
+    x, y = data(60)
+
+    class Own(keras.Sequential):
+        def make(self) -> None:
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+            self.own = {"all": (optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9))}
+            self.number = 0
+
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            rows, wanted = batch
+            loss = ((self(rows, training=True) - wanted) ** 2).sum() / 16
+            loss.backward()
+            self.number += 1
+            if self.number % 2 == 0:
+                optimizer, schedule = self.own["all"]
+                optimizer.step()
+                schedule.step()
+                self.zero_grad()
+            return {"loss": loss, "rate": self.own["all"][0].param_groups[0]["lr"]}
+
+    built = Own([keras.layers.Input((8,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    built.make()
+    built.compile()
+    history = built.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    written("optimizers_elsewhere", built, {f"log {name}": values for name, values in history.items()})
+
+
 class OwnStep(keras.Sequential):
     """A `train_step` of the script's own, with metrics of its own and a loss as a raw number."""
 

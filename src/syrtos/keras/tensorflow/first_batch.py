@@ -15,7 +15,7 @@ import tensorflow as tf
 from syrtos.comm.world import Session
 from syrtos.keras import first_batch, keras_internals, local_steps, state
 from syrtos.keras.checks import Checks
-from syrtos.keras.first_batch import Assigned, Outcome, Plan, Unproven
+from syrtos.keras.first_batch import Assigned, Outcome, Plan
 from syrtos.keras.patching import Method
 from syrtos.keras.python_state import Change, keeping_python_state
 from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
@@ -84,8 +84,11 @@ class Function:
         self.checks.count(steps)
         try:
             return self.function(batches)
-        except Unproven as error:  # while it is traced: no step was made, and no batch taken
-            self.plan.whole = str(error)
+        except Exception:
+            if not self.plan.unproven:
+                raise
+            # While the function is traced no step is made, and no batch taken.
+            self.plan.whole, self.plan.unproven = self.plan.unproven, ""
             self.checks.end()
             self._make_anew()
             first_batch.tell(self.plan, self._session, self._what())

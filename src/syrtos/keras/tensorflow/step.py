@@ -378,6 +378,7 @@ class StepScope(_Watcher):
             return
         for key, (variable, _) in dirty.items():
             if not _is_sum(variable) and not self.plan.shows(key):
+                self.plan.unproven = str(Unproven(variable.name))
                 raise Unproven(variable.name)
 
     def _exchange_state(

@@ -1,0 +1,234 @@
+"""Cases whose steps become others while they train, or keep values where no optimizer and no metric sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from cases import Logs, case, data, fit, keras, keras3, mlp
+from mixed_rows import Stepping
+
+ops: Any = getattr(keras, "ops", None)
+
+
+@case
+def step_that_assigns_weights_by_hand() -> tuple[Any, Logs]:
+    """Plain gradient descent without an optimizer."""
+
+    class ByHand(Stepping):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            loss, gradients = self.gradients(*data)
+            for variable, gradient in zip(self.trainable_variables, gradients, strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return {"loss": loss}
+
+    keras.utils.set_random_seed(41)
+    model = ByHand()
+    model.compile()
+    return fit(model, *data())
+
+
+@case
+def step_of_a_layer_that_call_does_not_use() -> tuple[Any, Logs]:
+    """A head of its own for the step, and a batch that `call` can't take."""
+
+    class WithHead(Stepping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = keras.layers.Dense(1)
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            (x, other), y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+                loss += 0.1 * tf.reduce_mean(tf.square(self.head(self.first(other)) + y))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    keras.utils.set_random_seed(42)
+    model = WithHead()
+    model.compile(keras.optimizers.SGD(0.05))
+    x, y = data()
+    rows = tf.data.Dataset.from_tensor_slices(((x, x[::-1].copy()), y)).batch(32)
+    history = model.fit(rows, epochs=5, verbose=0)
+    return model, dict(history.history)
+
+
+def _spread(outputs: Any) -> Any:
+    return tf.math.reduce_variance(outputs)
+
+
+@case
+def term_that_begins_with_an_epoch() -> tuple[Any, Logs]:
+    """A term over the batch, whose weight a callback raises from 0."""
+
+    class Annealed(Stepping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = tf.Variable(0.0, trainable=False)
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                outputs = self(x, training=True)
+                loss = tf.reduce_mean(tf.square(outputs - y)) + self.weight * tf.square(_spread(outputs) - 1.0)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    class Raise(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.weight.assign(0.2 * epoch)
+
+    keras.utils.set_random_seed(43)
+    model = Annealed()
+    model.compile(keras.optimizers.SGD(0.05))
+    return fit(model, *data(), callbacks=[Raise()])
+
+
+@case
+def term_of_each_third_step() -> tuple[Any, Logs]:
+    """A lazy penalty, in a branch that also assigns what no other step does."""
+
+    class Lazy(Stepping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self.usual = tf.Variable(1.0, trainable=False)
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+
+            def penalty() -> Any:
+                spread = _spread(self(x, training=True))
+                self.usual.assign(0.9 * self.usual + 0.1 * tf.stop_gradient(spread))
+                return 0.1 * tf.square(spread - self.usual)
+
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+                loss += tf.cond(self.number % 3 == 2, penalty, lambda: 0.0)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            self.number.assign_add(1)
+            return {"loss": loss}
+
+    keras.utils.set_random_seed(44)
+    model = Lazy()
+    model.compile(keras.optimizers.SGD(0.05))
+    model, logs = fit(model, *data())
+    return model, {**logs, "usual": [float(model.usual.numpy())]}
+
+
+@case
+def first_batch_of_one_row() -> tuple[Any, Logs]:
+    """One row shows nothing of a step that mixes rows: those after it do."""
+
+    class Spreading(Stepping):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                outputs = self(x, training=True)
+                loss = tf.reduce_mean(tf.square(outputs - y)) + tf.square(tf.reduce_mean(outputs) - 1.0)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    keras.utils.set_random_seed(45)
+    x, y = data()
+    model = Spreading()
+    model.compile(keras.optimizers.SGD(0.05))
+    one = tf.data.Dataset.from_tensor_slices((x[:1], y[:1])).batch(1)
+    rest = tf.data.Dataset.from_tensor_slices((x[1:], y[1:])).batch(32)
+    history = model.fit(one.concatenate(rest), epochs=5, verbose=0)
+    return model, dict(history.history)
+
+
+@keras3
+def states_and_numbers_of_rare_rows() -> tuple[Any, Logs]:
+    """Counts and maxima of rows of which the first batch has none."""
+
+    class Guard(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            zero = {"shape": (), "initializer": "zeros", "trainable": False}
+            self.outliers, self.peak = self.add_weight(**zero, name="outliers"), self.add_weight(**zero, name="peak")
+
+        def call(self, x: Any) -> Any:
+            far = ops.abs(x) > 5.0
+            self.outliers.assign(self.outliers + ops.sum(ops.cast(far, "float32")))
+            self.peak.assign(ops.maximum(self.peak, ops.max(ops.where(far, ops.abs(x), 0.0))))
+            return ops.clip(x, -5.0, 5.0)
+
+    keras.utils.set_random_seed(46)
+    x, y = data()
+    x[[100, 200, 201]] *= 10.0
+    guard = Guard()
+    model = keras.Sequential([keras.Input((12,)), guard, keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    model, logs = fit(model, x, y)
+    return model, {
+        **logs,
+        "seen": [float(ops.convert_to_numpy(guard.outliers)), float(ops.convert_to_numpy(guard.peak))],
+    }
+
+
+class _Meter:
+    """An object of the script's own, with a state that no variable has."""
+
+    def __init__(self) -> None:
+        self.calls, self.norms, self.generator = 0, [], np.random.default_rng(5)
+
+    def noise(self) -> float:
+        self.calls += 1
+        return float(self.generator.normal())
+
+
+@case
+def step_with_a_state_in_python() -> tuple[Any, Logs]:
+    class Noting(Stepping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.meter = _Meter()
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            loss, gradients = self.gradients(*data)
+            self.meter.norms.append(float(tf.linalg.global_norm(gradients)))
+            scale = 1.0 + 0.1 * self.meter.noise()
+            gradients = [scale * gradient for gradient in gradients]
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss, "calls": float(self.meter.calls)}
+
+    keras.utils.set_random_seed(47)
+    model = Noting()
+    model.compile(keras.optimizers.SGD(0.05), run_eagerly=True)
+    model, logs = fit(model, *data(), epochs=2)
+    return model, {**logs, "norms": list(model.meter.norms)}
+
+
+@case
+def training_function_of_its_own() -> tuple[Any, Logs]:
+    """A model that makes what `fit` calls for each batch."""
+
+    class Own(keras.Model):
+        def make_train_function(self, force: bool = False) -> Any:
+            @tf.function
+            def train(iterator: Any) -> dict[str, Any]:
+                x, y = next(iterator)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+                gradients = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+                return {"loss": loss}
+
+            self.train_function = train
+            return train
+
+    keras.utils.set_random_seed(48)
+    inner = mlp()
+    inputs = keras.Input((12,))
+    model = Own(inputs, inner(inputs))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    x, y = data()
+    model, logs = fit(model, x, y)
+    return model, {**logs, "evaluated": [float(model.evaluate(x, y, verbose=0))]}
