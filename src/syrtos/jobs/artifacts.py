@@ -1,4 +1,7 @@
-"""The results of a job: archives of its output folders, and checkpoints that are copied while it runs. Archives are checked before they are unpacked."""
+"""The results of a job: archives of its output folders, and checkpoints that are copied while it runs.
+
+Archives are checked before they are unpacked.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ _LARGEST = 8 << 30
 
 
 def pack(folders: Sequence[Path], archive: Path) -> int:
-    """A ``tar.gz`` of the files in all ``folders``; where two have the same file, the later one's is packed, as on SageMaker.
+    """Packs the files of all ``folders`` into a ``tar.gz``.
+
+    Where two folders have the same file, the one of the later folder is packed, as on SageMaker.
 
     Returns:
         The number of files; with none, no archive is made.
@@ -39,10 +44,13 @@ def _merged(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Extracts files and folders only, inside ``folder`` only, without owners or special modes (PEP 706).
+    """Extracts an archive into ``folder``, without owners or special modes (PEP 706).
+
+    Files, folders, and links that stay inside are extracted.
 
     Raises:
-        DataError: it is no archive, names a path outside, holds links out of it or devices, or unpacks to more than 8 GiB.
+        DataError: it is no archive, names a path outside the folder, holds links out of it or devices, or unpacks to
+            more than 8 GiB.
     """
     try:
         with tarfile.open(archive, "r:*") as tar:
@@ -57,14 +65,21 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _check(member: tarfile.TarInfo, archive: str) -> None:
-    """Links are kept where they can't lead out; the filter of `tarfile` alone can be got round with chains of them (CVE-2025-4517)."""
+    """Raises DataError unless a member is a file, a folder, or a link that can't lead out of the archive's folder.
+
+    The filter of `tarfile` alone can be got round with chains of links (CVE-2025-4517).
+    """
     inside = member.issym() and not member.linkname.startswith("/") and ".." not in Path(member.linkname).parts
     if not (member.isfile() or member.isdir() or inside) or member.size < 0:
         raise DataError(f"{archive} holds {member.name}, which is no file, folder or link to one beside or below it.")
 
 
 def upload(places: Places, folders: Sequence[Path], uri: str, archive: str | None, scratch: Path) -> bool:
-    """Uploads the files in ``folders`` to ``uri``: as one ``archive``, or one by one. Returns whether there were any."""
+    """Uploads the files of ``folders`` to ``uri``, as one ``archive`` or one by one.
+
+    Returns:
+        Whether there were any files.
+    """
     if archive is None:
         files = _merged(folders)
         for name, path in files.items():
@@ -85,7 +100,8 @@ _UNFINISHED = re.compile(r"\..+\.partial")
 class Checkpoints:
     """Keeps a URI equal to the contents of a job's checkpoint folders.
 
-    A file is copied once it has not changed between two looks, so that half a checkpoint is never uploaded over a whole one.
+    A file is copied once it has not changed between two looks, so that half a checkpoint is never uploaded over a
+    whole one.
     """
 
     def __init__(self, places: Places, uri: str, folders: Sequence[Path], every: float = 1.0) -> None:
@@ -116,7 +132,7 @@ class Checkpoints:
         self._thread.start()
 
     def finish(self) -> None:
-        """Copies the rest, when no process writes any more."""
+        """Stops the copying thread and copies the rest; no process may write any more."""
         self._over.set()
         self._thread.join()
         self.copy(settled=False)
@@ -130,7 +146,11 @@ class Checkpoints:
                 self.error = error
 
     def copy(self, settled: bool = True) -> None:
-        """Uploads new files, and removes those that are gone."""
+        """Uploads new and changed files, and removes from the URI those that are gone.
+
+        Args:
+            settled: leave out files that have changed since the last look.
+        """
         names = set()
         for folder in self._folders:
             for path in sorted(p for p in folder.rglob("*") if p.is_file()):

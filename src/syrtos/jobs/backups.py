@@ -1,7 +1,7 @@
-"""Copies of the database of jobs: one a day, the last few are kept. A service does not begin with a damaged or emptied database as if there had been no
-jobs.
+"""Copies of the database of jobs: one is made a day, and the last few are kept.
 
-A Postgres database is its own administrator's to back up.
+A service does not begin with a damaged or emptied database as if there had been no jobs. A Postgres database is its own
+administrator's to back up.
 """
 
 from __future__ import annotations
@@ -25,22 +25,26 @@ _END_ALL = (
 
 
 class Backups:
-    """Those of one SQLite file.
+    """The copies of one SQLite file.
 
     Args:
         database: the file.
-        folder: of the copies.
+        folder: the folder of the copies.
     """
 
     def __init__(self, database: Path, folder: Path) -> None:
         self._database, self._folder = database, folder
 
     def newest_first(self) -> list[Path]:
-        """The copies that are there."""
+        """Returns the paths of the copies, the newest first."""
         return sorted(self._folder.glob(f"[0-9]*{_SUFFIX}"), reverse=True)
 
     def check(self) -> None:
-        """Raises ConfigurationError where the database can't be opened, is damaged, or has lost the jobs that the newest copy has."""
+        """Checks that the database can be used.
+
+        Raises:
+            ConfigurationError: it can't be opened, is damaged, or has lost the jobs that the newest copy has.
+        """
         copies = self.newest_first()
         wrong = _fault_of(self._database) if self._database.exists() else "is gone" if copies else ""
         if not wrong and copies and self._has_lost_jobs(self._database, copies[0]):
@@ -57,14 +61,15 @@ class Backups:
 
     @staticmethod
     def _has_lost_jobs(database: Path, copy: Path) -> bool:
-        """Whether a database without jobs is not one whose jobs have been deleted, one by one."""
+        """Returns whether a database has no jobs, none was deleted by a request, and its copy has some."""
         count, deleted = _count(database)
         return not count and not deleted and bool(_count(copy)[0])
 
     def restore(self) -> Path | None:
-        """Puts the newest good copy in the place of the database, which is kept beside it; None if there is none.
+        """Replaces the database by the newest good copy, and returns the copy's path; None if there is none.
 
-        What ran when the copy was made has failed: it may have ended since, or have to be begun again by a person.
+        The old database is renamed and stays beside the new one. Jobs that ran when the copy was made are marked as
+        failed: they may have ended since, or have to be begun again by a person.
         """
         for copy in self.newest_first():
             if _fault_of(copy):
@@ -86,7 +91,7 @@ class Backups:
         return None
 
     def keep(self, now: float | None = None) -> None:
-        """Makes a copy if the newest is older than a day, and removes the oldest.
+        """Makes a copy if the newest is older than a day, and removes all but the last few.
 
         Raises:
             ConfigurationError: the database is damaged by now, or has lost its jobs: the copies stay as they are.
@@ -103,7 +108,7 @@ class Backups:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A consistent copy, also while others write (sqlite.org/backup.html)."""
+    """Makes a consistent copy of a database, even while other processes write to it (sqlite.org/backup.html)."""
     draft = target.with_name(f".{target.name}")
     draft.unlink(missing_ok=True)
     try:
@@ -116,10 +121,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _fault_of(database: Path) -> str:
-    """What is wrong with a file, as the end of a sentence about it; empty if nothing is.
+    """Returns the fault of a database file as the end of a sentence about it; empty if there is none.
 
     Raises:
-        ConfigurationError: it can't be opened, which says nothing about it: a full disk does that too.
+        ConfigurationError: it can't be opened, which says nothing about the file: a full disk causes that too.
     """
     if not database.stat().st_size:
         return "is empty"
@@ -134,7 +139,7 @@ def _fault_of(database: Path) -> str:
 
 
 def _count(database: Path) -> tuple[int, bool]:
-    """The number of jobs; and whether the last was deleted."""
+    """Returns the number of jobs, and whether the last job was deleted by a request."""
     with contextlib.closing(sqlite3.connect(database)) as opened:
         deleted = opened.execute("PRAGMA user_version").fetchone()[0] == ALL_DELETED
         if not opened.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchone():

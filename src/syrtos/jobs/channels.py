@@ -23,10 +23,10 @@ _RECORD_IO = 0xCED7230A
 
 
 def sources(places: Places, channel: Channel, host: int, hosts: int, epoch: int = 0) -> list[Source]:
-    """The objects of a channel that instance ``host`` of ``hosts`` reads, in its order.
+    """Returns the objects of a channel that instance ``host`` of ``hosts`` reads, in its order.
 
     Raises:
-        DataError: there is nothing.
+        DataError: there are none.
     """
     found = _listed(places, channel)
     if channel.seed is not None:
@@ -52,7 +52,7 @@ def _listed(places: Places, channel: Channel) -> list[Source]:
 
 
 def provide(places: Places, channel: Channel, host: int, hosts: int, folder: Path) -> int:
-    """Fills a channel's folder; in FastFile mode with links where this machine has the files already.
+    """Fills a channel's folder; in FastFile mode with links to files that are on this machine already.
 
     Returns:
         The number of files.
@@ -72,7 +72,7 @@ def provide(places: Places, channel: Channel, host: int, hosts: int, folder: Pat
 
 
 def _link(file: Path, path: Path) -> None:
-    """A hard link, which outlives its target; a soft one on another file system."""
+    """Makes a hard link, which outlives its target, or a symbolic link if the file is on another file system."""
     try:
         os.link(file.resolve(), path)
     except OSError as error:
@@ -98,7 +98,7 @@ class Pipe:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the stream, and removes what scripts read it from."""
+        """Ends the stream, and removes the pipes that scripts read it from."""
         self._over.set()
         self._thread.join(timeout=5)
         for epoch in range(self._epochs):
@@ -126,7 +126,7 @@ class Pipe:
                 Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)  # no reader shall wait for it
 
     def _opened(self, path: str) -> int | None:
-        """A descriptor once a process reads; None if the job has ended before."""
+        """Waits until a process reads a pipe, and returns its descriptor; None if the job ends before."""
         while not self._over.wait(0.02):
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -157,12 +157,18 @@ class Pipe:
 
 
 def framed(record: bytes) -> bytes:
-    """A record in RecordIO's frame: magic number, length, bytes, padding to 4 (MXNet's format, which SageMaker's Pipe mode writes)."""
+    """Returns a record in RecordIO's frame: magic number, length, bytes, padding to a multiple of 4 bytes.
+
+    The format is MXNet's, which SageMaker's Pipe mode writes.
+    """
     return struct.pack("<II", _RECORD_IO, len(record)) + record + b"\0" * (-len(record) % 4)
 
 
 def _augmented(places: Places, channel: Channel, host: int, hosts: int, epoch: int) -> Iterator[bytes]:
-    """Each line's attributes, one after the other: of ``*-ref``, the contents of the URI."""
+    """Yields the attributes of each line of an augmented manifest, one after the other.
+
+    An attribute named ``*-ref`` is a URI: the contents of its object are yielded.
+    """
     lines = [line for line in places.text(channel.uri).splitlines() if line]
     if channel.seed is not None:
         random.Random(f"{channel.seed} {epoch}").shuffle(lines)
@@ -192,6 +198,6 @@ def _gunzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def clean(folder: Path) -> None:
-    """Empties a folder that an earlier attempt has filled."""
+    """Empties a folder, which an earlier attempt may have filled, or makes it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A job that is asked for once more, under another name and without the secrets of the first."""
+"""Cloning of a job: its request with another name, and without the secrets of the first job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _PARTS = ("Environment", "HyperParameters")
 
 
 def offer(record: Record) -> dict[str, Any]:
-    """What a person may change about a clone: the script's hyperparameters as JSON, and the names of secrets, whose values are not told."""
+    """Returns the parts of a job that a person may change in a clone.
+
+    These are the script's hyperparameters as JSON, and the names of secrets, whose values are not told; also the URI of
+    the job's checkpoints.
+    """
     request = record.request
     own = of_script(request.get("HyperParameters") or {})
     shown = {name: value for name, value in own.items() if not is_secret(name)}
@@ -28,10 +32,11 @@ def offer(record: Record) -> dict[str, Any]:
 
 
 def request_of(record: Record, name: str, hyperparameters: str, secrets: Mapping[str, str]) -> dict[str, Any]:
-    """CreateTrainingJob's parameters for a clone.
+    """Returns CreateTrainingJob's parameters for a clone.
 
     Args:
-        name: of the clone.
+        record: the job.
+        name: the clone's name.
         hyperparameters: the script's own, as a JSON object.
         secrets: new values of secrets by name; those without a value are left out.
 
@@ -67,7 +72,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _encoded(value: Any, before: str | None) -> str:
-    """A value as the API takes it, which has texts only; as it was sent where it is the same."""
+    """Returns a value as the text that the API takes; an unchanged value keeps the text it was sent as."""
     if before is not None and json.dumps(decoded(before)) == json.dumps(value):
         return before
     if isinstance(value, str) and decoded(value) == value and not (before or "").startswith('"'):

@@ -1,7 +1,8 @@
-"""The environment of a script on a SageMaker instance: variables, configuration files, paths. Pure functions of a job and an instance.
+"""The environment of a script on a SageMaker instance: variables, configuration files, paths.
 
-The variables are the union of those of sagemaker-training 5.1 (SDK v2; environment.py) and of SDK v3's container drivers, so that scripts
-of either find theirs. Where the two disagree about a name, both spellings are there.
+The functions are pure functions of a job and an instance. The variables are the union of those of sagemaker-training
+5.1 (SDK v2; environment.py) and of SDK v3's container drivers, so that scripts of either find theirs. Where the two
+disagree about a name, both spellings are there.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Place:
     """Facts about the instances of a job.
 
     Attributes:
-        root: what ``/opt/ml`` is called there.
-        names: how instances reach each other: by name, or by address where names can't be given.
+        root: the path that ``/opt/ml`` has on the instances.
+        names: the names by which instances reach each other, or their addresses where names can't be given.
         cpus, gpus: of each instance.
     """
 
@@ -35,12 +36,12 @@ class Place:
     gpus: int
 
     def inside(self, path: str) -> str:
-        """A path below ``/opt/ml``, as it is called there."""
+        """Returns the path that a path below ``/opt/ml`` has on the instance; other paths are unchanged."""
         return self.root + path.removeprefix(ML) if path == ML or path.startswith(ML + "/") else path
 
 
 def files(job: Job, host: int, place: Place) -> dict[str, Any]:
-    """The JSON files of ``input/config``, by name."""
+    """Returns the JSON files of ``input/config`` by name."""
     return {
         "hyperparameters.json": dict(job.hyperparameters),
         "resourceconfig.json": _resources(job, host),
@@ -77,7 +78,7 @@ def _groups(job: Job) -> list[dict[str, Any]]:
 
 
 def environment(job: Job, host: int, place: Place) -> dict[str, str]:
-    """The variables of an instance, without credentials."""
+    """Returns the environment variables of an instance, without credentials."""
     root, own = place.root, of_script(job.hyperparameters)
     facts = _facts(job, host, place)
     names = {
@@ -110,10 +111,10 @@ def environment(job: Job, host: int, place: Place) -> dict[str, str]:
     for name, value in own.items():
         null = value is None and job.program and not job.program.source  # SDK v3's spelling
         spelled.append(("SM_HP_" + name, "null" if null else _text(value)))
-    names |= {re.sub(r"\W", "_", name.upper()): value for name, value in spelled}  # as a shell can read it
+    names |= {re.sub(r"\W", "_", name.upper()): value for name, value in spelled}  # spelled so that a shell can read it
     names |= {
         name.upper(): value for name, value in spelled if "=" not in name and "\0" not in name
-    }  # as the toolkit has it
+    }  # spelled as the toolkit does
     names |= _tf_config(job, host, place)
     return names | _asked({**job.distribution.variables, **(job.request.get("Environment") or {})})
 
@@ -127,7 +128,7 @@ _OF_TOOLKIT = (
 
 
 def _facts(job: Job, host: int, place: Place) -> dict[str, Any]:
-    """The toolkit's properties of an instance (environment.Environment)."""
+    """Returns an instance's properties as the toolkit names them (environment.Environment)."""
     resources, root = _resources(job, host), place.root
     groups = {group["instance_group_name"]: group for group in resources["instance_groups"]}
     mine = groups[resources["current_group_name"]]
@@ -175,7 +176,7 @@ def _facts(job: Job, host: int, place: Place) -> dict[str, Any]:
 
 
 def _distribution_groups(job: Job, mine: str) -> list[str]:
-    """The groups of instances that train together, as the toolkit has it."""
+    """Returns the names of the groups of instances that train together, by the toolkit's rule."""
     asked = of_framework(job.hyperparameters)
     if "sagemaker_distribution_instance_groups" in asked:
         return asked["sagemaker_distribution_instance_groups"]
@@ -192,14 +193,17 @@ def _of_program(program: Program) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """A value as the toolkit writes it into a variable (mapping.to_env_vars)."""
+    """Returns a value as the toolkit writes it into a variable (mapping.to_env_vars)."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _tf_config(job: Job, host: int, place: Place) -> dict[str, str]:
-    """TF_CONFIG as SageMaker's TensorFlow containers write it (sagemaker_tensorflow_training 20.5, training.py)."""
+    """Returns TF_CONFIG as SageMaker's TensorFlow containers write it, or nothing for other kinds of jobs.
+
+    Source: sagemaker_tensorflow_training 20.5, training.py.
+    """
     if len(job.hosts) < 2:
         return {}
     if job.distribution.kind == "parameter_server":
@@ -218,6 +222,6 @@ def _tf_config(job: Job, host: int, place: Place) -> dict[str, str]:
 
 
 def _asked(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables as requested, without those that the job itself depends on."""
+    """Returns the requested variables without those that the job itself depends on."""
     kept = ("PMI_", "HYDRA_", "SYRTOS_OPTIONS", "SYRTOS_JOB")
     return {name: value for name, value in variables.items() if not name.startswith(kept)}

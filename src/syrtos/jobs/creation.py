@@ -32,7 +32,7 @@ _CHANNEL_FACTS = (
 def build(
     name: str, program: str, code: str, output: str, inputs: Mapping[str, Any] | str | None, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The request for a job whose source is at ``code``.
+    """Returns the request for a job whose source is at ``code``.
 
     Raises:
         ConfigurationError: a distribution or a channel is not one that SageMaker has.
@@ -108,13 +108,13 @@ def _channel(name: str, given: Any) -> dict[str, Any]:
 
 
 def _uri(place: str | Path) -> str:
-    """A path of this machine as a URI."""
+    """Returns a path of this machine as a URI; a URI is returned as it is."""
     text = str(place)
     return text if "://" in text else Path(text).resolve().as_uri()
 
 
 def _distribution(asked: Mapping[str, Any]) -> dict[str, str]:
-    """The hyperparameters that SDK v2 makes of ``distribution=`` (estimator._distribution_configuration)."""
+    """Returns the hyperparameters that SDK v2 makes of ``distribution=`` (estimator._distribution_configuration)."""
     found: dict[str, Any] = {}
     for kind, options in asked.items():
         if kind == "mpi":

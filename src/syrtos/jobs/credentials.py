@@ -20,7 +20,7 @@ class Caller:
     """The signer of a request.
 
     Attributes:
-        secret: the key it must be signed with.
+        secret: the secret key that the request must be signed with.
         job: the job whose script signed it; None for the owner.
     """
 
@@ -29,31 +29,31 @@ class Caller:
 
     @property
     def arn(self) -> str:
-        """As STS tells it."""
+        """The caller's ARN, as STS reports it."""
         return f"arn:aws:sts::000000000000:assumed-role/syrtos/{self.job.name if self.job else 'owner'}"
 
     def may_read(self, bucket: str, key: str) -> bool:
-        """Whether an object, or those under a prefix, may be read."""
+        """Returns whether the caller may read an object, or the objects under a prefix."""
         return self.job is None or _covers(_read_prefixes(self.job.request), bucket, key) or self.may_write(bucket, key)
 
     def may_write(self, bucket: str, key: str) -> bool:
-        """Whether an object may be written or removed."""
+        """Returns whether the caller may write or remove an object."""
         return self.job is None or _covers(_write_prefixes(self.job.request), bucket, key)
 
 
 def new_access_key() -> str:
-    """The access key of a job."""
+    """Returns a new access key for a job."""
     return "SYRJ" + secrets.token_hex(8).upper()
 
 
 def job_secret(home: Home, access_key: str) -> str:
-    """A job's secret key, which is not stored: derived from its access key and the owner's secret."""
+    """Returns a job's secret key, derived from its access key and the owner's secret; it is not stored."""
     digest = hmac.digest(home.keys()[1].encode(), access_key.encode(), "sha256")
     return base64.urlsafe_b64encode(digest).decode()[:40]
 
 
 def caller_of(home: Home, store: Store, access_key: str) -> Caller | None:
-    """The owner of this access key at this time; None if it has none."""
+    """Returns the present holder of an access key: the owner or a job that has not ended; None if there is none."""
     owner, secret = home.keys()
     if hmac.compare_digest(access_key.encode(), owner.encode()):
         return Caller(secret, None)

@@ -15,10 +15,10 @@ from syrtos.errors import ConfigurationError
 
 
 class Database:
-    """The tables of ``metadata`` in a database; they are made where they are missing.
+    """The tables of ``metadata`` in a database; missing tables are made.
 
     Args:
-        url: as SQLAlchemy writes it.
+        url: in SQLAlchemy's form.
 
     Raises:
         ConfigurationError: there is no such database, or its driver is missing.
@@ -37,13 +37,13 @@ class Database:
                 raise _unreachable(url, error) from error
 
     def rows(self, chosen: Any, parameters: dict[str, Any] | None = None) -> list[RowMapping]:
-        """What a query finds."""
+        """Returns the rows that a query finds."""
         with self.engine.connect() as connection:
             return list(connection.execute(chosen, parameters or {}).mappings())
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """One transaction, which is taken back where the block raises."""
+        """Context manager: one transaction, which is rolled back if the block raises."""
         with self.engine.connect() as connection:
             if self.is_sqlite:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two readers that become writers would deadlock
@@ -69,7 +69,7 @@ def _engine(url: str) -> Engine:
 
 
 def prepare_sqlite(connection: Any, _record: Any) -> None:
-    """The settings of each new connection: concurrent readers beside a writer, and durable commits."""
+    """Sets up a new connection: concurrent readers beside a writer, and durable commits."""
     connection.isolation_level = None  # transactions are begun by us
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
         connection.execute(f"PRAGMA {pragma}")

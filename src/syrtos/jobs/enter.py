@@ -1,8 +1,10 @@
-"""Makes a process one of an instance: its own ``/opt/ml``, host name and ``/etc/hosts``; then runs a command in its place.
+"""Makes a process part of an instance, with its own ``/opt/ml``, host name and ``/etc/hosts``, and runs a command.
 
-`python -m syrtos.jobs.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.enter --as-root AGENT ...`. Where the kernel
-lets users make namespaces (user_namespaces(7)), paths and names are as on SageMaker, and each process of an instance mounts the same
-folders. Where it does not, the command gets folders by variables.
+`python -m syrtos.jobs.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.enter --as-root AGENT ...`. The command
+replaces the process.
+
+If the kernel lets users make namespaces (user_namespaces(7)), paths and names are as on SageMaker, and each process of
+an instance mounts the same folders. If it does not, the command gets its folders by variables.
 """
 
 from __future__ import annotations
@@ -31,18 +33,18 @@ _RELATIVE_TIMES = 1 << 21
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One instance.
+    """The description of one instance.
 
     Attributes:
-        name: of the host.
+        name: the host's name.
         root: the folder that is to be ``/opt/ml``.
-        isolated: make namespaces.
+        isolated: whether to make namespaces.
         folder: the working directory of the command.
         hosts: a file to be ``/etc/hosts``.
         mounts: more folders of the host, by the paths that they are to have.
         fixed: paths that must not be written to.
-        variables: of the environment.
-        rank: of a command that, unlike workers, does not report that it has started.
+        variables: environment variables to add.
+        rank: the rank of a command that, unlike workers, does not report that it has started; None for workers.
         output: a file for the output of such a command.
     """
 
@@ -105,14 +107,18 @@ def _isolate(spec: Spec) -> None:
 
 
 def _kept(path: str) -> int:
-    """Flags that a user's own namespace may not take off (mount_namespaces(7))."""
+    """Returns the mount flags of a path that a user's own namespace may not clear (mount_namespaces(7))."""
     found = os.statvfs(path).f_flag
     alike = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
     return (found & alike) | (_RELATIVE_TIMES if found & os.ST_RELATIME else 0)
 
 
 def _mount_ml(root: str) -> None:
-    """``/opt/ml``, also where there is no such folder and this user can't make it: then in a copy of ``/opt`` made of mounts."""
+    """Mounts ``root`` at ``/opt/ml``.
+
+    If there is no such folder, it is made in a copy of ``/opt`` that consists of mounts: this user may not be allowed
+    to make it in ``/opt`` itself.
+    """
     if not os.path.isdir("/opt/ml"):
         copy = tempfile.mkdtemp(dir=root)
         mount("tmpfs", copy, 0, "tmpfs")
@@ -133,7 +139,7 @@ def _mount_ml(root: str) -> None:
 
 
 def become_root() -> None:
-    """In a namespace of its own, this user may mount (user_namespaces(7)); for root there is nothing to do."""
+    """Makes a user namespace in which this user may mount (user_namespaces(7)); root needs none."""
     if os.geteuid() == 0 and _may(_NEW_MOUNTS):
         return
     user, group = os.geteuid(), os.getegid()
@@ -145,7 +151,7 @@ def become_root() -> None:
 
 @functools.cache
 def can_isolate() -> bool:
-    """Whether this kernel and user can do all of it: tried out in a process."""
+    """Returns whether this kernel and user can isolate an instance, which is tried out in a process."""
     if not os.path.isdir("/opt"):
         return False
     with tempfile.TemporaryDirectory() as folder:
@@ -168,12 +174,12 @@ def _may(flag: int) -> bool:
 
 
 def unshare(flags: int) -> None:
-    """unshare(2); `os.unshare` comes with Python 3.12."""
+    """Calls unshare(2); `os.unshare` comes with Python 3.12."""
     _checked(ctypes.CDLL(None, use_errno=True).unshare(flags), "unshare")
 
 
 def mount(source: str, target: str, flags: int, kind: str | None = None) -> None:
-    """mount(2)."""
+    """Calls mount(2)."""
     words = [text.encode() if text is not None else None for text in (source, target, kind)]
     _checked(ctypes.CDLL(None, use_errno=True).mount(*words, ctypes.c_ulong(flags), None), f"mount {target}")
 

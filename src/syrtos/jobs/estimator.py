@@ -20,25 +20,30 @@ from syrtos.jobs.service import ApiError, Service, described, model_uri
 
 
 class Estimator:
-    """A script, and how it is to be trained.
+    """A script, and the settings of the training job that runs it.
 
     Args:
         entry_point: the script: a path, or with ``source_dir`` or ``git_config`` a path inside that.
         source_dir: a folder that is sent along; the script starts in it.
         dependencies: more folders or files that the script imports.
-        git_config: ``repo``, and ``branch`` or ``commit``: where the source comes from.
-        instance_count: hosts of the job.
+        git_config: ``repo``, and ``branch`` or ``commit``: the source is cloned from there.
+        instance_count: number of the job's hosts.
         hyperparameters: the script's options; any JSON.
-        environment: variables of the script.
-        distribution: as SDK v2 has it, e.g. ``{"mpi": {"enabled": True, "processes_per_host": 2}}``. Without one the instances train together.
-        output_path: where ``model.tar.gz`` goes: ``s3://``, ``file://`` or a folder.
+        environment: environment variables of the script.
+        distribution: in SDK v2's form, e.g. ``{"mpi": {"enabled": True, "processes_per_host": 2}}``. Without one the
+            instances train together.
+        output_path: the place of ``model.tar.gz``: ``s3://``, ``file://`` or a folder.
         metric_definitions: ``[{"Name": ..., "Regex": ...}]``, searched for in the script's output.
-        checkpoint_s3_uri, checkpoint_local_path: the checkpoints that are copied while the job runs, and restored when it starts.
-        use_spot_instances, max_wait: give way to other jobs, for at most so many seconds in all.
-        max_run: seconds.
-        max_retry_attempts: how often workers that die are started again, 1 to 30; training goes on from its last committed step.
+        checkpoint_s3_uri, checkpoint_local_path: the checkpoints that are copied while the job runs, and restored when
+            it starts.
+        use_spot_instances, max_wait: whether the job gives way to other jobs, and the seconds that it may wait and run
+            in all.
+        max_run: the seconds that the job may train.
+        max_retry_attempts: how often workers that die are started again, 1 to 30; training goes on from its last
+            committed step.
         input_mode: ``File``, ``FastFile`` or ``Pipe``.
-        instance_type, role, framework_version, py_version, image_uri: taken note of; the job runs on this machine, in this environment.
+        instance_type, role, framework_version, py_version, image_uri: recorded only; the job runs on this machine, in
+            this environment.
         home: the service's folder.
     """
 
@@ -93,12 +98,13 @@ class Estimator:
         """Creates the job, and prints its output until it has ended.
 
         Args:
-            inputs: URIs or paths by channel, or one, which is then the channel ``training``. A value may be a mapping: of
-                ``uri`` and of what a channel of the API has (``ShardedByS3Key``: ``distribution``, ``input_mode``, ``shuffle_seed``).
+            inputs: URIs or paths by channel, or a single one, which becomes the channel ``training``. A value may be a
+                mapping with ``uri`` and the settings of a channel of the API (``ShardedByS3Key``: ``distribution``,
+                ``input_mode``, ``shuffle_seed``).
 
         Raises:
             LaunchError: the job failed.
-            ConfigurationError: the request can't be carried out; without a running service also where ``wait`` is False.
+            ConfigurationError: the request can't be carried out; without a running service also if ``wait`` is False.
         """
         with local.running(self._home) as (service, own):
             if own and not wait:
@@ -112,7 +118,7 @@ class Estimator:
     def create(
         self, service: Service, inputs: Mapping[str, Any] | str | None = None, job_name: str | None = None
     ) -> str:
-        """Uploads the source and creates the job; its name."""
+        """Uploads the source, creates the job, and returns its name."""
         name = job_name or f"{self._base[:40]}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1_000_000 % 1000:03}"
         request = self.request(service, inputs, name)
         try:
@@ -123,7 +129,7 @@ class Estimator:
         return name
 
     def request(self, service: Service, inputs: Mapping[str, Any] | str | None, name: str) -> dict[str, Any]:
-        """Uploads the source; the request for the job."""
+        """Uploads the source, and returns the request for the job."""
         code = f"s3://{BUCKET}/{name}/source/sourcedir.tar.gz"
         with tempfile.TemporaryDirectory() as scratch:
             archive = Path(scratch) / "sourcedir.tar.gz"
@@ -133,11 +139,11 @@ class Estimator:
 
     @property
     def model_data(self) -> str:
-        """Where the latest job's model is."""
+        """The URI of the latest job's model."""
         return model_uri(local.found(local.service_of(self._home), self._latest()))
 
     def describe(self) -> dict[str, Any]:
-        """DescribeTrainingJob's answer about the latest job."""
+        """Returns DescribeTrainingJob's answer about the latest job."""
         return described(local.found(local.service_of(self._home), self._latest()))
 
     def stop(self) -> None:
@@ -171,7 +177,7 @@ class Estimator:
     # -- source --------------------------------------------------------------------------------
 
     def _pack(self, archive: Path, scratch: Path) -> str:
-        """Writes ``sourcedir.tar.gz``; the script's path in it."""
+        """Writes ``sourcedir.tar.gz``, and returns the script's path in it."""
         source = _cloned(self._git, scratch / "clone") if self._git else None
         folder = Path(source or ".") / (self._source or "") if source or self._source else None
         if folder is not None and not folder.is_dir():

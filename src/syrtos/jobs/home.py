@@ -1,4 +1,4 @@
-"""Where a service keeps everything: its database, objects, jobs and keys, in one folder that only its user can read."""
+"""The folder of a service: its database, objects, jobs and keys. Only the service's user can read it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Home:
     """A service's folder.
 
     Args:
-        path: made when it is missing. Default: SYRTOS_HOME, or ``~/.local/share/syrtos``.
+        path: the folder, made when it is missing. Default: SYRTOS_HOME, or ``~/.local/share/syrtos``.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -41,7 +41,7 @@ class Home:
 
     @property
     def jobs(self) -> Path:
-        """A folder for each job."""
+        """The folder that holds a folder for each job."""
         return self.path / "jobs"
 
     @property
@@ -51,37 +51,37 @@ class Home:
 
     @property
     def database(self) -> str:
-        """Where jobs are written down: SYRTOS_DATABASE_URL (Postgres), or SQLite in this folder."""
+        """The URL of the database of jobs: SYRTOS_DATABASE_URL (Postgres), or SQLite in this folder."""
         return settings.environment().get(settings.DATABASE_VARIABLE) or f"sqlite:///{self.path / 'jobs.sqlite'}"
 
     @property
     def backups(self) -> Backups | None:
-        """Copies of the database, if it is a file of this folder."""
+        """The copies of the database; None if it is not a file of this folder."""
         if settings.environment().get(settings.DATABASE_VARIABLE):
             return None
         return Backups(self.path / "jobs.sqlite", self.path / "backups")
 
     @property
     def reserve(self) -> Reserve:
-        """Room on this disk for the record of a job that has filled it."""
+        """Reserved room on this disk, so that a job that has filled the disk can be recorded."""
         return Reserve(self.path / "reserve")
 
     @property
     def place(self) -> str:
-        """This folder, among those of all machines."""
+        """The name of this folder that is unique among all machines: host and path."""
         return f"{socket.gethostname()}:{self.path}"
 
     def job(self, name: str) -> Path:
-        """The folder of one job. Names have been checked: letters, digits and hyphens."""
+        """Returns the folder of one job. Names have been checked: letters, digits and hyphens."""
         return self.jobs / name
 
     def new_snapshot_memory(self, name: str) -> Path:
-        """A new folder in memory for the snapshots of a job's workers."""
+        """Makes a new folder in memory for the snapshots of a job's workers."""
         shared = Path("/dev/shm")
         return Path(tempfile.mkdtemp(prefix=self._memory_of(name), dir=shared if shared.is_dir() else self.job(name)))
 
     def forget_snapshots(self, name: str) -> None:
-        """Removes those of a job whose workers have ended, also of runners that were killed."""
+        """Removes the snapshots of a job whose workers have ended, even those of runners that were killed."""
         memory, job = self._memory_of(name) + "*", self.job(name)
         for folder in (*Path("/dev/shm").glob(memory), *job.glob(memory), *job.glob("attempt-*/snapshots")):
             shutil.rmtree(folder, ignore_errors=True)
@@ -90,26 +90,26 @@ class Home:
         return f"syrtos-{hashlib.sha256(str(self.job(name)).encode()).hexdigest()[:16]}-"
 
     def keys(self) -> tuple[str, str]:
-        """The access key and secret key of this service's owner, made at first use."""
+        """Returns the access key and the secret key of this service's owner, which are made at first use."""
         return _keys(self.path / "credentials.json")
 
     def endpoint(self) -> str | None:
-        """The address that a running service of this folder answers at."""
+        """Returns the address at which a running service of this folder answers; None if no service runs."""
         if not is_locked(self.path / "serving"):
             return None
         return self._announced().get("url")
 
     def certificate(self) -> str | None:
-        """The certificate that the running service shows, if it speaks TLS."""
+        """Returns the path of the running service's certificate if it speaks TLS, or None."""
         return self._announced().get("certificate")
 
     def files(self) -> list[Path] | None:
-        """Folders that the jobs of the last service may name by ``file://``; None: any."""
+        """Returns the folders that jobs of the last service may name by ``file://``; None: any folder."""
         found = self._announced().get("files")
         return None if found is None else [Path(folder) for folder in found]
 
     def capacity(self) -> int:
-        """Workers of the running service."""
+        """Returns the number of workers that the running service may run at the same time."""
         return self._announced()["capacity"]
 
     def _announced(self) -> dict[str, Any]:
@@ -119,14 +119,14 @@ class Home:
             return {}
 
     def announce(self, url: str, certificate: str | None, files: list[Path] | None, capacity: int) -> None:
-        """Writes the service's address for processes of this user, and its limits for its runners."""
+        """Writes the service's address for other processes of this user, and its limits for its runners."""
         folders = None if files is None else [str(path) for path in files]
         facts = {"url": url, "certificate": certificate, "files": folders, "capacity": capacity}
         write(self.path / "endpoint.json", json.dumps(facts))
 
 
 def write(path: Path, text: str) -> None:
-    """Replaces a file atomically: a reader sees the old text or the new one. Readable by its owner only."""
+    """Replaces a file atomically: a reader sees the old text or the new one. Only its owner can read it."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
@@ -136,10 +136,10 @@ def write(path: Path, text: str) -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Makes a file that must not be there yet, complete from the first moment.
+    """Makes a file that must not exist yet; it is complete from the first moment.
 
     Raises:
-        FileExistsError: it is there.
+        FileExistsError: it exists.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -151,7 +151,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def try_lock(path: Path) -> IO[str] | None:
-    """An open file that is locked for as long as this process holds it; None if another does."""
+    """Returns an open file that is locked as long as this process holds it; None if another one holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = path.open("a")
     try:
@@ -163,7 +163,10 @@ def try_lock(path: Path) -> IO[str] | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock. The query takes no lock: a process that wants it at that moment would be refused."""
+    """Returns whether any process holds the lock on a file.
+
+    The query takes no lock: a process that wants the lock at that moment would be refused.
+    """
     if not path.exists():
         return False
     with path.open() as file:

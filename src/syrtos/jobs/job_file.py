@@ -15,10 +15,14 @@ from syrtos.jobs.estimator import Estimator
 
 
 def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
-    """What a file says; the paths of its source are relative to it.
+    """Reads a job's file; the paths of its source are relative to it.
 
     Args:
+        path: the file.
         also: more keys that it may have.
+
+    Returns:
+        The values by key.
 
     Raises:
         ConfigurationError: it can't be read, or has other keys.

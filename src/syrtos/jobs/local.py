@@ -1,4 +1,4 @@
-"""A service for this user's own commands: the one that runs, or one of this process for as long as it is needed."""
+"""A service for this user's own commands: the running one, or one of this process for as long as it is needed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
 
 
 def service_of(home: Home, capacity: int | None = None) -> Service:
-    """The jobs of a folder, whether or not a service runs in it."""
+    """Returns the service of a folder, whether or not a process serves it."""
     return Service(home, Store(home.database, home.place), Places(store_of(home)), capacity or cores())
 
 
 @contextlib.contextmanager
 def running(home: Home) -> Iterator[tuple[Service, bool]]:
-    """A service that runs jobs, and whether it is this process's own."""
+    """Context manager: yields a service that runs jobs, and whether it is this process's own."""
     if home.endpoint() is not None:
         yield service_of(home, home.capacity()), False
         return
@@ -44,7 +44,7 @@ def running(home: Home) -> Iterator[tuple[Service, bool]]:
 
 
 def found(service: Service, name: str) -> Record:
-    """A job.
+    """Returns the record of a job.
 
     Raises:
         ConfigurationError: there is none of this name.
@@ -56,7 +56,11 @@ def found(service: Service, name: str) -> Record:
 
 
 def follow(service: Service, name: str, wait: bool = True) -> Iterator[tuple[int, str]]:
-    """Lines of a job as they come, each with the number of its instance; until the job has ended."""
+    """Yields the lines of a job's output as they come, each with its instance's number, until the job has ended.
+
+    Args:
+        wait: if False, only the lines so far.
+    """
     streams = logs.of(service.home.job(name) / "logs")
     offsets = [0] * len(streams)
     while True:
@@ -71,7 +75,7 @@ def follow(service: Service, name: str, wait: bool = True) -> Iterator[tuple[int
 
 
 def ask_to_stop(service: Service, name: str) -> None:
-    """Asks a job to end.
+    """Asks a training job, or a tuning job, to end.
 
     Raises:
         ConfigurationError: there is none of this name, or it has ended.
@@ -89,7 +93,10 @@ def ask_to_stop(service: Service, name: str) -> None:
 
 
 def _ask_search_to_stop(service: Service, name: str) -> None:
-    """The same for a tuning job; without a running service its training jobs are asked here, and it has ended."""
+    """Asks a tuning job to end.
+
+    If no service runs, its training jobs are asked here, and the tuning job is recorded as stopped.
+    """
     try:
         Operations(service).stop_hyper_parameter_tuning_job({"HyperParameterTuningJobName": name})
     except ApiError as error:
@@ -102,7 +109,7 @@ def _ask_search_to_stop(service: Service, name: str) -> None:
 
 
 def trials(service: Service, name: str) -> list[Trial]:
-    """The trials of a tuning job.
+    """Returns the trials of a tuning job.
 
     Raises:
         ConfigurationError: there is none of this name.
@@ -129,12 +136,12 @@ def stop_search(service: Service, name: str) -> None:
 
 
 def attended(service: Service, name: str) -> bool:
-    """Whether a process attends to a job: a running service, or its own runner."""
+    """Returns whether a process attends to a job: a running service, or the job's own runner."""
     return service.home.endpoint() is not None or is_locked(service.home.job(name) / runner.LOCK)
 
 
 def stop(service: Service, name: str) -> None:
-    """Ends a job within seconds: its scripts get SIGTERM; processes that remain are killed."""
+    """Ends a job within seconds: its scripts get SIGTERM, and processes that remain are killed."""
     with contextlib.suppress(ConfigurationError):
         ask_to_stop(service, name)
     deadline = time.monotonic() + _PATIENCE

@@ -1,4 +1,7 @@
-"""The output of a job's instances, in CloudWatch's form: a stream of events for each instance, in a file that only grows."""
+"""The output of a job's instances, in CloudWatch's form.
+
+Each instance has a stream of events, in a file that only grows.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ class Event:
     """A line of output.
 
     Attributes:
-        time: when it was read, milliseconds since 1970.
-        end: where the next event begins in the stream's file, in bytes.
+        time: the time when it was read, milliseconds since 1970.
+        end: the byte of the stream's file at which the next event begins.
     """
 
     time: int
@@ -37,7 +40,7 @@ class Stream:
     """The events of one instance.
 
     Args:
-        path: of its file; the name without suffix is the stream's.
+        path: the stream's file; its name without suffix is the stream's name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,29 +49,29 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """As CloudWatch names it, ``job/algo-1-1700000000``."""
+        """The stream's name in CloudWatch's form, ``job/algo-1-1700000000``."""
         return f"{self.path.parent.parent.name}/{self.path.stem}"
 
     def write(self, lines: Sequence[str]) -> None:
-        """Adds events that happen now."""
+        """Adds lines as events with the present time."""
         now = int(time.time() * 1000)
         data = "".join(json.dumps({"t": now, "m": line[:_LONGEST]}) + "\n" for line in lines)
         with self._lock, self.path.open("ab") as file:
             file.write((b"" if self._ends_whole() else b"\n") + data.encode())
 
     def _ends_whole(self) -> bool:
-        """A process that was killed may have left half an event."""
+        """Returns whether the file ends with a whole event: a process that was killed may have left half of one."""
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             return not size or os.pread(file.fileno(), 1, size - 1) == b"\n"
 
     def cut(self) -> None:
-        """Drops all events but the first, of a job that has filled the disk."""
+        """Drops all events beyond the first 8 MiB, of a job that has filled the disk."""
         if self.size > _LONGEST_OF_FULL:
             os.truncate(self.path, _LONGEST_OF_FULL)
 
     def read(self, offset: int = 0, limit: int = 10_000) -> list[Event]:
-        """Up to ``limit`` events, and no more than a megabyte, from byte ``offset`` on."""
+        """Returns up to ``limit`` events, and no more than a megabyte, from byte ``offset`` on."""
         with self.path.open("rb") as file:
             file.seek(offset)
             data = file.read(_PAGE)
@@ -83,7 +86,7 @@ class Stream:
         return events
 
     def before(self, end: int, limit: int) -> list[Event]:
-        """Up to ``limit`` events that end at byte ``end`` or before, and no more than a megabyte."""
+        """Returns up to ``limit`` events that end at byte ``end`` or before, and no more than a megabyte."""
         start = max(end - _PAGE, 0)
         with self.path.open("rb") as file:
             file.seek(start)
@@ -91,13 +94,13 @@ class Stream:
         return [event for event in self.read(start + skipped) if event.end <= end][-limit:] if limit else []
 
     def all(self, offset: int = 0) -> Iterator[Event]:
-        """All events from ``offset`` on."""
+        """Yields the events from byte ``offset`` on, to the end of the file."""
         while page := self.read(offset):
             yield from page
             offset = page[-1].end
 
     def text(self) -> Iterator[bytes]:
-        """The lines that there are now as plain text, in pieces of about a megabyte: a log may be longer than memory."""
+        """Yields the present lines as plain text, in pieces of about a megabyte: a log may be longer than memory."""
         offset, until = 0, self.size
         while offset < until and (page := self.read(offset)):
             yield "".join(f"{event.text}\n" for event in page).encode(errors="replace")
@@ -105,14 +108,15 @@ class Stream:
 
     @property
     def size(self) -> int:
-        """Bytes: where the next event will begin."""
+        """The size of the file in bytes; the next event will begin there."""
         return self.path.stat().st_size
 
 
 def make(folder: Path, hosts: Sequence[str], now: float) -> None:
-    """Makes a job's streams, before it has anything to say: SDK v3 shows nothing until all are there.
+    """Makes a job's streams before it has any output: SDK v3 shows nothing until all streams are there.
 
-    A service that was killed before it had written down the job left them, and creates the job again: each instance has one stream.
+    Existing streams are kept, so that each instance has one: a service that was killed before it had written down the
+    job left them, and creates the job again.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for host in hosts:
@@ -121,7 +125,7 @@ def make(folder: Path, hosts: Sequence[str], now: float) -> None:
 
 
 def of(folder: Path) -> list[Stream]:
-    """A job's streams, by instance."""
+    """Returns a job's streams, in the order of its instances."""
     return [Stream(path) for path in sorted(folder.glob("*.jsonl"), key=_number)]
 
 
@@ -131,7 +135,7 @@ def _number(path: Path) -> tuple[int, str]:
 
 
 class Tail:
-    """Reads files that workers write, line by line, as they grow; they need not be there yet.
+    """Reads files that workers write, line by line, as they grow; they need not exist yet.
 
     Args:
         sources: paths, each with the function that gets its lines.
@@ -145,7 +149,7 @@ class Tail:
         self._thread.start()
 
     def close(self) -> None:
-        """Reads the rest."""
+        """Stops the reading thread, and reads the rest."""
         self._over.set()
         self._thread.join()
         with contextlib.suppress(OSError):
@@ -162,7 +166,7 @@ class Tail:
                 take(lines)
 
     def _new_lines(self, k: int, path: Path, last: bool) -> Iterator[list[str]]:
-        """In pages: a file may be longer than memory."""
+        """Yields the new lines of a file in pages of about a megabyte: a file may be longer than memory."""
         if path.exists() and path.stat().st_size < self._read[k]:
             self._read[k] = 0  # a script has begun its output anew: `> /dev/stderr`
         while data := _from(path, self._read[k]):
@@ -187,7 +191,10 @@ def _from(path: Path, offset: int) -> bytes:
 
 
 def shown(line: str) -> str:
-    """A line as a terminal would leave it: text that a progress bar has overwritten, colours and control characters are removed."""
+    """Returns a line as a terminal would leave it.
+
+    Text that a progress bar has overwritten, colours and control characters are removed.
+    """
     final = next((part for part in reversed(line.split("\r")) if part.strip()), "")
     if "\b" in final:
         final = final.rstrip("\b").rpartition("\b")[2]

@@ -1,4 +1,4 @@
-"""A thread of a service that looks again and again whether there is something to do, or at once when it is told so."""
+"""A thread of a service that checks again and again, or at once when it is told to, whether there is work."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 
 
 class Looking(ABC):
-    """What `start` begins ends with `close`; jobs that run meanwhile go on.
+    """A thread that calls `look` again and again, from `start` until `close`.
+
+    Jobs that run when it is closed go on.
 
     Args:
-        pause: s between two looks.
+        pause: seconds between two looks.
     """
 
     def __init__(self, pause: float) -> None:
@@ -20,25 +22,25 @@ class Looking(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """Does what is to be done now."""
+        """Does the work that there is now."""
 
     @abstractmethod
     def failed(self, error: Exception) -> None:
-        """Says that a look has failed, of a database that is away for a moment, say; the next one comes."""
+        """Reports that a look has failed, e.g. because the database is away for a moment. The next look follows."""
 
     def looked(self) -> None:  # noqa: B027 - most have nothing to do then
-        """Is called after each look."""
+        """Runs after each look; does nothing by default."""
 
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """There may be something to do at once."""
+        """Makes the next look happen at once."""
         self._wake.set()
 
     def close(self) -> None:
-        """Starts nothing more."""
+        """Ends the thread: nothing more is started."""
         self._over.set()
         self._wake.set()
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""Numbers in a job's output, and how far it is."""
+"""Metrics in a job's output, and the progress of its training."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class Metrics:
     """The last value of each metric that a request defines by a regular expression with one group.
 
     Attributes:
-        values: the value and its time, by name. A metric whose last value is NaN or infinite has none: neither JSON nor the API has such numbers.
-        diverged: the names of these metrics.
+        values: the value and its time, by name. A metric whose last value is NaN or infinite has none: neither JSON nor
+            the API has such numbers.
+        diverged: the names of the metrics whose last value is NaN or infinite.
 
     Raises:
         ConfigurationError: an expression can't be read.
@@ -31,7 +32,7 @@ class Metrics:
         self._patterns = [(definition["Name"], _compiled(definition)) for definition in definitions]
 
     def take(self, lines: Sequence[str]) -> list[tuple[str, float]]:
-        """Looks for metrics in lines of output, and returns what it finds: names and values."""
+        """Looks for metrics in lines of output, and returns the names and finite values found."""
         taken: list[tuple[str, float]] = []
         for line in lines:
             for name, pattern in self._patterns:
@@ -68,7 +69,7 @@ def _number(text: str | None) -> float | None:
 
 
 def epochs(run_dir: Path) -> list[dict[str, Any]]:
-    """The records of rank 0 about each epoch, see `epochs_path`."""
+    """Returns the records that rank 0 has written about each epoch (`epochs_path`)."""
     path = epochs_path(run_dir)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
@@ -78,11 +79,12 @@ _PACE = 10  # epochs that an estimate looks back at
 
 
 def seconds_left(found: Sequence[Mapping[str, Any]], began: float, now: float) -> float | None:
-    """How long the epochs that are left of a `fit` will take at the pace of the last ones; None where that is not known.
+    """Estimates the seconds that a `fit` will still take, at the pace of its last epochs; None if unknown.
 
     Args:
         found: the epochs of one run directory.
-        began: when training began; the pace of a first epoch includes what came before it.
+        began: the time when training began; the pace of a first epoch includes all since then.
+        now: the present time.
     """
     last = found[-1] if found else {}
     epochs, epoch = last.get("epochs"), last.get("epoch", 0)
@@ -98,10 +100,10 @@ def seconds_left(found: Sequence[Mapping[str, Any]], began: float, now: float) -
 
 
 def headline(found: Sequence[Mapping[str, Any]], final: Mapping[str, Sequence[float]]) -> tuple[str, float] | None:
-    """The value that says most about a job: its last loss, or else the first of its metrics.
+    """Returns the name and value that say most about a job: its last loss, or else the first of its metrics.
 
     Args:
-        found: epochs.
+        found: records of epochs.
         final: `Metrics.values`.
     """
     logs = found[-1].get("logs") if found else None
@@ -111,7 +113,7 @@ def headline(found: Sequence[Mapping[str, Any]], final: Mapping[str, Sequence[fl
 
 
 def progress(found: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """The same as ``ProgressInfo`` of DescribeTrainingJob."""
+    """Returns the progress of the last epoch as ``ProgressInfo`` of DescribeTrainingJob."""
     if not found:
         return {}
     last = found[-1]

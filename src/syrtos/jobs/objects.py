@@ -1,7 +1,7 @@
 """Buckets and objects: the part of S3 that jobs need, in a folder of this machine, or in a real S3 behind it.
 
-In the folder, an object is a file that never changes (``blobs``) and a row that names it. A put writes and syncs the file first and then
-the row, so that a killed process leaves the old object or the new one.
+In the folder, an object is a file that never changes (``blobs``) and a row that names it. A put writes and syncs the
+file first and then the row, so that a killed process leaves the old object or the new one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One object.
+    """The facts about one object.
 
     Attributes:
         size: bytes.
-        etag: MD5 of its bytes in hex; with parts, of their MD5s, and their number.
+        etag: MD5 of the object's bytes in hex; of one with parts, MD5 of the parts' MD5s, and the number of parts.
         modified: seconds since 1970.
         headers: headers of the writer that readers get: ``content-type``, ``x-amz-meta-*``, ``x-amz-checksum-*``.
-        blob: the file that holds it, in a folder's store.
+        blob: the file that holds the object, in a folder's store.
     """
 
     key: str
@@ -54,46 +54,50 @@ class Entry:
 
 
 class Changed(Exception):
-    """An object is not the one that was to be replaced."""
+    """The present object is not the one that was to be replaced."""
 
 
 class ObjectStore(abc.ABC):
-    """Objects by bucket and key."""
+    """Objects by bucket and key.
+
+    Args:
+        folder: the store's folder, for files that may become objects.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "incoming").mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def incoming(self) -> Path:
-        """A new name for a file that may become an object."""
+        """Returns a new path for a file that may become an object."""
         return self.folder / "incoming" / secrets.token_hex(16)
 
     @abc.abstractmethod
     def buckets(self) -> list[tuple[str, float]]:
-        """Names, and when they were made."""
+        """Returns the buckets' names, each with the time when it was made, in seconds since 1970."""
 
     @abc.abstractmethod
     def make_bucket(self, bucket: str) -> bool:
-        """Makes a bucket; False if it was there."""
+        """Makes a bucket; False if it exists."""
 
     @abc.abstractmethod
     def remove_bucket(self, bucket: str) -> None:
-        """Removes a bucket that is empty."""
+        """Removes an empty bucket."""
 
     @abc.abstractmethod
     def has_bucket(self, bucket: str) -> bool:
-        """Whether there is such a bucket."""
+        """Returns whether there is a bucket of this name."""
 
     @abc.abstractmethod
     def head(self, bucket: str, key: str) -> Entry | None:
-        """The object of this key."""
+        """Returns the facts about the object of this key; None if there is none."""
 
     @abc.abstractmethod
     def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes ``start`` to ``stop`` of an object that `head` or `list` has found, in pieces.
+        """Returns the bytes from ``start`` to before ``stop`` of an object that `head` or `list` has found, in pieces.
 
         Raises:
-            DataError: at once, if it has been replaced or removed since.
+            DataError: at once, if the object has been replaced or removed since.
         """
 
     @abc.abstractmethod
@@ -103,33 +107,33 @@ class ObjectStore(abc.ABC):
         """Makes ``file``, a path of `incoming`, an object; the path is gone afterwards.
 
         Args:
-            replaces: the ETag of the object that must be there before; empty: there must be none; None: whatever there is.
+            replaces: the ETag of the object that must be there before; empty: there must be none; None: no condition.
 
         Raises:
-            Changed: it is not so.
+            Changed: the condition is not met.
         """
 
     @abc.abstractmethod
     def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
-        """The first ``limit`` objects whose keys begin with ``prefix`` and come after ``after``, by key."""
+        """Returns the first ``limit`` objects, by key, whose keys begin with ``prefix`` and come after ``after``."""
 
     @abc.abstractmethod
     def delete(self, bucket: str, key: str) -> None:
-        """Removes an object if it is there."""
+        """Removes an object if it exists."""
 
     def local_file(self, entry: Entry) -> Path | None:
-        """A file of this machine that is the object and never changes, if there is one."""
+        """Returns a file of this machine that is the object and never changes; None if there is none."""
         return None
 
     def all(self, bucket: str, prefix: str) -> Iterator[Entry]:
-        """All objects whose keys begin with ``prefix``, by key."""
+        """Yields the objects whose keys begin with ``prefix``, by key."""
         after = ""
         while page := self.list(bucket, prefix, after, 1000):
             yield from page
             after = page[-1].key
 
     def fetch(self, bucket: str, entry: Entry, path: Path, start: int = 0, stop: int | None = None) -> None:
-        """Copies an object, or a part of it, into a file."""
+        """Copies an object, or bytes ``start`` to ``stop`` of it, into a file."""
         with path.open("wb") as file:
             for piece in self.read(bucket, entry, start, entry.size if stop is None else stop):
                 file.write(piece)
@@ -163,7 +167,7 @@ _objects = sql.Table(
 
 
 class FolderStore(ObjectStore):
-    """Objects in a folder of this machine. Processes may share it."""
+    """Objects in a folder of this machine, which several processes may share."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -172,14 +176,14 @@ class FolderStore(ObjectStore):
         _metadata.create_all(self._engine)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """See `ObjectStore.buckets`."""
+        """Reads the buckets from the index, by name."""
         with self._engine.connect() as connection:
             return [
                 (row.name, row.created) for row in connection.execute(sql.select(_buckets).order_by(_buckets.c.name))
             ]
 
     def make_bucket(self, bucket: str) -> bool:
-        """See `ObjectStore.make_bucket`.
+        """Adds a bucket to the index; False if it exists.
 
         Raises:
             ConfigurationError: S3 would not allow the name.
@@ -192,20 +196,20 @@ class FolderStore(ObjectStore):
         return True
 
     def remove_bucket(self, bucket: str) -> None:
-        """See `ObjectStore.remove_bucket`."""
+        """Removes a bucket from the index."""
         self._write(sql.delete(_buckets).where(_buckets.c.name == bucket))
 
     def has_bucket(self, bucket: str) -> bool:
-        """See `ObjectStore.has_bucket`."""
+        """Returns whether the index has this bucket."""
         return any(name == bucket for name, _ in self.buckets())
 
     def head(self, bucket: str, key: str) -> Entry | None:
-        """See `ObjectStore.head`."""
+        """Reads the facts about an object from the index."""
         row = self._row(bucket, key)
         return _entry(row) if row else None
 
     def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
-        """See `ObjectStore.read`."""
+        """Reads a part of an object's file."""
         try:
             file = (self.folder / "blobs" / entry.blob).open("rb")
         except FileNotFoundError as error:
@@ -215,7 +219,7 @@ class FolderStore(ObjectStore):
     def put(
         self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
     ) -> None:
-        """See `ObjectStore.put`."""
+        """Moves ``file`` to the blobs, and then changes the object's row in the index."""
         blob = f"{file.name[:2]}/{file.name}"
         path = self.folder / "blobs" / blob
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -242,7 +246,7 @@ class FolderStore(ObjectStore):
         self._drop(old)
 
     def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
-        """See `ObjectStore.list`."""
+        """Reads a page of objects from the index."""
         key = _objects.c.key
         wanted = sql.select(_objects).where(_objects.c.bucket == bucket, key >= prefix, key > after)
         if prefix:
@@ -251,17 +255,22 @@ class FolderStore(ObjectStore):
             return [_entry(row) for row in connection.execute(wanted.order_by(key).limit(limit)).mappings()]
 
     def delete(self, bucket: str, key: str) -> None:
-        """See `ObjectStore.delete`."""
+        """Removes an object's row and its file."""
         row = self._row(bucket, key)
         self._write(sql.delete(_objects).where(*_is(bucket, key)))
         self._drop(row["blob"] if row else None)
 
     def local_file(self, entry: Entry) -> Path | None:
-        """See `ObjectStore.local_file`."""
+        """Returns the object's file."""
         return self.folder / "blobs" / entry.blob
 
     def sweep(self, older: float = 3600.0) -> None:
-        """Removes files that killed processes left, which no row names, and uploads that were not completed within a week."""
+        """Removes orphaned files and abandoned uploads.
+
+        Args:
+            older: files that no row names are removed if they are older than this, in seconds: killed processes left
+                them. Uploads that were not completed within a week are removed too.
+        """
         for folder in (self.folder / "uploads").glob("*"):
             if time.time() - folder.stat().st_mtime > _LONGEST_UPLOAD:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -291,8 +300,8 @@ class RemoteStore(ObjectStore):
     """Objects of a real S3, reached with this process's own AWS credentials.
 
     Args:
-        folder: for files on their way.
-        endpoint: of the S3; empty for Amazon's.
+        folder: a folder for files on their way.
+        endpoint: the address of the S3; empty for Amazon's.
     """
 
     def __init__(self, folder: Path, endpoint: str) -> None:
@@ -300,13 +309,13 @@ class RemoteStore(ObjectStore):
         self._endpoint = endpoint
 
     def buckets(self) -> list[tuple[str, float]]:
-        """See `ObjectStore.buckets`."""
+        """Asks S3 for its buckets."""
         return [
             (bucket["Name"], bucket["CreationDate"].timestamp()) for bucket in self._client.list_buckets()["Buckets"]
         ]
 
     def make_bucket(self, bucket: str) -> bool:
-        """See `ObjectStore.make_bucket`."""
+        """Makes a bucket in the client's region; False if it exists."""
         if self.has_bucket(bucket):
             return False
         region = self._client.meta.region_name
@@ -315,15 +324,15 @@ class RemoteStore(ObjectStore):
         return True
 
     def remove_bucket(self, bucket: str) -> None:
-        """See `ObjectStore.remove_bucket`."""
+        """Removes a bucket from S3."""
         self._client.delete_bucket(Bucket=bucket)
 
     def has_bucket(self, bucket: str) -> bool:
-        """See `ObjectStore.has_bucket`."""
+        """Asks S3 whether it has a bucket."""
         return self._if_found(lambda: self._client.head_bucket(Bucket=bucket)) is not None
 
     def head(self, bucket: str, key: str) -> Entry | None:
-        """See `ObjectStore.head`."""
+        """Asks S3 for the facts about an object."""
         found = self._if_found(lambda: self._client.head_object(Bucket=bucket, Key=key))
         if found is None:
             return None
@@ -332,7 +341,7 @@ class RemoteStore(ObjectStore):
         return Entry(key, found["ContentLength"], found["ETag"].strip('"'), found["LastModified"].timestamp(), headers)
 
     def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
-        """See `ObjectStore.read`."""
+        """Reads a part of an object from S3, provided that its ETag is still the same."""
         if start >= stop:
             return iter(())
         asked = {"Bucket": bucket, "Key": entry.key, "Range": f"bytes={start}-{stop - 1}", "IfMatch": f'"{entry.etag}"'}
@@ -344,7 +353,11 @@ class RemoteStore(ObjectStore):
     def put(
         self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
     ) -> None:
-        """See `ObjectStore.put`. Whether an object is replaced is asked before, so that two may do it at once."""
+        """Uploads ``file``, and removes it.
+
+        The condition on the object to be replaced is checked before the upload, so that two uploads at once may both
+        succeed.
+        """
         found = self.head(bucket, key) if replaces is not None else None
         if replaces is not None and replaces != (found.etag if found else ""):
             file.unlink()
@@ -364,7 +377,7 @@ class RemoteStore(ObjectStore):
             file.unlink()
 
     def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
-        """See `ObjectStore.list`."""
+        """Asks S3 for a page of objects; there are none if the bucket does not exist."""
         asked = {"Bucket": bucket, "Prefix": prefix, "StartAfter": after, "MaxKeys": limit}
         found = self._if_found(lambda: self._client.list_objects_v2(**asked)) or {}
         return [
@@ -373,7 +386,7 @@ class RemoteStore(ObjectStore):
         ]
 
     def delete(self, bucket: str, key: str) -> None:
-        """See `ObjectStore.delete`."""
+        """Removes an object from S3."""
         self._client.delete_object(Bucket=bucket, Key=key)
 
     @functools.cached_property
@@ -396,10 +409,10 @@ class RemoteStore(ObjectStore):
 
 
 def check_bucket(name: str) -> None:
-    """Refuses what S3 would not take.
+    """Checks that S3 would take a bucket's name.
 
     Raises:
-        ConfigurationError: it is no name for a bucket.
+        ConfigurationError: it would not.
     """
     if not _BUCKET.fullmatch(name) or ".." in name:
         raise ConfigurationError(
@@ -408,7 +421,7 @@ def check_bucket(name: str) -> None:
 
 
 def store_of(home: Home) -> ObjectStore:
-    """The object store of a service: SYRTOS_S3_ENDPOINT (an address, or ``aws``), or a folder of its own."""
+    """Returns a service's object store: SYRTOS_S3_ENDPOINT (an address, or ``aws``), or a folder of its own."""
     endpoint = settings.environment().get("SYRTOS_S3_ENDPOINT")
     if endpoint:
         return RemoteStore(home.objects, "" if endpoint == "aws" else endpoint)

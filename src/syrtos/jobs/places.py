@@ -1,4 +1,7 @@
-"""Where data comes from and goes to: ``s3://`` in the service's object store, ``file://`` on this machine, and nothing else."""
+"""URIs that data comes from and goes to.
+
+``s3://`` is the service's object store, ``file://`` is this machine; there is no other kind.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ _READ = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One file that a job reads.
+    """A file that a job reads.
 
     Attributes:
-        uri: where it is.
+        uri: the file's URI.
         name: its path in the channel's folder.
-        fetch: copies it to a path.
-        read: its bytes, in pieces.
-        local: a file of this machine that holds the same, if there is one.
+        fetch: copies the file to a path.
+        read: returns its bytes, in pieces.
+        local: a file of this machine that holds the same bytes, if there is one.
     """
 
     uri: str
@@ -39,7 +42,7 @@ class Places:
     """Reads and writes URIs.
 
     Args:
-        objects: what ``s3://`` means.
+        objects: the store that ``s3://`` names.
         files: folders that ``file://`` may name; None: any that this user may read.
     """
 
@@ -48,7 +51,7 @@ class Places:
         self._files = files
 
     def under(self, uri: str) -> list[Source]:
-        """All files under a prefix, or the one of this name, by name.
+        """Returns the files under a prefix, or the one of this name, sorted by name.
 
         Raises:
             DataError: there is none, or a name would leave the channel's folder.
@@ -59,18 +62,18 @@ class Places:
         return found
 
     def text(self, uri: str) -> str:
-        """A small file.
+        """Returns the text of a small file.
 
         Raises:
-            DataError: it is not there.
+            DataError: it does not exist.
         """
         return b"".join(self.one(uri).read()).decode()
 
     def one(self, uri: str) -> Source:
-        """The file of exactly this name.
+        """Returns the file of exactly this name.
 
         Raises:
-            DataError: it is not there.
+            DataError: it does not exist.
         """
         found = next((source for source in self.under(uri) if source.uri == uri), None)
         if found is None:
@@ -78,14 +81,14 @@ class Places:
         return found
 
     def exists(self, uri: str) -> bool:
-        """Whether there is anything at or under a URI."""
+        """Returns whether there is any file at or under a URI."""
         try:
             return bool(self.under(uri))
         except DataError:
             return False
 
     def upload(self, path: Path, uri: str) -> None:
-        """Copies a file to a URI; its bucket is made if it is missing."""
+        """Copies a file to a URI; its bucket or folder is made if it is missing."""
         if uri.startswith("s3://"):
             bucket, key = split(uri)
             if not self.objects.has_bucket(bucket):
@@ -109,7 +112,7 @@ class Places:
         """Checks that a job may name this URI.
 
         Raises:
-            ConfigurationError: it is of another kind, or out of the folders that are allowed.
+            ConfigurationError: it is of another kind, or outside the folders that are allowed.
         """
         if uri.startswith("s3://"):
             check_bucket(split(uri)[0])
@@ -159,7 +162,7 @@ class Places:
 
 
 def split(uri: str) -> tuple[str, str]:
-    """Bucket and key of an ``s3://`` URI.
+    """Returns bucket and key of an ``s3://`` URI.
 
     Raises:
         ConfigurationError: it names no bucket.
@@ -171,7 +174,7 @@ def split(uri: str) -> tuple[str, str]:
 
 
 def safe_name(name: str) -> str:
-    """A relative path that stays inside its folder.
+    """Returns a relative path in its normal form, after a check that it stays inside its folder.
 
     Raises:
         DataError: it would not.
@@ -183,14 +186,17 @@ def safe_name(name: str) -> str:
 
 
 def _relative(key: str, prefix: str) -> str:
-    """The path of a key in a channel's folder: SageMaker cuts off the prefix, or the folder of a prefix that ends in a name."""
+    """Returns the path of a key in a channel's folder.
+
+    As SageMaker does, it cuts off the prefix, or the folder of a prefix that ends in a name.
+    """
     if key.startswith(prefix.rstrip("/") + "/") and prefix:
         return key[len(prefix.rstrip("/")) + 1 :]
     return key[prefix.rfind("/") + 1 :]
 
 
 def manifest(text: str) -> tuple[str, list[str]]:
-    """The prefix and the names that a manifest lists: ``[{"prefix": "s3://bucket/p/"}, "a", "b"]``.
+    """Returns the prefix and the names that a manifest lists: ``[{"prefix": "s3://bucket/p/"}, "a", "b"]``.
 
     Raises:
         DataError: it is no such list.

@@ -1,4 +1,7 @@
-"""The processes of a job, found by a mark in their environment: processes that a script has started end with its job."""
+"""The processes of a job, which are found by a mark in their environment.
+
+By it, processes that a script has started are ended with their job.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ MARK = "SYRTOS_JOB"
 
 
 def of(mark: str) -> list[int]:
-    """Processes whose environment has ``SYRTOS_JOB=mark``, but for this one."""
+    """Returns the ids of the processes, except this one, whose environment has ``SYRTOS_JOB=mark``."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -27,7 +30,11 @@ def of(mark: str) -> list[int]:
 
 
 def end(mark: str, patience: float = 5.0) -> None:
-    """Kills them, until there are none; their shared memory goes with them."""
+    """Kills the processes with this mark until there are none, and removes the shared memory that they have mapped.
+
+    Args:
+        patience: gives up after this many seconds.
+    """
     deadline = time.monotonic() + patience
     while (left := of(mark)) and time.monotonic() < deadline:
         leftovers.remove(path for pid in left for path in leftovers.mapped(pid))

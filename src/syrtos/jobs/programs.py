@@ -1,4 +1,4 @@
-"""A job's code on its instances: fetched, unpacked, and with the packages of its requirements file."""
+"""A job's code on its instances: its source is fetched and unpacked, and its required packages are installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fetch(places: Places, program: Program, folder: Path) -> None:
     """Unpacks ``sourcedir.tar.gz`` into ``folder``.
 
     Raises:
-        DataError: it is not there, or can't be unpacked.
+        DataError: the archive does not exist, or can't be unpacked.
         LaunchError: it does not hold the script.
     """
     if program.source:
@@ -37,7 +37,7 @@ def fetch(places: Places, program: Program, folder: Path) -> None:
 
 
 def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
-    """The JSON files with which SDK v3 describes a script: those of the channel ``sm_drivers``.
+    """Returns the JSON files, by name, with which SDK v3 describes a script: those of channel ``sm_drivers``.
 
     Raises:
         DataError: they can't be read.
@@ -60,13 +60,13 @@ def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
 def python_for(
     program: Program | None, code: Path, folder: Path, say: Callable[[list[str]], None], env: Mapping[str, str]
 ) -> Path:
-    """The interpreter for a job: ours, or one of an environment above ours that has the packages of the job's requirements.
+    """Returns the interpreter for a job: ours, or that of a virtual environment with the job's required packages.
 
     Args:
         code: the source folder.
-        folder: where an environment may be made.
+        folder: a folder in which an environment may be made.
         say: gets the output of pip.
-        env: for pip, which may run a job's ``setup.py``.
+        env: environment variables for pip, which may run a job's ``setup.py``.
 
     Raises:
         LaunchError: pip failed.
@@ -91,7 +91,7 @@ def python_for(
 
 
 def _environment(folder: Path) -> Path:
-    """A virtual environment that finds the packages of this one below its own."""
+    """Makes a virtual environment that also finds the packages of this one, and returns its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     below = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages" / "below.pth"

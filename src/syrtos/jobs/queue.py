@@ -1,6 +1,7 @@
-"""Which jobs run: the oldest first, as many as there are workers for; spot jobs give way to the others.
+"""The scheduling of jobs: the oldest run first, as many as there are workers for; spot jobs give way to the others.
 
-One process at a time decides (a lock in the service's folder); the jobs themselves run in processes of their own and outlive it.
+One process at a time decides (a lock in the service's folder); the jobs themselves run in processes of their own and
+outlive it.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ class Queue(Looking):
         self._kept_at = -_KEEP_EVERY
 
     def failed(self, error: Exception) -> None:
-        """Says so."""
+        """Prints that the jobs could not be scheduled."""
         print(f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True)
 
     def looked(self) -> None:
-        """Keeps what is to be kept, now and then."""
+        """Copies the database and reserves room on the disk, once a minute."""
         if time.monotonic() >= self._kept_at + _KEEP_EVERY:
             self._keep_safe()
 
     def _keep_safe(self) -> None:
-        """Copies the database once a day, and keeps room for the record of jobs that fill the disk."""
+        """Copies the database once a day, and reserves room for the record of jobs that fill the disk."""
         self._kept_at = time.monotonic()
         try:
             self._service.home.reserve.keep()
@@ -53,7 +54,7 @@ class Queue(Looking):
             print(f"syrtos: the database could not be copied: {error}", file=sys.stderr, flush=True)
 
     def look(self) -> None:
-        """Does what is to be done now."""
+        """Starts jobs that wait, and deals with those whose runners are gone."""
         for name, child in [*self._children.items()]:
             if child.poll() is not None:
                 del self._children[name]
@@ -122,7 +123,10 @@ class Queue(Looking):
             )
 
     def _make_way(self, missing: int, spots: Sequence[Brief]) -> None:
-        """The youngest spot jobs are interrupted, as many as it takes; none, if all together would not do."""
+        """Interrupts the youngest spot jobs, as many as it takes to free ``missing`` workers.
+
+        If all of them together would not free enough, none is interrupted.
+        """
         leaving = sum(record.slots for record in spots if record.yields)
         candidates = [record for record in reversed(spots) if not record.yields and record.secondary == "Training"]
         if leaving + sum(record.slots for record in candidates) < missing:
@@ -134,7 +138,7 @@ class Queue(Looking):
             self._service.store.change(record.name, lambda r: dataclasses.replace(r, yields=True))
 
     def _expired(self, record: Brief) -> bool:
-        """Ends a job that has waited for longer than it wanted to."""
+        """Ends a job that has waited longer than it may; returns whether it has."""
         now = time.time()
         if record.wait_until and now > record.wait_until:
             self._service.store.change(record.name, lambda r: r.ended("MaxWaitTimeExceeded"))

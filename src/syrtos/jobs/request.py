@@ -1,4 +1,4 @@
-"""A CreateTrainingJob request in our own terms: a pure function of the request."""
+"""The parts of a CreateTrainingJob request in syrtos's own terms: a pure function of the request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from syrtos.settings import BatchMode
 
 Kind = Literal["none", "mpi", "smdataparallel", "parameter_server", "multi_worker_mirrored_strategy", "copies"]
 
-# Of sagemaker-training 5.1 (params.py): hyperparameters of the toolkit, not of the script.
+# Hyperparameters of the toolkit, not of the script, by sagemaker-training 5.1 (params.py).
 _RESERVED = frozenset({"default_user_module_name", "_tuning_objective_metric"})
 _OF_TOOLKIT = _RESERVED | {
     "sagemaker_program", "sagemaker_submit_directory", "sagemaker_enable_cloudwatch_metrics", "sagemaker_region",
@@ -25,19 +25,19 @@ _OF_TOOLKIT = _RESERVED | {
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
-    """One input of a job.
+    """An input of a job.
 
     Attributes:
         name: the folder under ``/opt/ml/input/data``.
-        uri: ``s3://bucket/prefix``, ``file:///path``, or of a manifest.
+        uri: ``s3://bucket/prefix``, ``file:///path``, or the URI of a manifest.
         kind: ``S3Prefix``, ``ManifestFile``, ``AugmentedManifestFile`` or ``FileSystem``.
         mode: ``File``, ``FastFile`` or ``Pipe``.
-        sharded: each instance gets its share of the objects instead of all.
-        record_io: in Pipe mode, each object becomes one RecordIO record.
-        gzip: in Pipe mode, objects are unpacked.
-        seed: of the order of objects, which is a new one each epoch in Pipe mode; None: by name.
-        attributes: of an augmented manifest's lines, in this order.
-        config: what ``inputdataconfig.json`` says of it.
+        sharded: whether each instance gets its part of the objects instead of all.
+        record_io: in Pipe mode, whether each object becomes one RecordIO record.
+        gzip: in Pipe mode, whether objects are unpacked.
+        seed: seed of the order of objects, which is a new one each epoch in Pipe mode; None: by name.
+        attributes: the attributes to read from an augmented manifest's lines, in this order.
+        config: the channel's entry in ``inputdataconfig.json``.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Channel:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """How the instances of a job train together.
+    """The way in which the instances of a job train together.
 
     Attributes:
-        kind: the name of SageMaker's setting; ``copies``: unconnected, as a command that syrtos does not know.
+        kind: the name of SageMaker's setting; ``copies``: unconnected processes of a command that syrtos does not know.
         per_host: processes on each instance.
         variables: environment variables that the job's MPI options ask for (``-x NAME=VALUE``).
     """
@@ -73,9 +73,9 @@ class Program:
 
     Attributes:
         entry: the file, relative to its source folder.
-        source: where ``sourcedir.tar.gz`` is; empty: the channel ``code``.
+        source: the place of ``sourcedir.tar.gz``; empty: the source is the channel ``code``.
         arguments: of its command line.
-        requirements: a pip requirements file in the source folder, installed if it is there; empty: none.
+        requirements: a pip requirements file in the source folder, installed if it exists; empty: none.
     """
 
     entry: str
@@ -85,25 +85,25 @@ class Program:
 
     @property
     def is_python(self) -> bool:
-        """Whether workers can run it; anything else is a command of the shell."""
+        """Returns whether workers can run the script; any other file is a command of the shell."""
         return self.entry.endswith(".py")
 
     @property
     def folder(self) -> str:
-        """Where the source is unpacked, and the script starts."""
+        """The folder of the instance in which the source is unpacked and the script starts."""
         return "/opt/ml/code" if self.source else "/opt/ml/input/data/code"
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A request, read.
+    """A training job, read from its request.
 
     Attributes:
         name: of the job.
-        request: all of it, as it came.
+        request: the whole request, unchanged.
         hosts: ``algo-1``, ``algo-2``, ...
-        hyperparameters: all, as given: texts.
-        program: the training script and its source, or None: then ``command`` is run on each instance.
+        hyperparameters: all hyperparameters as they were given: texts.
+        program: the training script and its source; None: ``command`` is run on each instance.
         command: the container's entry point and arguments.
         limits: seconds of running, of waiting and running (spot jobs), and of waiting.
     """
@@ -121,30 +121,30 @@ class Job:
 
     @property
     def slots(self) -> int:
-        """Workers that the job occupies."""
+        """The number of workers that the job occupies."""
         return len(self.hosts) * self.distribution.per_host
 
     @property
     def batch(self) -> BatchMode:
-        """Instances that see the same files share batches; with a sharded channel a batch is one worker's."""
+        """The meaning of a batch: global if instances see the same files, per worker with a sharded channel."""
         sharded = len(self.hosts) > 1 and any(channel.sharded for channel in self.channels)
         return "per-worker" if sharded else "global"
 
     @property
     def artifacts(self) -> str:
-        """Where the job's outputs go: a prefix without a slash at its end."""
+        """The URI that the job's outputs go to: a prefix without a slash at its end."""
         return f"{self.request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{self.name}/output"
 
     @property
     def checkpoints(self) -> tuple[str, str] | None:
-        """The URI that checkpoints are kept at, and the folder that the script writes them to."""
+        """The URI at which checkpoints are kept, and the folder to which the script writes them; None without any."""
         config = self.request.get("CheckpointConfig")
         return (config["S3Uri"].rstrip("/"), config.get("LocalPath") or "/opt/ml/checkpoints") if config else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Seconds; None: no limit."""
+    """A job's limits of time in seconds; None: no limit."""
 
     running: float
     waiting: float | None
@@ -156,11 +156,12 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
 
     Args:
         request: CreateTrainingJob's parameters.
-        drivers: JSON files of the channel ``sm_drivers`` by name, which SDK v3 describes the script with; empty without them.
-        gpus: of each instance.
+        drivers: the JSON files of channel ``sm_drivers`` by name, with which SDK v3 describes the script; empty without
+            them.
+        gpus: the number of GPUs of each instance.
 
     Raises:
-        ConfigurationError: it asks for what can't be done here.
+        ConfigurationError: it asks for something that can't be done here.
     """
     _check(request, drivers)
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
@@ -203,7 +204,7 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
 
 
 def _check(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> None:
-    """Checks that the service's model leaves open, and every job needs."""
+    """Checks the conditions that SageMaker's service model leaves open and that every job needs."""
     missing = [name for name in ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig") if name not in request]
     if missing:
         raise ConfigurationError(f"A training job needs {', '.join(missing)}.")
@@ -266,7 +267,10 @@ def _channel(channel: Mapping[str, Any], mode: str) -> Channel:
 
 
 def decoded(text: str) -> Any:
-    """A hyperparameter's value: JSON where it is, the text itself otherwise (mapping.decode of sagemaker-training)."""
+    """Returns a hyperparameter's value, parsed if it is JSON, as the text otherwise.
+
+    This is mapping.decode of sagemaker-training.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -274,13 +278,13 @@ def decoded(text: str) -> Any:
 
 
 def of_script(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
-    """The script's own hyperparameters, decoded: those that are not for a toolkit."""
+    """Returns the script's own hyperparameters, decoded: those that are not for a toolkit."""
     own = {k: v for k, v in hyperparameters.items() if not k.startswith("sagemaker_") and k not in _RESERVED}
     return {name: decoded(value) for name, value in own.items()}
 
 
 def source_of(hyperparameters: Mapping[str, str]) -> str:
-    """Where the source is: a URI, or a path of the instance.
+    """Returns the place of the source: a URI, or a path of the instance.
 
     Raises:
         ConfigurationError: it is no text.
@@ -292,7 +296,7 @@ def source_of(hyperparameters: Mapping[str, str]) -> str:
 
 
 def of_framework(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
-    """The hyperparameters that are for a framework's container, decoded."""
+    """Returns the hyperparameters that are for a framework's container, decoded."""
     found = {k: v for k, v in hyperparameters.items() if k.startswith("sagemaker_") and k not in _OF_TOOLKIT}
     return {name: decoded(value) for name, value in found.items()}
 
@@ -313,7 +317,7 @@ def _program_v2(hyperparameters: Mapping[str, str]) -> Program | None:
 
 
 def arguments_v2(values: Mapping[str, Any]) -> list[str]:
-    """A command line by the rules of sagemaker-training 5.1 (mapping.to_cmd_args)."""
+    """Returns a command line by the rules of sagemaker-training 5.1 (mapping.to_cmd_args)."""
     words = []
     for name in sorted(values):
         words += ["-" + name if len(name) == 1 else "--" + name, _as_argument(values[name])]
@@ -353,7 +357,10 @@ def _count(asked: Any) -> int:
 
 
 def _exported(options: Any) -> dict[str, str]:
-    """What ``-x NAME=VALUE`` of Open MPI's options sets; the rest tunes an engine that is not ours."""
+    """Returns the variables that ``-x NAME=VALUE`` in Open MPI's options sets.
+
+    The other options are ignored: they tune an engine that syrtos does not use.
+    """
     try:
         words = shlex.split(str(options or ""))
     except ValueError as error:

@@ -12,14 +12,14 @@ _LOW = 4 << 20  # bytes: with fewer, a disk is full
 
 
 class Reserve:
-    """A file that is removed when its room is needed."""
+    """A file that reserves room on its disk, and is removed when the room is needed."""
 
     def __init__(self, path: Path) -> None:
-        """``path``: of the file."""
+        """Takes the path of the file."""
         self._path = path
 
     def keep(self) -> None:
-        """Takes the room, if it is not taken and there is plenty."""
+        """Reserves the room (16 MiB) if it is not reserved yet and the disk has plenty."""
         if self._path.exists() or shutil.disk_usage(self._path.parent).free < 4 * _ROOM:
             return
         with (
@@ -29,9 +29,9 @@ class Reserve:
             os.posix_fallocate(file.fileno(), 0, _ROOM)
 
     def is_needed(self) -> bool:
-        """Whether the disk is full."""
+        """Returns whether the disk is full: it has less than 4 MiB left."""
         return shutil.disk_usage(self._path.parent).free < _LOW
 
     def release(self) -> None:
-        """Gives the room to others."""
+        """Gives the room free."""
         self._path.unlink(missing_ok=True)

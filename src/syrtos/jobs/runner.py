@@ -1,7 +1,7 @@
-"""One attempt at one job, in a process of its own: it goes on when the service that started it is killed.
+"""The runner of a job: one attempt at it, in a process that goes on when the service that started it is killed.
 
-`python -m syrtos.jobs.runner JOB`. It holds a lock in the job's folder for as long as it lives; a process that finds a running job without the
-lock knows that its runner is gone.
+`python -m syrtos.jobs.runner JOB`. It holds a lock in the job's folder for as long as it lives; a process that finds a
+running job without the lock knows that its runner is gone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ _OF_ANOTHER_ATTEMPT = ("Restarting", "Pending")
 
 
 class _Superseded(Exception):
-    """A service that was started again has not seen this runner, for it had not taken its lock yet, and will start another."""
+    """Another attempt at the job will be started.
+
+    A service that was started again did not see this runner, which had not taken its lock yet.
+    """
 
 
 class _Ended(Exception):
@@ -73,7 +76,7 @@ class _Ended(Exception):
 
 
 def main() -> None:
-    """Runs the job named on the command line, from where its record says it is."""
+    """Runs the job named on the command line, from the state that its record has."""
     home, name = Home(), sys.argv[1]
     lock = try_lock(home.job(name) / LOCK)
     if lock is None:
@@ -92,11 +95,11 @@ def main() -> None:
 
 
 def _too_early(*_: object) -> None:
-    """Until there are scripts to pass it on to, a signal must not end the runner itself."""
+    """Ignores a signal that comes before there are scripts to pass it on to: it must not end the runner itself."""
 
 
 class Runner:
-    """One attempt at one job."""
+    """An attempt at a job."""
 
     def __init__(self, home: Home, store: Store, name: str) -> None:
         self._home, self._store, self._name = home, store, name
@@ -120,7 +123,7 @@ class Runner:
         self._workers: Workers | None = None
 
     def run(self) -> None:
-        """Downloads, trains, uploads; every way out is written down."""
+        """Downloads, trains and uploads; every outcome is written down."""
         watch = threading.Thread(target=self._watch, daemon=True)
         watch.start()
         try:
@@ -259,7 +262,7 @@ class Runner:
         return outcome
 
     def _generations(self, workers: Workers) -> Outcome:
-        """Trains once; or in several generations of workers, where the job asks for retries and workers die."""
+        """Trains once, or in several generations of workers if the job asks for retries and workers die."""
         restarts = training.restarts(self._job, self._folders) - self._restarts_before
         if restarts <= 0:
             return workers.run(self._run_dir, {})
@@ -325,7 +328,7 @@ class Runner:
             self._finish("Completed")
 
     def _say_how_it_ended(self, outcome: Outcome) -> None:
-        """Lines that no process could write into its own log."""
+        """Logs the failures that no process could write into its own log."""
         if outcome.end is End.FINISHED or self._why or self._job.distribution.kind == "copies":
             return
         for failure in outcome.failures:
@@ -335,7 +338,7 @@ class Runner:
             self._say(str(outcome))
 
     def _reason(self, outcome: Outcome) -> str:
-        """The text that the script has written for this, or how its first failing process ended."""
+        """Returns the text that the script has written as its failure, or the end of its first failing process."""
         for host in range(len(self._job.hosts)):
             path = self._folders.failure(host)
             if path.is_file() and (text := path.read_text(errors="replace").strip()):
@@ -358,7 +361,7 @@ class Runner:
     # -- requests from outside ------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Stops the job on request or when its time is up; records its progress."""
+        """Stops the job on request or at the end of its time, and records its progress."""
         saved = time.monotonic()
         while not self._over.wait(_LOOK):
             try:
@@ -398,7 +401,12 @@ class Runner:
     # -- the record ----------------------------------------------------------------------------
 
     def _move(self, secondary: str) -> None:
-        """Continues, unless a stop was requested just now: then only the upload is left."""
+        """Moves the job to its next secondary status, unless a stop was requested just now.
+
+        Raises:
+            _Ended: a stop was requested, so only the upload is left.
+            _Superseded: another attempt at the job was asked for.
+        """
         after = self._store.change(
             self._name,
             lambda record: (
@@ -428,7 +436,7 @@ class Runner:
         _fail(self._store, self._name, text)
 
     def _fail_for_room(self, reason: str) -> None:
-        """Removes what this job has filled the disk with, so that the record of it has room."""
+        """Fails a job that has filled the disk, after removing its files so that there is room for its record."""
         leave_nothing(self._home, self._name)
         shutil.rmtree(self._run_dir / "logs", ignore_errors=True)
         for stream in self._streams:
@@ -450,7 +458,7 @@ class Runner:
         self._store.change(self._name, changed)
 
     def _logged(self, epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-        """The objective of a tuning job where the script does not print it, and Keras has logged it."""
+        """Returns a tuning job's objective from Keras's logs if the script does not print it."""
         name = self._job.hyperparameters.get("_tuning_objective_metric", "")
         last = epochs[-1] if epochs else {}
         value = (last.get("logs") or {}).get(name)
@@ -473,12 +481,12 @@ def _fail(store: Store, name: str, reason: str) -> None:
 
 
 def mark(home: Home, name: str) -> str:
-    """The mark in the environment of this job's processes."""
+    """Returns the mark in the environment of this job's processes."""
     return f"{home.path}/{name}"
 
 
 def _credentials(home: Home, access_key: str, secret: str) -> dict[str, str]:
-    """The variables with which a script's AWS clients reach the service."""
+    """Returns the environment variables with which a script's AWS clients reach the service."""
     found = {
         "AWS_ACCESS_KEY_ID": access_key,
         "AWS_SECRET_ACCESS_KEY": secret,

@@ -1,4 +1,4 @@
-"""What an attempt at a job leaves about itself in its run directory: ``run.json``, with its command and versions."""
+"""The file ``run.json`` in the run directory of an attempt at a job, with its command and versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = "run.json"
 
 
 def told(job: Job) -> dict[str, Any]:
-    """The program of a job, its command line as SageMaker's toolkits would write it, and its workers.
+    """Returns a job's program, its command line in the form of SageMaker's toolkits, and its numbers of workers.
 
     Args:
         job: read from a request without secrets.
@@ -37,14 +37,14 @@ def told(job: Job) -> dict[str, Any]:
 
 
 def write(folder: Path, job: Job, versions: Mapping[str, str]) -> None:
-    """Leaves the facts about an attempt in its run directory, before it trains."""
+    """Writes the facts about an attempt into its run directory, before it trains."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = {**told(job), "versions": dict(versions), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     write_file(folder / _NAME, json.dumps(facts, indent=2) + "\n")
 
 
 def read(job_folder: Path) -> dict[str, Any]:
-    """The facts about a job's last attempt; empty where it has left none."""
+    """Returns the facts about the last attempt of a job that has left any; empty if none has."""
     for attempt in reversed(attempts(job_folder)):
         try:
             found = json.loads((attempt / _NAME).read_text(encoding="utf-8"))
@@ -55,10 +55,10 @@ def read(job_folder: Path) -> dict[str, Any]:
 
 
 def attempts(job_folder: Path) -> list[Path]:
-    """The run directories of a job's attempts, in order."""
+    """Returns the run directories of a job's attempts, in order."""
     return sorted(job_folder.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def folders(job_folder: Path) -> list[Path]:
-    """Those of all generations of all attempts, in order."""
+    """Returns the run directories of all generations of all attempts, in order."""
     return [folder for attempt in attempts(job_folder) for folder in all_folders(attempt)]

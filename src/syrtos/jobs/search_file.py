@@ -1,4 +1,4 @@
-"""SEARCH.yaml: a job as `syrtos submit` takes it, and what is searched for, as a request for a tuning job."""
+"""SEARCH.yaml: a job in the form of `syrtos submit`, and a search, read as a request for a tuning job."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MOST_VALUES = 30  # of a list, as in SageMaker's API
 
 @dataclasses.dataclass(frozen=True)
 class SearchFile:
-    """A file that was read.
+    """A search's file that was read.
 
     Attributes:
-        name: of its tuning job, which is another one where the file or its script changes.
+        name: the tuning job's name, which changes if the file or its script changes.
         job: the arguments of `syrtos.Estimator`.
-        inputs: of its `fit`.
+        inputs: the inputs of its `fit`.
         config: ``HyperParameterTuningJobConfig``.
-        alone: why only the script travels, where the files beside it are too many.
+        alone: the reason why only the script is sent, if the files beside it are too many.
         parents: earlier tuning jobs whose results count.
     """
 
@@ -42,7 +42,7 @@ class SearchFile:
     parents: tuple[str, ...] = ()
 
     def request(self, of_job: Mapping[str, Any]) -> dict[str, Any]:
-        """CreateHyperParameterTuningJob's parameters, from those of CreateTrainingJob for one such job."""
+        """Returns CreateHyperParameterTuningJob's parameters, made from CreateTrainingJob's for one such job."""
         definition = {key: of_job[key] for key in requests.SAME if key in of_job}
         definition |= {
             "StaticHyperParameters": of_job["HyperParameters"],
@@ -61,7 +61,7 @@ class SearchFile:
         }
 
     def with_values(self, tuned: Mapping[str, str]) -> dict[str, Any]:
-        """The job with these values of its hyperparameters, as `syrtos submit` takes it from a file anywhere."""
+        """Returns the job with these values of its hyperparameters, as a file for `syrtos submit` in any folder."""
         found = {**self.job, "hyperparameters": {**(self.job.get("hyperparameters") or {}), **_decoded(tuned)}}
         if "git_config" not in found:
             key = "source_dir" if "source_dir" in found else "entry_point"
@@ -75,7 +75,7 @@ class SearchFile:
 
 
 def read(path: Path) -> SearchFile:
-    """Reads a file.
+    """Reads a search's file.
 
     Raises:
         ConfigurationError: it describes no search.
@@ -102,7 +102,7 @@ def read(path: Path) -> SearchFile:
 
 
 def _objective(given: Any) -> tuple[str, str, str]:
-    """The metric, ``Minimize`` or ``Maximize``, and its regular expression, or none."""
+    """Returns the metric, ``Minimize`` or ``Maximize``, and the metric's regular expression (empty: none)."""
     facts = dict(given) if isinstance(given, Mapping) else {}
     goals = [key for key in ("minimize", "maximize") if isinstance(facts.get(key), str)]
     regex = facts.get("regex", "")
@@ -193,7 +193,11 @@ def _range(name: str, given: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _send_along(facts: dict[str, Any], staying: Collection[Path]) -> str:
-    """The files beside a script become its dependencies, where the file does not say what travels. Where they are too many, the reason is returned."""
+    """Makes the files beside a script its dependencies, unless the search's file says what is sent.
+
+    Returns:
+        The reason why only the script is sent, if the files are too many; otherwise empty.
+    """
     script = Path(str(facts["entry_point"]))
     if _says_what_travels(facts) or not script.is_file():
         return ""
@@ -213,7 +217,10 @@ def _says_what_travels(facts: Mapping[str, Any]) -> bool:
 
 
 def _name(path: Path, facts: Mapping[str, Any], staying: Collection[Path]) -> str:
-    """Another one for another search: the same file in the same folder, with the same source, goes on with what it has found."""
+    """Returns the search's name, which differs for each search.
+
+    The same file in the same folder, with the same source, has the same name: it continues with the results so far.
+    """
     script = Path(str(facts["entry_point"]))
     sent = [] if facts.get("git_config") else [Path(one) for one in facts.get("dependencies") or ()]
     if "source_dir" in facts and not facts.get("git_config"):

@@ -14,13 +14,13 @@ _HIDDEN = "******"
 
 
 def secrets_of(request: Mapping[str, Any]) -> list[str]:
-    """Values in a request whose names say that they are secret."""
+    """Returns the values in a request whose names say that they are secret."""
     pairs = [*(request.get("Environment") or {}).items(), *(request.get("HyperParameters") or {}).items()]
     return [str(form) for name, value in pairs if is_secret(name) for form in (value, decoded(value))]
 
 
 def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A request without values that are secret; also the definition of training jobs that a tuning job has."""
+    """Returns a request without secret values; also works on a tuning job's definition of training jobs."""
     hidden = {
         part: {name: _hidden(value) if is_secret(name) else value for name, value in request[part].items()}
         for part in ("Environment", "HyperParameters", "StaticHyperParameters")
@@ -30,12 +30,12 @@ def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hidden(value: str) -> str:
-    """A JSON text for a JSON text: SDKs decode the answer of Describe."""
+    """Returns the placeholder of a secret: JSON if the value is JSON, since SDKs decode Describe's answer."""
     return json.dumps(_HIDDEN) if value.startswith('"') else _HIDDEN
 
 
 class Redactor:
-    """Hides values that must not be seen, wherever a script prints them."""
+    """Hides secret values wherever a script prints them."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         shown = {form for text in secrets for form in (*text.splitlines(), repr(text)[1:-1], json.dumps(text)[1:-1])}

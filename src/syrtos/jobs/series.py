@@ -1,4 +1,7 @@
-"""The values of a job's metrics over time, and how busy its instances were: files of JSON lines, which are read as far as they are whole."""
+"""The values of a job's metrics over time, and the use of its instances.
+
+They are kept in files of JSON lines, of which only whole lines are read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _LARGEST = 2.0**360  # CloudWatch takes no number beyond
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """The values that a metric had at about one time, seconds since 1970."""
+    """The values that a metric had at about one time, in seconds since 1970."""
 
     time: float
     count: float
@@ -41,9 +44,10 @@ STATISTICS: Mapping[str, Callable[[Sample], float]] = {
 
 
 def over_periods(samples: Sequence[Sample], start: float, end: float, period: int) -> list[Sample]:
-    """What was measured from ``start`` until ``end``, one sample for each period that has some; its time is the period's start.
+    """Joins the samples from ``start`` until ``end`` into one for each period that has some.
 
-    As CloudWatch does it, the first period begins at a whole minute, or at a multiple of a period that is shorter.
+    The time of a joined sample is the period's start. As in CloudWatch, the first period begins at a whole minute, or,
+    if the period is shorter than a minute, at a multiple of it.
     """
     grain = min(period, 60)
     begin = math.floor(start / grain) * grain
@@ -66,7 +70,8 @@ def _one(when: float, value: float) -> Sample:
 class Recorder:
     """Writes down the values that a job's definitions find in its output.
 
-    A file that has become too long is thinned: the samples of a second become one, or of two, four, ... seconds. Sums and counts stay what they were.
+    A file that has become too long is thinned: the samples of 1, 2, 4, ... seconds are joined into one. Sums and counts
+    stay the same.
     """
 
     def __init__(self, job_folder: Path) -> None:
@@ -74,7 +79,7 @@ class Recorder:
         self._begun = False
 
     def add(self, values: Sequence[tuple[str, float]]) -> None:
-        """Adds values that were found now, each with the name of its metric. A full disk takes none."""
+        """Adds values that were found now, each with the name of its metric. On a full disk they are dropped."""
         found: dict[str, list[Sample]] = {}
         now = round(time.time(), 3)
         for name, value in values:
@@ -112,16 +117,17 @@ def _text(samples: Mapping[str, Sequence[Sample]]) -> str:
 
 
 def of_job(job_folder: Path, defined: bool) -> dict[str, list[Sample]]:
-    """The samples of each metric.
+    """Returns the samples of each metric by its name.
 
     Args:
-        defined: whether the job has definitions of metrics. The metrics of one without are what Keras logged at the ends of epochs.
+        defined: whether the job has definitions of metrics. The metrics of a job without any are the logs of Keras at
+            the ends of epochs.
     """
     return _read(_path(job_folder)) if defined else _of_epochs(job_folder)
 
 
 def of_hosts(job_folder: Path) -> dict[int, dict[str, list[Sample]]]:
-    """How busy the job's instances were, by their number (1: ``algo-1``) and by SageMaker's names of metrics."""
+    """Returns the use of a job's instances, by their number (1: ``algo-1``) and by SageMaker's names of metrics."""
     found: dict[int, dict[str, list[Sample]]] = {}
     for path in (path for run in runs.folders(job_folder) for path in sorted(run.glob("ledger/usage-*.jsonl"))):
         for line in _lines(path):
@@ -132,7 +138,7 @@ def of_hosts(job_folder: Path) -> dict[int, dict[str, list[Sample]]]:
 
 
 def _percent(machine: Mapping[str, Any]) -> dict[str, float]:
-    """As SageMaker counts it: a machine with 4 processors may have 400% of them in use."""
+    """Returns a machine's use in percent, as SageMaker counts it: 4 processors in full use are 400%."""
     shares = {
         "CPUUtilization": machine["cpu"] * machine["cores"],
         "MemoryUtilization": 100 * machine["memory"] / machine["memory_total"],
@@ -180,7 +186,7 @@ def _read(path: Path) -> dict[str, list[Sample]]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file that may be missing."""
+    """Yields the whole lines of a file, which may be missing."""
     try:
         with path.open("rb") as file:
             data = file.read(4 * _LIMIT)

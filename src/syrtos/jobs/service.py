@@ -1,6 +1,7 @@
-"""The implementation of SageMaker's training operations: each takes and returns the parameters of its operation, as Python values.
+"""The implementation of SageMaker's training operations.
 
-Requests have been validated by SageMaker's service model; times are seconds since 1970.
+Each takes and returns the parameters of its operation as Python values. Requests have been validated by SageMaker's
+service model; times are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from syrtos.jobs.tunings import TuningRecord, Tunings
 
 
 class ApiError(Exception):
-    """An answer of SageMaker's that is an error.
+    """An error that SageMaker would answer.
 
     Attributes:
-        code: as botocore calls it.
+        code: botocore's name of the error.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -43,7 +44,7 @@ class Service:
     """The training jobs of one home.
 
     Args:
-        capacity: workers that may run at the same time.
+        capacity: the number of workers that may run at the same time.
         places: the URIs that requests may name.
     """
 
@@ -53,13 +54,13 @@ class Service:
 
     @property
     def objects(self) -> ObjectStore:
-        """The store behind ``s3://``."""
+        """The object store of ``s3://``."""
         return self.places.objects
 
     # -- operations ----------------------------------------------------------------------------
 
     def create_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Writes down a job; it runs as soon as there are workers for it."""
+        """Writes down a job, which runs as soon as there are workers for it."""
         name, now, job = request["TrainingJobName"], time.time(), self.checked(request)
         record = Record(
             name=name,
@@ -83,10 +84,10 @@ class Service:
         return {"TrainingJobArn": arn(name)}
 
     def checked(self, request: Mapping[str, Any]) -> Job:
-        """A request for a training job, read.
+        """Reads and checks a request for a training job.
 
         Raises:
-            ApiError: it asks for what can't be done here.
+            ApiError: it asks for something that can't be done here.
         """
         name = request["TrainingJobName"]
         if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):  # it will be a folder's
@@ -109,11 +110,11 @@ class Service:
         return job
 
     def describe_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Everything about a job."""
+        """Returns everything about a job."""
         return described(self._found(request["TrainingJobName"]))
 
     def list_training_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Jobs, page by page."""
+        """Returns a page of jobs."""
         order = {"Name": columns.name, "Status": columns.status}.get(request.get("SortBy", ""), columns.created)
         descending = request.get("SortOrder") == "Descending"
         sorting = [order.desc() if descending else order, columns.name.desc() if descending else columns.name]
@@ -123,7 +124,7 @@ class Service:
         return answer | ({"NextToken": str(following)} if following is not None else {})
 
     def stop_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Asks a job to end: its scripts get SIGTERM, and two minutes."""
+        """Asks a job to end: its scripts get SIGTERM, and have two minutes."""
         record = self._found(request["TrainingJobName"])
         if record.state.final:
             raise ApiError(
@@ -134,7 +135,7 @@ class Service:
         return {}
 
     def update_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Records the settings that may change while a job runs; they have no effect on one's own machine."""
+        """Records the settings that may change while a job runs; on one's own machine they have no effect."""
         record = self._found(request["TrainingJobName"])
         wanted = {name: request[name] for name in ("ProfilerConfig", "RemoteDebugConfig") if name in request}
         kept = request.get("ResourceConfig", {})
@@ -171,14 +172,14 @@ class Service:
         return {"Tags": _tags({**record.tags, **new})}
 
     def list_tags(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A job's tags."""
+        """Returns a page of a job's tags."""
         tags = _tags(self._of_arn(request["ResourceArn"]).tags)
         after, limit = page_of(request.get("NextToken")), request.get("MaxResults") or 50
         more = {"NextToken": str(after + limit)} if len(tags) > after + limit else {}
         return {"Tags": tags[after : after + limit], **more}
 
     def delete_tags(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Removes tags."""
+        """Removes tags from a job."""
         gone = {*request["TagKeys"]}
         self._tag(self._of_arn(request["ResourceArn"]), lambda tags: {k: v for k, v in tags.items() if k not in gone})
         return {}
@@ -206,7 +207,7 @@ class Service:
             self.store.change(record.name, lambda r: dataclasses.replace(r, tags=how(r.tags)))
 
     def _check_folders(self, channels: Sequence[Channel]) -> None:
-        """A folder of this machine that is not there will not come."""
+        """Raises DataError for a file or folder of this machine that does not exist: it will not come."""
         for channel in channels:
             if channel.uri.startswith("file://") and not self.places.exists(channel.uri):
                 raise DataError(
@@ -227,7 +228,7 @@ class Service:
 
 
 def arn(name: str) -> str:
-    """A job's name for all of AWS."""
+    """Returns a job's ARN, its name within all of AWS."""
     return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
 
 
@@ -240,7 +241,7 @@ _ECHOED = (
 
 
 def described(record: Record) -> dict[str, Any]:
-    """DescribeTrainingJob's answer."""
+    """Returns DescribeTrainingJob's answer."""
     request, state = redacted(record.request), record.state
     answer = {name: request[name] for name in _ECHOED if name in request}
     answer |= {
@@ -269,7 +270,7 @@ def described(record: Record) -> dict[str, Any]:
 
 
 def model_uri(record: Record) -> str:
-    """Where a job's model is, or will be."""
+    """Returns the URI of a job's model, also before the model exists."""
     output = record.request["OutputDataConfig"]
     folder = f"{output['S3OutputPath'].rstrip('/')}/{record.name}/output"
     return f"{folder}/model" if output.get("CompressionType") == "NONE" else f"{folder}/model.tar.gz"
@@ -304,7 +305,7 @@ def _summary(record: Record) -> dict[str, Any]:
 
 
 def conditions(request: Mapping[str, Any], columns: Any = columns) -> list[Any]:
-    """What a request to list jobs asks for, of the table with these columns."""
+    """Returns the conditions of a request that lists jobs, in terms of the columns of their table."""
     found = []
     for name, column, after in (
         ("CreationTimeAfter", columns.created, True), ("CreationTimeBefore", columns.created, False),
@@ -330,7 +331,11 @@ def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def page_of(token: str | None) -> int:
-    """Where the page begins that a ``NextToken`` names."""
+    """Returns the offset of the page that a ``NextToken`` names; 0 without a token.
+
+    Raises:
+        ApiError: this service has not given the token.
+    """
     if token is None:
         return 0
     if not token.isdecimal() or len(token) > 15:

@@ -63,7 +63,8 @@ class State:
     Attributes:
         status: ``InProgress``, ``Stopping``, ``Completed``, ``Failed`` or ``Stopped``.
         secondary: the finer status.
-        transitions: ``Status``, ``StartTime``, ``EndTime`` (seconds since 1970), ``StatusMessage`` of every one so far.
+        transitions: ``Status``, ``StartTime``, ``EndTime`` (seconds since 1970) and ``StatusMessage`` of every
+            secondary status so far.
     """
 
     status: str
@@ -72,14 +73,14 @@ class State:
 
     @property
     def final(self) -> bool:
-        """Whether nothing can follow."""
+        """Returns whether the job has ended: no other status can follow."""
         return self.secondary in FINAL
 
     def moved(self, secondary: str, now: float, message: str | None = None) -> State:
-        """The state after a transition at ``now``.
+        """Returns the state after a transition at ``now``.
 
         Raises:
-            ConfigurationError: a job in this state can't get there.
+            ConfigurationError: this state can't be followed by ``secondary``.
         """
         if secondary not in NEXT.get(self.secondary, frozenset()):
             raise ConfigurationError(f"A training job that is {self.secondary} can't become {secondary}.")
@@ -91,21 +92,21 @@ class State:
         return State(status, secondary, (*before, {**last, "EndTime": now}, entry))
 
     def _stops(self, secondary: str) -> bool:
-        """A job that is asked to stop remains so while it uploads."""
+        """Returns whether the job's status is Stopping afterwards, which lasts while a stopped job uploads."""
         return secondary == "Stopping" or (self.status == "Stopping" and secondary == "Uploading")
 
 
 def created(now: float) -> State:
-    """The state of a new job."""
+    """Returns the state of a new job."""
     first = {"Status": "Starting", "StartTime": now, "StatusMessage": "Starting the training job"}
     return State("InProgress", "Starting", (first,))
 
 
 def restarts(transitions: Sequence[dict[str, Any]]) -> int:
-    """How often a job was started again because processes of it had died."""
+    """Returns the number of times that a job was started again because processes of it had died."""
     return sum(transition["Status"] == "Restarting" for transition in transitions)
 
 
 def spent(transitions: Sequence[dict[str, Any]], statuses: Sequence[str], now: float) -> float:
-    """Seconds a job has been in any of ``statuses``, over all attempts."""
+    """Returns the seconds that a job has been in any of ``statuses``, over all attempts."""
     return sum((t.get("EndTime") or now) - t["StartTime"] for t in transitions if t["Status"] in statuses)

@@ -47,11 +47,12 @@ class Brief:
     """The facts about a job that the queue reads, of hundreds of jobs, five times a second.
 
     Attributes:
-        slots: workers it occupies while it runs.
-        spot: whether it gives way to jobs that are not.
-        attempts: how often it was started.
+        slots: the workers that it occupies while it runs.
+        spot: whether it gives way to jobs that are no spot jobs.
+        attempts: the number of times that it was started.
         yields: whether it has been asked to give way.
-        begin_until, wait_until: when it will have waited for too long, seconds since 1970: to be started at all, and over all attempts.
+        begin_until, wait_until: the times, in seconds since 1970, at which it will have waited for too long: to be
+            started at all, and over all attempts.
     """
 
     name: str
@@ -67,20 +68,20 @@ class Brief:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One job as it is written down.
+    """A job as the table has it.
 
     Attributes:
         request: CreateTrainingJob's parameters.
         tags: by key.
         created, modified: seconds since 1970.
-        slots: workers it occupies while it runs.
-        spot: whether it gives way to jobs that are not.
-        access_key: of its script's own credentials.
-        attempts: how often it was started.
+        slots: the workers that it occupies while it runs.
+        spot: whether it gives way to jobs that are no spot jobs.
+        access_key: the access key of its script's own credentials.
+        attempts: the number of times that it was started.
         yields: whether it has been asked to give way.
         begin_until, wait_until: see `Brief`.
-        failure: why it failed.
-        metrics: the last value of each metric, and when: ``{name: [value, seconds]}``.
+        failure: the reason why it failed; empty if it has not.
+        metrics: the last value of each metric, and its time: ``{name: [value, seconds]}``.
         progress: ``ProgressInfo`` of Describe.
     """
 
@@ -102,25 +103,25 @@ class Record:
     progress: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def moved(self, secondary: str, message: str | None = None, **changes: Any) -> Record:
-        """This job after a transition that happens now."""
+        """Returns this job after a transition that happens now."""
         now = time.time()
         return dataclasses.replace(self, state=self.state.moved(secondary, now, message), modified=now, **changes)
 
     def ended(self, secondary: str, message: str | None = None, **changes: Any) -> Record | None:
-        """This job after its end now; None if it has ended already, and stays as it is."""
+        """Returns this job as ended now; None if it had ended already, and stays unchanged."""
         return None if self.state.final else self.moved(secondary, message, **changes)
 
     def failed(self, reason: str) -> Record | None:
-        """This job after it has failed now, with ``reason``; None if it has ended already."""
+        """Returns this job as failed now, with ``reason``; None if it had ended already."""
         return self.ended("Failed", reason, failure=reason)
 
 
 class Store:
-    """All jobs of a service.
+    """The jobs of a service.
 
     Args:
-        url: of a database, as SQLAlchemy writes it.
-        place: of the service; services that share a database run their own jobs only.
+        url: a database, in SQLAlchemy's form.
+        place: the name of the service; services that share a database run their own jobs only.
 
     Raises:
         ConfigurationError: there is no such database, or its driver is missing.
@@ -141,19 +142,19 @@ class Store:
         return True
 
     def get(self, name: str) -> Record | None:
-        """The job of this name."""
+        """Returns the job of this name; None if there is none."""
         with self._database.engine.connect() as connection:
             row = connection.execute(_BY_NAME, {"wanted": name}).mappings().first()
         return _record(row) if row else None
 
     def by_key(self, access_key: str) -> Record | None:
-        """The job whose script has these credentials."""
+        """Returns the job whose script has this access key; None if there is none."""
         with self._database.engine.connect() as connection:
             row = connection.execute(sql.select(_jobs).where(_jobs.c.access_key == access_key)).mappings().first()
         return _record(row) if row else None
 
     def active(self) -> list[Brief]:
-        """All jobs that have not ended, oldest first."""
+        """Returns the service's jobs that have not ended, oldest first."""
         with self._database.engine.connect() as connection:
             return [Brief(**row._mapping) for row in connection.execute(_ACTIVE, {"here": self._place})]
 
@@ -161,7 +162,7 @@ class Store:
         """Replaces a job by the result of ``how``, in one transaction; None leaves it unchanged.
 
         Returns:
-            The job after the change, or None if there is none.
+            The job after the change; None if there is no job of this name.
         """
         with self._database.writing() as connection:
             row = connection.execute(_BY_NAME.with_for_update(), {"wanted": name}).mappings().first()
@@ -182,20 +183,20 @@ class Store:
                 self._note_deleted(connection, ALL_DELETED)
 
     def _note_deleted(self, connection: Connection, mark: int) -> None:
-        """Tells a database whose jobs were deleted from one that has lost them: `Backups`."""
+        """Marks whether the last job was deleted: `Backups` tells such a database from one that has lost its jobs."""
         if self._database.is_sqlite:
             connection.exec_driver_sql(f"PRAGMA user_version = {mark}")
 
     def find(
         self, conditions: Sequence[Any], order: Sequence[Any], after: int, limit: int
     ) -> tuple[list[Record], int | None]:
-        """Jobs that fulfil all ``conditions``, a page of them, and where the next page begins."""
+        """Returns a page of the jobs that fulfil all ``conditions``, and the offset of the next page, if any."""
         chosen = sql.select(_jobs).where(*conditions).order_by(*order).offset(after).limit(limit + 1)
         found = self._all(chosen)
         return found[:limit], after + limit if len(found) > limit else None
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many jobs have each status and secondary status."""
+        """Returns the number of jobs for each pair of status and secondary status."""
         kinds = (_jobs.c.status, _jobs.c.secondary)
         chosen = sql.select(*kinds, sql.func.count()).group_by(*kinds)
         with self._database.engine.connect() as connection:

@@ -1,4 +1,7 @@
-"""From a job and its folders to the exact command that trains: instances as hosts of a world, or unconnected copies of a command."""
+"""The command that trains a job, made from the job and its folders.
+
+Instances are hosts of a world, or run unconnected copies of a command.
+"""
 
 from __future__ import annotations
 
@@ -26,41 +29,41 @@ _OURS = ("SYRTOS_HOME", "SYRTOS_S3_ENDPOINT")
 
 @dataclasses.dataclass(frozen=True)
 class Folders:
-    """Where a job's instances keep their files.
+    """The folders of a job's instances.
 
     Attributes:
         job: the job's folder.
-        isolated: instances have mounts of their own.
+        isolated: whether instances have mounts of their own.
     """
 
     job: Path
     isolated: bool
 
     def ml(self, host: int) -> Path:
-        """The folder that an instance sees as ``/opt/ml``."""
+        """Returns the folder that an instance sees as ``/opt/ml``."""
         return self.job / "instances" / f"algo-{host + 1}" / "ml"
 
     def code(self, job: Job, host: int) -> Path:
-        """Where an instance has the job's source."""
+        """Returns the folder in which an instance has the job's source."""
         folder = job.program.folder if job.program else f"{ML}/code"
         return self.ml(host) / folder.removeprefix(f"{ML}/")
 
     def shared(self, name: str) -> Path:
-        """The folder that all instances of a world share: one of them writes, all may read."""
+        """Returns the folder that all instances of a world share: one of them writes, all may read."""
         return self.job / "shared" / name
 
     def failure(self, host: int) -> Path:
-        """The file in which a script says why it has failed."""
+        """Returns the file to which a script writes why it has failed."""
         return self.ml(host) / "output" / "failure"
 
     def outputs(self, job: Job, name: str) -> list[Path]:
-        """The folders in which the instances leave a kind of output."""
+        """Returns the folders in which the instances leave a kind of output."""
         if job.distribution.kind == "copies":
             return [self.ml(host) / name for host in range(len(job.hosts))]
         return [self.shared(name)]
 
     def run_dir(self, attempt: int) -> Path:
-        """Logs and ledgers of one attempt."""
+        """Returns the run directory of an attempt, with its logs and ledgers."""
         return self.job / f"attempt-{attempt}"
 
     def make(self, job: Job) -> None:
@@ -79,26 +82,29 @@ class Folders:
             self.shared(name).mkdir(parents=True, exist_ok=True)
 
     def place(self, job: Job, host: int, gpus: int) -> Place:
-        """An instance, as its script sees it."""
+        """Returns the facts about an instance from its script's point of view."""
         root = ML if self.isolated else str(self.ml(host))
         names = job.hosts if self.isolated else tuple(address(job.name, k) for k in range(len(job.hosts)))
         return Place(root, names, cores(), gpus)
 
 
 def address(job: str, host: int) -> str:
-    """An address of an instance on this machine. All of 127/8 is this machine, so that two jobs need not share ports."""
+    """Returns an instance's address on this machine.
+
+    The addresses of 127/8 all belong to this machine, so that two jobs need not share ports.
+    """
     number = zlib.crc32(job.encode())
     return f"127.{64 + number % 64}.{number // 64 % 256}.{host + 1}"
 
 
 def hosts_file(job: Job) -> str:
-    """``/etc/hosts`` of each instance."""
+    """Returns the text of ``/etc/hosts`` of each instance."""
     lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{address(job.name, k)} {h}" for k, h in enumerate(job.hosts))]
     return "\n".join(lines) + "\n"
 
 
 def base_environment(env: Mapping[str, str], mark: str) -> dict[str, str]:
-    """The part of the service's environment that a job's processes get: never its secrets."""
+    """Returns the part of the service's environment that a job's processes get: never its secrets."""
     kept = {
         name: value
         for name, value in env.items()
@@ -110,13 +116,13 @@ def base_environment(env: Mapping[str, str], mark: str) -> dict[str, str]:
 def make_plan(
     job: Job, folders: Folders, run_dir: Path, python: Path, env: Mapping[str, str], credentials: Mapping[str, str]
 ) -> Plan:
-    """The command, with a file for each instance that says how to enter it.
+    """Returns the commands that train; each instance gets a file that says how to enter it.
 
     Args:
-        run_dir: for logs and ledgers.
+        run_dir: the folder for logs and ledgers.
         python: the interpreter of the job's scripts.
         env: this process's environment.
-        credentials: variables that a script reaches the service with.
+        credentials: environment variables with which a script reaches the service.
     """
     if job.checkpoints and not folders.isolated and job.checkpoints[1].rstrip("/") != f"{ML}/checkpoints":
         raise ConfigurationError(
@@ -145,7 +151,7 @@ def make_plan(
 def _command(
     job: Job, folders: Folders, host: int, python: Path, variables: Mapping[str, str], run_dir: Path
 ) -> tuple[str, ...]:
-    """The command line of an instance's processes."""
+    """Writes an instance's file, and returns the command line of the instance's processes."""
     copies = job.distribution.kind == "copies"
     command = _copy(job, folders, host, python) if copies else _worker(job, folders, host, python)
     spec = _spec(job, folders, host, variables, run_dir if copies else None)
@@ -198,29 +204,36 @@ def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
 
 
 def arguments(job: Job, place: Place) -> list[str]:
-    """The script's arguments, with our paths below ``/opt/ml`` replaced by their places on this machine."""
+    """Returns the script's arguments, in which paths below ``/opt/ml`` are replaced by those on this machine."""
     assert job.program is not None
     return [place.inside(word) for word in job.program.arguments]
 
 
 def gpus() -> int:
-    """GPUs of this machine."""
+    """Returns the number of GPUs of this machine."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 def cores() -> int:
-    """Workers that this machine has room for: one for each core it lets us use."""
+    """Returns the number of workers that this machine has room for: the cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def restarts(job: Job, folders: Folders) -> int:
-    """How often the job's workers are started again after they have died: what its `RetryStrategy` asks for, where they keep snapshots."""
+    """Returns how often a job's workers are started again after they have died.
+
+    Its `RetryStrategy` says so. It is 0 for unconnected copies and with parameter servers, which keep no snapshots.
+    """
     asked = (job.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 0)
     return 0 if job.distribution.kind == "copies" or _wants_servers(job, folders) else asked
 
 
 def _wants_servers(job: Job, folders: Folders) -> bool:
-    """SageMaker starts parameter servers for all kinds of scripts; only one kind has a use for them, the others train together."""
+    """Returns whether a job gets parameter servers: its script uses ParameterServerStrategy.
+
+    SageMaker starts parameter servers for all kinds of scripts, but the other kinds have no use for them and train
+    together.
+    """
     if job.distribution.kind != "parameter_server" or job.program is None:
         return False
     script = folders.code(job, 0) / job.program.entry

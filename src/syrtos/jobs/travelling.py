@@ -1,4 +1,4 @@
-"""The files that a search's script gets: those beside it, as long as they are few, and a digest of them."""
+"""The files that are sent with a search's script: those beside it, unless they are too many, and a digest of them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NO_SOURCE = {"__pycache__", "node_modules", "runs"}
 
 
 def beside(script: Path, without: Collection[Path]) -> list[Path] | None:
-    """Files and folders beside a script that can travel with it; None where they are more than 2000 files or 64 MiB.
+    """Returns the files and folders beside a script to send with it; None if they exceed 2000 files or 64 MiB.
 
     Args:
-        without: resolved paths that stay, such as those of channels and outputs.
+        without: resolved paths that are not sent, such as those of channels and outputs.
     """
     found = [path for path in sorted(script.parent.iterdir()) if path.name != script.name and _travels(path, without)]
     count = size = 0
@@ -31,7 +31,10 @@ def beside(script: Path, without: Collection[Path]) -> list[Path] | None:
 
 
 def digest(paths: Sequence[Path], without: Collection[Path]) -> str:
-    """Of the names and contents of files; of those beyond 2000 files or 64 MiB the sizes and times stand for the contents, up to 20,000 files."""
+    """Returns a SHA-256 digest of the names, sizes and contents of up to 20,000 files.
+
+    Beyond 2000 files or 64 MiB, the times of change stand for the contents.
+    """
     found, room = hashlib.sha256(), _MOST_BYTES
     for number, file in enumerate(_files(paths, without)):
         if number >= 10 * _MOST_FILES:
@@ -44,7 +47,7 @@ def digest(paths: Sequence[Path], without: Collection[Path]) -> str:
 
 
 def staying(file: Path, facts: Mapping[str, Any]) -> set[Path]:
-    """What does not travel as source: the search's file, its channels and outputs, and the service's folder."""
+    """Returns the paths that are not sent as source: the search's file, channels, outputs and the service's folder."""
     inputs = facts.get("inputs") or {}
     channels = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
     uris = [one.get("uri") if isinstance(one, Mapping) else one for one in channels]

@@ -1,4 +1,7 @@
-"""The durable record of tuning jobs: one row each, beside the table of training jobs. What is known about a trial's training is in that table alone."""
+"""The durable record of tuning jobs: one row each, in a table beside that of training jobs.
+
+The facts about a trial's training are in the table of training jobs alone.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,11 @@ class Entry:
     """A trial that a tuning job has begun, or is about to begin: it is written down before its training job is created.
 
     Attributes:
-        number: from 1.
-        name: of its training job.
+        number: counted from 1.
+        name: the name of its training job.
         tuned: the hyperparameters that were chosen for it.
-        interrupted: whether it was going on when the tuning job was asked to stop.
-        parent: the tuning job that began it, where another one has inherited it.
+        interrupted: whether it was running when the tuning job was asked to stop.
+        parent: the tuning job that began it, if this one has inherited it; otherwise empty.
     """
 
     number: int
@@ -53,17 +56,17 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TuningRecord:
-    """One tuning job as it is written down.
+    """A tuning job as the table has it.
 
     Attributes:
         request: CreateHyperParameterTuningJob's parameters.
         tags: by key.
         status: ``InProgress``, ``Stopping``, ``Completed``, ``Failed`` or ``Stopped``.
         created, modified, ended: seconds since 1970.
-        seed: of all suggestions.
+        seed: the seed of all suggestions.
         trials: in the order in which they were begun.
         inherited: trials of the earlier tuning jobs that it was told to learn from.
-        failure: why it failed, or, from then on, why no more trials could be begun.
+        failure: the reason why it failed, or why no more trials could be begun; empty without one.
     """
 
     name: str
@@ -80,16 +83,16 @@ class TuningRecord:
 
     @property
     def final(self) -> bool:
-        """Whether nothing can follow."""
+        """Returns whether the tuning job has ended: no other status can follow."""
         return self.status in FINAL
 
 
 class Tunings:
-    """All tuning jobs of a service.
+    """The tuning jobs of a service.
 
     Args:
-        url: of a database, as SQLAlchemy writes it.
-        place: of the service; services that share a database run their own jobs only.
+        url: a database, in SQLAlchemy's form.
+        place: the name of the service; services that share a database run their own jobs only.
     """
 
     def __init__(self, url: str, place: str = "") -> None:
@@ -106,12 +109,12 @@ class Tunings:
         return True
 
     def get(self, name: str) -> TuningRecord | None:
-        """The tuning job of this name."""
+        """Returns the tuning job of this name; None if there is none."""
         found = self._database.rows(sql.select(_tunings).where(_tunings.c.name == name))
         return _record(found[0]) if found else None
 
     def active(self) -> list[TuningRecord]:
-        """All tuning jobs of this service that have not ended, oldest first."""
+        """Returns the service's tuning jobs that have not ended, oldest first."""
         going_on = (_tunings.c.status.not_in(FINAL), _tunings.c.place == self._place)
         return [
             _record(row)
@@ -122,7 +125,7 @@ class Tunings:
         """Replaces a tuning job by the result of ``how``, in one transaction; None leaves it unchanged.
 
         Returns:
-            The tuning job after the change, or None if there is none.
+            The tuning job after the change; None if there is none of this name.
         """
         with self._database.writing() as connection:
             chosen = sql.select(_tunings).where(_tunings.c.name == name).with_for_update()
@@ -141,7 +144,7 @@ class Tunings:
     def find(
         self, conditions: Sequence[Any], order: Sequence[Any], after: int, limit: int
     ) -> tuple[list[TuningRecord], int | None]:
-        """Tuning jobs that fulfil all ``conditions``, a page of them, and where the next page begins."""
+        """Returns a page of the tuning jobs that fulfil all ``conditions``, and the offset of the next page, if any."""
         chosen = sql.select(_tunings).where(*conditions).order_by(*order).offset(after).limit(limit + 1)
         found = [_record(row) for row in self._database.rows(chosen)]
         return found[:limit], after + limit if len(found) > limit else None

@@ -1,4 +1,7 @@
-"""Versions of what a job's scripts import. `python -m syrtos.jobs.versions` prints those of another interpreter."""
+"""Versions of the packages that a job's scripts import.
+
+`python -m syrtos.jobs.versions` prints them, which tells those of another interpreter.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _PATIENCE = 60.0  # seconds
 
 
 def here() -> dict[str, str]:
-    """Those of this interpreter, found without an import; packages that are not installed are left out."""
+    """Returns the versions of this interpreter, found without an import; packages not installed are left out."""
     found = {"python": platform.python_version(), "syrtos": __version__}
     for name in _PACKAGES:
         try:
@@ -28,10 +31,10 @@ def here() -> dict[str, str]:
 
 
 def of(python: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Those of an interpreter, which may have packages above ours; none where it does not say.
+    """Returns the versions of an interpreter, which may have packages above ours; empty if it does not tell them.
 
     Args:
-        env: for the interpreter, whose packages may run code when it starts.
+        env: environment variables for the interpreter, whose packages may run code when it starts.
     """
     if python == Path(sys.executable):
         return here()

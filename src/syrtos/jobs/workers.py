@@ -1,4 +1,4 @@
-"""The workers of a job, generation by generation: their commands, the pipes that they read, the output that they write."""
+"""The workers of a job, generation by generation: their commands, the pipes they read, the output they write."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Workers:
     """The workers of one attempt at a job.
 
     Args:
-        job: as it was asked for.
-        folders: of its instances.
-        places: where its channels come from.
+        job: the job as it was requested.
+        folders: the folders of its instances.
+        places: the places that its channels come from.
         python: the interpreter of its scripts.
         variables: the environment of all its processes; the mark in it finds those that a script leaves behind.
-        credentials: variables that a script reaches the service with.
-        takers: for each instance the function that gets the lines of its output.
+        credentials: environment variables with which a script reaches the service.
+        takers: for each instance, the function that gets the lines of its output.
 
     Attributes:
-        running: whether there are any.
+        running: whether there are any workers.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Workers:
 
     @property
     def broken(self) -> Exception | None:
-        """Why a channel could not be streamed to its end, if one could not."""
+        """The error because of which a channel could not be streamed to its end; None if there is none."""
         return next((pipe.error for pipe in self._pipes if pipe.error), None)
 
     def run(self, folder: Path, variables: Mapping[str, str]) -> Outcome:
@@ -89,7 +89,7 @@ class Workers:
         return found
 
     def _outputs(self, run_dir: Path) -> list[tuple[Path, Take]]:
-        """The files that processes write their output to, with the functions that get it."""
+        """Returns the files that processes write their output to, with the functions that get it."""
         found = []
         for host, take in enumerate(self._takers):
             if self._job.distribution.kind == "copies":

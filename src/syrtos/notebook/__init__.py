@@ -1,1 +1,1 @@
-"""A function of a notebook on many workers: what travels there, and what comes back."""
+"""Calls of a notebook's function on many workers: the transport of the function, and of its result."""

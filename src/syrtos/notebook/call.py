@@ -1,4 +1,7 @@
-"""The program of a notebook's workers: reads a function from standard input, calls it, and gives back rank 0's result."""
+"""The program of a notebook's workers.
+
+It reads a function from standard input, calls it, and gives back rank 0's result.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def main() -> None:
     """Runs the function that the notebook has sent.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: standard input holds no function of a notebook.
     """
     if not os.readlink("/proc/self/fd/0").startswith(f"/memfd:{parcel.NAME} "):  # nothing else is unpickled
         raise ConfigurationError(
@@ -32,7 +35,8 @@ def main() -> None:
     linecache.cache.update({name: (sum(map(len, lines)), None, lines, name) for name, lines in head.sources.items()})
     after_import("keras", lambda: _configure(head.keras))
     function, args = function_and_args()
-    vars(sys.modules["__main__"]).update(getattr(function, "__globals__", {}))  # where its classes are looked for
+    # pickle looks for the notebook's classes in this module
+    vars(sys.modules["__main__"]).update(getattr(function, "__globals__", {}))
     result = function(*args)
     if api.rank() == 0:
         Path(head.result).write_bytes(_packed(result))
@@ -44,7 +48,10 @@ def _configure(settings: dict[str, str]) -> None:
 
 
 def _packed(result: object) -> bytes:
-    """``(result, "")`` or ``(None, why it can't travel)``; classes of the notebook are found there by their names."""
+    """Returns the pickled ``(result, "")``, or ``(None, reason)`` if the result can't travel.
+
+    The notebook finds the classes that it has defined by their names.
+    """
     try:
         file = io.BytesIO()
         _Results(file, protocol=pickle.HIGHEST_PROTOCOL).dump((result, ""))
@@ -55,7 +62,7 @@ def _packed(result: object) -> bytes:
 
 class _Results(pickle.Pickler):
     def reducer_override(self, obj: object) -> str | tuple[Any, ...]:
-        """A Keras History travels without its model."""
+        """Makes a Keras History travel without its model."""
         model = getattr(obj, "_model", None) if type(obj).__name__ == "History" else None
         if model is None:
             return NotImplemented

@@ -1,4 +1,4 @@
-"""`syrtos.notebook_launcher`: a function of a notebook, or of a script, on many workers of this machine."""
+"""`syrtos.notebook_launcher`: calls a function of a notebook, or of a script, on many workers of this machine."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ _GRACE = 5.0  # seconds: a person who stops a cell waits for it
 def notebook_launcher(
     function: Callable[..., object], args: Sequence[object] = (), *, workers: int = 2, **options: object
 ) -> object:
-    """Calls ``function(*args)`` on several workers of this machine, as `syrtos run` does with a script, and returns rank 0's result.
+    """Calls ``function(*args)`` on several workers of this machine, and returns rank 0's result.
 
-    The function trains as a script under `syrtos run`: plain `model.fit` needs no change. It travels by value, with what it uses of the notebook: functions,
-    classes, variables, imports. Models, data sets of TensorFlow, open files and the like don't: build them inside the function. Progress and the summary
-    appear in the cell. The stop button ends all workers.
+    The function trains like a script under `syrtos run`: plain `model.fit` needs no change. It travels by value, with
+    all that it uses of the notebook: functions, classes, variables, imports. Models, data sets of TensorFlow, open
+    files and the like don't travel: build them inside the function. Progress and the summary appear in the cell. The
+    stop button ends all workers.
 
     Usage::
 
@@ -48,18 +49,21 @@ def notebook_launcher(
         model = syrtos.notebook_launcher(train, (5,), workers=2)
 
     Args:
-        function: what each worker calls.
+        function: the function that each worker calls.
         args: its arguments.
-        workers: how many.
-        options: those of `syrtos run`, with underscores: ``batch="per-worker"``, ``max_restarts=0``, ``run_dir="runs/first"``, ``oversubscribe=True``.
+        workers: the number of workers.
+        options: options of `syrtos run`, with underscores: ``batch="per-worker"``, ``max_restarts=0``,
+            ``run_dir="runs/first"``, ``oversubscribe=True``.
 
     Returns:
-        What the function returns on rank 0. A Keras model comes as a copy, a `History` without its model. The other workers' results are dropped: to have
-        them, gather them inside the function with `syrtos.allgather_object`.
+        The result of the function on rank 0. A Keras model comes as a copy, a `History` without its model. The other
+        workers' results are dropped: to have them, gather them inside the function with `syrtos.allgather_object`.
 
     Raises:
-        ConfigurationError: something can't travel, an option is wrong, or this process is a worker itself; or, at the end, the result can't travel back.
-        LaunchError: a worker failed, and the message has its traceback, with the lines of the notebook; or rank 0 ended without returning.
+        ConfigurationError: something can't travel, an option is wrong, or this process is a worker itself; or, at the
+            end, the result can't travel back.
+        LaunchError: a worker failed, and the message has its traceback, with the lines of the notebook; or rank 0 ended
+            without returning.
         KeyboardInterrupt: the kernel was interrupted; no worker is left.
     """
     _check(function, args, workers)
@@ -74,7 +78,7 @@ def notebook_launcher(
 
 
 def _check(function: object, args: object, workers: object) -> None:
-    """Raises ConfigurationError where nothing can be started."""
+    """Raises ConfigurationError if no workers can be started."""
     if not callable(function):
         raise ConfigurationError(
             f"`function` must be a function. Received: {function!r}. Hand it over without calling it: `notebook_launcher(train)`."
@@ -97,7 +101,7 @@ def _check(function: object, args: object, workers: object) -> None:
 
 
 def _check_cores(workers: int, oversubscribe: bool) -> None:
-    """Raises ConfigurationError as `syrtos run` does, with what can be typed in a notebook."""
+    """Raises ConfigurationError like `syrtos run` if there are too few cores, and names the notebook's options."""
     cores = len(os.sched_getaffinity(0))
     if workers > cores and not oversubscribe:
         raise ConfigurationError(
@@ -107,7 +111,10 @@ def _check_cores(workers: int, oversubscribe: bool) -> None:
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The workers': with the backend that Keras has here, however it was chosen, and without a display of plots that only a kernel has."""
+    """Returns the workers' environment.
+
+    It has the backend that Keras uses here, however it was chosen, and no display of plots that only a kernel has.
+    """
     found = dict(env)
     if "inline" in found.get("MPLBACKEND", ""):
         found["MPLBACKEND"] = "agg"
@@ -118,10 +125,10 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _flags(options: Mapping[str, object]) -> Iterator[str]:
-    """The options of `syrtos run` as its command line has them.
+    """Yields the options of `syrtos run` in the form of its command line.
 
     Raises:
-        ConfigurationError: there is no such option, or not for a notebook.
+        ConfigurationError: there is no such option, or it is not for a notebook.
     """
     known = {field.name for field in dataclasses.fields(settings.Options)} - {"servers", "staleness"} | {*_OF_RUN}
     for name, value in options.items():
@@ -152,7 +159,7 @@ def _refuse(name: str, known: set[str]) -> NoReturn:
 
 @contextlib.contextmanager
 def _memory() -> Iterator[IO[bytes]]:
-    """A file that has no name and is on no disk, and that is gone at the end."""
+    """Context manager: yields a file that has no name, is on no disk, and is gone at the end."""
     with os.fdopen(os.memfd_create(parcel.NAME), "w+b") as file:
         yield file
 
@@ -194,7 +201,10 @@ def _run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes])
 
 @contextlib.contextmanager
 def _interrupts(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[None]:
-    """Inside, SIGINT is passed on to a process, which ends its workers; a second one kills them at once."""
+    """Context manager: passes SIGINT on to a process, and notes its number in ``came``.
+
+    The process ends its workers at the first SIGINT, and kills them at once at the second.
+    """
 
     def pass_on(number: int, _frame: object) -> None:
         came.append(number)

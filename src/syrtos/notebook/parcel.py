@@ -1,7 +1,8 @@
-"""A function and all that it needs, in a memory file that this process's own workers inherit.
+"""A parcel: a function and all that it needs, in a memory file that this process's own workers inherit.
 
-Pickle runs whatever code it holds. What is unpickled here never was on a disk or a network: it goes from this process to processes that it has started, and
-back, through files without a name (memfd_create(2)), which only processes of this user can open, through this process's own descriptors.
+Pickle runs whatever code it holds. The data that is unpickled here never was on a disk or a network: it goes from this
+process to processes that it has started, and back, through files without a name (memfd_create(2)), which only processes
+of this user can open, through this process's own descriptors.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ from syrtos.notebook import refusals
 if TYPE_CHECKING:
     from cloudpickle import Pickler
 
-# Of memory files, for those who look at a process.
+# The name of memory files, for people who look at a process.
 NAME = "syrtos-notebook"
-# Bytes of a parcel: each worker gets a copy.
+# The most bytes of a parcel: each worker gets a copy.
 LARGEST = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """What a worker must know before it unpickles the function.
+    """The facts that a worker must know before it unpickles the function.
 
     Attributes:
-        path: where modules are found: ``sys.path`` of the notebook.
-        sources: lines of the cells, by the names that tracebacks have for them.
-        keras: functions of ``keras.config``, each with the argument that gives Keras the settings it has in the notebook.
-        result: path of the file that rank 0 writes the result to.
+        path: ``sys.path`` of the notebook, by which modules are found.
+        sources: lines of the cells, by the names that tracebacks have for the cells.
+        keras: functions of ``keras.config``, each with the argument that gives Keras the settings it has in the
+            notebook.
+        result: the path of the file that rank 0 writes the result to.
     """
 
     path: list[str]
@@ -50,7 +52,7 @@ def pack(function: Callable[..., object], args: Sequence[object], result: str, f
     """Writes a parcel into ``file``, and goes to its start.
 
     Raises:
-        ConfigurationError: something can't travel. It is named, with the reason and what to do.
+        ConfigurationError: something can't travel; the message names it, with the reason and a remedy.
     """
     pickle.dump(dataclasses.asdict(Head(list(sys.path), _sources(), _keras_settings(), result)), file)
     limited = _Limited(file, LARGEST)
@@ -63,12 +65,15 @@ def pack(function: Callable[..., object], args: Sequence[object], result: str, f
 
 
 def unpack(file: IO[bytes]) -> tuple[Head, Callable[[], tuple[Callable[..., object], tuple[object, ...]]]]:
-    """The head, and what gives the function and its arguments once `Head.path` is in place."""
+    """Returns the head of a parcel, and a function that returns the parcel's function and its arguments.
+
+    That function must be called after `Head.path` is in place.
+    """
     return Head(**pickle.load(file)), lambda: pickle.load(file)
 
 
 def _sources() -> dict[str, list[str]]:
-    """Cells are no files: a worker could not show their lines."""
+    """Returns the lines of cells by name: cells are no files, so a worker could not show their lines otherwise."""
     return {
         name: list(entry[2])
         for name, entry in list(linecache.cache.items())
@@ -77,7 +82,7 @@ def _sources() -> dict[str, list[str]]:
 
 
 def _keras_settings() -> dict[str, str]:
-    """What the notebook has set for all models that are built later, such as mixed precision."""
+    """Returns the settings for models that are built later, such as mixed precision, if they are not the defaults."""
     config = getattr(sys.modules.get("keras"), "config", None)
     if config is None:
         return {}
@@ -97,7 +102,7 @@ class _TooLarge(Exception):
 
 
 class _Limited:
-    """Passes on, or drops, at most ``most`` bytes; as much of a file as pickle needs."""
+    """Passes on, or drops, at most ``most`` bytes; it has as much of a file's interface as pickle needs."""
 
     def __init__(self, file: IO[bytes] | None, most: int) -> None:
         self._file, self._most, self.size = file, most, 0
@@ -113,7 +118,7 @@ class _Limited:
 
 
 def _pickler(file: _Limited) -> Pickler:
-    """By value what is defined in the notebook, by name what is in modules.
+    """Returns a pickler that takes definitions of the notebook by value, and those of modules by name.
 
     Raises:
         ConfigurationError: cloudpickle is not installed.
@@ -134,7 +139,7 @@ def _pickler(file: _Limited) -> Pickler:
 
 
 def _tried(value: object) -> Exception | int:
-    """Why a value can't be pickled, or how many bytes it takes."""
+    """Returns the error that pickling a value raises, or the number of bytes that it takes."""
     counted = _Limited(None, LARGEST)
     try:
         _pickler(counted).dump(value)
@@ -147,7 +152,7 @@ def _tried(value: object) -> Exception | int:
 
 
 def _named(function: Callable[..., object], args: Sequence[object], error: Exception) -> str:
-    """Which of the variables of a function is the reason for an error, in sentences."""
+    """Returns sentences that name the variable of a function that is the reason for an error."""
     if isinstance(error, ConfigurationError):
         return str(error)
     name, reason = _culprit(function, args, set()) or ("the function", error)
@@ -178,7 +183,7 @@ def _too_large(function: object, args: Sequence[object], name: str) -> str:
 
 
 def _variables(function: object, args: Sequence[object]) -> Iterator[tuple[str, object]]:
-    """What a function, or the methods of a class, take along, with names for it."""
+    """Yields the values that a function, or the methods of a class, take along, each with a name for it."""
     yield from ((f"args[{number}]", value) for number, value in enumerate(args))
     if isinstance(function, type):
         yield from (
@@ -200,7 +205,7 @@ def _variables(function: object, args: Sequence[object]) -> Iterator[tuple[str, 
 
 
 def _globals(code: types.CodeType) -> dict[str, None]:
-    """The names of global variables that code reads, with that of functions inside of it."""
+    """Returns the names of global variables that code reads, with those of the functions inside of it."""
     found = {step.argval: None for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
     for inner in (constant for constant in code.co_consts if isinstance(constant, types.CodeType)):
         found |= _globals(inner)

@@ -1,4 +1,4 @@
-"""Values that do not travel from a notebook to its workers, why, and what to do instead."""
+"""Values that do not travel from a notebook to its workers, with the reasons and remedies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Refused(Exception):
     """A value can't travel.
 
     Attributes:
-        what: it is, as the end of "it is ...".
+        what: the kind of the value, as the end of "it is ...".
         fix: a sentence that says what to do.
     """
 
@@ -50,7 +50,7 @@ class Refused(Exception):
 
 
 def check(value: object) -> None:
-    """Raises Refused for a value of a kind that does not travel, even where it could be pickled."""
+    """Raises Refused for a value of a kind that does not travel, even if it could be pickled."""
     if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
         if not any(value is getattr(sys, name) for name in _STANDARD):
             raise Refused(f"an open file ({getattr(value, 'name', 'without a name')})", _OPEN)
@@ -61,7 +61,7 @@ def check(value: object) -> None:
 
 
 def of(error: Exception) -> Refused:
-    """The refusal of a value that pickle has failed on."""
+    """Returns the refusal of a value that pickle has failed on."""
     if isinstance(error, Refused):
         return error
     return Refused(

@@ -1,4 +1,4 @@
-"""What `syrtos run` prints, in the cell that waits for it."""
+"""The output of `syrtos run`, shown in the cell that waits for it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _OF_RESUMING = re.compile(r"syrtos: `syrtos resume .*\n?")
 
 
 class Screen:
-    """Passes the output of a process on; its report on a failure is kept back, for the exception has it."""
+    """Passes on the output of a process; its report on a failure is kept back, since the exception has it."""
 
     def __init__(self) -> None:
         self._held = ""
         self._said = ""
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Returns when both pipes have ended."""
+        """Passes on the output of a process until both of its pipes have ended."""
         assert process.stdout is not None
         assert process.stderr is not None
         decoders = {pipe: codecs.getincrementaldecoder("utf-8")("replace") for pipe in (process.stdout, process.stderr)}
@@ -58,17 +58,17 @@ class Screen:
         self._held = self._held[end:]
 
     def release(self) -> None:
-        """Shows what was kept back."""
+        """Shows the text that was kept back."""
         _show(_OF_RESUMING.sub("", self._held), sys.stderr)
         self._held = ""
 
     @property
     def has_report(self) -> bool:
-        """Whether a report was kept back: workers had been started."""
+        """Returns whether a report was kept back, which means that workers had been started."""
         return bool(self._held.strip())
 
     def report(self) -> str:
-        """What the launcher says of a failure, or else the last line: an option that it has refused."""
+        """Returns the launcher's report on a failure, or else its last line, about an option that it has refused."""
         text = _OF_RESUMING.sub("", self._held).strip() or self._said.strip().rpartition("\n")[2]
         return _with_cells(text.removeprefix("syrtos: "))
 
@@ -80,7 +80,7 @@ def _show(text: str, stream: IO[str]) -> None:
 
 
 def _with_cells(text: str) -> str:
-    """With `Cell In[3]` in the place of the names that IPython has for its cells."""
+    """Returns a text in which `Cell In[3]` replaces the names that IPython has for its cells."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None:
         return text

@@ -1,1 +1,1 @@
-"""Short trial runs of a script: its batch size and its learning rate."""
+"""Short trial runs of a script that find a batch size and a learning rate for it."""

@@ -19,7 +19,7 @@ from syrtos.tune.memory import Memory, Point, size
 from syrtos.tune.runner import Ran, TrialError
 from syrtos.tune.search import Found, Tried, conclude, doubtful, following
 
-# Winners that are tried once more.
+# The most doubtful winners that are tried once more.
 _AGAIN = 2
 # Seconds between two looks at the machine's memory while a trial runs.
 _LOOK = 0.1
@@ -27,19 +27,19 @@ _LOOK = 0.1
 
 @dataclasses.dataclass
 class Searched:
-    """What was tried, in order, and what it means.
+    """The tried batch sizes, in order, and the conclusions from them.
 
     Attributes:
-        tried: each batch size.
+        tried: each batch size that was tried.
         own: the script's own global batch; 0 if none of it fits into memory.
-        workers: how many train.
-        optimizer: the name of the script's.
+        workers: the number of workers that train.
+        machine: the memory of this machine, or of the container, in bytes.
+        usable: the part of it, in bytes, that a trial might have used when the search began.
+        optimizer: the name of the script's optimizer.
         rate: its learning rate, if that is a number that can be read.
-        rows: that an epoch of the script trains on; 0 if that is not known.
-        found: None where nothing fits, or the search was stopped.
-        stopped: the trial in which it was, after others had finished.
-        machine: bytes of memory of this machine, or of the container.
-        usable: bytes of it that a trial might have had when the search began.
+        rows: the rows that an epoch of the script trains on; 0 if unknown.
+        found: the result; None if nothing fits, or the search was stopped.
+        stopped: the error of the trial in which the search was stopped, after others had finished.
     """
 
     tried: list[Tried]
@@ -62,18 +62,19 @@ def search(
     most: int | None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Searched:
-    """Tries batch sizes, from the script's own on.
+    """Tries batch sizes, beginning with the script's own.
 
     Args:
         spec: the script, and its workers.
-        machine: this one.
-        run_dir: where each trial gets a folder.
-        steps: that are measured in a trial.
+        machine: this machine.
+        run_dir: the folder in which each trial gets a folder.
+        steps: the number of steps that are measured in a trial.
         most: no larger global batch is tried.
         say: gets a line for each trial.
 
     Raises:
-        TrialError: the script fails with its own batch, for another reason than memory, or is stopped in its first trial.
+        TrialError: the script fails with its own batch, for another reason than memory, or is stopped in its first
+            trial.
     """
     trying = _Trying(spec, machine, run_dir, steps, say)
     try:
@@ -92,7 +93,7 @@ class _Trying:
         self.result = Searched([], 0, spec.workers, has.total, has.usable)
 
     def all(self, most: int | None) -> None:
-        """Tries batches until enough is known, and a winner that may be an outlier twice."""
+        """Tries batches until enough is known, and tries a winner that may be an outlier again."""
         result = self.result
         self.once(0)
         ceiling = min((limit for limit in (most, result.rows) if limit), default=None)
@@ -111,13 +112,16 @@ class _Trying:
         self.result.tried = [one.joined(again) if one.batch == batch else one for one in self.result.tried]
 
     def once(self, batch: int) -> None:
-        """Tries a batch; 0: the script's own."""
+        """Tries a batch of this size; 0: the script's own."""
         tried = self._foreseen(batch) or self._ran(batch)
         self.result.tried.append(tried)
         self._say(in_words(tried))
 
     def _foreseen(self, batch: int) -> Tried | None:
-        """A batch that would need more memory than there is, by what the others have needed."""
+        """Returns a failure for a batch that would need more memory than there is; None for others.
+
+        The forecast is made from the memory that the tried batches have needed.
+        """
         points = [Point(one.batch, sum(one.before), sum(one.peak)) for one in self.result.tried if not one.failed]
         if not points or not batch:
             return None
@@ -161,7 +165,10 @@ def _available(has: Memory) -> str:
 
 
 def _guard() -> Callable[[], str]:
-    """Looks at the machine's memory while a trial runs; a sentence once it is about to end."""
+    """Returns a function that checks the machine's memory while a trial runs.
+
+    The function returns a sentence once the memory is nearly used up, and an empty text before.
+    """
     looks = _every(_LOOK)
 
     def changed() -> str:
@@ -173,7 +180,7 @@ def _guard() -> Callable[[], str]:
 
 
 def _every(seconds: float) -> Iterator[bool]:
-    """True once in so many seconds."""
+    """Yields True at most once in this many seconds, and False otherwise."""
     last = time.monotonic()
     while True:
         now = time.monotonic()
@@ -182,12 +189,12 @@ def _every(seconds: float) -> Iterator[bool]:
 
 
 def milliseconds(seconds: float) -> str:
-    """In words, with three digits."""
+    """Returns seconds as a text in milliseconds with three digits."""
     return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
 
 
 def in_words(tried: Tried) -> str:
-    """A line about a trial."""
+    """Returns a line about a trial."""
     if tried.failed:
         return f"batch {tried.batch:,}: {tried.failed}"
     peak = size(max(tried.peak)) + (f", {size(max(tried.device))} on the accelerator" if any(tried.device) else "")

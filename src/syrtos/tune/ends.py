@@ -1,4 +1,4 @@
-"""Whether a trial ended for want of memory: a pure function of what the launcher saw."""
+"""The check whether a trial ended for want of memory: a pure function of the facts that the launcher has."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import signal
 
 from syrtos.launch.outcome import End, Outcome, signal_name
 
-# How frameworks, NumPy, C++ and XLA say it.
+# Words by which frameworks, NumPy, C++ and XLA report a lack of memory.
 _WORDS = re.compile(
     r"MemoryError|ResourceExhausted|RESOURCE_EXHAUSTED|OutOfMemoryError|[Oo]ut of memory|OOM when allocating|can't allocate memory|[Cc]annot allocate memory|"
     r"Unable to allocate|Failed to allocate|bad_alloc|CUDA_ERROR_OUT_OF_MEMORY|SharedMemoryError"
 )
-# By which the kernel ends a process that has no memory any more, or a process ends itself.
+# Signals by which the kernel ends a process that has no memory any more, or a process ends itself.
 _KILLED = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 
 def out_of_memory(outcome: Outcome, log: str, limited: bool = False) -> str:
-    """Why a trial had too little memory, as the end of a sentence about it; empty if it ended otherwise.
+    """Returns the reason why a trial ran out of memory, as the end of a sentence about it; empty if it did not.
 
     Args:
-        outcome: how it ended.
+        outcome: the end of the trial.
         log: the last lines of its workers.
         limited: whether the address space of processes is limited (RLIMIT_AS): libraries then end in any way.
     """

@@ -1,4 +1,4 @@
-"""How much memory this machine still has, and how much a trial will need."""
+"""The memory that this machine still has, and a forecast of the memory that a trial will need."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _USABLE, _LEAST_LEFT = 0.9, 0.03
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Of this machine, or of the container that this process is in.
+    """The memory of this machine, or of the container that this process is in.
 
     Attributes:
-        available: bytes that processes can have without swapping.
-        total: bytes.
+        available: the bytes that processes can have without swapping.
+        total: all bytes.
     """
 
     available: int
@@ -27,12 +27,12 @@ class Memory:
 
     @property
     def usable(self) -> int:
-        """What a trial may need, in bytes: a part is left for forecasts that are too low, and for other processes."""
+        """The bytes that a trial may need; the rest is kept for forecasts that are too low, and for other processes."""
         return int(_USABLE * self.available)
 
     @property
     def is_short(self) -> bool:
-        """Whether so little is left that the kernel may soon swap or kill."""
+        """Returns whether so little memory is left that the kernel may soon swap or kill."""
         return self.available < _LEAST_LEFT * self.total
 
 
@@ -41,9 +41,9 @@ class Point:
     """The memory of one trial, over all of its workers on this machine, in bytes.
 
     Attributes:
-        batch: rows of its global batches.
-        before: when `fit` began.
-        peak: the most in `fit`.
+        batch: the rows of its global batches.
+        before: the memory when `fit` began.
+        peak: the most memory in `fit`.
     """
 
     batch: int
@@ -52,14 +52,18 @@ class Point:
 
 
 def now(cgroups: Path = _CGROUPS, own: Path = _OWN) -> Memory:
-    """What is available at the moment: to the machine, and within the limits of the control groups of this process (cgroups(7), versions 1 and 2)."""
+    """Returns the memory that is available at the moment.
+
+    It is the least of what the machine has and what is left within the limits of this process's control groups
+    (cgroups(7), versions 1 and 2).
+    """
     machine = psutil.virtual_memory()
     limits = [Memory(machine.available, machine.total), *_limits(cgroups, own)]
     return Memory(min(each.available for each in limits), min(each.total for each in limits))
 
 
 def _limits(cgroups: Path, own: Path) -> Iterator[Memory]:
-    """Of this process's groups and those around them."""
+    """Yields the memory within the limits of this process's control groups, and of the groups around them."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
@@ -84,7 +88,7 @@ def _along(root: Path, place: str, limit: str, usage: str, cache: str) -> Iterat
 
 
 def _number(path: Path) -> int | None:
-    """Of a file that holds one number; None for "max", or where there is none."""
+    """Returns the number in a file; None if the file holds "max" or does not exist."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -92,7 +96,7 @@ def _number(path: Path) -> int | None:
 
 
 def _in_cache(path: Path, name: str) -> int:
-    """Bytes of files that count as used, and that the kernel gives up first."""
+    """Returns the bytes of cached files, which count as used and which the kernel gives up first."""
     try:
         facts = dict(line.split(" ", 1) for line in path.read_text().splitlines())
         return int(facts.get(name, 0))
@@ -101,9 +105,10 @@ def _in_cache(path: Path, name: str) -> int:
 
 
 def forecast(points: Sequence[Point], batch: int) -> int:
-    """Bytes that a trial with a larger ``batch`` will need: along the line through the two largest batches so far.
+    """Returns the bytes that a trial with a larger ``batch`` will need, on the line through the two largest batches.
 
-    After the first trial all that `fit` has added counts as growing with the batch, weights and compiled code too: that is too much, never too little.
+    After the first trial, all memory that `fit` has added, even that of weights and compiled code, is taken to grow
+    with the batch: such a forecast is too high, never too low.
     """
     *others, last = sorted(points, key=lambda point: point.batch)
     if not others:
@@ -113,5 +118,5 @@ def forecast(points: Sequence[Point], batch: int) -> int:
 
 
 def size(count: float) -> str:
-    """Bytes in words."""
+    """Returns a number of bytes in words."""
     return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -1,4 +1,4 @@
-"""What a range test says about learning rates: a pure function of rates and losses."""
+"""The learning rates that a range test recommends: a pure function of rates and losses."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import numpy.typing as npt
 _WEIGHT = 0.9  # of an exponential mean: over about ten batches
 # Losses above this multiple of the first ones count no more: the last batch before the end may have any loss.
 _CUT = 1.25
-# A fall of less than this part of the loss, or of less than so many standard errors, is none.
+# A fall of less than this part of the loss, or of less than this many standard errors, counts as none.
 _FLAT, _ERRORS = 0.02, 5.0
 _FIRST = 5  # batches that say where the loss began
 # The recommended rate is between these parts of the rate at the least loss.
 _LOW, _HIGH = 1 / 10, 1 / 3
 _LITTLE = 0.25  # of the loss: a fall by less says little about rates
-_RISEN = 0.1  # of the fall: a loss that has risen so much is no longer stable
+_RISEN = 0.1  # of the fall: a loss that has risen by this part is no longer stable
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What was found.
+    """The result of a range test.
 
     Attributes:
-        smoothed: the loss, smoothed, at each rate.
-        recommended: a rate; None where none can be recommended.
-        reason: for it, or why there is none, as sentences.
+        smoothed: the smoothed loss at each rate.
+        recommended: a rate; None if none can be recommended.
+        reason: the reason for it, or why there is none, as sentences.
         steepest: the rate at which the loss fell fastest.
         least: the rate with the least loss.
         stable: the highest rate before the loss rose again.
@@ -45,13 +45,13 @@ class Rates:
 
     @property
     def fall(self) -> tuple[float, float]:
-        """The smoothed loss where it was highest before its least, and the least."""
+        """The highest smoothed loss before the least one, and the least one."""
         best = min(range(len(self.smoothed)), key=self.smoothed.__getitem__)
         return max(self.smoothed[: best + 1]), self.smoothed[best]
 
     @property
     def is_little(self) -> bool:
-        """Whether the loss fell by so little that a recommendation is rough."""
+        """Returns whether the loss fell by so little that a recommendation is rough."""
         high, low = self.fall
         return high - low < _LITTLE * abs(high)
 
@@ -62,7 +62,10 @@ class Rates:
 
 
 def smooth(losses: Sequence[float], weight: float = _WEIGHT) -> list[float]:
-    """The exponential mean, without the bias of its beginning at 0 (Kingma & Ba 2014, arXiv:1412.6980, section 3)."""
+    """Returns the exponential mean, without the bias from its beginning at 0.
+
+    Source: Kingma & Ba 2014, arXiv:1412.6980, section 3.
+    """
     mean, norm, found = 0.0, 0.0, []
     for loss in losses:
         mean, norm = weight * mean + (1 - weight) * loss, weight * norm + (1 - weight)
@@ -71,14 +74,15 @@ def smooth(losses: Sequence[float], weight: float = _WEIGHT) -> list[float]:
 
 
 def conclude(rates: Sequence[float], losses: Sequence[float], steps: int) -> Rates:
-    """The rates to learn with.
+    """Returns the rates to learn with.
 
-    The curve is smoothed in both directions: an exponential mean in one of them lags, by which every rate would be read too high.
+    The curve is smoothed in both directions: an exponential mean in one direction lags, and every rate would be read
+    too high.
 
     Args:
-        rates: of the batches, rising by the same factor.
-        losses: of the batches; the last may be infinite or NaN.
-        steps: that were asked for; fewer batches mean that the loss diverged, or that the data ended.
+        rates: the rates of the batches, rising by the same factor.
+        losses: the losses of the batches; the last may be infinite or NaN.
+        steps: the number of batches that were asked for; fewer mean that the loss diverged, or that the data ended.
     """
     finite = [loss for loss in losses if math.isfinite(loss)]
     diverged = len(finite) < len(losses) or len(losses) < steps
@@ -104,7 +108,10 @@ def conclude(rates: Sequence[float], losses: Sequence[float], steps: int) -> Rat
 
 
 def _both_ways(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Each direction counts by the weight of the batches behind it: few at the ends."""
+    """Returns the mean of the exponential means in both directions.
+
+    Each direction counts by the weight of the batches behind it, which are few at the ends.
+    """
     there, back = np.asarray(smooth(losses.tolist())), np.asarray(smooth(losses[::-1].tolist())[::-1])
     counts = 1 - _WEIGHT ** np.arange(1, len(losses) + 1)
     return (there * counts + back * counts[::-1]) / (counts + counts[::-1])
@@ -113,7 +120,7 @@ def _both_ways(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _flat(
     losses: npt.NDArray[np.float64], curve: npt.NDArray[np.float64], best: int, rates: Sequence[float], diverged: bool
 ) -> str:
-    """Why no rate can be recommended, if the loss did not fall; else empty."""
+    """Returns the reason why no rate can be recommended if the loss did not fall; otherwise empty."""
     calm = losses[: max(best, 2 * _FIRST)]
     noise = float(np.std(np.diff(calm))) / math.sqrt(2)
     error = noise * math.sqrt((1 - _WEIGHT) / (1 + _WEIGHT))
@@ -146,7 +153,7 @@ def _recommend(steepest: float, least: float) -> tuple[float, str]:
 
 
 def _stable(curve: npt.NDArray[np.float64], best: int) -> int:
-    """The last rate before the loss had risen by a part of its fall."""
+    """Returns the index of the last rate before the loss had risen by a part of its fall."""
     limit = curve[best] + _RISEN * (np.max(curve[: best + 1]) - curve[best])
     above = np.flatnonzero(curve[best:] > limit)
     return best + (int(above[0]) - 1 if len(above) else len(curve) - best - 1)

@@ -1,4 +1,7 @@
-"""Runs a script as a trial, in processes of its own: what its workers print goes into a file, and what they found comes back."""
+"""The runner of trials: it runs a script in processes of their own and returns the measurements.
+
+The output of the workers goes into a file.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ class Ran:
     """A trial that has ended.
 
     Attributes:
-        outcome: how.
+        outcome: the way in which it ended.
         folder: its run directory.
-        found: what its workers have measured; empty if it ended before.
-        own: rows of the script's own global batch, if the trial came so far.
-        rows: that an epoch trains on; 0 if that is not known.
+        found: the measurements of its workers; empty if it ended before.
+        own: the rows of the script's own global batch; 0 if the trial ended before that was known.
+        rows: the rows that an epoch trains on; 0 if unknown.
     """
 
     outcome: Outcome
@@ -45,19 +48,19 @@ class Ran:
 
     @property
     def log(self) -> str:
-        """The end of what its workers wrote."""
+        """The end of the output of its workers."""
         logs = [self.folder / _OUTPUT, *sorted((self.folder / "logs").glob("rank-*.log"))]
         return "\n".join(path.read_text(errors="replace")[-_LAST:] for path in logs if path.is_file())
 
     @property
     def called(self) -> list[str]:
-        """Methods of Keras that the script has called, other than `fit`."""
+        """The methods of Keras, other than `fit`, that the script has called."""
         path = self.folder / _CALLED
         return json.loads(path.read_text()) if path.is_file() else []
 
 
 class TrialError(LaunchError):
-    """A trial failed, and nothing can be concluded.
+    """A trial failed, and no conclusion is possible.
 
     Attributes:
         ran: the trial.
@@ -69,7 +72,11 @@ class TrialError(LaunchError):
 
 
 def run(spec: Spec, machine: Machine, trial: Trial, folder: Path, changed: Callable[[], str] = lambda: "") -> Ran:
-    """Runs ``spec`` as ``trial``, recorded in ``folder``, until it has ended by itself or ``changed()`` gives a reason to end it."""
+    """Runs ``spec`` as ``trial``, recorded in ``folder``, until it ends.
+
+    Args:
+        changed: called again and again; a text that is not empty is a reason to end the trial.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     forget(folder)
     for name in (_BEGAN, _RESULT, _CALLED):
@@ -92,7 +99,11 @@ def run(spec: Spec, machine: Machine, trial: Trial, folder: Path, changed: Calla
 
 
 def check_has_trained(ran: Ran) -> None:
-    """Raises TrialError where the trial has not come to the end of its measurement: the script failed, or never called `fit`."""
+    """Checks that a trial has come to the end of its measurement.
+
+    Raises:
+        TrialError: it has not: the script failed, or never called `fit`.
+    """
     if ran.outcome.end is End.FINISHED and ran.found:
         return
     if ran.outcome.end is not End.FINISHED:

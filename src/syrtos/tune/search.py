@@ -1,4 +1,4 @@
-"""Which batch is tried next: a pure function of those that were tried."""
+"""The choice of the next batch to try: a pure function of the batches that were tried."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from collections.abc import Sequence
 ALIKE = 0.05
 # The largest batch that fits is found to this part.
 _FINE = 1 / 8
-# An epoch has so many steps with the recommended batch, at least.
+# The fewest steps that an epoch has with the recommended batch.
 MIN_STEPS = 10
-# A trial counts twice where its speed is so far above those of its neighbours, or its quartiles so far apart, by the median.
+# A batch is tried again if it is faster than its neighbours by this factor, or if its quartiles are apart by this part
+# of the median.
 _ALONE, _WIDE = 1.2, 0.2
-# The smallest batch is looked for so many halvings below the script's own.
+# The smallest batch is looked for down to this many halvings below the script's own.
 _HALVINGS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """A batch size, and what became of it.
+    """A batch size, and the result of its trial.
 
     Attributes:
-        batch: rows of the global batch.
-        seconds: of each step that was measured.
-        before: bytes in memory when `fit` began, of each worker.
-        peak: the most in `fit`, likewise.
-        device: the most on the accelerator, likewise; zeros without one.
-        note: in words.
-        failed: why nothing was measured, in words; empty if it was.
+        batch: the rows of the global batch.
+        seconds: the seconds of each step that was measured.
+        before: the bytes in memory of each worker when `fit` began.
+        peak: the most bytes in memory of each worker during `fit`.
+        device: the most bytes on the accelerator of each worker; zeros without one.
+        note: the difference between the trial's data and the script's, in words; empty for none.
+        failed: the reason why nothing was measured, in words; empty if steps were measured.
         for_memory: whether that was for want of memory.
-        runs: how many trials `seconds` are of.
+        runs: the number of trials that `seconds` has the steps of.
     """
 
     batch: int
@@ -46,12 +47,12 @@ class Tried:
 
     @property
     def step(self) -> float:
-        """Seconds of a step, the median."""
+        """The median of the seconds of a step."""
         return statistics.median(self.seconds)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Seconds of a step, of which a quarter each were shorter and longer."""
+        """The first and the third quartile of the seconds of a step."""
         if len(self.seconds) < 2:
             return self.step, self.step
         first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
@@ -64,12 +65,12 @@ class Tried:
 
     @property
     def spread(self) -> float:
-        """How far the quartiles are apart, in medians."""
+        """The distance of the quartiles as a part of the median."""
         first, third = self.quartiles
         return (third - first) / self.step
 
     def joined(self, again: Tried) -> Tried:
-        """Both trials of this batch as one; the second alone if it failed."""
+        """Returns both trials of this batch as one; the second alone if it failed."""
         if again.failed:
             return again
         return dataclasses.replace(
@@ -82,15 +83,16 @@ class Tried:
 
 
 def following(tried: Sequence[Tried], own: int, each: int = 1, most: int | None = None) -> int | None:
-    """The next batch to try; None where enough is known.
+    """Returns the next batch to try; None if enough is known.
 
-    Sizes double until memory ends, two doublings bring nothing, or ``most`` is reached; between the last that fits and the first that does not they are
-    refined; then they are halved while the smaller batch is as fast as the fastest.
+    Sizes are doubled until memory ends, two doublings bring nothing, or ``most`` is reached. Then sizes between the
+    largest that fits and the smallest that does not are tried. Then sizes are halved while the smaller batch is as fast
+    as the fastest.
 
     Args:
-        tried: what was tried, the first with the script's own size.
+        tried: the trials, the first with the script's own size.
         own: the script's own global batch.
-        each: sizes are multiples of it, as of the number of workers.
+        each: sizes are multiples of it, e.g. of the number of workers.
         most: no size is larger.
     """
     good = {one.batch: one.speed for one in tried if not one.failed}
@@ -116,7 +118,11 @@ def _grown(good: dict[int, float], each: int, most: int | None) -> int | None:
 
 
 def has_stalled(good: dict[int, float]) -> bool:
-    """Whether the two largest batches bring no more than those before, by speeds of batches."""
+    """Returns whether the two largest batches are no faster than the smaller ones.
+
+    Args:
+        good: the speeds by batch.
+    """
     *smaller, last, top = sorted(good) if len(good) > 2 else [0, 0]
     return bool(smaller) and max(good[last], good[top]) < (1 + ALIKE) * max(good[batch] for batch in smaller)
 
@@ -137,14 +143,15 @@ def _smaller(good: dict[int, float], own: int, each: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search has found, by global batch.
+    """The result of a search, in rows of the global batch.
 
     Attributes:
-        largest: that fits.
-        fastest: with the most samples per second.
-        recommended: the smallest that is within 5 % of the fastest, of those with 10 steps in an epoch and those up to the script's own.
+        largest: the largest batch that fits.
+        fastest: the batch with the most samples per second.
+        recommended: the smallest batch that is within 5 % of the fastest, among those that leave 10 steps in an epoch
+            and those up to the script's own.
         capped: whether a larger one would be recommended if an epoch had more steps.
-        why: why no larger one was tried, as a sentence.
+        why: the reason why no larger batch was tried, as a sentence.
     """
 
     largest: int
@@ -155,13 +162,13 @@ class Found:
 
 
 def conclude(tried: Sequence[Tried], most: int | None, own: int = 0, rows: int = 0) -> Found | None:
-    """None where nothing fits.
+    """Returns the result of a search; None if no batch fits.
 
     Args:
-        tried: what was tried.
+        tried: the trials.
         most: no larger batch was to be tried.
         own: the script's own global batch.
-        rows: that an epoch trains on; 0 if that is not known.
+        rows: the rows that an epoch trains on; 0 if unknown.
     """
     good = {one.batch: one.speed for one in tried if not one.failed}
     if not good:
@@ -173,12 +180,12 @@ def conclude(tried: Sequence[Tried], most: int | None, own: int = 0, rows: int =
 
 
 def _smallest(good: dict[int, float]) -> int:
-    """The smallest batch within 5 % of the fastest."""
+    """Returns the smallest batch within 5 % of the fastest."""
     return min(batch for batch, speed in good.items() if speed >= (1 - ALIKE) * max(good.values()))
 
 
 def doubtful(tried: Sequence[Tried], found: Found) -> int | None:
-    """A winner whose single trial stands out from its neighbours or has wide quartiles; None where none does."""
+    """Returns a winner whose single trial stands out from its neighbours or has wide quartiles; None without one."""
     good = sorted((one for one in tried if not one.failed), key=lambda one: one.batch)
     for at, one in enumerate(good):
         beside = [each.speed for each in good[max(at - 1, 0) : at + 2] if each is not one]

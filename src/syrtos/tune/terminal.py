@@ -10,14 +10,18 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def columns(values: Sequence[float], width: int) -> list[float]:
-    """At most ``width`` values, each the mean of some that follow each other."""
+    """Returns at most ``width`` values, each the mean of a part of consecutive ``values``."""
     count = min(width, len(values))
     bounds = [round(k * len(values) / count) for k in range(count + 1)]
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
 
 
 def chart(values: Sequence[float], width: int = 60, height: int = 6, marked: int | None = None) -> list[str]:
-    """Lines that show finite ``values`` as columns from the least to the largest; a line below points at the one with the number ``marked``."""
+    """Returns lines that show finite ``values`` as columns, on a scale from the least to the largest.
+
+    Args:
+        marked: the index of a value to which an additional line below points.
+    """
     shown = columns(values, width)
     low, high = min(shown), max(shown)
     levels = [round((value - low) / ((high - low) or 1.0) * (8 * height - 1)) + 1 for value in shown]

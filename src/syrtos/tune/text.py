@@ -1,4 +1,4 @@
-"""What was found about batches and rates, as sentences and as facts for JSON and the page."""
+"""The results about batches and rates, as sentences and as facts for JSON and the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ADAPTIVE = {"Adam", "AdamW", "Nadam", "Adamax", "RMSprop", "Adagrad", "Adadelta
 
 
 def of_batches(result: Searched) -> list[str]:
-    """Sentences about a search; the first says what to do."""
+    """Returns sentences about a search; the first says what to do."""
     found = result.found
     if found is None:
         tried = min(result.tried, key=lambda one: one.batch)
@@ -46,7 +46,7 @@ def of_batches(result: Searched) -> list[str]:
 
 
 def _gain(result: Searched, batch: int, speeds: Mapping[int, float]) -> str:
-    """Against the script's own batch, if that was measured."""
+    """Returns a sentence that compares a batch with the script's own, if that was measured."""
     if batch == result.own:
         return " It is the script's own."
     if result.own not in speeds:
@@ -56,7 +56,7 @@ def _gain(result: Searched, batch: int, speeds: Mapping[int, float]) -> str:
 
 
 def _updates(result: Searched, batch: int) -> list[str]:
-    """What another batch means for learning, and where its other half is measured."""
+    """Returns sentences about the effect of another batch on learning, and where the useful batch is measured."""
     support = "The other half of the question is how large a batch the training can use: the gradient noise scale in `syrtos report`, of several workers."
     if batch <= result.own or not result.own:
         return [support]
@@ -70,7 +70,10 @@ def _updates(result: Searched, batch: int) -> list[str]:
 
 
 def _would_fit(result: Searched) -> str:
-    """By the growth of the host's memory, where the search ended before memory did, and batches are not on an accelerator."""
+    """Returns a sentence about the largest batch that would fit, by the growth of the host's memory.
+
+    It is empty if the search reached the end of memory, or if batches are on an accelerator.
+    """
     good = sorted((one for one in result.tried if not one.failed), key=lambda one: one.batch)
     if len(good) < 2 or any(one.failed for one in result.tried) or any(good[-1].device):
         return ""
@@ -86,12 +89,12 @@ def _would_fit(result: Searched) -> str:
 
 
 def _round(count: float) -> int:
-    """With two digits that count."""
+    """Returns a number rounded to two significant digits."""
     return int(float(f"{count:.2g}"))
 
 
 def _noise(result: Searched) -> list[str]:
-    """How much steps of a trial differ, and what data was repeated."""
+    """Returns sentences about the differences between steps, about repeated trials, and about repeated data."""
     good = [one for one in result.tried if not one.failed]
     noise = statistics.median(one.spread for one in good)
     sentences = [
@@ -114,7 +117,7 @@ def _noise(result: Searched) -> list[str]:
 
 
 def _rates(result: Searched, batch: int) -> list[str]:
-    """What the two rules make of the script's learning rate at another batch."""
+    """Returns sentences about the script's learning rate at another batch, by the linear and the square-root rule."""
     if batch == result.own or not result.own:
         return []
     factor = batch / result.own
@@ -133,7 +136,10 @@ def _at(result: Searched, factor: float) -> str:
 
 
 def table(result: Searched) -> list[tuple[str, ...]]:
-    """Rows about all batches, the smallest first, under these headings: batch, samples/s, ms a step, quartiles, memory of a worker, accelerator, note."""
+    """Returns rows about all batches, the smallest first.
+
+    The columns are: batch, samples/s, ms a step, quartiles, memory of a worker, accelerator, note.
+    """
     return [_row(one, result) for one in sorted(result.tried, key=lambda one: one.batch)]
 
 
@@ -161,7 +167,7 @@ def _row(one: Tried, result: Searched) -> tuple[str, ...]:
 
 
 def batch_facts(result: Searched) -> dict[str, Any]:
-    """For JSON and the page."""
+    """Returns the facts about a search for JSON and the page."""
     found = result.found
     return {
         "kind": "batch",
@@ -199,7 +205,7 @@ def _facts(one: Tried) -> dict[str, Any]:
 
 
 def of_rates(rates: Rates, own: float | None, highest: float) -> list[str]:
-    """Sentences about a range test up to the rate ``highest``; the first says what to do."""
+    """Returns sentences about a range test up to the rate ``highest``; the first says what to do."""
     if rates.recommended is None or rates.steepest is None or rates.least is None:
         above = (
             [f"The script's own rate is {own:.3g}, above all that were tested: raise `--to`."]
@@ -222,7 +228,11 @@ def of_rates(rates: Rates, own: float | None, highest: float) -> list[str]:
 
 
 def rate_facts(found: Mapping[str, Any], rates: Rates) -> dict[str, Any]:
-    """For JSON and the page; ``found`` is what the trial has written."""
+    """Returns the facts about a range test for JSON and the page.
+
+    Args:
+        found: the facts that the trial has written.
+    """
     return {
         "kind": "lr",
         "sentences": of_rates(rates, found["rate"], max(found["rates"])),
@@ -244,6 +254,6 @@ def rate_facts(found: Mapping[str, Any], rates: Rates) -> dict[str, Any]:
 
 
 def page(facts: Mapping[str, Any], title: str, about: str) -> str:
-    """One HTML file that needs nothing else."""
+    """Returns an HTML file that needs no other file."""
     code = (resources.files("syrtos.tune") / "static" / "tune.js").read_text(encoding="utf-8")
     return standalone(title, {**facts, "title": title, "about": about}, "SyrtosTune.whole", code)

@@ -1,4 +1,4 @@
-"""Every request's way in: its signature, then the service it was signed for."""
+"""The entry of every request: its signature is checked, then the service that it was signed for answers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class App:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request; nothing that goes wrong inside tells the outside more than that."""
+        """Answers a request; an error inside is reported to the outside without its details."""
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
@@ -178,7 +178,7 @@ _NAMES = {
 
 
 def _check_allowed(caller: Caller, name: str, request: dict[str, Any]) -> None:
-    """A script may look at its own job."""
+    """Raises ApiError if the caller may not do this: a script may only describe its own job."""
     own = name == "DescribeTrainingJob" and caller.job and request.get("TrainingJobName") == caller.job.name
     if caller.job is not None and not own:
         raise ApiError("AccessDeniedException", f"User: {caller.arn} is not authorized to perform: {name}")
@@ -196,7 +196,7 @@ def _error(request: Request, service: str, code: str, message: str, status: int)
 
 
 def _last(response: Response) -> Response:
-    """Nothing more is read of a request that was refused."""
+    """Makes a response the last of its connection: nothing more is read of a request that was refused."""
     response.headers["Connection"] = "close"
     return response
 

@@ -1,4 +1,4 @@
-"""Bodies as they come in: never longer, slower or other than allowed."""
+"""The reading of request bodies, with limits of size and time and with checks of their digests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class TooLarge(Exception):
 
 
 async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """A body, piece by piece.
+    """Yields a body piece by piece.
 
     Raises:
-        TooLarge: it is longer than ``limit`` bytes, or says so.
-        Refused: it does not go on.
+        TooLarge: it is longer than ``limit`` bytes, or its header says so.
+        Refused: the next piece did not come in time.
     """
     announced = request.headers.get("content-length", "0")
     if not announced.isdecimal() or int(announced) > limit:
@@ -54,7 +54,12 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 
 async def whole(request: Request, limit: int = _LARGEST_JSON) -> bytes:
-    """A short body."""
+    """Returns a short body.
+
+    Raises:
+        TooLarge: it is longer than ``limit`` bytes.
+        Refused: it did not come in time.
+    """
     try:
         async with asyncio.timeout(PATIENCE):
             return b"".join([piece async for piece in pieces(request, limit)])
@@ -63,7 +68,7 @@ async def whole(request: Request, limit: int = _LARGEST_JSON) -> bytes:
 
 
 async def checked(request: Request, signed: Signed) -> bytes:
-    """A short body of a request to S3, checked to be the one that was signed.
+    """Returns a short body of a request to S3, after a check that it is the one that was signed.
 
     Raises:
         Refused: it is not.
@@ -105,7 +110,7 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
     """Writes an object's bytes to a file.
 
     Returns:
-        Their MD5 in hex, and the checksum headers that they were sent with.
+        The MD5 of the bytes in hex, and the checksum headers that they were sent with.
 
     Raises:
         Refused: they don't match the signature, a checksum or ``Content-MD5``.
@@ -149,7 +154,7 @@ def _compare(headers: Mapping[str, str], name: str, computed: _Digest) -> None:
 
 
 async def _unchunked(source: AsyncIterator[bytes], signed: Signed, trailers: dict[str, str]) -> AsyncIterator[bytes]:
-    """The bytes of an ``aws-chunked`` body, whose chunks are signed or not; fills in ``trailers``."""
+    """Yields the bytes of an ``aws-chunked`` body, whose chunks may be signed; fills in ``trailers``."""
     reader = _Reader(source)
     checked = signed.payload in (signing.STREAMED, signing.STREAMED_WITH_TRAILER)
     while True:

@@ -1,4 +1,7 @@
-"""The part of CloudWatch Logs that shows the output of training jobs: streams, pages, and the requests of `aws logs tail --follow`."""
+"""The part of CloudWatch Logs that shows the output of training jobs.
+
+It has streams, pages, and the requests of `aws logs tail --follow`.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ class Logs:
         self._service = service
 
     def describe_log_groups(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The one group there is."""
+        """Returns the only group, if it has the name that is asked for."""
         prefix = request.get("logGroupNamePrefix") or request.get("logGroupNamePattern") or ""
         group = {"logGroupName": logs.GROUP, "creationTime": 0, "storedBytes": 0, "arn": _arn()}
         return {"logGroups": [group] if prefix in logs.GROUP else []}
 
     def describe_log_streams(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Streams by name."""
+        """Returns a page of streams, sorted by name."""
         _check_group(request)
         found = list(self._streams(request.get("logStreamNamePrefix") or ""))
         found.sort(key=lambda stream: stream.name, reverse=bool(request.get("descending")))
@@ -41,7 +44,11 @@ class Logs:
         return {"logStreams": page, **more}
 
     def get_log_events(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A page of one stream. Its end has the token that was given, so that a client that waits for more repeats the request with it."""
+        """Returns a page of one stream.
+
+        At the stream's end the answer has the token that was given, so that a client that waits for more repeats the
+        request with it.
+        """
         _check_group(request)
         stream, limit = self._stream(request["logStreamName"]), min(request.get("limit") or _MOST, _MOST)
         token = request.get("nextToken") or ("f/0" if request.get("startFromHead") else f"b/{stream.size}")
@@ -61,7 +68,7 @@ class Logs:
         }
 
     def filter_log_events(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Events of several streams by time."""
+        """Returns a page of the events of several streams, sorted by time."""
         _check_group(request)
         names = request.get("logStreamNames")
         prefix = request.get("logStreamNamePrefix") or ""
@@ -102,7 +109,7 @@ class Logs:
 
 
 def _offsets(token: str | None) -> dict[str, int]:
-    """Where a page of several streams begins in each, in bytes."""
+    """Returns the byte at which a page of several streams begins in each of them, by the stream's name."""
     try:
         return {str(name): int(offset) for name, offset in json.loads(token or "{}").items()}
     except (ValueError, TypeError, AttributeError) as error:
@@ -138,7 +145,7 @@ def _in_time(event: Event, request: dict[str, Any]) -> bool:
 
 
 def _begin_of(stream: Stream, events: list[Event]) -> int:
-    """Where the first of some events begins: where the one before it ends."""
+    """Returns the byte at which the first of some events begins: there the event before it ends."""
     before = stream.before(events[0].end - 1, 1)
     return before[-1].end if before else 0
 

@@ -1,4 +1,4 @@
-"""The part of CloudWatch's metrics that shows those of training jobs, and how busy their instances were, as SageMaker publishes them."""
+"""The part of CloudWatch's metrics that SageMaker publishes: metrics of training jobs, and use of their instances."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _JOBS = 50
 
 
 class Metrics:
-    """Answers from the folders of a service's jobs."""
+    """Answers requests from the folders of a service's jobs."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -36,7 +36,7 @@ class Metrics:
         }
 
     def answer(self, path: str, headers: Mapping[str, str], body: bytes, caller: Caller) -> Response:
-        """One request, whose signature has been checked."""
+        """Answers a request whose signature has been checked."""
         wire = protocols.wire_of(headers)
         name = wire.name(path, headers, body)
         if caller.job is not None:
@@ -49,7 +49,7 @@ class Metrics:
         return wire.answer(operation, result)
 
     def get_metric_statistics(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The statistics of one metric over periods."""
+        """Returns the statistics of one metric over periods."""
         start, end, period = request["StartTime"], request["EndTime"], request["Period"]
         if request.get("ExtendedStatistics"):
             raise ApiError(
@@ -67,7 +67,7 @@ class Metrics:
         return {"Label": request["MetricName"], "Datapoints": points}
 
     def get_metric_data(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A page of the points of several metrics, metric by metric."""
+        """Returns a page of the points of several metrics, metric by metric."""
         queries, left = request["MetricDataQueries"], min(request.get("MaxDatapoints", _MOST_DATA), _MOST_DATA)
         _check_queries(queries, request)
         first, after = _place(request.get("NextToken"))
@@ -86,7 +86,7 @@ class Metrics:
         return {"MetricDataResults": results}
 
     def list_metrics(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The metrics of jobs that were changed in the last two weeks, newest first."""
+        """Returns a page of the metrics of jobs changed in the last two weeks, those of the newest jobs first."""
         found: list[dict[str, Any]] = []
         if request.get("Namespace", logs.GROUP) != logs.GROUP:
             return {"Metrics": found}
@@ -108,14 +108,14 @@ class Metrics:
         ]
 
     def _samples(self, metric: Mapping[str, Any], asked: Mapping[str, Any], read: Any) -> Sequence[Sample]:
-        """What there is of a metric; nothing, if there is no such metric, or none with the unit that is asked for."""
+        """Returns the samples of a metric; none if there is no such metric, or none with the unit that is asked for."""
         dimensions, unit = metric.get("Dimensions") or (), _unit(metric)
         if metric.get("Namespace") != logs.GROUP or len(dimensions) != 1 or asked.get("Unit", unit) != unit:
             return []
         return read(dimensions[0]["Name"], dimensions[0]["Value"]).get(metric.get("MetricName"), [])
 
     def _series(self, dimension: str, value: str) -> Mapping[str, Sequence[Sample]]:
-        """All metrics of a job or an instance."""
+        """Returns the samples of all metrics of a job or an instance, by the metric's name."""
         job, _, host = value.partition("/algo-")
         record = self._service.store.get(job)
         if record is None or dimension not in (_JOB, _HOST) or (dimension == _HOST) != bool(host):
@@ -128,7 +128,7 @@ class Metrics:
     # -- names ---------------------------------------------------------------------------------
 
     def _jobs(self, wanted: Mapping[str, Any], request: Mapping[str, Any], first: int) -> Iterator[tuple[int, Record]]:
-        """Jobs from number ``first`` on, with their numbers."""
+        """Yields jobs from number ``first`` on, with their numbers."""
         recent = 3 * 3600.0 if request.get("RecentlyActive") else _LISTED
         conditions = [columns.modified >= time.time() - recent]
         named = {str(value).partition("/")[0] for value in wanted.values() if value is not None}
@@ -158,7 +158,7 @@ def _metric(name: str, dimension: str, value: str) -> dict[str, Any]:
 
 
 def _is_wanted(metric: Mapping[str, Any], wanted: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-    """Whether a metric has the name and the values that a request asks for."""
+    """Returns whether a metric has the name and the dimensions that a request asks for."""
     values = {one["Name"]: one["Value"] for one in metric["Dimensions"]}
     named = request.get("MetricName", metric["MetricName"]) == metric["MetricName"]
     return named and all(name in values and value in (None, values[name]) for name, value in wanted.items())
@@ -225,7 +225,10 @@ def _result(query: Mapping[str, Any], points: Sequence[tuple[float, float]], com
 
 
 def _place(token: str | None) -> tuple[int, float | None]:
-    """Where a page of GetMetricData begins: the number of a query, and the time of the last of its points that were given."""
+    """Returns the place at which a page of GetMetricData begins.
+
+    It is the number of a query, and the time of the last of this query's points that were given, or None.
+    """
     found = re.fullmatch(r"(\d{1,4}):(-?\d{1,12}\.\d{1,9})?", token or "0:")
     if not found:
         raise _bad_token()

@@ -1,4 +1,4 @@
-"""Everything about one job on the page."""
+"""The facts about one job for the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Details:
         self._service = service
 
     def answer(self, record: Record) -> dict[str, Any]:
-        """The job as Describe has it, how it is run, and what it has left."""
+        """Returns the job as Describe gives it, the way in which it is run, and the results that it has left."""
         folder = self._service.home.job(record.name)
         folders = runs.folders(folder)
         epochs = [metrics.epochs(run) for run in folders]
@@ -40,7 +40,7 @@ class Details:
         }
 
     def artifact(self, job: dict[str, Any], kind: str) -> Source | None:
-        """The archive of ``model`` or ``output`` that a job has left, if it has."""
+        """Returns the archive of ``model`` or ``output`` that a job has left; None without one."""
         uri = job["ModelArtifacts"]["S3ModelArtifacts"]
         name = f"{kind}.tar.gz"
         try:
@@ -50,7 +50,7 @@ class Details:
         return next((source for source in found if source.name == name), None)
 
     def _run(self, record: Record) -> dict[str, Any]:
-        """How the job is run: as its last attempt has written it down, or before it, as it was asked for."""
+        """Returns the way in which the job is run, from its last attempt's record, or before that from its request."""
         facts = runs.read(self._service.home.job(record.name)) or self._asked(record)
         program = facts.get("program", {})
         return {

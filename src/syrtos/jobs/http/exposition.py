@@ -1,4 +1,4 @@
-"""``/metrics``, as Prometheus reads it: the service's jobs and workers, and the figures of each job that trains now."""
+"""``/metrics`` for Prometheus: the service's jobs and workers, and the figures of each job that trains now."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Exposition:
         self._reading = threading.Lock()
 
     def serves(self, request: Request) -> bool:
-        """Whether a request without a signature is for this."""
+        """Returns whether a request without a signature is for ``/metrics``."""
         return request.url.path == "/metrics"
 
     async def answer(self, request: Request) -> Response:
-        """One scrape."""
+        """Answers a scrape, whose key is checked."""
         if not hmac.compare_digest(request.headers.get("authorization", "").encode(), self._expected):
             return PlainTextResponse(_HOW, 403)
         if request.method != "GET":
@@ -53,7 +53,7 @@ class Exposition:
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST, "Cache-Control": "no-store"})
 
     def collect(self) -> list[Metric]:
-        """All families of metrics; prometheus_client calls it for each scrape."""
+        """Returns the families of metrics; prometheus_client calls it for each scrape."""
         active = self._service.store.active()
         with self._reading:
             return [*self._of_service(active), *families(self._of_jobs(active))]
@@ -75,7 +75,7 @@ class Exposition:
         yield GaugeMetricFamily("syrtos_queue_oldest_seconds", "How long the first of them has waited.", oldest)
 
     def _waited(self, name: str) -> float:
-        """Seconds since a job was created, or since its last attempt ended."""
+        """Returns the seconds since a job was created, or since its last attempt ended."""
         record = self._service.store.get(name)
         now = since = time.time()
         for transition in reversed(record.state.transitions if record else ()):
@@ -85,7 +85,7 @@ class Exposition:
         return max(now - since, 0.0)
 
     def _of_jobs(self, active: list[Brief]) -> dict[str, Figures]:
-        """The figures of jobs that train now; those of others are forgotten."""
+        """Returns the figures of the jobs that train now, by name; those of other jobs are dropped from memory."""
         folders = {job.name: runs.attempts(self._service.home.job(job.name)) for job in active if _trains(job)}
         run_dirs = {name: found[-1] for name, found in folders.items() if found}
         self._figures = {path: self._figures.get(path) or Figures(path) for path in run_dirs.values()}
@@ -93,7 +93,7 @@ class Exposition:
 
 
 def _occupies(job: Brief) -> bool:
-    """Whether a job was started, and does not wait to be started again."""
+    """Returns whether a job occupies workers: it was started, and does not wait to be started again."""
     return job.attempts > 0 and job.secondary not in _WAITING_AGAIN
 
 
@@ -102,7 +102,7 @@ def _trains(job: Brief) -> bool:
 
 
 def _is_read(figures: Figures) -> bool:
-    """Whether a run's files could be read: damaged ones hide no other job."""
+    """Returns whether a run's files could be read; damaged files of one job must not hide other jobs."""
     try:
         figures.points()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -1,4 +1,7 @@
-"""STS and IAM, as far as SageMaker's SDKs need them before they train: the caller's identity, and whether a role has permissions. The answers are XML."""
+"""The parts of STS and IAM that SageMaker's SDKs need before they train, with answers in XML.
+
+They tell the caller's identity, and whether a role has permissions.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _TRUST = {
 
 
 def answer(service: str, body: bytes, caller: Caller) -> Response:
-    """One request: form fields, of which one is ``Action``."""
+    """Answers a request, which consists of form fields; the field ``Action`` names the operation."""
     asked = dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
     action = asked.get("Action", "")
     if service == "sts" and action == "GetCallerIdentity":
@@ -40,7 +43,10 @@ def _role(name: str) -> str:
 
 
 def _allowed(asked: dict[str, str]) -> str:
-    """Roles have no effect here: a caller that may create a job has all permissions of jobs."""
+    """Returns an answer that allows every action.
+
+    Roles have no effect here: a caller that may create a job has all permissions of jobs.
+    """
     actions = [value for name, value in asked.items() if name.startswith("ActionNames.member.")]
     members = "".join(
         f"<member><EvalActionName>{escape(action)}</EvalActionName><EvalResourceName>*</EvalResourceName><EvalDecision>allowed</EvalDecision></member>"
@@ -50,16 +56,18 @@ def _allowed(asked: dict[str, str]) -> str:
 
 
 def error(code: str, message: str, status: int) -> Response:
-    """An error in the shape of AWS's query protocol."""
+    """Returns an error in the form of AWS's query protocol."""
     inside = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
     return Response(f"<ErrorResponse>{inside}<RequestId>0</RequestId></ErrorResponse>", status, media_type="text/xml")
 
 
 def answered(action: str, inside: str, namespace: str) -> Response:
-    """An answer in that shape.
+    """Returns an answer in the form of AWS's query protocol.
 
     Args:
+        action: the name of the operation.
         inside: the members of the result, as XML.
+        namespace: the namespace of the XML.
     """
     meta = "<ResponseMetadata><RequestId>0</RequestId></ResponseMetadata>"
     text = f'<{action}Response xmlns="{namespace}"><{action}Result>{inside}</{action}Result>{meta}</{action}Response>'

@@ -1,4 +1,7 @@
-"""The list of jobs on the page: the newest that a search finds, how many there are of each kind, and which workers are in use."""
+"""The list of jobs on the page.
+
+It has the newest jobs that a search finds, the number of jobs of each kind, and the number of workers in use.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Listing:
         self._ended: dict[tuple[str, float], dict[str, Any]] = {}
 
     def answer(self, search: str, kind: str) -> dict[str, Any]:
-        """The newest jobs of a kind (all kinds, if it is none) in whose words each word of ``search`` is found."""
+        """Returns the newest jobs of a kind in which each word of ``search`` is found; an unknown kind means all."""
         found, more = self._found(search.lower().split(), _KINDS.get(kind, ()))
         return {
             "jobs": [self._row(record) for record in found],
@@ -49,7 +52,7 @@ class Listing:
         }
 
     def _found(self, words: list[str], conditions: tuple[Any, ...]) -> tuple[list[Record], bool]:
-        """Jobs, newest first, and whether there may be more."""
+        """Returns jobs, newest first, and whether there may be more."""
         found: list[Record] = []
         after: int | None = 0
         while after is not None and after < _SEARCHED and len(found) < _MOST:
@@ -74,7 +77,7 @@ class Listing:
         return counts
 
     def _used(self) -> int:
-        """Workers that jobs occupy now: those that were started, and do not wait to be started again."""
+        """Returns the number of workers in use: by jobs that were started and do not wait to be started again."""
         active = self._service.store.active()
         return sum(job.slots for job in active if job.attempts and job.secondary not in _WAITING[1:])
 
@@ -84,7 +87,7 @@ class Listing:
         return row | ({"reason": gist(record.failure)} if record.failure else {})
 
     def _of_run(self, record: Record) -> dict[str, Any]:
-        """What is read from the job's folder; of a job that has ended, once."""
+        """Returns the facts from the job's folder, which is read only once after the job has ended."""
         key = (record.name, record.created)
         if key in self._ended:
             return self._ended[key]
@@ -99,10 +102,11 @@ class Listing:
 
 
 def glimpse(record: Record, epochs: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    """The value that says most about a job, and while it trains the seconds that are left.
+    """Returns the value that says most about a job, and, while it trains, an estimate of the seconds that are left.
 
     Args:
-        epochs: of each run directory of the job.
+        record: the job.
+        epochs: the epochs of each of its run directories.
     """
     metric = metrics.headline(next((found for found in reversed(epochs) if found), []), record.metrics)
     left = None
@@ -113,7 +117,7 @@ def glimpse(record: Record, epochs: list[list[dict[str, Any]]]) -> dict[str, Any
 
 
 def script_of(record: Record) -> str:
-    """The script that a request names itself: SDK v3 names it in a file of a channel."""
+    """Returns the script that a request names itself; SDK v3 names it in a file of a channel instead."""
     named = decoded((record.request.get("HyperParameters") or {}).get("sagemaker_program", ""))
     algorithm = record.request.get("AlgorithmSpecification") or {}
     command = [*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ())]
@@ -121,6 +125,6 @@ def script_of(record: Record) -> str:
 
 
 def gist(reason: str) -> str:
-    """The line of a failure's reason that says most: what the script has said, if it has said something, or the first."""
+    """Returns the most telling line of a failure's reason: the script's message if there is one, or the first line."""
     said = re.search(r'^ErrorMessage "(.+)"', reason, re.MULTILINE)
     return said[1] if said else (reason.strip().splitlines() or [""])[0]

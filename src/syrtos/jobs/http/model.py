@@ -1,4 +1,4 @@
-"""Requests and answers by AWS's own service models, as botocore's clients send and expect them, with their errors."""
+"""Requests, answers and errors by AWS's own service models, in the form that botocore's clients send and expect."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ALSO_FILES = frozenset({"S3Uri"})
 
 @functools.cache
 def service_model(name: str) -> ServiceModel:
-    """botocore's model of a service."""
+    """Returns botocore's model of a service."""
     return botocore.session.get_session().get_service_model(name)
 
 
 def operation(model: ServiceModel, target: str) -> OperationModel:
-    """The operation that a header ``X-Amz-Target: Prefix.Name`` names.
+    """Returns the operation that a header ``X-Amz-Target: Prefix.Name`` names.
 
     Raises:
         ApiError: there is none.
@@ -40,7 +40,7 @@ def operation(model: ServiceModel, target: str) -> OperationModel:
 
 
 def parsed(shape: Shape | None, body: bytes) -> dict[str, Any]:
-    """A request's parameters.
+    """Returns a request's parameters from its body.
 
     Raises:
         ApiError: it is no JSON object, or the service's model does not allow it.
@@ -57,10 +57,10 @@ def parsed(shape: Shape | None, body: bytes) -> dict[str, Any]:
 
 
 def checked(params: dict[str, Any], shape: Shape, code: str = "ValidationException") -> dict[str, Any]:
-    """A request's parameters.
+    """Returns a request's parameters after a check by the service's model.
 
     Args:
-        code: of the error.
+        code: the code of the error.
 
     Raises:
         ApiError: the service's model does not allow them.
@@ -76,7 +76,7 @@ def _no_number(text: str) -> float:
 
 
 def answer(operation: OperationModel, result: dict[str, Any]) -> bytes:
-    """An answer's body, checked against the model as a client would."""
+    """Returns an answer's body, checked against the model as a client would."""
     shape = operation.output_shape
     if shape is None:
         return b"{}"
@@ -87,7 +87,7 @@ def answer(operation: OperationModel, result: dict[str, Any]) -> bytes:
 
 
 class _Answers(ParamValidator):
-    """Times are seconds, as JSON 1.1 has them."""
+    """Checks answers, whose times are seconds, as in JSON 1.1."""
 
     def _validate_timestamp(self, param: Any, shape: Shape, errors: Any, name: str) -> None:
         if isinstance(param, bool) or not isinstance(param, (int, float)):
@@ -114,7 +114,7 @@ class _Strict(_Answers):
         return errors
 
     def _shape_has_constraints(self, shape: Shape) -> bool:
-        """Else botocore would look at the types alone of a list's texts and numbers."""
+        """Returns True, so that botocore looks at more than the types of the texts and numbers in a list."""
         return True
 
     def _validate(self, params: Any, shape: Shape, errors: Any, name: str) -> None:
@@ -148,7 +148,7 @@ class _Strict(_Answers):
 
 @functools.cache
 def _pattern(text: str) -> re.Pattern[str] | None:
-    """Patterns are Java's; the few that Python does not read are not checked."""
+    """Returns a compiled pattern; None for the few of these patterns of Java that Python does not read."""
     try:
         return re.compile(text.replace(r"\p{L}", r"\w").replace(r"\p{Z}", r"\s").replace(r"\p{N}", r"\d"))
     except re.error:
@@ -167,5 +167,5 @@ def _short(value: Any) -> str:
 
 
 def iso(seconds: float) -> str:
-    """A time as XML answers have it."""
+    """Returns a time in the form of XML answers."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

@@ -1,4 +1,7 @@
-"""A page that shows jobs, curves, logs and artifacts. Its data are JSON under ``/ui``, which is no bucket's name."""
+"""The page that shows jobs, curves, logs and artifacts.
+
+Its data are JSON under ``/ui``, which is no bucket's name.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ _SEARCH = r"/ui/tuning/([A-Za-z0-9-]{1,32})"
 
 
 def token(home: Home) -> str:
-    """The token of a browser: in the address that `syrtos serve` prints, then in a cookie."""
+    """Returns the token of a browser: it is in the address that `syrtos serve` prints, and then in a cookie."""
     return hmac.new(home.keys()[1].encode(), b"page", hashlib.sha256).hexdigest()
 
 
@@ -65,11 +68,11 @@ class Page:
         self._searches = Searches(service)
 
     def serves(self, request: Request) -> bool:
-        """Whether a request without a signature is for the page."""
+        """Returns whether a request without a signature is for the page."""
         return request.url.path == "/" or request.url.path.startswith("/ui")
 
     async def answer(self, request: Request) -> Response:
-        """One request."""
+        """Answers a request, whose token is checked."""
         given = request.query_params.get("token")
         if given is not None and hmac.compare_digest(given.encode(), self._token.encode()):
             response = RedirectResponse("/", 303, _SAFE)
@@ -111,7 +114,7 @@ class Page:
         return _json({"error": "There is no such page."}, 404)
 
     async def _post(self, request: Request) -> Response:
-        """Only from the page itself: another site's form can't send this header."""
+        """Changes a job or a search, only for the page itself: another site's form can't send its header."""
         found = re.fullmatch(_JOB + "/(stop|clone)", request.url.path) or re.fullmatch(
             _SEARCH + "/(end)", request.url.path
         )
@@ -133,7 +136,7 @@ class Page:
         return Operations(self._service).stop_hyper_parameter_tuning_job({"HyperParameterTuningJobName": name})
 
     def _clone(self, name: str, body: bytes) -> dict[str, Any]:
-        """Creates a job as this one, by a request that is checked as one from outside."""
+        """Creates a job like this one, by a request that is checked like one from outside."""
         asked = _clone_asked(body)
         request = cloning.request_of(self._found(name), **asked)
         operation: Any = model.service_model("sagemaker").operation_model("CreateTrainingJob")
@@ -202,7 +205,13 @@ class Page:
 
 
 def _clone_asked(body: bytes) -> dict[str, Any]:
-    """The body of a request for a clone: ``name``, ``hyperparameters`` (a text) and ``secrets`` (texts by name)."""
+    """Returns the fields of a request for a clone.
+
+    They are ``name``, ``hyperparameters`` (a text) and ``secrets`` (texts by name).
+
+    Raises:
+        ApiError: the body does not have these fields.
+    """
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -227,7 +236,11 @@ def _no_stream() -> Response:
 
 
 def _cookie(request: Request) -> str:
-    """Browsers don't tell ports apart: another service of this machine has a cookie of its own."""
+    """Returns the name of the cookie.
+
+    It contains the port: browsers don't tell ports apart, and another service of this machine needs a cookie of its
+    own.
+    """
     return f"syrtos-{request.url.port or 443}"
 
 

@@ -1,4 +1,7 @@
-"""The protocols that clients of CloudWatch's metrics speak: the query protocol (a form, and XML), JSON 1.0 and CBOR. The operations are the same."""
+"""The protocols that clients of CloudWatch's metrics speak; the operations are the same in each.
+
+They are the query protocol (a form, and XML), JSON 1.0 and CBOR.
+"""
 
 from __future__ import annotations
 
@@ -24,34 +27,34 @@ _TEXTS = {"Texts": {"type": "map", "key": {"shape": "Text"}, "value": {"shape": 
 
 
 class Wire(Protocol):
-    """A protocol: how the name of an operation, parameters, results and errors are written."""
+    """A protocol: the form of an operation's name, of parameters, results and errors."""
 
     def name(self, path: str, headers: Mapping[str, str], body: bytes) -> str:
-        """The operation that a request asks for; empty if it names none."""
+        """Returns the operation that a request asks for; empty if it names none."""
         ...
 
     def read(self, body: bytes) -> Any:
-        """The request's parameters, with texts where the protocol has no other types."""
+        """Returns the request's parameters, as texts if the protocol has no other types."""
         ...
 
     def answer(self, operation: OperationModel, result: Mapping[str, Any]) -> Response:
-        """The response with a result."""
+        """Returns the response with a result."""
         ...
 
     def error(self, code: str, message: str, status: int) -> Response:
-        """The response with an error, whose code is one of the query protocol."""
+        """Returns the response with an error, whose code is one of the query protocol."""
         ...
 
 
 def wire_of(headers: Mapping[str, str]) -> Wire:
-    """The protocol of a request."""
+    """Returns the protocol of a request."""
     if headers.get("smithy-protocol") == "rpc-v2-cbor":
         return _Cbor()
     return _Json() if "x-amz-target" in headers else _Query()
 
 
 def read(wire: Wire, operation: OperationModel, body: bytes) -> dict[str, Any]:
-    """A request's parameters as Python values, checked by the service's model; times are seconds since 1970.
+    """Returns a request's parameters as Python values, checked by the service's model; times are seconds since 1970.
 
     Raises:
         ApiError: they can't be read, or the model does not allow them.
@@ -67,7 +70,7 @@ def read(wire: Wire, operation: OperationModel, body: bytes) -> dict[str, Any]:
 
 
 def _typed(shape: Any, value: Any) -> Any:
-    """A value with the types of its shape; what is no value of it stays, for the model's check to say so."""
+    """Returns a value with the types of its shape; a value of a wrong type stays, for the model's check to report."""
     kind = shape.type_name
     if kind == "structure" and isinstance(value, dict):
         members = shape.members.items()
@@ -161,11 +164,11 @@ def _xml(shape: Any, value: Any) -> str:
 
 
 def _type_of(code: str) -> str:
-    """The name of an error's shape, which the younger protocols use."""
+    """Returns the name of an error's shape, which the younger protocols use."""
     shapes: Any = model.service_model("cloudwatch").error_shapes
     return next((shape.name for shape in shapes if shape.error_code == code), code)
 
 
 def _old_name(code: str, status: int) -> dict[str, str]:
-    """The error's code, for programs that were written for the query protocol."""
+    """Returns a header with the error's code, for programs that were written for the query protocol."""
     return {"x-amzn-query-error": f"{code};{'Sender' if status < 500 else 'Receiver'}"}

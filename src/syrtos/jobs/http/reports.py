@@ -1,4 +1,4 @@
-"""The report about a job: that of its last attempt, as `syrtos report` makes it."""
+"""The report about a job, as `syrtos report` makes it of the job's last attempt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from syrtos.jobs.store import Record
 from syrtos.report import facts, page
 from syrtos.report.read import load
 
-# Seconds between two reports about a job that goes on: at least, and times those that one takes.
+# Seconds between two reports about a running job: at least _EVERY, and _TIMES the seconds that a report takes.
 _EVERY, _TIMES = 2.0, 20
 _KEPT = 32
 
@@ -36,7 +36,7 @@ class Reports:
         self._making: dict[Path, threading.Lock] = {}
 
     def of(self, record: Record) -> dict[str, Any] | None:
-        """The facts of a job's last attempt; None before it has written any."""
+        """Returns the facts of a job's last attempt; None before it has written any."""
         attempts = runs.attempts(self._service.home.job(record.name))
         if not attempts:
             return None
@@ -49,7 +49,7 @@ class Reports:
             return made.facts
 
     def page(self, record: Record) -> str | None:
-        """The same as a file of HTML."""
+        """Returns the report as an HTML file; None before the job has written any facts."""
         found = self.of(record)
         return page.page([found]) if found else None
 

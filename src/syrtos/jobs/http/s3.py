@@ -1,4 +1,4 @@
-"""The part of S3's protocol that SDKs, channels and scripts use, over an `ObjectStore`."""
+"""The part of S3's protocol that SDKs, channels and scripts use, on top of an `ObjectStore`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _TRIES = 5
 
 
 class S3Error(Exception):
-    """An answer that is an error.
+    """An error that S3 would answer.
 
     Attributes:
-        status: of HTTP.
-        code: of S3's list of error codes.
+        status: the status of HTTP.
+        code: a code from S3's list of errors.
     """
 
     def __init__(self, status: int, code: str, message: str = "") -> None:
@@ -55,7 +55,7 @@ class S3:
         self._uploads = store.folder / "uploads"
 
     async def answer(self, request: Request, signed: Signed) -> Response:
-        """One request.
+        """Answers a request.
 
         Raises:
             S3Error: it can't be done, or not by this caller.
@@ -215,7 +215,7 @@ class S3:
         return _xml("CopyObjectResult", f"{when}<ETag>&quot;{digest}&quot;</ETag>")
 
     async def _source(self, request: Request, signed: Signed, source: str) -> tuple[Path, Entry]:
-        """A copy of what ``x-amz-copy-source`` names."""
+        """Copies the object or part that ``x-amz-copy-source`` names to a new file; returns its path and the object."""
         name = urllib.parse.unquote(source.partition("?versionId=")[0]).lstrip("/")
         bucket, _, key = name.partition("/")
         _allow(signed.caller.may_read(bucket, key))
@@ -286,7 +286,7 @@ class S3:
         return Response(headers={"ETag": f'"{etag}"'})
 
     def _complete(self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None) -> Response:
-        """Joins the parts. A client that has lost the answer may ask again, and gets the same."""
+        """Joins the parts; a client that has lost the answer may repeat the request and gets the same answer."""
         with contextlib.closing(try_lock(folder / "joining") or _busy()):
             done = folder / "done.json"
             if not done.exists():
@@ -368,7 +368,7 @@ _HARMLESS = frozenset({"x-id", "partNumber", "AWSAccessKeyId", "Signature", "Exp
 def _grouped(
     store: ObjectStore, bucket: str, prefix: str, delimiter: str, after: str, limit: int
 ) -> Iterator[Entry | str]:
-    """Objects, and for keys with a delimiter after the prefix their common prefixes, once each."""
+    """Yields objects, and once each the common prefixes of the keys with a delimiter after ``prefix``."""
     count, group = 0, ""
     while page := store.list(bucket, prefix, after, 1000):
         for entry in page:
@@ -393,12 +393,12 @@ def _contents(entry: Entry, quote: Callable[[str], str]) -> str:
 
 
 def _asked(request: Request) -> set[str]:
-    """The parameters of a query, without those of the signature and of the answer's headers."""
+    """Returns the parameters of a query, without those of the signature and of the answer's headers."""
     return {name for name in request.query_params if not name.startswith(("X-Amz-", "response-"))}
 
 
 def _replaces(request: Request) -> str | None:
-    """The ETag that a write wants to replace; empty: none; None: it does not care."""
+    """Returns the ETag of the object that a write is to replace; empty: there must be none; None: no condition."""
     if request.headers.get("if-none-match") == "*":
         return ""
     wanted = request.headers.get("if-match")
@@ -406,12 +406,12 @@ def _replaces(request: Request) -> str | None:
 
 
 def _text(value: str) -> str:
-    """A text in XML; characters that XML can't hold are replaced."""
+    """Returns a text as XML; characters that XML can't hold are replaced."""
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "\ufffd", escape(value, {"\r": "&#13;"}))
 
 
 def _kept(request: Request) -> dict[str, str]:
-    """Headers that belong to an object."""
+    """Returns the headers that belong to an object."""
     found = {k: v for k, v in request.headers.items() if k in _KEPT or k.startswith("x-amz-meta-")}
     encoding = [
         part for part in found.pop("content-encoding", "").split(",") if part.strip() not in ("", "aws-chunked")
@@ -475,7 +475,7 @@ def _xml(root: str, inside: str) -> Response:
 
 
 def error_response(error: S3Error, request: Request) -> Response:
-    """An error as S3 tells it; answers to HEAD have no body."""
+    """Returns an error in S3's form; answers to HEAD have no body."""
     if request.method == "HEAD" or error.status == 304:
         return Response(status_code=error.status)
     path = _text(request.url.path)

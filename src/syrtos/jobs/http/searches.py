@@ -1,4 +1,4 @@
-"""Tuning jobs on the page: a list of the newest, and everything about one."""
+"""Tuning jobs on the page: a list of the newest, and the facts about one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Searches:
         self._ended: dict[tuple[str, float | None], dict[str, Any]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The newest tuning jobs."""
+        """Returns the rows of the newest tuning jobs."""
         found, _ = self._service.tunings.find([], [columns.created.desc(), columns.name.desc()], 0, _MOST)
         return [self._row(record) for record in found]
 
     def answer(self, record: TuningRecord) -> dict[str, Any]:
-        """One tuning job as Describe has it, with its trials."""
+        """Returns a tuning job as Describe gives it, with its trials."""
         search = search_of(record)
         trials = trials_of(self._service.store, search, record)
         return {
@@ -43,7 +43,7 @@ class Searches:
         }
 
     def _row(self, record: TuningRecord) -> dict[str, Any]:
-        """Of one that has ended, its row is made once."""
+        """Returns a tuning job's row, which is made only once after the tuning job has ended."""
         key = (record.name, record.ended)
         if key in self._ended:
             return self._ended[key]

@@ -29,8 +29,11 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class _Patient(HttpToolsProtocol):
-    """Closes connections whose headers don't come, or don't end; and where too many are waited for, the one that has been silent for longest: thousands of
-    them would hold the service up. With TLS it is called after the handshake only."""
+    """Closes connections whose headers don't come or don't end.
+
+    If there are too many of them, it closes the one that has been silent for longest: thousands would hold the service
+    up. With TLS it is called only after the handshake.
+    """
 
     _silent: ClassVar[dict[_Patient, None]] = {}  # whose request has not come whole; the last to send is the last
     _late: Any = None
@@ -91,13 +94,15 @@ class Server:
     """A service that answers at an address.
 
     Args:
-        home: its folder; one service at a time has it.
-        host, port: where; port 0: any that is free.
+        home: its folder, which only one service at a time may have.
+        capacity: the number of workers that may run at the same time.
+        host, port: the address; port 0: any free port.
         tls: certificate and key, in PEM; needed beyond loopback.
-        files: folders that ``file://`` may name; None: all, which only a service on loopback may do.
+        files: folders that ``file://`` may name; None: all on loopback, none beyond it.
 
     Raises:
-        ConfigurationError: another service has the folder or the port, the address needs TLS, or the database is damaged.
+        ConfigurationError: another service has the folder or the port, the address needs TLS, or the database is
+            damaged.
     """
 
     def __init__(
@@ -160,7 +165,7 @@ class Server:
             self.close()
 
     async def serve(self) -> None:
-        """The same in a thread that has no signals."""
+        """Serves in the present event loop, in a thread that gets no signals, until `close`."""
         self.queue.start()
         self.tuning.start()
         await self._server._serve([self._socket])
@@ -175,7 +180,7 @@ class Server:
         self.queue.wake()
 
     def close(self) -> None:
-        """Ends the service; jobs that run go on."""
+        """Ends the service; running jobs go on."""
         self._server.should_exit = True
         self.tuning.close()
         self.queue.close()

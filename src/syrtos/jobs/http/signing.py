@@ -1,6 +1,7 @@
-"""Signature Version 4, checked with botocore's own signer: it proves the sender of a request, and that the request was not changed.
+"""The check of Signature Version 4 with botocore's own signer.
 
-The protocol is of AWS's reference "Authenticating Requests (AWS Signature Version 4)"; chunked bodies of "Signature calculations for the
+The signature proves the sender of a request, and that the request was not changed. The protocol is that of AWS's
+reference "Authenticating Requests (AWS Signature Version 4)"; chunked bodies follow "Signature calculations for the
 authorization header: transferring payload in multiple chunks".
 """
 
@@ -37,7 +38,7 @@ class Refused(Exception):
     """A request without a signature, or with a wrong one.
 
     Attributes:
-        code: of AWS's common errors.
+        code: one of AWS's common errors.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -50,7 +51,8 @@ class Signed:
     """A request whose signature is right.
 
     Attributes:
-        service: that it was signed for.
+        caller: the signer.
+        service: the service that it was signed for.
         payload: its statement about the body: a SHA-256 in hex, or one of the constants of this module.
         chunks: checks the signatures of a body that comes in signed pieces.
     """
@@ -70,10 +72,10 @@ class Chunks:
     previous: str
 
     def check(self, signature: str, data: bytes) -> None:
-        """The next piece.
+        """Checks the signature of the next piece.
 
         Raises:
-            Refused: it was not sent by the sender of the headers.
+            Refused: the piece was not sent by the sender of the headers.
         """
         request = AWSRequest(method="PUT", url="http://chunk/")
         request.context["timestamp"] = self.timestamp
@@ -88,7 +90,7 @@ class Chunks:
 
 
 def service_of(url: str, headers: Mapping[str, str]) -> str:
-    """The service that a request claims to be for; empty if it has no signature."""
+    """Returns the service that a request claims to be for; empty if it has no signature."""
     query = dict(urllib.parse.parse_qsl(url.partition("?")[2]))
     found = re.search(r"Credential=([^,\s]+)", headers.get("authorization", ""))
     if set(query) >= _VERSION_2:
@@ -98,7 +100,7 @@ def service_of(url: str, headers: Mapping[str, str]) -> str:
 
 
 def claimed_key(headers: Mapping[str, str]) -> str:
-    """The access key that a header names."""
+    """Returns the access key that the header of the signature names; empty without one."""
     found = _AUTHORIZATION.fullmatch(headers.get("authorization", "").strip())
     return found["credential"].partition("/")[0] if found else ""
 
@@ -111,16 +113,16 @@ def check(
     who: Callable[[str], Caller | None],
     now: datetime.datetime,
 ) -> Signed:
-    """Checks a request's signature: in its header, or in its query (a presigned URL).
+    """Checks a request's signature, which is in its header, or in its query (a presigned URL).
 
     Args:
         url: path and query exactly as they were sent.
         headers: by lower-case name.
-        payload: the SHA-256 of the body in hex, as computed or as a header states it.
+        payload: the SHA-256 of the body in hex, computed or stated by a header.
         who: finds the owner of an access key.
 
     Raises:
-        Refused: it is missing, wrong, too old, or its key has no owner.
+        Refused: the signature is missing, wrong or too old, or its key has no owner.
     """
     path, _, query = url.partition("?")
     asked = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
@@ -151,7 +153,10 @@ def check(
 def _check_version_2(
     method: str, path: str, asked: Mapping[str, str], who: Callable[[str], Caller | None], now: datetime.datetime
 ) -> Signed:
-    """A link to read an object, which boto3 signs by version 2 unless it is told otherwise (HMAC over verb, time and path)."""
+    """Checks a link to read an object.
+
+    boto3 signs links by version 2 unless it is told otherwise (HMAC over verb, time and path).
+    """
     life = asked["Expires"]
     left = int(life) - now.timestamp() if life.isdecimal() and len(life) < 12 else -1
     if method not in ("GET", "HEAD") or not 0 < left <= _LONGEST_LIFE or set(asked) != _VERSION_2:
@@ -232,7 +237,7 @@ def _verified(
 
 
 def _canonical(signer: SigV4Auth, request: AWSRequest, signed: list[str], payload: str) -> str:
-    """The canonical request over exactly the headers that the sender has signed."""
+    """Returns the canonical request over exactly the headers that the sender has signed."""
     path = urllib.parse.urlsplit(request.url).path
     headers = request.headers
     return "\n".join(

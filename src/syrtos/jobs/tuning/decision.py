@@ -1,4 +1,4 @@
-"""What a tuning job does next: a pure function of its trials, so that nothing has to be remembered between two looks."""
+"""The next step of a tuning job: a pure function of its trials, so that nothing is remembered between two looks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _ATTEMPTS = 5  # trials without an objective after which SageMaker gives up, if 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What is to be done now.
+    """The actions to take now.
 
     Attributes:
-        start: so many trials.
-        stop: all trials that go on.
-        status: that the tuning job ends with; empty: it goes on.
-        reason: why it fails.
+        start: the number of trials to begin.
+        stop: whether to stop all trials that run.
+        status: the status with which the tuning job ends; empty: it goes on.
+        reason: the reason why it fails.
     """
 
     start: int = 0
@@ -29,12 +29,12 @@ class Decision:
 
 
 def decide(search: Search, trials: Sequence[Trial], stopping: bool, seconds: float, refused: bool = False) -> Decision:
-    """What to do now.
+    """Returns the actions to take now.
 
     Args:
-        trials: all that were begun.
+        trials: all trials that were begun.
         stopping: whether the tuning job was asked to stop.
-        seconds: since it was created.
+        seconds: the time since it was created.
         refused: whether a training job could not be created: no more are begun.
     """
     active = sum(trial.active for trial in trials)
@@ -48,7 +48,7 @@ def decide(search: Search, trials: Sequence[Trial], stopping: bool, seconds: flo
 
 
 def _ended(trials: Sequence[Trial]) -> Decision:
-    """Of a tuning job whose trials have all ended."""
+    """Returns the end of a tuning job whose trials have all ended."""
     if any(trial.succeeded for trial in trials):
         return Decision(status="Completed")
     if not trials:
@@ -64,7 +64,7 @@ def _ended(trials: Sequence[Trial]) -> Decision:
 
 
 def _has_enough(search: Search, trials: Sequence[Trial], seconds: float) -> bool:
-    """Whether a completion criterion is met. All are such that they stay met."""
+    """Returns whether a completion criterion is met; each criterion stays met once it is."""
     found = best(search, trials)
     return (
         (search.seconds is not None and seconds > search.seconds)
@@ -76,6 +76,6 @@ def _has_enough(search: Search, trials: Sequence[Trial], seconds: float) -> bool
 
 
 def _is_hopeless(search: Search, trials: Sequence[Trial]) -> bool:
-    """Whether the first trials have all ended without an objective."""
+    """Returns whether the first trials (5, if the search has that many) have all ended without an objective."""
     ended = [trial for trial in trials if not trial.active]
     return len(ended) >= min(_ATTEMPTS, search.trials) and not any(trial.succeeded for trial in trials)

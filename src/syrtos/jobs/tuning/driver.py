@@ -1,6 +1,8 @@
-"""Carries tuning jobs on: it creates their training jobs, ends those that are not worth going on, and writes down how tuning jobs end.
+"""The driver of tuning jobs.
 
-What it knows is in the store: a trial is written down before its training job is created, and is created later if the service died in between.
+It creates their training jobs, ends those that are not worth continuing, and writes down how tuning jobs end. Its
+knowledge is in the store: a trial is written down before its training job is created; if the service dies in between,
+the training job is created later.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _LONGEST_REASON = 1024
 
 
 class Driver(Looking):
-    """Looks after all tuning jobs of a service that have not ended.
+    """Carries on the tuning jobs of a service that have not ended.
 
     Args:
         changed: called when a training job was created or stopped.
@@ -37,11 +39,11 @@ class Driver(Looking):
         self._ended: dict[str, Trial] = {}  # which don't change any more
 
     def failed(self, error: Exception) -> None:
-        """Says so."""
+        """Prints that the tuning jobs could not be looked at."""
         _tell(f"the tuning jobs could not be looked at: {error}")
 
     def look(self) -> None:
-        """Does what is to be done now."""
+        """Carries on each tuning job that has not ended; an error in one does not hold the others up."""
         active = self._service.tunings.active()
         for record in active:
             try:
@@ -68,7 +70,13 @@ class Driver(Looking):
             self._end(record.name, decision.status, reason)
 
     def _complete(self, record: TuningRecord) -> TuningRecord:
-        """Creates the training jobs that were written down, and are not there; those of a tuning job that ends are struck out."""
+        """Creates the training jobs that were written down and do not exist.
+
+        If the tuning job is ending, or can't begin more trials, these trials are struck out instead.
+
+        Returns:
+            The tuning job after that.
+        """
         unknown = [entry for entry in record.trials if entry.name not in self._ended]
         jobs = found.jobs_of(self._service.store, unknown)
         missing = {entry.name for entry in unknown if entry.name not in jobs}
@@ -82,7 +90,7 @@ class Driver(Looking):
         return self._strike_out(record, missing, record.failure)
 
     def _strike_out(self, record: TuningRecord, names: Collection[str], failure: str) -> TuningRecord:
-        """Forgets trials whose training jobs were not created."""
+        """Removes trials whose training jobs were not created from the record, and notes the reason."""
 
         def struck_out(now: TuningRecord) -> TuningRecord:
             kept = tuple(entry for entry in now.trials if entry.name not in names)
@@ -121,7 +129,7 @@ class Driver(Looking):
             self._changed()
 
     def _begin(self, record: TuningRecord, search: Search, trials: Sequence[Trial]) -> Trial | None:
-        """Chooses values, writes them down, and creates the training job; None where it can't be created."""
+        """Chooses values, writes them down, and creates the training job; None if it can't be created."""
         taken = {trial.number for trial in trials}
         number = next(number for number in range(1, len(taken) + 2) if number not in taken)
         name = f"{record.name}-{number:03d}-{secrets.token_hex(4)}"
@@ -149,7 +157,10 @@ class Driver(Looking):
         return first[number - 1] if number <= len(first) else suggest(search, trials, number)
 
     def _create(self, record: TuningRecord, search: Search, entry: Entry) -> bool:
-        """Creates a training job. One that is refused (its data is gone, or the service has fewer workers than before) is the last that is tried."""
+        """Creates a training job; returns whether it was created.
+
+        If it is refused (its data is gone, or the service has fewer workers than before), no more are tried.
+        """
         request = requests.of_trial(record.request, search.metric, entry.name, entry.tuned)
         try:
             self._service.create_training_job(request)
@@ -160,7 +171,10 @@ class Driver(Looking):
         return True
 
     def _why(self, search: Search, trials: Sequence[Trial], decision: Decision) -> str:
-        """The reason of a failure; where trials have trained without the metric, with those that they have printed."""
+        """Returns the reason of a failure.
+
+        If trials have trained without the metric, it names the metrics that they have printed.
+        """
         silent = [trial.name for trial in trials if trial.status == "Completed" and trial.objective is None]
         return decision.reason + (printed.sentence(self._service.home, search.metric, silent) if silent else "")
 

@@ -1,4 +1,4 @@
-"""The trials of a tuning job, as the rows of its training jobs tell of them."""
+"""The trials of a tuning job, read from the rows of its training jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AT_ONCE = 500  # names in a query
 
 
 def jobs_of(store: Store, entries: Sequence[Entry]) -> dict[str, Record]:
-    """The training jobs that there are, by name."""
+    """Returns the existing training jobs of some trials, by name."""
     names = [entry.name for entry in entries]
     parts = [names[k : k + _AT_ONCE] for k in range(0, len(names), _AT_ONCE)]
     return {
@@ -24,13 +24,13 @@ def jobs_of(store: Store, entries: Sequence[Entry]) -> dict[str, Record]:
 
 
 def trials_of(store: Store, search: Search, record: TuningRecord) -> list[Trial]:
-    """The trials whose training jobs there are, in the order in which they were begun."""
+    """Returns the trials whose training jobs exist, in the order in which they were begun."""
     jobs = jobs_of(store, record.trials)
     return [trial_of(search, entry, jobs[entry.name]) for entry in record.trials if entry.name in jobs]
 
 
 def trial_of(search: Search, entry: Entry, job: Record) -> Trial:
-    """One trial, without its values over time."""
+    """Returns a trial, without its values over time."""
     started = [t["StartTime"] for t in job.state.transitions if t["Status"] == "Downloading"]
     return Trial(
         number=entry.number,
@@ -46,8 +46,11 @@ def trial_of(search: Search, entry: Entry, job: Record) -> Trial:
 
 
 def values_of(home: Home, search: Search, name: str) -> tuple[tuple[float, float], ...]:
-    """The values of the metric that a training job has reported, with their times: those found in its output, or else what Keras logged at the ends of
-    epochs. Values that were found at one time have their mean."""
+    """Returns the values of the metric that a training job has reported, with their times.
+
+    They are the values found in its output, or else the logs of Keras at the ends of epochs. Values that were found at
+    one time are all given as their mean.
+    """
     folder = home.job(name)
     samples = series.of_job(folder, True).get(search.metric) or series.of_job(folder, False).get(search.metric) or []
     return tuple((sample.time, sample.sum / sample.count) for sample in samples for _ in range(int(sample.count)))

@@ -1,6 +1,7 @@
-"""The implementation of SageMaker's tuning operations: each takes and returns the parameters of its operation, as Python values.
+"""The implementation of SageMaker's tuning operations.
 
-Requests have been validated by SageMaker's service model; times are seconds since 1970.
+Each takes and returns the parameters of its operation as Python values. Requests have been validated by SageMaker's
+service model; times are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Operations:
         return {"HyperParameterTuningJobArn": requests.arn(name)}
 
     def describe_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Everything about a tuning job."""
+        """Returns everything about a tuning job."""
         record = self._found(request)
         wanted = search_of(record)
         answer = described(record, wanted, found.trials_of(self._service.store, wanted, record))
@@ -60,7 +61,7 @@ class Operations:
         return answer
 
     def list_hyper_parameter_tuning_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Tuning jobs, page by page."""
+        """Returns a page of tuning jobs."""
         by = {"CreationTime": columns.created, "Status": columns.status}.get(request.get("SortBy", ""), columns.name)
         order = [column.desc() if request.get("SortOrder") == "Descending" else column for column in (by, columns.name)]
         limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
@@ -69,7 +70,7 @@ class Operations:
         return answer | ({"NextToken": str(following)} if following is not None else {})
 
     def list_training_jobs_for_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The training jobs of a tuning job, page by page."""
+        """Returns a page of the training jobs of a tuning job."""
         record = self._found(request)
         wanted = search_of(record)
         some = [
@@ -85,7 +86,7 @@ class Operations:
         return answer | ({"NextToken": str(after + limit)} if len(some) > after + limit else {})
 
     def stop_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Asks a tuning job to end, with its training jobs; the results of those that have finished stay."""
+        """Asks a tuning job to end, with its training jobs; the results of finished ones stay."""
         record = self._found(request)
         if record.status != "InProgress":
             raise ApiError(
@@ -111,8 +112,11 @@ class Operations:
         return {}
 
     def go_on(self, name: str) -> None:
-        """A tuning job that has ended goes on with the results of trials that had finished: one that was stopped without those that were interrupted,
-        one that could not begin or finish its trials without those that have no result."""
+        """Continues a tuning job that has ended, with the results of trials that had finished.
+
+        A tuning job that was stopped continues without the trials that were interrupted. One that could not begin or
+        finish its trials continues without those that have no result.
+        """
         record = self._found({"HyperParameterTuningJobName": name})
         jobs = found.jobs_of(self._service.store, record.trials)
         done = {name for name, job in jobs.items() if job.state.status == "Completed"}
@@ -155,7 +159,7 @@ class Operations:
             raise ApiError("ValidationException", str(error)) from error
 
     def _best_of_all(self, record: TuningRecord, wanted: Search) -> dict[str, Any] | None:
-        """Of this tuning job and those from which it has inherited trials."""
+        """Returns the best training job of this tuning job and of those from which it has inherited trials."""
         entries = {entry.name: entry for entry in (*record.inherited, *record.trials)}
         jobs = found.jobs_of(self._service.store, list(entries.values()))
         best = trials.best(wanted, [found.trial_of(wanted, entries[name], job) for name, job in jobs.items()])
@@ -183,12 +187,12 @@ class Operations:
 
 
 def search_of(record: TuningRecord) -> Search:
-    """What a tuning job looks for."""
+    """Returns the search of a tuning job, read from its request."""
     return search.read(record.request, record.seed)
 
 
 def described(record: TuningRecord, wanted: Search, some: Sequence[Trial]) -> dict[str, Any]:
-    """DescribeHyperParameterTuningJob's answer."""
+    """Returns DescribeHyperParameterTuningJob's answer."""
     config = {"TrainingJobEarlyStoppingType": "Off", **record.request["HyperParameterTuningJobConfig"]}
     answer = {
         **_common(record),
@@ -207,7 +211,7 @@ def described(record: TuningRecord, wanted: Search, some: Sequence[Trial]) -> di
 
 
 def summary(wanted: Search, trial: Trial) -> dict[str, Any]:
-    """A training job among those of its tuning job."""
+    """Returns a training job's entry in the list of its tuning job."""
     answer: dict[str, Any] = {
         "TrainingJobName": trial.name,
         "TrainingJobArn": training.arn(trial.name),
@@ -238,7 +242,7 @@ def _common(record: TuningRecord) -> dict[str, Any]:
 
 
 def _sorted(some: Sequence[Trial], by: str, descending: bool) -> list[Trial]:
-    """Training jobs without an objective come last, in either order."""
+    """Sorts training jobs; those without an objective come last if they are sorted by it, in either order."""
     if by == "FinalObjectiveMetricValue":
         measured = [trial for trial in some if trial.objective is not None]
         without = [trial for trial in some if trial.objective is None]

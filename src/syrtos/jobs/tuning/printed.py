@@ -1,4 +1,4 @@
-"""Which metrics a script has printed, for the search whose own was not among them."""
+"""The metrics that a script has printed, for a search whose own metric was not among them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMED = re.compile(rf"(?<![\w.-])([A-Za-z_][\w./:-]*?)\s*[:=]\s*{NUMBER}")
 
 
 def names(home: Home, job: str) -> list[str]:
-    """Names before numbers in a job's output, and those of what Keras logged."""
+    """Returns the names before numbers in a job's last output, and the names of Keras's logs."""
     folder = home.job(job)
     logged = [
         name for run in runs.folders(folder) for epoch in metrics.epochs(run)[-1:] for name in epoch.get("logs") or {}
@@ -24,7 +24,10 @@ def names(home: Home, job: str) -> list[str]:
 
 
 def sentence(home: Home, metric: str, jobs: list[str]) -> str:
-    """Says that no job has printed a metric, and what they have printed; or that its last value was none."""
+    """Returns a sentence for a failure of a search whose training jobs have no value of the metric.
+
+    It says that no job has printed the metric, and what they have printed; or that the metric's last value was none.
+    """
     found = list(dict.fromkeys(name for job in jobs[-3:] for name in names(home, job)))
     if metric in found:
         return f" The last value of {metric} is NaN or infinite, or its regular expression found none."

@@ -1,4 +1,4 @@
-"""Which trials are ended before they have finished: Hyperband's successive halving, or the median rule."""
+"""The choice of trials that are ended before they have finished: Hyperband's successive halving, or the median rule."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BEFORE = 4  # trials that must have finished for a median
 
 
 def hopeless(search: Search, trials: Sequence[Trial]) -> list[Trial]:
-    """Of the trials that go on, those that are to end now.
+    """Returns the running trials that are to end now.
 
     Args:
-        trials: with the values of the metric that each has reported.
+        trials: all trials, with the values of the metric that each has reported.
     """
     running = [trial for trial in trials if trial.active and trial.values]
     if not running:
@@ -31,13 +31,19 @@ def hopeless(search: Search, trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _is_beyond(search: Search, trial: Trial) -> bool:
-    """Whether a trial has used more than the largest resource; one that ends by itself at it has saved its model."""
+    """Returns whether a trial has used more than the largest resource.
+
+    A trial that ends by itself when it has used just that much has saved its model.
+    """
     most = search.resource[1]
     return most is not None and len(trial.values) > most
 
 
 def _halved(search: Search, trials: Sequence[Trial]) -> set[int]:
-    """The numbers of trials that Optuna's pruner has ended at some rung: all reports are told to it once more, in the order in which they came."""
+    """Returns the numbers of the trials that Optuna's pruner has ended at some rung.
+
+    The pruner is told all reports once more, in the order in which they came.
+    """
     most = search.resource[1] or max((len(t.values) for t in trials if t.status == "Completed"), default=0)
     least = search.resource[0]
     if most <= least:
@@ -55,7 +61,7 @@ def _halved(search: Search, trials: Sequence[Trial]) -> set[int]:
 
 
 def _reports(trials: Sequence[Trial], least: int, most: int) -> Iterator[tuple[float, int, int, float]]:
-    """Time, trial, step and value of what was reported at the steps of rungs, the only ones at which a trial is judged."""
+    """Yields time, trial, step and value of the reports at the steps of rungs; trials are judged at no other steps."""
     for trial in trials:
         step = least
         while step < most and step <= len(trial.values):
@@ -65,7 +71,7 @@ def _reports(trials: Sequence[Trial], least: int, most: int) -> Iterator[tuple[f
 
 
 def _below_median(search: Search, trials: Sequence[Trial], running: Sequence[Trial]) -> list[Trial]:
-    """Those whose best value so far is worse than the median of finished trials at the same step."""
+    """Returns the trials whose best value so far is worse than the median of finished trials at the same step."""
     study = studies.study(search, pruner=MedianPruner(n_startup_trials=_BEFORE, n_warmup_steps=1))
     for trial in trials:
         if trial.status == "Completed" and trial.succeeded:

@@ -1,4 +1,7 @@
-"""The training jobs of a tuning job: CreateTrainingJob's parameters, from its definition and the values that were chosen."""
+"""The requests for a tuning job's training jobs.
+
+CreateTrainingJob's parameters are made from the tuning job's definition and the values that were chosen.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,23 @@ SAME = (
     "RoleArn", "InputDataConfig", "VpcConfig", "OutputDataConfig", "ResourceConfig", "StoppingCondition", "EnableNetworkIsolation",
     "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining", "RetryStrategy", "Environment",
 )  # fmt: skip
-# NaN and infinity among them; it ends where the number does: neither a version (1.2.3) nor a time (12:30) nor a date begins with one.
+# A number, or NaN or infinity. It ends where the number does: no version (1.2.3), time (12:30) or date begins with one.
 NUMBER = r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[nN][aA][nN]|[iI][nN][fF](?:inity|INITY)?)(?!\w|[.,:/-][0-9])"
 OBJECTIVE = "_tuning_objective_metric"  # the hyperparameter that names the metric
 
 
 def arn(name: str) -> str:
-    """A tuning job's name for all of AWS."""
+    """Returns a tuning job's ARN, its name within all of AWS."""
     return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:hyper-parameter-tuning-job/{name}"
 
 
 def definition_of(request: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """The definition as it is described: the name of the objective is among its hyperparameters, how it is found among the metrics (SDK v2's `attach` looks
-    for them), and its instances are in a ``ResourceConfig``, where SDK v2, which sends them as a ``HyperParameterTuningResourceConfig``, looks for them."""
+    """Returns the definition of a tuning job's training jobs as Describe gives it.
+
+    The objective's name is among its hyperparameters, and the expression that finds it is among its metrics: SDK v2's
+    `attach` looks for them. Its instances are in a ``ResourceConfig``: SDK v2 looks for them there, although it sends
+    them as a ``HyperParameterTuningResourceConfig``.
+    """
     definition = request["TrainingJobDefinition"]
     static = {**(definition.get("StaticHyperParameters") or {}), OBJECTIVE: metric}
     instances = definition.get("HyperParameterTuningResourceConfig")
@@ -35,12 +42,13 @@ def definition_of(request: Mapping[str, Any], metric: str) -> dict[str, Any]:
 
 
 def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[str, str]) -> dict[str, Any]:
-    """The request for one training job.
+    """Returns the request for one training job.
 
     Args:
-        request: of the tuning job.
-        metric: its objective.
-        tuned: the values of its hyperparameters that were chosen.
+        request: the tuning job's request.
+        metric: the name of its objective.
+        name: the training job's name.
+        tuned: the values that were chosen for its hyperparameters.
     """
     definition = definition_of(request, metric)
     found = {key: definition[key] for key in SAME if key in definition}
@@ -57,7 +65,10 @@ def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[
 
 
 def default_regex(metric: str) -> str:
-    """Finds a metric where Keras prints it (``val_accuracy: 0.97``), and where a script prints ``val_accuracy=0.97``; the last one of a line."""
+    """Returns an expression that finds a metric's last value in a line.
+
+    It matches Keras's form (``val_accuracy: 0.97``), and ``val_accuracy=0.97``.
+    """
     return rf".*(?<![\w-]){re.escape(metric)}\s*[:=]\s*({NUMBER})"
 
 

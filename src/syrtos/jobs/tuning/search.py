@@ -1,4 +1,4 @@
-"""A CreateHyperParameterTuningJob request in our own terms: a pure function of the request."""
+"""The parts of a CreateHyperParameterTuningJob request in syrtos's own terms: a pure function of the request."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ _MOST_TRIALS = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
-    """What a tuning job looks for, and when it has looked enough.
+    """The search of a tuning job: its goal, and the conditions of its end.
 
     Attributes:
-        metric: of the training jobs; its last value is what is minimized or maximized.
-        trials: training jobs at most.
-        parallel: of them at a time.
-        seconds: that the tuning job may take; None: any.
+        metric: a metric of the training jobs, whose last value is minimized or maximized.
+        trials: the most training jobs.
+        parallel: the most training jobs at a time.
+        seconds: the time that the tuning job may take; None: no limit.
         target: the value of the metric at which the search ends.
-        patience: it ends after so many trials that were not better than the best before them.
+        patience: the search ends after this many trials that were not better than the best before them.
         early_stopping: whether a trial ends that is worse than the median of those before it.
-        resource: values of the metric that a Hyperband trial reports at least before it may be ended, and at most.
-        seed: of all suggestions.
+        resource: the least and the largest number of values of the metric that a Hyperband trial reports: it is not
+            ended before the least.
+        seed: the seed of all suggestions.
         parents: earlier tuning jobs from which it learns.
-        transfer: whether these had other data or another algorithm, so that only their points are worth something, not their objectives.
+        transfer: whether these had other data or another algorithm, so that only their points are useful, not their
+            objectives.
     """
 
     name: str
@@ -49,7 +51,7 @@ class Search:
     transfer: bool = False
 
     def better(self, value: float, other: float) -> bool:
-        """Whether one value of the metric is better than another."""
+        """Returns whether one value of the metric is better than another."""
         return value > other if self.maximize else value < other
 
 
@@ -57,10 +59,10 @@ def read(request: Mapping[str, Any], seed: int) -> Search:
     """Reads a request that is valid by SageMaker's service model.
 
     Args:
-        seed: used where the request has none.
+        seed: used if the request has none.
 
     Raises:
-        ConfigurationError: it asks for what can't be done here.
+        ConfigurationError: it asks for something that can't be done here.
     """
     _check_supported(request)
     config = request["HyperParameterTuningJobConfig"]

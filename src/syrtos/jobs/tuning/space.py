@@ -1,4 +1,7 @@
-"""The hyperparameters that a tuning job chooses, and the values they may have: ``ParameterRanges`` of the API, in our own terms."""
+"""The space of a search: the hyperparameters that a tuning job chooses, and their possible values.
+
+It is ``ParameterRanges`` of the API in syrtos's own terms.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ _MOST_COMBINATIONS = 100_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One hyperparameter.
+    """A hyperparameter.
 
     Attributes:
         low, high: the range of a number, both included.
-        scale: along which numbers are chosen evenly; ``reverse``: logarithmic in the distance from 1.
-        values: of a categorical parameter, as a training job gets them.
+        scale: the scale on which numbers are chosen evenly; ``reverse``: logarithmic in the distance from 1.
+        values: the values of a categorical parameter, as the texts that a training job gets.
     """
 
     name: str
@@ -37,7 +40,7 @@ class Parameter:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All values of a parameter that is not continuous."""
+        """The values of a parameter that is not continuous."""
         return self.values or tuple(str(number) for number in range(int(self.low), int(self.high) + 1))
 
 
@@ -45,7 +48,7 @@ Space = tuple[Parameter, ...]
 
 
 def read(ranges: Mapping[str, Any]) -> Space:
-    """The parameters of ``ParameterRanges``, by name.
+    """Returns the parameters of ``ParameterRanges``, sorted by name.
 
     Raises:
         ConfigurationError: there are none, two have one name, or a range is none.
@@ -98,10 +101,10 @@ def _value(name: str, text: Any, kind: Kind) -> float:
 
 
 def combinations(space: Space) -> int:
-    """How many points a grid has.
+    """Returns the number of points in a grid.
 
     Raises:
-        ConfigurationError: a parameter is continuous, or there are too many.
+        ConfigurationError: a parameter is continuous, or there are too many points.
     """
     endless = [parameter.name for parameter in space if parameter.kind == "Continuous"]
     if endless:
@@ -117,24 +120,24 @@ def combinations(space: Space) -> int:
 
 
 def grid(space: Space) -> Iterator[dict[str, str]]:
-    """All points of a grid in their order: the last parameter changes fastest."""
+    """Yields the points of a grid in order: the last parameter changes fastest."""
     for values in itertools.product(*(parameter.choices for parameter in space)):
         yield {parameter.name: value for parameter, value in zip(space, values, strict=True)}
 
 
 def corner(space: Space) -> dict[str, str]:
-    """One point: of each parameter the first value."""
+    """Returns the point that has the first value of each parameter."""
     return {p.name: p.values[0] if p.values else text(p, p.low) for p in space}
 
 
 def text(parameter: Parameter, value: float) -> str:
-    """A number as a training job gets it, inside of the range."""
+    """Returns a number as the text that a training job gets, moved into the parameter's range."""
     kept = min(max(value, parameter.low), parameter.high)
     return str(int(kept)) if parameter.kind == "Integer" else repr(float(kept))
 
 
 def within(space: Space, given: Mapping[str, str]) -> dict[str, str] | None:
-    """Of the hyperparameters of a training job those of the space; None if it is no point of the space."""
+    """Returns a training job's values of the space's hyperparameters; None if they are no point of the space."""
     found = {parameter.name: given.get(parameter.name, "") for parameter in space}
     return found if all(_has(parameter, found[parameter.name]) for parameter in space) else None
 
@@ -150,5 +153,5 @@ def _has(parameter: Parameter, value: str) -> bool:
 
 
 def names(space: Sequence[Parameter]) -> list[str]:
-    """Of all parameters."""
+    """Returns the names of the parameters."""
     return [parameter.name for parameter in space]

@@ -1,4 +1,7 @@
-"""Trials as Optuna knows them. A study lives in memory for one question, and is built anew from the trials there are."""
+"""Trials in Optuna's form.
+
+A study lives in memory for one question, and is built anew from the trials that there are.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ _Value = str | float | int
 
 
 def study(search: Search, sampler: BaseSampler | None = None, pruner: BasePruner | None = None) -> optuna.Study:
-    """A study without trials."""
+    """Makes a study without trials."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     direction = "maximize" if search.maximize else "minimize"
     return optuna.create_study(study_name=search.name, direction=direction, sampler=sampler, pruner=pruner)
 
 
 def add(found: optuna.Study, search: Search, trials: Sequence[Trial]) -> None:
-    """Adds trials by their numbers, in which a gap is a trial that failed."""
+    """Adds trials to a study by their numbers; a gap in the numbers becomes a trial that failed."""
     known = {trial.number: trial for trial in trials}
     for number in range(1, max(known, default=0) + 1):
         found.add_trial(
@@ -34,12 +37,12 @@ def add(found: optuna.Study, search: Search, trials: Sequence[Trial]) -> None:
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """The space as Optuna has it."""
+    """Returns the space in Optuna's form."""
     return {parameter.name: _distribution(parameter) for parameter in space}
 
 
 def texts(space: Space, params: Mapping[str, _Value]) -> dict[str, str]:
-    """What Optuna suggests, as a training job gets it."""
+    """Returns Optuna's suggestions as the texts that a training job gets."""
     return {p.name: _text(p, params[p.name]) for p in space}
 
 

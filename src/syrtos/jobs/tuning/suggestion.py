@@ -1,4 +1,4 @@
-"""The next values of the hyperparameters: a function of the seed, the trial's number and the trials there are."""
+"""The next values of the hyperparameters: a function of the seed, the trial's number and the present trials."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _RESULTS, _FEW_RESULTS = 10, 4
 
 
 def suggest(search: Search, trials: Sequence[Trial], number: int, before: Sequence[Trial] = ()) -> dict[str, str]:
-    """Values for a trial of this number, which none of ``trials`` has.
+    """Returns values for a new trial.
 
     Args:
-        trials: that have ended or go on; Bayesian search keeps away from what is being tried.
-        before: of earlier searches, whose objectives count like those of this one.
+        trials: trials that have ended or run; Bayesian search keeps away from points that are being tried.
+        number: the new trial's number, which none of ``trials`` has.
+        before: trials of earlier searches, whose objectives count like those of this one.
     """
     if search.strategy == "Grid":
         return _next_of_grid(search, trials)
@@ -37,11 +38,13 @@ def _next_of_grid(search: Search, trials: Sequence[Trial]) -> dict[str, str]:
 
 
 def _sampler(search: Search, number: int, warm: bool) -> BaseSampler:
-    """Seeded for this trial alone: a sampler has no state that a process could take with it.
+    """Returns a sampler that is seeded for this trial alone: it has no state that a process could take with it.
 
     Args:
-        number: of the trial, counted from the first one of earlier searches, whose points are not drawn again.
-        warm: whether there are earlier searches: then a model is asked as soon as four results are there, in place of ten.
+        number: the trial's number, counted from the first trial of earlier searches, so that their points are not drawn
+            again.
+        warm: whether there are earlier searches: then a model is used as soon as there are four results, instead of
+            ten.
     """
     seed = (search.seed * 1_000_003 + number) % 2**32
     if search.strategy == "Random":

@@ -1,4 +1,4 @@
-"""What is known about trials, and what follows from it: their counts, and the best."""
+"""The facts about trials, and conclusions from them: counts, and the best trial."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ class Trial:
     """A training job of a tuning job.
 
     Attributes:
-        number: from 1.
-        name: of the training job.
+        number: counted from 1.
+        name: the training job's name.
         tuned: its values of the hyperparameters that are tuned.
         status: ``TrainingJobStatus``.
         objective: the last value of the metric; None without one.
-        values: of the metric with the times at which they were found, in seconds since 1970; of trials that may be ended early alone.
+        values: times (seconds since 1970) and values of the metric, for trials that may be ended early; empty for
+            others.
         created, started, ended: seconds since 1970.
-        failure: why it failed.
+        failure: the reason why it failed.
     """
 
     number: int
@@ -36,35 +37,35 @@ class Trial:
 
     @property
     def active(self) -> bool:
-        """Whether it has not ended."""
+        """Returns whether the trial has not ended."""
         return self.status not in ("Completed", "Failed", "Stopped")
 
     @property
     def succeeded(self) -> bool:
-        """Whether its objective counts: also that of a trial which was stopped."""
+        """Returns whether the trial's objective counts; that of a stopped trial counts too."""
         return self.status in ("Completed", "Stopped") and self.objective is not None
 
 
 def best(search: Search, trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the best objective; of equals the first."""
+    """Returns the trial with the best objective, the first of equals; None if no objective counts."""
     return next(iter(ranked(search, trials)), None)
 
 
 def ranked(search: Search, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials whose objective counts, the best first."""
+    """Returns the trials whose objective counts, the best first."""
     found = [trial for trial in trials if trial.succeeded]
     sign = -1 if search.maximize else 1
     return sorted(found, key=lambda trial: (sign * (trial.objective or 0.0), trial.number))
 
 
 def not_improving(search: Search, trials: Sequence[Trial]) -> int:
-    """How many trials have ended since the best one."""
+    """Returns the number of successful trials that have ended since the best one."""
     found = best(search, trials)
     return sum((t.ended or 0.0) > (found.ended or 0.0) for t in trials if t.succeeded) if found else 0
 
 
 def status_counters(trials: Sequence[Trial]) -> dict[str, int]:
-    """``TrainingJobStatusCounters``."""
+    """Returns ``TrainingJobStatusCounters``."""
     failed = [trial for trial in trials if trial.status == "Failed"]
     retryable = sum(trial.failure.startswith("InternalServerError") for trial in failed)
     return {
@@ -77,11 +78,11 @@ def status_counters(trials: Sequence[Trial]) -> dict[str, int]:
 
 
 def objective_counters(trials: Sequence[Trial]) -> dict[str, int]:
-    """``ObjectiveStatusCounters``."""
+    """Returns ``ObjectiveStatusCounters``."""
     found = [objective_status(trial) for trial in trials]
     return {name: found.count(name) for name in ("Succeeded", "Pending", "Failed")}
 
 
 def objective_status(trial: Trial) -> str:
-    """``ObjectiveStatus``."""
+    """Returns ``ObjectiveStatus``."""
     return "Pending" if trial.active else "Succeeded" if trial.succeeded else "Failed"

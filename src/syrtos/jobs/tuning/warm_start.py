@@ -1,7 +1,8 @@
-"""What a tuning job knows from earlier ones: their trials, as far as they are points of its own space.
+"""The knowledge of a tuning job from earlier ones: their trials that are points of its own space.
 
-With the same data and algorithm, their objectives are results like its own. With others, objectives can't be compared, and the best points of the earlier
-jobs are tried first (as in Feurer et al., Initializing Bayesian hyperparameter optimization via meta-learning, AAAI 2015).
+If data and algorithm are the same, the objectives of the earlier trials are results like its own. If they are not,
+objectives can't be compared, and the best points of the earlier jobs are tried first (as in Feurer et al., Initializing
+Bayesian hyperparameter optimization via meta-learning, AAAI 2015).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ _TRIED_FIRST = 3  # of each earlier tuning job
 
 
 def inherited(service: Service, wanted: Search) -> tuple[Entry, ...]:
-    """The trials of all earlier tuning jobs that a new one names, and those that these have inherited.
+    """Returns the trials of all earlier tuning jobs that a new one names, and the trials that these have inherited.
 
     Raises:
-        ConfigurationError: one of them can't be one.
+        ConfigurationError: an earlier tuning job does not exist, has not ended or has another objective, or there is
+            nothing to learn from them.
     """
     entries: dict[str, Entry] = {}
     for name in wanted.parents:
@@ -52,7 +54,10 @@ def inherited(service: Service, wanted: Search) -> tuple[Entry, ...]:
 
 
 def known(service: Service, wanted: Search, entries: Sequence[Entry]) -> list[Trial]:
-    """The inherited trials with an objective. Their values are of the hyperparameters that are tuned now, which may have been static."""
+    """Returns the inherited trials that have an objective and are points of the space.
+
+    Their values are those of the hyperparameters that are tuned now, which may have been static then.
+    """
     jobs = found.jobs_of(service.store, entries)
     trials: list[Trial] = []
     for entry in entries:
@@ -64,11 +69,13 @@ def known(service: Service, wanted: Search, entries: Sequence[Entry]) -> list[Tr
 
 
 def tried_first(wanted: Search, before: Sequence[Trial], parents: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """The best points of each earlier tuning job: first the best of each, then the second of each, and so on; half of all trials at most.
+    """Returns the best points of each earlier tuning job, half of all trials at most.
+
+    The best of each job comes first, then the second of each, and so on.
 
     Args:
         before: the inherited trials.
-        parents: the tuning job of each, by its name.
+        parents: the tuning job of each trial, by the trial's name.
     """
     by_parent: dict[str, dict[tuple[tuple[str, str], ...], Mapping[str, str]]] = {}
     for trial in ranked(wanted, before):
