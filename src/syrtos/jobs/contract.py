@@ -27,7 +27,7 @@ class Place:
     Attributes:
         root: the path that ``/opt/ml`` has on the instances.
         names: the names by which instances reach each other, or their addresses where names can't be given.
-        cpus, gpus: of each instance.
+        cpus, gpus: the numbers of processors and GPUs of each instance.
     """
 
     root: str

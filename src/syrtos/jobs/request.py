@@ -74,7 +74,7 @@ class Program:
     Attributes:
         entry: the file, relative to its source folder.
         source: the place of ``sourcedir.tar.gz``; empty: the source is the channel ``code``.
-        arguments: of its command line.
+        arguments: the arguments of its command line.
         requirements: a pip requirements file in the source folder, installed if it exists; empty: none.
     """
 
@@ -99,10 +99,10 @@ class Job:
     """A training job, read from its request.
 
     Attributes:
-        name: of the job.
+        name: the job's name.
         request: the whole request, unchanged.
         hosts: ``algo-1``, ``algo-2``, ...
-        hyperparameters: all hyperparameters as they were given: texts.
+        hyperparameters: all hyperparameters, as the texts that were given.
         program: the training script and its source; None: ``command`` is run on each instance.
         command: the container's entry point and arguments.
         limits: seconds of running, of waiting and running (spot jobs), and of waiting.

@@ -118,10 +118,10 @@ def _grown(good: dict[int, float], each: int, most: int | None) -> int | None:
 
 
 def has_stalled(good: dict[int, float]) -> bool:
-    """Returns whether the two largest batches are no faster than the smaller ones.
+    """Returns whether the two largest batches are less than 5 % faster than the fastest of the smaller ones.
 
     Args:
-        good: the speeds by batch.
+        good: the speeds by batch; with fewer than three batches the answer is False.
     """
     *smaller, last, top = sorted(good) if len(good) > 2 else [0, 0]
     return bool(smaller) and max(good[last], good[top]) < (1 + ALIKE) * max(good[batch] for batch in smaller)
