@@ -67,7 +67,7 @@ def term_that_begins_with_an_epoch() -> tuple[Any, Logs]:
     class Annealed(Stepping):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = tf.Variable(0.0, trainable=False)
+            self.weight = tf.Variable(tf.zeros(()), trainable=False)
 
         def train_step(self, data: Any) -> dict[str, Any]:
             x, y = data
@@ -95,8 +95,8 @@ def term_of_each_third_step() -> tuple[Any, Logs]:
     class Lazy(Stepping):
         def __init__(self) -> None:
             super().__init__()
-            self.number = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self.usual = tf.Variable(1.0, trainable=False)
+            self.number = tf.Variable(tf.zeros((), tf.int64), trainable=False)
+            self.usual = tf.Variable(tf.ones(()), trainable=False)
 
         def train_step(self, data: Any) -> dict[str, Any]:
             x, y = data
@@ -108,7 +108,7 @@ def term_of_each_third_step() -> tuple[Any, Logs]:
 
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
-                loss += tf.cond(self.number % 3 == 2, penalty, lambda: 0.0)
+                loss += tf.cond(tf.equal(tf.math.floormod(self.number, 3), 2), penalty, lambda: 0.0)
             gradients = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             self.number.assign_add(1)
