@@ -118,7 +118,7 @@ hvd.join()
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("steps", ["3:7", "8:100"])
+@pytest.mark.parametrize("steps", ["3:7", pytest.param("8:100", marks=pytest.mark.long)])
 def test_workers_that_make_different_numbers_of_steps(tmp_path: Path, steps: str) -> None:
     """They meet at the end of the script, also where one of them has recorded nothing."""
     run(tmp_path, JOINED, flags=("--profile", f"steps={steps}"))

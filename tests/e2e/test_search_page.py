@@ -60,7 +60,7 @@ def browser() -> Iterator[Browser]:
         found.close()
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.long)])
 def page(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page on which nothing may go wrong, and from which no request may leave the service."""
     context = browser.new_context(viewport={"width": 1240, "height": 900}, color_scheme=request.param)

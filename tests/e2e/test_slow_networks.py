@@ -57,10 +57,10 @@ def test_as_much_is_learnt(tmp_path: Path, learnt: tuple[str, list[float]], way:
 @pytest.mark.parametrize(
     ("way", "backend"),
     [
-        ("--compress topk:0.05", "tensorflow"),
+        pytest.param("--compress topk:0.05", "tensorflow", marks=pytest.mark.long),
         ("--sync-every 3 --compress powersgd:1", "torch"),
         pytest.param("--sync-every 32", "tensorflow", marks=pytest.mark.long),
-        ("--sync-every 4 --outer-fragments 2", "torch"),
+        pytest.param("--sync-every 4 --outer-fragments 2", "torch", marks=pytest.mark.long),
     ],
 )
 def test_after_a_kill_the_result_is_the_same(tmp_path: Path, way: str, backend: str) -> None:

@@ -126,7 +126,10 @@ def waits(hosts: netns.Hosts, rank: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first task first", "first task last"])
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param((0, 1), id="first task first", marks=pytest.mark.long), pytest.param((1, 0), id="first task last")],
+)
 @pytest.mark.skipif(netns.missing() is not None, reason=str(netns.missing()))
 def test_two_hosts(tmp_path: Path, order: tuple[int, int]) -> None:
     addresses = [f"{address}:31415" for address in netns.ADDRESSES]

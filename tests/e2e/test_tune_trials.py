@@ -123,7 +123,9 @@ def test_each_batch_has_its_own_loss_at_its_own_rate_on_one_worker_and_on_two(tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))]
+)
 def test_training_at_the_recommended_rate_is_better_than_far_from_it(tmp_path: Path, backend: str) -> None:
     recommended = found(tuned(tmp_path, "lr", SCRIPT, "arrays", flags=("--to", 10), backend=backend))["recommended"]
 
@@ -151,19 +153,17 @@ def test_what_can_not_be_tested_is_said(tmp_path: Path) -> None:
 
 # -- batches ------------------------------------------------------------------------------------------
 
-KINDS = [
-    ("split", "tensorflow"),
-    ("rows", "tensorflow"),
-    ("generator", "tensorflow"),
-    ("pipeline", "tensorflow"),
-    ("pipeline", "jax"),
-    ("rows", "torch"),
-    ("loader", "torch"),
-]
+KINDS = [("split", "tensorflow"), ("pipeline", "tensorflow"), ("pipeline", "jax"), ("loader", "torch")]
+MORE_KINDS = [("rows", "tensorflow"), ("generator", "tensorflow"), ("rows", "torch")]
 
 
 @pytest.mark.parametrize(
-    ("kind", "backend"), [("arrays", "tensorflow"), *(pytest.param(*each, marks=pytest.mark.slow) for each in KINDS)]
+    ("kind", "backend"),
+    [
+        ("arrays", "tensorflow"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in KINDS),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in MORE_KINDS),
+    ],
 )
 def test_batches_of_any_data_are_tried_on_two_workers(tmp_path: Path, kind: str, backend: str) -> None:
     done = tuned(tmp_path, "batch", SCRIPT, kind, flags=("-n", 2, "--most", 48, "--steps", 3), backend=backend)

@@ -277,7 +277,8 @@ _NOT_FINITE = {
 
 
 @pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "jax"))]
+    "backend",
+    ["tensorflow", pytest.param("torch", marks=pytest.mark.slow), pytest.param("jax", marks=pytest.mark.long)],
 )
 def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path, backend: str) -> None:
     cases = [case for case in _NOT_FINITE if (backend, case) not in (("torch", "eagerly"), ("jax", "rows"))]
@@ -300,7 +301,9 @@ _LEFT_OUT = ("plain", "rank_0", "own_step", "eagerly", "accumulated", "decay", "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", "jax", pytest.param("torch", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))]
+)
 def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path: Path, backend: str) -> None:
     cases = [case for case in _LEFT_OUT if (backend, case) != ("torch", "several_steps")]  # which Keras refuses there
     command = ("-n", "2", "--on-nan", "skip", SCRIPTS / "left_out.py", *cases, "always_wrong")
@@ -317,7 +320,9 @@ def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path: Path, backend: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", pytest.param("jax", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("torch", "jax"))]
+)
 def test_weights_go_back_some_updates(tmp_path: Path, backend: str) -> None:
     command = ("-n", "2", "--on-nan", "rollback", SCRIPTS / "left_out.py", "rolled_back", "again_and_again")
     env = {"KERAS_BACKEND": backend}
@@ -499,7 +504,9 @@ def per_worker(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "steps"), [("known", 10), ("unknown", 10), ("generator", 5)])
+@pytest.mark.parametrize(
+    ("case", "steps"), [("known", 10), pytest.param("unknown", 10, marks=pytest.mark.long), ("generator", 5)]
+)
 def test_ranks_with_unequal_batches_end_together(per_worker: list[dict[str, Any]], case: str, steps: int) -> None:
     first, second = (each[case] for each in per_worker)
     assert first["steps"] == second["steps"] == steps
@@ -562,7 +569,7 @@ def test_a_signal_before_the_next_generation_ends_the_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_scripts_that_ignore_a_signal_are_killed_after_the_grace_period(tmp_path: Path, number: signal.Signals) -> None:
     started = Run(tmp_path, "-n", "2", "--grace", "2", PLAIN, "ignore")
     started.until_exist("begun-0", "begun-1")

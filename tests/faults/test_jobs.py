@@ -135,7 +135,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    "command", ["head -c 200000000 /dev/zero | tr '\\0' x | fold", "head -c 200000000 /dev/zero > $SM_MODEL_DIR/model"]
+    "command",
+    [
+        pytest.param("head -c 200000000 /dev/zero | tr '\\0' x | fold", marks=pytest.mark.long),
+        "head -c 200000000 /dev/zero > $SM_MODEL_DIR/model",
+    ],
 )
 def test_a_job_that_fills_the_disk_fails_once_and_says_so(small_disk: Path, command: str) -> None:
     with served(small_disk / "home") as client:

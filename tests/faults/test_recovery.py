@@ -64,8 +64,8 @@ OTHERS_END = ("SIGABRT:0:47",)
 @pytest.mark.parametrize(
     ("backend", "data"),
     [
-        *(("tensorflow", data) for data in ("arrays", "pipeline", "planned")),
-        *(pytest.param("tensorflow", data, marks=pytest.mark.long) for data in ("filtered", "generator")),
+        *(("tensorflow", data) for data in ("arrays", "planned")),
+        *(pytest.param("tensorflow", data, marks=pytest.mark.long) for data in ("pipeline", "filtered", "generator")),
         ("jax", "arrays"),
         ("torch", "arrays"),
         ("keras 2", "arrays"),
@@ -92,7 +92,7 @@ def test_an_error_of_the_script_is_a_reason_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.long)])
 def test_one_worker_goes_on_too(tmp_path: Path, backend: str) -> None:
     """Without a word of the user; JAX and torch leave out most of what several workers need."""
     for name, ends in (("whole", ()), ("interrupted", ("SIGKILL:0:20",))):
@@ -207,7 +207,7 @@ def test_all_generations_are_forked_from_a_process_that_has_imported_the_framewo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.long)])
 def test_workers_of_other_backends_are_forked_too(tmp_path: Path, backend: str) -> None:
     ended = run(
         tmp_path, "-n", "2", "--max-restarts", "2", SCRIPTS / "standby.py", tmp_path, "whole",

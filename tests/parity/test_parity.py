@@ -1,6 +1,6 @@
 """Every case, in one process and on two workers: the same weights and the same logs; on three, every third case (`make parity`: all).
 
-Servers and three workers get every third case, three of four in `make test-long`, for the rest of a step is that of `test_keras_3`. One case of
+Servers and three workers get every third case, most of them in `make test-long`, for the rest of a step is that of `test_keras_3`. One case of
 six is in the quick tests.
 Keras 2 has a file of its own, since files are what two processes of pytest divide.
 """
@@ -40,13 +40,13 @@ def test_keras_3(rows: table.Rows, name: str) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(CURRENT[1::3], slow=CURRENT[1::12]))
+@pytest.mark.parametrize("name", registry.in_tiers(CURRENT[1::3], slow=CURRENT[1::18]))
 def test_keras_3_on_three_workers(rows_of_three: table.Rows, name: str) -> None:
     table.check(rows_of_three, name)
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(SERVED[::3], slow=SERVED[::12]))
+@pytest.mark.parametrize("name", registry.in_tiers(SERVED[::3], slow=SERVED[::24]))
 def test_two_parameter_servers_without_staleness(served_rows: table.Rows, name: str) -> None:
     table.check(served_rows, name)
 
@@ -65,7 +65,7 @@ def compiled_rows(request: pytest.FixtureRequest) -> table.Rows:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(COMPILED, slow=COMPILED[::2]))
+@pytest.mark.parametrize("name", registry.in_tiers(COMPILED, slow=COMPILED[::3]))
 def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
     table.check(compiled_rows, name)
 
@@ -77,7 +77,7 @@ SHARDED = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["TensorFlow", "torch"])
+@pytest.fixture(scope="module", params=["TensorFlow", pytest.param("torch", marks=pytest.mark.long)])
 def sharded_rows(request: pytest.FixtureRequest) -> tuple[registry.Framework, table.Rows]:
     framework = registry.FRAMEWORKS[request.param]
     names = [name for name in SHARDED if name in framework.cases]
@@ -102,13 +102,14 @@ ALONE = [
 
 
 @pytest.fixture(scope="module")
-def rows_of_workers_alone() -> table.Rows:
-    return table.measure(ALONE, [2], flags=("--sync-every", "1"))
+def rows_of_workers_alone(request: pytest.FixtureRequest) -> table.Rows:
+    return table.measure(
+        registry.chosen(request, "test_workers_that_train_alone_for_one_step"), [2], flags=("--sync-every", "1")
+    )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", registry.in_tiers(ALONE, slow=ALONE[::2]))
 def test_workers_that_train_alone_for_one_step(rows_of_workers_alone: table.Rows, name: str) -> None:
     table.check(rows_of_workers_alone, name)
 
