@@ -36,7 +36,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> threading.local:
 
 def test_workers_that_call_the_same_go_on(together: Any, sessions: threading.local) -> None:
     def play(comm: InProcessCommunicator) -> str:
-        sessions.session = SimpleNamespace(comm=comm)
+        sessions.session = SimpleNamespace(comm=comm, world=SimpleNamespace(size=1))
         return fit("m", epochs=3)
 
     assert together(2, play) == ["fit m for 3"] * 2
