@@ -549,8 +549,9 @@ def _check_even(data: Any) -> None:
     known = {leaf.shape[0] for leaf in leaves}
     if len(known) == 1 and None not in known:
         return
-    for leaf in leaves[1:]:
-        tf.debugging.assert_equal(count_rows(leaf), count_rows(leaves[0]), _UNEVEN)
+    counts = [tf.cast(count_rows(leaf), tf.int64) for leaf in leaves]
+    for count in counts[1:]:
+        tf.debugging.assert_equal(count, counts[0], _UNEVEN)
 
 
 def rows_of(active: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
