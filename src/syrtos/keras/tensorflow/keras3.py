@@ -206,7 +206,11 @@ def _build_from_spec(original: Method) -> Method:
     def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         predict_step = getattr(self, "_syrtos_predict_step", self.predict_step)
         steps = [(self.train_step, "train_step"), (self.test_step, "test_step"), (predict_step, "predict_step")]
-        if not all(_is_stock(step, name) for step, name in steps):
+        options = world.current().options
+        needs_weights = (
+            options.sync_every or options.servers
+        )  # before the first step: to keep them, or to give them to servers
+        if not needs_weights and not all(_is_stock(step, name) for step, name in steps):
             # A step of the script's own may call other layers than `call` does, or with other data. As in one process its first step builds the model;
             # a symbolic build that fails half way would lock layers that have no variables yet.
             return
