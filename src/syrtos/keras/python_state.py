@@ -117,9 +117,9 @@ class _Kept:
         self._seen[id(part)] = part
         # A layer whose first call, which builds it, may come: what Keras notes of that is left alone.
         unbuilt = not getattr(part, "built", True)
-        names = {
-            name: value for name, value in vars(part).items() if not (unbuilt and (name == "built" or name[:1] == "_"))
-        }
+        names = {} if unbuilt and not _is_of_script(type(part)) else dict(vars(part))
+        if unbuilt:  # None may stand for weights to come
+            names = {k: v for k, v in names.items() if k != "built" and k[:1] != "_" and v is not None}
         label = str(getattr(part, "name", "") or type(part).__name__)
         self.keep_values(names, functools.partial(object.__setattr__, part), depth, vars(part), label)
         for kind in type(part).__mro__:
