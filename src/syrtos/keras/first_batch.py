@@ -320,6 +320,12 @@ def owner_of(kind: type, name: str) -> type:
     return next((base for base in kind.__mro__ if name in vars(base)), kind)
 
 
+def copies_of_weights(model: Any) -> list[Any]:
+    """Returns variables that nothing trains and that have the shape of weights, as averages of them have: zeros among these may stay as they are."""
+    shapes = {tuple(variable.shape) for variable in model.trainable_variables}
+    return [v for v in model.non_trainable_variables if len(v.shape) and tuple(v.shape) in shapes]
+
+
 def is_known_layer(layer: Any) -> bool:
     """Returns whether a layer is Keras's own, with nothing of the script's in it."""
     kind = type(layer)
@@ -446,7 +452,7 @@ def confirm(plan: Plan, trial: Trial, session: Session, precision: int) -> bool:
     differs, far = _compared(comm, whole, split, _ROUNDING[precision], plan)
     if not differs and not _ambiguous(plan, comm, whole, split):
         plan.difference = max(plan.difference or 0.0, far)
-        _note_shown(plan, whole, split)
+        plan.shown |= {key for key, one in split.assigned.items() if not _is_same(one)}
         return True
     return False
 
@@ -731,6 +737,8 @@ class Verifying:
 def tell_change(plan: Plan, session: Session, what: str, step: int) -> None:
     """Says that a later batch has changed how a step is split; the record of the run has it too."""
     session.ledger.say(changed_at=step)
+    if not (plan.whole or plan.variables or plan.gradients != "mean"):
+        return  # a number that it returns becomes a sum, or no sum any more
     if session.world.rank == 0:
         how = (
             f"is not split any more: {plan.whole}. Each worker computes the whole batch"

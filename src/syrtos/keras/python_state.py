@@ -52,7 +52,8 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[list[C
     kept = _Kept()
     for part in [model, *keras_internals.layers_of(model), *model.metrics]:
         kept.keep_attributes(part)
-    kept.keep_values(script := vars(sys.modules["__main__"]), script.__setitem__)
+    script = vars(sys.modules["__main__"])
+    kept.keep_values(dict(script), script.__setitem__, now=script)
     drawn = np.random.get_state(), random.getstate()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -93,7 +94,8 @@ class _Kept:
     def restore(self) -> None:
         """Puts everything back."""
         for undo in self._undo:
-            undo()
+            with contextlib.suppress(Exception):  # an object that can't be put back stays as it is
+                undo()
 
     def changes(self) -> list[Change]:
         """Returns the numbers that are others than before, in the order in which they were found."""
@@ -172,6 +174,10 @@ class _Kept:
         self._undo.append(lambda: assign(name, kept))
 
     def _keep(self, value: Any, depth: int) -> None:
+        with contextlib.suppress(Exception):  # an object of an odd kind is left alone
+            self._keep_object(value, depth)
+
+    def _keep_object(self, value: Any, depth: int) -> None:
         if not depth or isinstance(value, _PLAIN) or id(value) in self._seen:
             return
         if undo := _as_it_is(value):
@@ -242,7 +248,20 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _numbers_of(value: Any) -> npt.NDArray[np.float64] | None:
-    """Returns a number, or the numbers of a tensor, an array or a list, as float64; None of what holds others."""
+    """Returns a number, or the numbers of a tensor, an array, a list or a dictionary, as float64; None of what holds none, or is too odd or large."""
+    with contextlib.suppress(Exception):
+        return _as_numbers(value)
+    return None
+
+
+def _as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
+    if isinstance(value, dict):
+        if len(value) > _LARGEST:
+            return None
+        parts = [found.ravel() for found in map(_numbers_of, value.values()) if found is not None]
+        return np.concatenate(parts) if parts else None
+    if _is_tensor(value) and int(np.prod(value.shape)) > _LARGEST * 100:
+        return None
     if isinstance(value, list | tuple | collections.deque):
         few = len(value) <= _LARGEST
         if not few or not all(isinstance(one, int | float | np.generic) or _is_scalar(one) for one in value):
@@ -307,6 +326,10 @@ def _restore_list(container: Any, before: list[Any]) -> None:
 
 def _restore_dict(container: Any, before: dict[Any, Any]) -> None:
     inner = getattr(container, "__wrapped__", container)  # of Keras 2's `_DictWrapper`
+    if isinstance(inner, collections.OrderedDict):  # which has an order of its own
+        inner.clear()
+        inner.update(before)
+        return
     dict.clear(inner)
     dict.update(inner, before)
 

@@ -45,7 +45,8 @@ class Function:
         """
         self._model, self._session, self._step, self._stock = model, session, step, stock
         self._name = name
-        self.plan = Plan(decided=not first_batch.is_split(session) or bool(local_steps.rounds()))
+        alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
+        self.plan = Plan(decided=not first_batch.is_split(session) or alone)
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
         self.verifying = first_batch.Verifying(model, session)
         self.checks = Checks()
@@ -187,6 +188,7 @@ def _known_variables(model: Any) -> set[int]:
     layers = [layer for layer in keras_internals.layers_of(model) if first_batch.is_known_layer(layer)]
     found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
     found += [variable for variable in state.of_model(model) if _says_aggregation(variable)]
+    found += first_batch.copies_of_weights(model)
     return {id(getattr(variable, "value", variable)) for variable in found}
 
 
@@ -369,7 +371,9 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
 
     watching, noting = tf_internals.watching_assignments(about_to_assign), first_batch.noting_gradients(given)
     try:
-        with keeping_python_state(model, puts_generators_back) as changes, watching, noting:
+        # A step that is traced draws nothing in Python, and a data set's threads may draw meanwhile.
+        puts_python_back = puts_generators_back and bool(getattr(model, "run_eagerly", False))
+        with keeping_python_state(model, puts_python_back) as changes, watching, noting:
             yield
     finally:
         if getattr(model, "run_eagerly", False):  # else Python runs when a step is traced, and not in each

@@ -50,7 +50,8 @@ class Function:
             stock: whether the step is Keras's own.
         """
         self.model, self._session, self._name, self._stock = model, session, name, stock
-        self.plan = Plan(decided=not first_batch.is_split(session) or bool(local_steps.rounds()))
+        alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
+        self.plan = Plan(decided=not first_batch.is_split(session) or alone)
         self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
         self.verifying = first_batch.Verifying(model, session)
         self.checks = Checks()
@@ -76,6 +77,7 @@ class Function:
         parts += torch_internals.hooks_of(self.model)
         asked = self._session.options.verify
         is_compared = not self.plan.whole and asked != "off" and bool(parts or asked == "only")
+        is_compared = any(self._session.comm.agree("compare the first batch?", float(is_compared)))  # hooks may differ
         if is_compared:
             began, self.plan.known = time.monotonic(), _known_variables(self.model)
             trial = self._trial(first)
@@ -134,7 +136,7 @@ def _known_variables(model: Any) -> set[int]:
         for variable in state.variables_in(model)
         if getattr(variable, "aggregation", None) not in (None, "none")
     ]
-    return {id(variable) for variable in [*found, *said]}
+    return {id(variable) for variable in [*found, *said, *first_batch.copies_of_weights(model)]}
 
 
 def _precision(model: Any) -> int:

@@ -48,7 +48,7 @@ def without_draws() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []))
-        names = ("rand", "randn", "rand_like", "randn_like", "randint", "normal")
+        names = ("bernoulli", "rand", "randn", "rand_like", "randn_like", "randint", "normal")
         replaced: list[tuple[Any, str, Any]] = [(torch, name, of_one_row(getattr(torch, name))) for name in names]
         replaced.append((torch.nn.functional, "dropout", lambda input, *args, **kwargs: input))
         replaced.append((keras.Variable, "__init__", drawing(keras.Variable.__init__)))
