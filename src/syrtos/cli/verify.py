@@ -37,7 +37,7 @@ def add_to(commands: Any) -> None:
     )
     parser.set_defaults(main=main)
     parser.add_argument("-n", type=int, dest="workers", default=2, metavar="N", help="number of workers (default: 2)")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
+    parser.add_argument("--json", action="store_true", help="print a JSON line for each function, with its rows")
     parser.add_argument(
         "-m", action="store_true", dest="module", help="verify a module instead of a file, as `python -m`"
     )
