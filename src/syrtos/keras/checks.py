@@ -74,8 +74,9 @@ class Checks:
             return
         gap, following = self._gaps
         self._gaps = following, gap + following
-        if self._spent + self._cost > self._allowed() and self._step_seconds:
-            gap = max(gap, math.ceil(self._cost / (_PART * self._step_seconds)))
+        if self._spent + self._cost > self._allowed():
+            # Before the first step its time is not known: a check computes it about three times.
+            gap = max(gap, math.ceil(self._cost / (_PART * (self._step_seconds or self._cost / 3))))
         self._due = self._steps + gap
 
     def _allowed(self) -> float:

@@ -178,6 +178,10 @@ class Trial(Protocol):
         """Returns the same step on the same rows, from the last to the first."""
         ...
 
+    def precision(self) -> int:
+        """Returns the bytes of the least precise dtype that the step has computed with so far."""
+        ...
+
 
 def add_python_changes(outcome: Outcome, changes: Sequence[Change]) -> None:
     """Counts numbers that Python code has changed as variables that were assigned, for which there is no rule but to be equal."""
@@ -371,7 +375,7 @@ def bound_of(precision: int) -> float:
     return _ROUNDING[precision]
 
 
-def decide_outputs(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
+def decide_outputs(plan: Plan, trial: Trial, session: Session) -> None:
     """Fills in the plan of a function that predicts, as `decide` does for other functions.
 
     It is split if its outputs, the ``logs`` of the trial, are the same from rows whole and split.
@@ -384,7 +388,7 @@ def decide_outputs(plan: Plan, trial: Trial, session: Session, precision: int) -
     if failed := _any_failed(comm, split):
         plan.whole = f"it fails on a part of the batch: {failed}"
         return
-    differs, plan.difference = _compared(comm, whole, split, _ROUNDING[precision], plan)
+    differs, plan.difference = _compared(comm, whole, split, _ROUNDING[trial.precision()], plan)
     plan.rows = [dataclasses.replace(row, kind="output") for row in _rows(whole, split) if row.kind == "log"]
     if any(what == "log" for what, _ in differs):
         plan.whole = "predictions of a part of the rows are not those of the batch"
@@ -392,19 +396,19 @@ def decide_outputs(plan: Plan, trial: Trial, session: Session, precision: int) -
         _note_shown(plan, whole, split)
 
 
-def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
+def decide(plan: Plan, trial: Trial, session: Session) -> None:
     """Fills in the plan; all workers call this together and end with the same plan.
 
     Args:
         plan: that of the function whose first batch this is.
         trial: runs the step.
         session: the workers.
-        precision: bytes of the least precise dtype that the model computes with.
     """
-    comm, bound = session.comm, _ROUNDING[precision]
+    comm = session.comm
     whole = _whole(plan, trial, comm)
     if whole is None:
         return
+    bound = _ROUNDING[trial.precision()]
     differs: list[tuple[str, int]] = []
     split = Outcome()
     for gradients in ("mean", "sum", "late"):
@@ -431,14 +435,13 @@ def decide(plan: Plan, trial: Trial, session: Session, precision: int) -> None:
         _note_shown(plan, whole, split)
 
 
-def confirm(plan: Plan, trial: Trial, session: Session, precision: int) -> bool:
+def confirm(plan: Plan, trial: Trial, session: Session) -> bool:
     """Returns whether a later batch agrees with the plan; all workers call this together. A plan that it does not agree with is to be made anew.
 
     Args:
         plan: of the function.
         trial: runs its step on rows of the batch.
         session: the workers.
-        precision: see `decide`.
     """
     comm = session.comm
     whole = trial.whole(False)
@@ -449,7 +452,7 @@ def confirm(plan: Plan, trial: Trial, session: Session, precision: int) -> bool:
     split = trial.split(plan)
     if _any_failed(comm, split):
         return False
-    differs, far = _compared(comm, whole, split, _ROUNDING[precision], plan)
+    differs, far = _compared(comm, whole, split, _ROUNDING[trial.precision()], plan)
     if not differs and not _ambiguous(plan, comm, whole, split):
         plan.difference = max(plan.difference or 0.0, far)
         plan.shown |= {key for key, one in split.assigned.items() if not _is_same(one)}

@@ -27,6 +27,8 @@ from syrtos.keras import keras_internals
 _PLAIN = (int, float, str, bytes, type(None), np.generic)
 # Containers with more elements than these are data of the script, which a step reads.
 _LARGEST = 10_000
+# Bytes of arrays and tensors that are copied at most; what is larger, or comes later, is taken for data too.
+_ROOM = 128 << 20
 _DEPTH = 4
 _OF_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 
@@ -90,6 +92,7 @@ class _Kept:
         self._numbers: list[tuple[str, npt.NDArray[np.float64], Callable[[], Any]]] = []
         self._seen: dict[int, Any] = {}  # the objects too: an identity is that of another object once its own is gone
         self._undo: list[Callable[[], None]] = []
+        self._room = _ROOM
 
     def restore(self) -> None:
         """Puts everything back."""
@@ -167,11 +170,12 @@ class _Kept:
     def _lend(self, name: str, iterator: Any, assign: Callable[[str, Any], None]) -> None:
         """Gives the name a copy of an iterator, which may be drawn from, until everything is put back."""
         try:
-            lent, kept = copy.copy(iterator), iterator
+            assign(name, copy.copy(iterator))
+            self._undo.append(lambda: assign(name, iterator))
         except TypeError:  # a generator has no copy
-            lent, kept = itertools.tee(iterator)
-        assign(name, lent)
-        self._undo.append(lambda: assign(name, kept))
+            lent = _Remembering(iterator)
+            assign(name, lent)
+            self._undo.append(lambda: assign(name, lent.from_the_start()))
 
     def _keep(self, value: Any, depth: int) -> None:
         with contextlib.suppress(Exception):  # an object of an odd kind is left alone
@@ -180,6 +184,8 @@ class _Kept:
     def _keep_object(self, value: Any, depth: int) -> None:
         if not depth or isinstance(value, _PLAIN) or id(value) in self._seen:
             return
+        if _is_tensor(value) and not self._has_room(value):
+            return
         if undo := _as_it_is(value):
             self._seen[id(value)] = value
             self._undo.append(undo)
@@ -187,10 +193,14 @@ class _Kept:
         if isinstance(value, tuple):
             for child in value:
                 self._keep(child, depth - 1)
+        elif isinstance(value, np.ndarray) and not self._has_room(value):
+            return
         elif isinstance(value, tuple(_RESTORE)):
-            if len(value) <= _LARGEST:
+            if isinstance(value, np.ndarray) or len(value) <= _LARGEST:
                 self._seen[id(value)] = value
                 self._keep_container(value, depth)
+            elif isinstance(value, list):
+                self._undo.append(functools.partial(list.__delitem__, value, slice(len(value), None)))
         elif isinstance(value, types.FunctionType):
             if value.__closure__ and _is_of_script(value):
                 self._seen[id(value)] = value
@@ -198,6 +208,14 @@ class _Kept:
                     self._keep_cell(cell, depth - 1)
         elif _is_of_script(type(value)) and hasattr(value, "__dict__"):
             self.keep_attributes(value, depth - 1)
+
+    def _has_room(self, value: Any) -> bool:
+        """Returns whether an array or tensor may be copied, and counts it."""
+        size = int(np.prod(value.shape)) * int(getattr(value.dtype, "itemsize", None) or value.dtype.size)
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
 
     def _keep_container(self, container: Any, depth: int) -> None:
         restore = next(function for kind, function in _RESTORE.items() if isinstance(container, kind))
@@ -223,6 +241,24 @@ class _Kept:
                 self._undo.append(lambda: setattr(cell, "cell_contents", value))
             else:
                 self._keep(value, depth)
+
+
+class _Remembering:
+    """A generator in a trial, which remembers the values that are drawn from it."""
+
+    def __init__(self, generator: Iterator[Any]) -> None:
+        self._generator, self._drawn = generator, []
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self._drawn.append(next(self._generator))
+        return self._drawn[-1]
+
+    def from_the_start(self) -> Iterator[Any]:
+        """Returns the generator itself where nothing was drawn from it, else an iterator over the values drawn and those to come."""
+        return itertools.chain(self._drawn, self._generator) if self._drawn else self._generator
 
 
 def _as_it_is(value: Any) -> Callable[[], Any] | None:

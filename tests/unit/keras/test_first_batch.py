@@ -38,6 +38,9 @@ class Trial:
     def backwards(self) -> Trial:
         return dataclasses.replace(self, rows=self.rows[::-1])
 
+    def precision(self) -> int:
+        return 4
+
     def split(self, plan: Plan) -> Outcome:
         try:
             return self._together(plan, (self.rows[:2], self.rows[2:])[self.comm.rank])
@@ -73,7 +76,7 @@ def decided(together: Callable[..., list[Any]], **parts: Compute) -> Plan:
 
     def decide(comm: InProcessCommunicator) -> Plan:
         plan, session = Plan(), SimpleNamespace(comm=comm)
-        first_batch.decide(plan, Trial(comm, **parts), session, 4)  # type: ignore[arg-type]
+        first_batch.decide(plan, Trial(comm, **parts), session)  # type: ignore[arg-type]
         return plan
 
     one, other = together(2, decide)
@@ -184,7 +187,7 @@ def test_a_count_of_rare_rows_is_a_sum(together: Callable[..., list[Any]]) -> No
         trial._outcome = lambda rows: dataclasses.replace(  # type: ignore[method-assign]
             found := outcome(rows), logs=[np.asarray(log, np.int64) for log in found.logs]
         )
-        first_batch.decide(plan, trial, session, 4)  # type: ignore[arg-type]
+        first_batch.decide(plan, trial, session)  # type: ignore[arg-type]
         return plan
 
     assert [plan.logs for plan in together(2, decide)] == [{0: "sum"}, {0: "sum"}]
@@ -193,10 +196,10 @@ def test_a_count_of_rare_rows_is_a_sum(together: Callable[..., list[Any]]) -> No
 def test_a_later_batch_that_disagrees_is_seen(together: Callable[..., list[Any]]) -> None:
     def later(comm: InProcessCommunicator) -> tuple[bool, bool]:
         plan, session = Plan(), SimpleNamespace(comm=comm)
-        first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session, 4)  # type: ignore[arg-type]
+        first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
         same = Trial(comm, gradient=lambda r: r.mean(axis=0), rows=ROWS * 2)
         other = Trial(comm, gradient=lambda r: r.mean(axis=0) ** 2)
-        return tuple(first_batch.confirm(plan, trial, session, 4) for trial in (same, other))  # type: ignore
+        return tuple(first_batch.confirm(plan, trial, session) for trial in (same, other))  # type: ignore
 
     assert together(2, later) == [(True, False)] * 2
 
@@ -204,8 +207,8 @@ def test_a_later_batch_that_disagrees_is_seen(together: Callable[..., list[Any]]
 def test_rounding_of_gradients_near_zero_is_no_difference(together: Callable[..., list[Any]]) -> None:
     def later(comm: InProcessCommunicator) -> bool:
         plan, session = Plan(), SimpleNamespace(comm=comm)
-        first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session, 4)  # type: ignore[arg-type]
+        first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
         noise = Trial(comm, gradient=lambda r: 1e-8 * np.sin(1e9 * r).mean(axis=0) ** 2)
-        return first_batch.confirm(plan, noise, session, 4)  # type: ignore[arg-type]
+        return first_batch.confirm(plan, noise, session)  # type: ignore[arg-type]
 
     assert together(2, later) == [True, True]

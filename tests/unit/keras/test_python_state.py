@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 
+from syrtos.keras import python_state
 from syrtos.keras.python_state import keeping_python_state
 
 
@@ -104,3 +105,31 @@ def test_layers_that_a_step_made_stay(model: Counting, monkeypatch: pytest.Monke
     with keeping_python_state(model):
         made.append(keras.layers.Dense(1))
     assert len(made) == 1
+
+
+def test_a_generator_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, model: Counting) -> None:
+    script = sys.modules["__main__"]
+    drawn, left_alone = (number for number in range(5)), (number for number in range(5))
+    monkeypatch.setattr(script, "drawn", drawn, raising=False)
+    monkeypatch.setattr(script, "left_alone", left_alone, raising=False)
+    with keeping_python_state(model):
+        assert [next(script.drawn), next(script.drawn)] == [0, 1]
+    assert list(script.drawn) == [0, 1, 2, 3, 4]
+    assert script.left_alone is left_alone
+
+
+def test_long_lists_lose_what_was_added(model: Counting) -> None:
+    model._seen_rows = list(range(20_000))
+    with keeping_python_state(model):
+        model._seen_rows.append(1)
+    assert len(model._seen_rows) == 20_000
+
+
+def test_arrays_are_copied_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, model: Counting) -> None:
+    monkeypatch.setattr(python_state, "_ROOM", 1000)
+    model.single, model.small, model.large = np.zeros(()), np.zeros(20), np.zeros(200)
+    with keeping_python_state(model):
+        model.single += 1
+        model.small += 1
+        model.large += 1
+    assert (float(model.single), model.small.sum(), model.large.sum()) == (0.0, 0.0, 200.0)

@@ -136,7 +136,7 @@ class Function:
 
     def _by(self, trial: _Trial, plan: Plan) -> None:
         decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
-        decide(plan, trial, self._session, _precision(self._model))
+        decide(plan, trial, self._session)
 
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
@@ -151,7 +151,7 @@ class Function:
             if not self.plan.is_like(before):
                 self._make_anew()
             first_batch.tell(self.plan, self._session, self._what())
-        elif not few and not first_batch.confirm(self.plan, trial, self._session, _precision(self._model)):
+        elif not few and not first_batch.confirm(self.plan, trial, self._session):
             other = Plan(decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales)
             self._by(trial, other)
             self._change(other)
@@ -210,8 +210,8 @@ def _iterator_over(batches: Sequence[Share], spec: Any) -> Any:
         ]
         return tf.nest.pack_sequence_as(spec, relaxed)
 
-    parts = [tf.data.Dataset.from_tensors(batch).map(of_any_shape) for batch in batches]
-    return iter(functools.reduce(lambda one, other: one.concatenate(other), parts))
+    parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
+    return iter(functools.reduce(lambda one, other: one.concatenate(other), parts).map(of_any_shape))
 
 
 def _has_unequal_leaves(session: Session, share: Share) -> bool:
@@ -270,6 +270,10 @@ class _Trial:
             gathering.rows_of_all(scope, scope.data),
         )
         return type(self)(self._model, self._session, self._step, Share(self._some.samples, rows))
+
+    def precision(self) -> int:
+        """Returns the bytes of the least precise dtype of the model's layers."""
+        return _precision(self._model)
 
     def build(self) -> None:
         """Runs the step once for what a model makes in its first call.

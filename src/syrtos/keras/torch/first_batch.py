@@ -103,7 +103,7 @@ class Function:
         if not few and not self.plan.tried:  # the batches before had too few rows
             self._by(trial, self.plan)
             first_batch.tell(self.plan, self._session, self._what())
-        elif not few and not first_batch.confirm(self.plan, trial, self._session, _precision(self.model)):
+        elif not few and not first_batch.confirm(self.plan, trial, self._session):
             other = Plan(decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales)
             self._by(trial, other)
             if not other.is_like(self.plan):
@@ -117,7 +117,7 @@ class Function:
 
     def _by(self, trial: _Trial, plan: Plan) -> None:
         decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
-        decide(plan, trial, self._session, _precision(self.model))
+        decide(plan, trial, self._session)
 
     def _trial(self, batch: Share) -> _Trial:
         kind = _PredictingTrial if self._name == "predict_step" else _Trial
@@ -150,6 +150,7 @@ class _Trial:
     def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
         self._model, self._session, self._step = model, session, step
         self._all, self._some = first, _some_rows(first, session)
+        self._precision = _precision(model)
 
     def has_few_rows(self) -> bool:
         """Returns whether fewer than two workers have rows, which shows nothing."""
@@ -190,18 +191,28 @@ class _Trial:
         rows = keras.tree.map_structure(mine, gathering.rows_of_all(scope, self._some.data))
         return type(self)(self._model, self._session, self._step, Share(self._some.samples, rows))
 
+    def precision(self) -> int:
+        """Returns the bytes of the least precise dtype of the model's layers, or of `torch.autocast` where the step has entered it."""
+        return self._precision
+
     def _looked_at(self, logs: Any) -> list[Any]:
         return numbers_of(logs)
 
     def _outcome(self, run: Callable[[Outcome], Any]) -> Outcome:
         outcome = Outcome()
-        with _without_trace(self._model, outcome), torch_internals.without_draws():
+        entered: list[int] = []
+        with (
+            _without_trace(self._model, outcome),
+            torch_internals.without_draws(),
+            torch_internals.noting_autocast(entered.append),
+        ):
             try:
                 logs = run(outcome)
                 found = self._looked_at(logs)
                 outcome.logs, outcome.log_names = [number_as_array(v) for v in found], first_batch.names_of(logs, found)
             except Exception as error:
                 outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        self._precision = min([self._precision, *entered])
         return outcome
 
 

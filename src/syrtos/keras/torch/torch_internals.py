@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -46,16 +46,52 @@ def without_draws() -> Iterator[None]:
 
         return draw
 
+    def filling(original: Any) -> Any:
+        def fill(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if getattr(inside, "weights", False):
+                return original(self, *args, **kwargs)
+            torch.manual_seed(0)
+            original(self, *args, **{name: value for name, value in kwargs.items() if name != "generator"})
+            return self.copy_(self[:1].expand_as(self).clone()) if self.ndim and len(self) else self
+
+        return fill
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []))
         names = ("bernoulli", "rand", "randn", "rand_like", "randn_like", "randint", "normal")
         replaced: list[tuple[Any, str, Any]] = [(torch, name, of_one_row(getattr(torch, name))) for name in names]
         replaced.append((torch.nn.functional, "dropout", lambda input, *args, **kwargs: input))
         replaced.append((keras.Variable, "__init__", drawing(keras.Variable.__init__)))
+        replaced.append((torch, "multinomial", _most_probable))
+        in_place = ("bernoulli_", "exponential_", "normal_", "uniform_")
+        replaced += [(torch.Tensor, name, filling(getattr(torch.Tensor, name))) for name in in_place]
         for owner, name, replacement in replaced:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, replacement)
         yield
+
+
+def _most_probable(probabilities: torch.Tensor, num_samples: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Returns the indices that `torch.multinomial` would draw most probably, of the same shape."""
+    order = probabilities.argsort(dim=-1, descending=True, stable=True)
+    return order[..., torch.arange(num_samples, device=order.device) % order.shape[-1]]
+
+
+@contextlib.contextmanager
+def noting_autocast(note: Callable[[int], None]) -> Iterator[None]:
+    """Context manager: ``note`` gets the bytes of the dtype of each `torch.autocast` that is entered."""
+    original = torch.autocast.__enter__
+
+    def enter(self: Any) -> Any:
+        if self._enabled:
+            note(self.fast_dtype.itemsize)
+        return original(self)
+
+    torch.autocast.__enter__ = enter
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__ = original
 
 
 def group_of(device: str, address: str, rank: int, size: int, timeout: float, here: str) -> Any:
