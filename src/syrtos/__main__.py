@@ -1,6 +1,7 @@
 """`python -m syrtos train.py` or `-m module` as one worker; the `syrtos` command otherwise.
 
-The worker is of a world that something else started, of one that TF_CONFIG describes, or alone.
+The worker is of a world that something else has started, or of one whose hosts are described by variables of the
+environment (TF_CONFIG, those of Kubernetes, SageMaker, Slurm ...), or alone.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import sys
 
 from syrtos import settings
-from syrtos.cli import from_tf_config
 from syrtos.cli import main as command
+from syrtos.cli import placing
+from syrtos.engines import placed
 from syrtos.errors import SyrtosError
-from syrtos.launch import rendezvous, worker
+from syrtos.launch import worker
 
 
 def main() -> None:
@@ -19,9 +21,8 @@ def main() -> None:
     if len(sys.argv) < 2 or not (sys.argv[1].endswith(".py") or sys.argv[1] == "-m"):
         sys.exit(command())
     try:
-        cluster = rendezvous.cluster_to_form(settings.environment())
-        if cluster is not None:
-            sys.exit(from_tf_config.main(cluster, sys.argv[1:]))
+        if placed.cluster_to_form(settings.environment()) is not None:
+            sys.exit(command(["run", "--on", placing.PLACED, *sys.argv[1:]]))
     except SyrtosError as error:
         sys.exit(_refused(error))
     worker.main(sys.argv[1:])

@@ -28,6 +28,7 @@ _COMMANDS = {
     "submit": "submit",
     "jobs": "jobs",
     "describe": "jobs",
+    "status": "jobs",
     "logs": "jobs",
     "stop": "jobs",
     "aws-env": "aws_env",
@@ -46,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in [asked] if asked else dict.fromkeys(_COMMANDS.values()):
         importlib.import_module(f"syrtos.cli.{name}").add_to(commands)
     chosen = parser.parse_args(words)
+    chosen.words = words[1:]
     try:
         return chosen.main(chosen)
     except ModuleNotFoundError as error:

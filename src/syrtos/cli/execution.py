@@ -60,10 +60,12 @@ class Met:
     Attributes:
         here: the name of this machine among the hosts.
         agents: the agents that start workers on the other hosts, by host.
+        on_return: gets the function that takes in an agent of a host that was lost and has come back.
     """
 
     here: str
     agents: Mapping[str, Agent]
+    on_return: Callable[[Callable[[Agent], None]], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,7 +382,10 @@ def _agents(spec: Spec, met: Met | None) -> Agents | None:
         return None
     from syrtos.launch.agents import Agents  # only here: it takes 30 ms to import
 
-    return Agents(met.agents if met else None)
+    agents = Agents(met.agents if met else None)
+    if met:
+        met.on_return(agents.take)
+    return agents
 
 
 def _run_once(

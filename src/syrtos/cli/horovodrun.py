@@ -99,7 +99,8 @@ def main(chosen: argparse.Namespace) -> int:
         settings.set_environment({_TIMELINE: str(Path(chosen.timeline_filename).absolute())})
     parser = argparse.ArgumentParser(prog="syrtos")
     run.add_to(parser.add_subparsers())
-    return run.main(parser.parse_args(["run", *translated(chosen)]))
+    words = translated(chosen)
+    return run.main(parser.parse_args(["run", *words], argparse.Namespace(words=words)))
 
 
 def translated(chosen: argparse.Namespace) -> list[str]:

@@ -1,4 +1,4 @@
-"""`syrtos jobs`, `describe`, `logs`, `stop`: list, show, follow and end training jobs."""
+"""`syrtos jobs`, `describe`, `status`, `logs`, `stop`: list, show, follow and end training jobs, and runs that were submitted."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+from syrtos.cli import placing
 
 if TYPE_CHECKING:
     from syrtos.jobs.service import Service
@@ -28,13 +31,18 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("describe", help="show all about a training job, as JSON")
     parser.set_defaults(main=_describe)
     parser.add_argument("name")
-    parser = commands.add_parser("logs", help="print the output of a training job")
+    parser = commands.add_parser("status", help="say how a run is that was submitted with --detach or --on")
+    parser.set_defaults(main=_status_of_run)
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser = commands.add_parser("logs", help="print the output of a training job, or of a run that was submitted")
     parser.set_defaults(main=_logs)
-    parser.add_argument("-f", "--follow", action="store_true", help="follow the output until the job has ended")
-    parser.add_argument("name")
-    parser = commands.add_parser("stop", help="stop a training job: SIGTERM, and SIGKILL after two minutes")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the output until its end")
+    parser.add_argument("name", metavar="JOB|RUN_DIR")
+    parser = commands.add_parser(
+        "stop", help="stop a training job (SIGTERM, SIGKILL after two minutes), or a run that was submitted"
+    )
     parser.set_defaults(main=_stop)
-    parser.add_argument("name")
+    parser.add_argument("name", metavar="JOB|RUN_DIR")
 
 
 def _list(chosen: argparse.Namespace) -> int:
@@ -73,7 +81,13 @@ def _describe(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _status_of_run(chosen: argparse.Namespace) -> int:
+    return placing.print_status(chosen.run_dir.resolve())
+
+
 def _logs(chosen: argparse.Namespace) -> int:
+    if Path(chosen.name).is_dir():
+        return placing.print_output(Path(chosen.name).resolve(), chosen.follow)
     from syrtos.jobs import local
 
     service = _service()
@@ -104,6 +118,8 @@ def _instances(service: Service, name: str) -> int:
 
 
 def _stop(chosen: argparse.Namespace) -> int:
+    if Path(chosen.name).is_dir():
+        return placing.stop(Path(chosen.name).resolve())
     from syrtos.jobs import local
 
     local.ask_to_stop(_service(), chosen.name)

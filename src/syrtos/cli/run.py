@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import random
 import sys
 from pathlib import Path
 from typing import Any, get_args
 
 from syrtos import settings
+from syrtos.cli import placing
 from syrtos.cli.execution import Met, Request, execute, this_machine
 from syrtos.cli.watching import TRACKERS, check
 from syrtos.errors import ConfigurationError
@@ -80,6 +82,7 @@ def add_to(commands: Any) -> None:
         metavar="COMMAND",
         help="a command that prints the hosts of the moment, one to a line (`name:2`); it is run every 5 s. With --min-workers (default: 1)",
     )
+    placing.add_to(parser)
     _add_watching(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     _add_options(parser)
@@ -160,11 +163,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
 
-def main(chosen: argparse.Namespace, met: Met | None = None) -> int:
+def main(chosen: argparse.Namespace) -> int:
+    """Runs the script where it was asked for, and reports."""
+    run_dir = (chosen.run_dir or new_run_dir()).resolve()
+    return placing.place(chosen, run_dir, functools.partial(_launch, chosen, run_dir))
+
+
+def _launch(chosen: argparse.Namespace, run_dir: Path, met: Met | None) -> int:
     """Plans, runs, and reports; ``met`` are processes on the hosts that have connected by themselves."""
     elastic = _elastic(chosen)
     hosts = _hosts(chosen)
-    run_dir = (chosen.run_dir or new_run_dir()).resolve()
     spec = Spec(
         program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
         workers=_workers(chosen.workers, hosts, elastic),
@@ -177,7 +185,7 @@ def main(chosen: argparse.Namespace, met: Met | None = None) -> int:
         elastic=elastic,
     )
     plan = make_plan(spec, this_machine(spec.hosts, met), settings.environment())
-    policy = _policy(chosen, spec) if met is None else Policy(0)
+    policy = _policy(chosen, spec)
     check(chosen.track, chosen.metrics_port)
     if chosen.dry_run:
         print(plan)

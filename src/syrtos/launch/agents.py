@@ -141,6 +141,9 @@ class Agent:
             self.ready, patience = True, _PATIENCE
             if message["is"] == "answer":
                 self._answers.put(message)
+            elif message["is"] == "terminated":
+                output.say(f"{self.host} has got SIGTERM: the run ends")
+                signalling.terminate()
             else:
                 self._take(message)
         return f"was on {self._name}, which has not been heard of for {patience:.0f} s"
@@ -210,6 +213,12 @@ class Agents:
                     self._known[host] = command, env
                     self._agents[host] = Agent(host, None, command, env)
             return {host: self._agents[host] for host in commands if host in self._agents}
+
+    def take(self, agent: Agent) -> None:
+        """Takes in an agent that something else has started, in the place of a lost one of its host."""
+        with self._changing:
+            if not self._over.is_set():
+                self._agents[agent.host] = agent
 
     def there(self) -> list[Agent]:
         """Returns the agents that answer."""

@@ -83,6 +83,7 @@ class Membership:
         self._reached, self._began = 0, 0.0
         self._known: set[str] = set()  # hosts of generations that have committed something
         self._avoided: set[str] = set()  # hosts that came to a generation which then committed nothing
+        self._lost = frozenset[str]()  # hosts without which the generation runs
         self._wish: tuple[Spec | None, str] = (None, "")  # why the generation of this spec is to be replaced
         self.committed: Callable[[], int] = lambda: 0
         self._next_list = self._next_try = 0.0
@@ -121,7 +122,7 @@ class Membership:
         else:
             lost = frozenset[str]()
             spec = dataclasses.replace(self._spec, hosts=hosts, workers=workers)
-        self._running, self._reached, self._began = spec, reached, time.monotonic()
+        self._running, self._reached, self._began, self._lost = spec, reached, time.monotonic(), lost
         return spec, lost
 
     def _judge(self, ended: Spec, has_committed: bool) -> None:
@@ -238,6 +239,9 @@ class Membership:
         now, possible = running.workers, self._workers_on(hosts)
         if self._most < now or (self._elastic is None and possible != now):
             return f"The run is to have {_count(possible)} in the place of {now}."
+        back = self._lost - (self.agents.left_out() if self.agents else set())
+        if back and time.monotonic() - self._began > _SETTLED:  # a process on it was started anew by something else
+            return f"{', '.join(sorted(back))} answers again."
         listed = {host.name: host.slots for host in self._listed}
         fewer = [host.name for host in running.hosts if listed.get(host.name, 0) < host.slots]
         if fewer and self._is_enough(hosts):

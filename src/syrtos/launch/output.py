@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -67,8 +68,9 @@ def say(text: str) -> None:
 
 def _emit(data: bytes, target: IO[str]) -> None:
     buffer = getattr(target, "buffer", None)
-    if buffer is None:
-        target.write(data.decode(errors="replace"))
-    else:
-        buffer.write(data)
-    target.flush()
+    with contextlib.suppress(BrokenPipeError):  # `| head` has enough; the run goes on
+        if buffer is None:
+            target.write(data.decode(errors="replace"))
+        else:
+            buffer.write(data)
+        target.flush()

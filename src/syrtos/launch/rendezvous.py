@@ -1,8 +1,8 @@
-"""A world from TF_CONFIG alone: `python -m syrtos train.py` on each host, as TensorFlow's cluster resolvers expect.
+"""A world of processes that something has started on each host: the tasks of TF_CONFIG, pods, or hosts of a cloud's job.
 
-The first task's process launches the run as `syrtos run --hosts` does; the process of the first task of each other host
-is the agent there, so that ssh is not needed. Processes meet at the first task's address in TF_CONFIG, and prove to
-each other that they know the same secret (the challenge of `multiprocessing.connection`).
+The first process launches the run as `syrtos run --hosts` does; the first process of each other host is the agent there,
+so that ssh is not needed. Processes meet at the first one's address, and prove to each other that they know the same
+secret (the challenge of `multiprocessing.connection`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
-from syrtos.launch import agent, output, tasks
+from syrtos.launch import agent, output, signalling, tasks
 from syrtos.launch.agents import Agent
 from syrtos.launch.channel import Channel, Message
-from syrtos.topology import check_tf_config, detect
+from syrtos.topology import check_tf_config
 
 _QUIET = 10.0  # seconds of waiting for tasks without a word
 _INTRODUCTION = 10.0  # seconds in which a process must say which task it is
@@ -38,31 +38,28 @@ _TRAINING = ("chief", "master", "worker")
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The training tasks of TF_CONFIG, in the order of their ranks.
+    """The processes that something has started, in the order of their ranks.
 
     Attributes:
-        tasks: role, index and address of each.
-        rank: the rank of this process's task.
+        source: what describes them, as a name for a person: ``TF_CONFIG``, ``SageMaker``.
+        names: the name of each process in words: ``worker 0 at host:port``.
+        rank: the rank of this process.
+        address: the address, as (host, port), at which all processes meet.
+        host: a name for this process's host.
+        workers: the number of workers on this host.
+        leads: whether this is the first process of its host.
+        are_workers: whether each process stands for one worker, whose environment is its own; else a process stands for
+            all workers of its host.
     """
 
-    tasks: tuple[tuple[str, int, str], ...]
+    source: str
+    names: tuple[str, ...]
     rank: int
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The address, as (host, port), at which all tasks meet."""
-        host, _, port = self.tasks[0][2].rpartition(":")
-        return host, int(port)
-
-    def name(self, rank: int) -> str:
-        """Returns the name of a task in words: ``worker 0 at host:port``."""
-        role, index, address = self.tasks[rank]
-        return f"{role} {index} at {address}"
-
-    @property
-    def host(self) -> str:
-        """This process's host, as TF_CONFIG names it."""
-        return self.tasks[self.rank][2].rpartition(":")[0]
+    address: tuple[str, int]
+    host: str
+    workers: int
+    leads: bool = True
+    are_workers: bool = False
 
     @property
     def key(self) -> bytes:
@@ -70,19 +67,7 @@ class Cluster:
 
         It is derived from the secret and this cluster, so that the proof of another run is not valid here.
         """
-        return hmac.digest(secret(), json.dumps(self.tasks).encode(), "sha256")
-
-    @property
-    def slots(self) -> dict[str, int]:
-        """The number of tasks on each host."""
-        hosts = [address.rpartition(":")[0] for _, _, address in self.tasks]
-        return {host: hosts.count(host) for host in hosts}
-
-    @property
-    def leads(self) -> bool:
-        """Returns whether this is the first task of its host."""
-        hosts = [address.rpartition(":")[0] for _, _, address in self.tasks]
-        return hosts.index(self.host) == self.rank
+        return hmac.digest(secret(), json.dumps([self.source, self.names, self.address[1]]).encode(), "sha256")
 
 
 def cluster_of(env: Mapping[str, str]) -> Cluster | None:
@@ -109,12 +94,18 @@ def cluster_of(env: Mapping[str, str]) -> Cluster | None:
         raise ConfigurationError(
             "TF_CONFIG names a host's tasks apart from each other: put all tasks of a host next to each other."
         )
-    return Cluster(tasks, mine[0])
-
-
-def cluster_to_form(env: Mapping[str, str]) -> Cluster | None:
-    """Returns the cluster of `cluster_of`; None if something has started this process as a worker."""
-    return None if detect(env) else cluster_of(env)
+    rank, (first, _, port) = mine[0], tasks[0][2].rpartition(":")
+    names = tuple(f"{role} {index} at {address}" for role, index, address in tasks)
+    return Cluster(
+        source="TF_CONFIG",
+        names=names,
+        rank=rank,
+        address=(first, int(port)),
+        host=hosts[rank],
+        workers=hosts.count(hosts[rank]),
+        leads=hosts.index(hosts[rank]) == rank,
+        are_workers=True,
+    )
 
 
 def secret() -> bytes:
@@ -144,15 +135,18 @@ def _read(path: Path) -> bytes:
 
 
 class Meeting:
-    """The place to which the other tasks come, as long as the run lasts.
+    """The place to which the other processes come, as long as the run lasts.
 
     Attributes:
         agents: the processes that start the workers of the other hosts, by host.
+        returned: called with an agent of a host whose agent was lost, and which has been started again.
     """
 
     def __init__(self, cluster: Cluster, patience: float) -> None:
-        """Listens at the first task's address."""
+        """Listens at the first process's address."""
         self.agents: dict[str, Agent] = {}
+        self.returned: Callable[[Agent], None] = lambda agent: None
+        self._hosts: dict[int, tuple[str, int]] = {0: (cluster.host, cluster.workers)}
         self._others: dict[int, Channel] = {}
         self._processes = {0: tasks.this_process()}
         self._change = threading.Condition()
@@ -160,16 +154,21 @@ class Meeting:
         self._key = cluster.key
         self._patience = patience
         self._closed = False
-        self._listener = Listener(cluster.address, backlog=len(cluster.tasks) + 64)
+        self._listener = _listener_at(cluster.address, len(cluster.names) + 64)
         threading.Thread(target=self._accept, daemon=True).start()
 
+    @property
+    def slots(self) -> dict[str, int]:
+        """The number of workers on each host, in the order of their ranks; complete once `wait` has returned."""
+        return dict(self._hosts[rank] for rank in sorted(self._hosts))
+
     def wait(self) -> None:
-        """Waits until all tasks are here, and lets workers know of their processes.
+        """Waits until all processes are here, and lets workers know of theirs.
 
         Raises:
             WorldError: some have not come in time, or one has ended.
         """
-        everybody, began, told = len(self._cluster.tasks), time.monotonic(), False
+        source, everybody, began, told = self._cluster.source, len(self._cluster.names), time.monotonic(), False
         while len(self._processes) < everybody:
             waited = time.monotonic() - began
             if waited > _QUIET and not told:
@@ -177,18 +176,17 @@ class Meeting:
                 told = True
             if waited > self._patience:
                 raise WorldError(
-                    f"Nobody has started {self._missing()} of TF_CONFIG for {self._patience:.0f} s; training needs all {everybody} tasks. Start "
-                    "`python -m syrtos train.py` for each, or take it out of TF_CONFIG everywhere."
+                    f"Nobody has started {self._missing()} of {source} for {self._patience:.0f} s; training needs all {everybody}. Start "
+                    f"`python -m syrtos train.py` for each, or take it out of {source} everywhere."
                 )
             if lost := next((agent for agent in self.agents.values() if agent.lost), None):
-                raise WorldError(f"The first task of TF_CONFIG on {lost.host} has ended before all tasks were there.")
+                raise WorldError(f"The process on {lost.host} has ended before all of {source} were there.")
             with self._change:
                 self._change.wait(0.2)
-        settings.set_environment(tasks.described(self._processes))
+        settings.set_environment(tasks.described(self._processes if self._cluster.are_workers else {}))
 
     def _missing(self) -> str:
-        names = [self._cluster.name(rank) for rank in range(len(self._cluster.tasks)) if rank not in self._processes]
-        return ", ".join(names)
+        return ", ".join(name for rank, name in enumerate(self._cluster.names) if rank not in self._processes)
 
     def _accept(self) -> None:
         while True:
@@ -218,22 +216,36 @@ class Meeting:
             asked = channel.receive(_INTRODUCTION)
             if asked is None:
                 return
-            with self._change:
-                self._others[asked["rank"]] = channel
-                self._processes[asked["rank"]] = asked["process"]
-                if asked["leads"]:
-                    self.agents[asked["host"]] = Agent(asked["host"], channel)
-                self._change.notify_all()
+            self._take(channel, asked["rank"], asked)
             if not asked["leads"]:
                 self._watch(channel, asked["rank"])
 
+    def _take(self, channel: Channel, rank: int, asked: Message) -> None:
+        """Takes in a process, which may come in the place of an earlier one of its rank."""
+        with self._change:
+            self._others[rank], self._processes[rank] = channel, asked["process"]
+            if not asked["leads"]:
+                self._change.notify_all()
+                return
+            known = rank in self._hosts
+            if not known:
+                taken = any(asked["host"] == host for host, _ in self._hosts.values())
+                self._hosts[rank] = f"{asked['host']}-{rank}" if taken else asked["host"], asked["workers"]
+            host = self._hosts[rank][0]
+            agent = self.agents[host] = Agent(host, channel)
+            self._change.notify_all()
+        if known:
+            output.say(f"{host} is back")
+            self.returned(agent)
+
     def _watch(self, channel: Channel, rank: int) -> None:
-        """Ends the run when the process of a task is gone: its worker must not continue, nor the others without it."""
+        """Ends the run when the process of a worker is gone: its worker must not continue, nor the others without it."""
         with contextlib.suppress(EOFError, OSError):
-            channel.receive()
+            while (message := channel.receive()) and message["is"] == "terminated":
+                signalling.terminate()
         if not self._closed:
-            output.say(f"{self._cluster.name(rank)} of TF_CONFIG is gone: the run ends")
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+            output.say(f"{self._cluster.names[rank]} of {self._cluster.source} is gone: the run ends")
+            signalling.terminate()
 
     def close(self, code: int) -> None:
         """Tells the other tasks the exit code of the run."""
@@ -248,21 +260,38 @@ class Meeting:
 
 
 def attend(cluster: Cluster, patience: float) -> int:
-    """Starts the workers of this host if this is its first task, and waits for the end of the run.
+    """Starts the workers of this host if this is its first process, and waits for the end of the run.
+
+    A SIGTERM is passed on to the first process, which ends the run: workers save their state, and all processes end with
+    the run's exit code.
 
     Returns:
-        The exit code of the run; 1 if the first task is gone.
+        The exit code of the run; 1 if the first process is gone.
 
     Raises:
-        WorldError: the first task could not be reached within ``patience`` seconds, or knows another secret.
+        WorldError: the first process could not be reached within ``patience`` seconds, or knows another secret.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    channel = _channel_of(_connected(cluster.address, cluster.key, patience))
-    channel.send("task", host=cluster.host, leads=cluster.leads, rank=cluster.rank, process=tasks.this_process())
-    first = f"{cluster.name(0)} of TF_CONFIG"
-    output.say(
-        f"{cluster.name(cluster.rank)} is rank {cluster.rank} of {len(cluster.tasks)}; {first} shows the run, and where its logs are"
+    channel = _channel_of(_connected(cluster, patience))
+    channel.send(
+        "task",
+        host=cluster.host,
+        leads=cluster.leads,
+        rank=cluster.rank,
+        workers=cluster.workers,
+        process=tasks.this_process(),
     )
+    first = f"{cluster.names[0]} of {cluster.source}"
+    name = cluster.names[cluster.rank]
+    output.say(f"{name} is rank {cluster.rank} of {len(cluster.names)}; {first} shows the run, and where its logs are")
+
+    def tell() -> None:
+        with contextlib.suppress(OSError):  # the first process is gone: the thread that hears it knows
+            channel.send("terminated")
+
+    # In a thread: this one may be sending.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: threading.Thread(target=tell, daemon=True).start())
     over = agent.serve(channel) if cluster.leads else _end_of(channel)
     if over is None:
         output.say(f"{first} is gone, and the run with it")
@@ -295,20 +324,40 @@ def _in_time(connection: Connection, seconds: int = 10) -> Iterator[None]:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
 
 
-def _connected(address: tuple[str, int], key: bytes, patience: float) -> Connection:
-    deadline = time.monotonic() + patience
+def _listener_at(address: tuple[str, int], backlog: int) -> Listener:
+    """Returns a listener at an address of this host; at all of its addresses where the name is one of a gateway, or not known yet.
+
+    Raises:
+        WorldError: something else listens there.
+    """
+    with socket.socket() as probe:
+        try:
+            probe.bind((address[0], 0))
+        except OSError:
+            address = "", address[1]  # whose connections must know the secret
+    try:
+        return Listener(address, backlog=backlog)
+    except OSError as error:
+        raise WorldError(
+            f"This host can't listen at port {address[1]}, at which the hosts are to meet: {error.strerror}. Another run may be there: choose another "
+            "port in what starts the hosts."
+        ) from error
+
+
+def _connected(cluster: Cluster, patience: float) -> Connection:
+    deadline, where = time.monotonic() + patience, "{}:{}".format(*cluster.address)
     while True:
         try:
-            return Client(address, authkey=key)
+            return Client(cluster.address, authkey=cluster.key)
         except AuthenticationError as error:
             raise WorldError(
-                f"The first task of TF_CONFIG, at {address[0]}:{address[1]}, knows another secret. Set {settings.SECRET_VARIABLE} to the same value on all "
+                f"{cluster.names[0]} of {cluster.source}, at {where}, knows another secret. Set {settings.SECRET_VARIABLE} to the same value on all "
                 "hosts, or copy ~/.config/syrtos/secret."
             ) from error
         except (OSError, EOFError) as error:
             if time.monotonic() > deadline:
                 raise WorldError(
-                    f"The first task of TF_CONFIG could not be reached at {address[0]}:{address[1]} for {patience:.0f} s: {error}. Start "
+                    f"{cluster.names[0]} of {cluster.source} could not be reached at {where} for {patience:.0f} s: {error}. Start "
                     "`python -m syrtos` there too."
                 ) from error
             time.sleep(0.2)

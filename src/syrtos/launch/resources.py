@@ -44,6 +44,11 @@ def shared(env: Mapping[str, str], workers: int) -> dict[str, str] | None:
     return {name: value for name, value in wanted.items() if name not in env}
 
 
+def gpus() -> int:
+    """Returns the number of GPUs of this host."""
+    return max(_nvidia(), _amd())
+
+
 def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[str, str]:
     """Returns the variables for a worker on a host with these resources.
 

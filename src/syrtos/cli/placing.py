@@ -1,0 +1,322 @@
+"""`syrtos run --on ENGINE`, `--detach`, and `syrtos status`, `logs` and `stop` of a run directory."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from syrtos import settings
+from syrtos.checkpoint import durable
+from syrtos.cli.execution import Met
+from syrtos.engines import placed
+from syrtos.engines.background import ended
+from syrtos.engines.engine import Engine, Reached, Submitted, Wanted
+from syrtos.engines.registry import engine_of
+from syrtos.errors import ConfigurationError
+from syrtos.launch import output
+from syrtos.launch.agents import Agent
+from syrtos.launch.rendezvous import Cluster, Meeting, attend
+from syrtos.report.json_files import document
+
+# What an engine needs to find a submitted run again, in the run directory.
+_FACTS = "engine.json"
+# The word after --on for hosts on each of which this command was started.
+PLACED = "placed"
+_EVERY = 2.0  # seconds between two questions about a run that waits
+_INTERRUPTED = 130
+# Options of this command that the launcher does not get which the engine starts; those with a value, and those without.
+_WITH_VALUE, _WITHOUT = ("--on", "--with", "--gpus-per-worker", "--run-dir"), ("--detach", "--dry-run")
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose where a run's processes are placed."""
+    group = parser.add_argument_group("where")
+    group.add_argument(
+        "--on",
+        metavar="ENGINE",
+        help="what places the workers: slurm, kubernetes, ray; or placed: something has started this very command on each host, whose variables say which "
+        "it is (default: this machine or --hosts; in an allocation of Slurm its nodes)",
+    )
+    group.add_argument("--with", action="append", default=[], metavar="NAME=VALUE", dest="engine_values",
+                       help="with --on: what only that engine has, e.g. time=2:00:00 or image=...; may be repeated")  # fmt: skip
+    group.add_argument(
+        "--gpus-per-worker",
+        type=int,
+        default=0,
+        metavar="G",
+        help="with --on: GPUs that each worker asks the engine for",
+    )
+    group.add_argument(
+        "--detach",
+        action="store_true",
+        help="return once the run is submitted; `syrtos status`, `logs` and `stop` RUN_DIR follow it",
+    )
+
+
+def words_for_launcher(words: Sequence[str], script: Sequence[str]) -> tuple[str, ...]:
+    """Returns the words after `syrtos run` without those that choose the engine.
+
+    Args:
+        words: all words after `syrtos run`.
+        script: the last of them: the script and its arguments.
+    """
+    options, kept = iter(words[: len(words) - len(script)]), list[str]()
+    for word in options:
+        if word in _WITH_VALUE:
+            next(options, None)
+        elif word not in _WITHOUT and word.partition("=")[0] not in _WITH_VALUE:
+            kept.append(word)
+    return (*kept, *script)
+
+
+def wanted_of(chosen: argparse.Namespace, run_dir: Path) -> Wanted:
+    """Returns the run as it was asked for.
+
+    Raises:
+        ConfigurationError: `--with` is not NAME=VALUE.
+    """
+    if wrong := [text for text in chosen.engine_values if "=" not in text]:
+        raise ConfigurationError(f"`--with` is written NAME=VALUE. Received: {wrong[0]!r}.")
+    return Wanted(
+        workers=chosen.workers,
+        gpus=chosen.gpus_per_worker,
+        run_dir=run_dir,
+        words=words_for_launcher(chosen.words, chosen.script),
+        values=dict(text.split("=", 1) for text in chosen.engine_values),
+        python=sys.executable,
+        folder=Path.cwd(),
+    )
+
+
+def engine_for(chosen: argparse.Namespace) -> Engine | None:
+    """Returns the engine that places the run; None for this machine and for hosts that are named.
+
+    Raises:
+        ConfigurationError: it is unknown, or options contradict each other.
+    """
+    env = settings.environment()
+    named_hosts = chosen.hosts or chosen.hostfile or chosen.discover
+    if chosen.on is None and not named_hosts and env.get("SLURM_JOB_ID") and "SLURM_STEP_NUM_TASKS" not in env:
+        return engine_of("slurm")
+    if chosen.on and named_hosts:
+        raise ConfigurationError(f"`--on {chosen.on}` chooses the hosts: leave out --hosts, --hostfile and --discover.")
+    if chosen.on is None and (chosen.engine_values or chosen.gpus_per_worker):
+        raise ConfigurationError("`--with` and `--gpus-per-worker` say what an engine is asked for: name it with --on.")
+    return engine_of(chosen.on) if chosen.on else None
+
+
+def place(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[Met | None], int]) -> int:
+    """Runs what was asked for, where it was asked for.
+
+    Args:
+        chosen: the options; hosts and the command that reaches them are set in them.
+        run_dir: the absolute path of the run directory.
+        launch: launches the run from this process, on the hosts of the options.
+
+    Returns:
+        The exit code.
+    """
+    if chosen.on == PLACED:
+        return _meet(chosen, launch)
+    engine = engine_for(chosen)
+    if engine is None and not chosen.detach:
+        return launch(None)
+    wanted = wanted_of(chosen, run_dir)
+    if engine is not None:
+        wanted.check(engine.settings, engine.name)
+    reached = None if engine is None or chosen.detach else engine.reach(wanted)
+    if reached is not None:
+        return _reach(chosen, reached, launch)
+    if engine is None or (chosen.detach and engine.reach(wanted) is not None):
+        on = () if engine is None else ("--on", engine.name, *_values_again(chosen))
+        wanted, engine = _with_words(wanted, on), engine_of("background")
+    if chosen.dry_run:
+        for name, text in engine.files(wanted).items():
+            print(f"# {name}\n{text}" if len(engine.files(wanted)) > 1 else text, end="")
+        return 0
+    return _submit(engine, wanted, chosen.detach)
+
+
+def _values_again(chosen: argparse.Namespace) -> Iterator[str]:
+    for text in chosen.engine_values:
+        yield from ("--with", text)
+    if chosen.gpus_per_worker:
+        yield from ("--gpus-per-worker", str(chosen.gpus_per_worker))
+
+
+def _with_words(wanted: Wanted, more: Sequence[str]) -> Wanted:
+    return dataclasses.replace(wanted, words=(*more, *wanted.words), values={})
+
+
+def _reach(
+    chosen: argparse.Namespace, reached: AbstractContextManager[Reached], launch: Callable[[Met | None], int]
+) -> int:
+    with reached as found:
+        if found.discover:
+            chosen.discover = found.discover
+        elif found.hosts:
+            chosen.hosts = ",".join(f"{host.name}:{host.slots}" for host in found.hosts)
+        if found.command:
+            chosen.ssh = found.command
+        return launch(None)
+
+
+# -- hosts that something has started ----------------------------------------------------------------------
+
+
+def _meet(chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> int:
+    """Launches the run on all hosts from the first process; other processes start the workers of their hosts.
+
+    Raises:
+        ConfigurationError: nothing says that this process is one of several.
+    """
+    cluster = placed.cluster_to_form(settings.environment())
+    if cluster is None:
+        raise ConfigurationError(
+            "`--on placed` was given, and no variable says that this command was started on several hosts (TF_CONFIG, PET_NODE_RANK, SM_HOSTS, SLURM_NODEID "
+            "...). Set SYRTOS_NODE_RANK, SYRTOS_NODES and SYRTOS_FIRST=address:port on each host, or leave the option out."
+        )
+    patience = settings.options_from(settings.environment()).timeout
+    return attend(cluster, patience) if cluster.rank else _lead(cluster, patience, chosen, launch)
+
+
+def _lead(cluster: Cluster, patience: float, chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> int:
+    code = 1
+    meeting = Meeting(cluster, patience)
+
+    def on_return(take: Callable[[Agent], None]) -> None:
+        meeting.returned = take
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: meeting.close(code))
+        meeting.wait()
+        chosen.hosts = ",".join(f"{host}:{count}" for host, count in meeting.slots.items())
+        code = launch(Met(cluster.host, meeting.agents, on_return))
+    return code
+
+
+# -- runs that were submitted --------------------------------------------------------------------------------
+
+
+def _submit(engine: Engine, wanted: Wanted, detach: bool) -> int:
+    facts = engine.submit(wanted)
+    durable.replace(wanted.run_dir / _FACTS, json.dumps({"engine": engine.name, "facts": facts}).encode())
+    run_dir = shlex.quote(str(wanted.run_dir))
+    if detach:
+        print(f"syrtos: submitted: `syrtos status {run_dir}` says how it is, `syrtos logs -f {run_dir}` what it prints, `syrtos stop {run_dir}` ends it",
+              file=sys.stderr)  # fmt: skip
+        print(wanted.run_dir)
+        return 0
+    return follow(engine.submitted(facts))
+
+
+def found(run_dir: Path) -> Submitted | None:
+    """Returns the run that was submitted with this run directory; None if there is none."""
+    kept: dict[str, Any] = document(run_dir / _FACTS)
+    return engine_of(kept["engine"]).submitted(kept["facts"]) if kept else None
+
+
+def follow(submitted: Submitted) -> int:
+    """Prints what a run prints, and why it waits; Ctrl-C ends it.
+
+    Returns:
+        The run's exit code.
+    """
+    over = threading.Event()
+    threading.Thread(target=_tell_waiting, args=(submitted, over), daemon=True).start()
+    try:
+        _print_pieces(submitted.output(follow=True))
+    except KeyboardInterrupt:
+        output.say("ends the run")
+        submitted.stop()
+        try:
+            _print_pieces(submitted.output(follow=True), silent=True)
+        except KeyboardInterrupt:
+            submitted.stop(at_once=True)
+        return _INTERRUPTED
+    finally:
+        over.set()
+    state = submitted.state()
+    if state.why:
+        output.say(state.why)
+    return state.code if state.code is not None else 0 if state.phase == "finished" else 1
+
+
+def _tell_waiting(submitted: Submitted, over: threading.Event) -> None:
+    told = ""
+    while not over.wait(_EVERY):
+        state = submitted.state()
+        if state.phase == "waiting" and state.why and state.why != told:
+            output.say(state.why)
+            told = state.why
+
+
+def _print_pieces(pieces: Iterator[bytes], silent: bool = False) -> None:
+    for piece in pieces:
+        if not silent:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
+
+
+def print_status(run_dir: Path) -> int:
+    """Prints the state of a run, and its reason.
+
+    Returns:
+        0 while it runs or waits and after it has finished, else its exit code.
+
+    Raises:
+        ConfigurationError: there is no run in the folder.
+    """
+    submitted = found(run_dir)
+    state = submitted.state() if submitted else ended(run_dir)
+    if state is None:
+        facts: Mapping[str, Any] = document(run_dir / "run.json")
+        if not facts:
+            raise ConfigurationError(f"There is no run in {run_dir}: name the folder that `syrtos run` has printed.")
+        print(f"{run_dir}: running, or its launcher is gone; `syrtos report {run_dir}` shows how far it is")
+        return 0
+    print(f"{run_dir}: {state.phase}" + f" ({state.why})" * bool(state.why))
+    return (state.code or 1) if state.phase in ("failed", "stopped") else 0
+
+
+def print_output(run_dir: Path, follow_it: bool) -> int:
+    """Prints what a submitted run has printed.
+
+    Raises:
+        ConfigurationError: the run was not submitted.
+    """
+    submitted = _submitted(run_dir)
+    try:
+        _print_pieces(submitted.output(follow_it))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+def stop(run_dir: Path) -> int:
+    """Asks the engine of a submitted run to end it.
+
+    Raises:
+        ConfigurationError: the run was not submitted.
+    """
+    _submitted(run_dir).stop()
+    return 0
+
+
+def _submitted(run_dir: Path) -> Submitted:
+    submitted = found(run_dir)
+    if submitted is None:
+        raise ConfigurationError(
+            f"The run in {run_dir} was not submitted (`syrtos run --detach`, `--on`): its own terminal shows its output and stops it with Ctrl-C. Its workers' "
+            f"output is in {run_dir / 'logs'}."
+        )
+    return submitted

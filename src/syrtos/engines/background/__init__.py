@@ -1,0 +1,82 @@
+"""A run of this machine that goes on after the command that has started it: `syrtos run --detach`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from syrtos.engines.engine import Engine, State, Submitted, Wanted, growing
+from syrtos.launch import events, signalling
+
+_OUTPUT = "output.log"
+
+
+class Background(Engine):
+    """Runs `syrtos run` in a session of its own; its output goes into the run directory."""
+
+    name = "background"
+
+    def files(self, wanted: Wanted) -> dict[str, str]:
+        return {}
+
+    def submit(self, wanted: Wanted) -> dict[str, str]:
+        wanted.check(self.settings, self.name)
+        wanted.run_dir.mkdir(parents=True, exist_ok=True)
+        with (wanted.run_dir / _OUTPUT).open("ab") as output:
+            process = subprocess.Popen(
+                [wanted.python, "-m", "syrtos", "run", "--run-dir", str(wanted.run_dir), *wanted.words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        facts = {"pid": process.pid, "machine": events.machine(), "born": events.born(process.pid)}
+        return {"run_dir": str(wanted.run_dir), **{name: str(value) for name, value in facts.items()}}
+
+    def submitted(self, facts: Mapping[str, str]) -> Submitted:
+        return _Process(facts)
+
+
+class _Process(Submitted):
+    def __init__(self, facts: Mapping[str, str]) -> None:
+        self._facts, self._run_dir = facts, Path(facts["run_dir"])
+
+    def state(self) -> State:
+        if self._runs():
+            return State("running")
+        return ended(self._run_dir) or State(
+            "failed", f"The launcher is gone without a word: {self._run_dir / _OUTPUT} may say why."
+        )
+
+    def _runs(self) -> bool:
+        if self._facts["machine"] != str(events.machine()):
+            return False
+        pid = int(self._facts["pid"])
+        stat = events.stat(pid)
+        return bool(stat) and stat[0] not in "ZX" and str(events.born(pid)) == self._facts["born"]
+
+    def output(self, follow: bool) -> Iterator[bytes]:
+        return growing(self._run_dir / _OUTPUT, self, follow)
+
+    def stop(self, at_once: bool = False) -> None:
+        if self._runs():
+            signalling.to_process(int(self._facts["pid"]), signal.SIGKILL if at_once else signal.SIGTERM)
+
+
+def ended(run_dir: Path) -> State | None:
+    """Returns how the run in a folder has ended, by what its launcher has written; None if it has not ended."""
+    try:
+        found = json.loads((run_dir / "run.json").read_text()).get("end")
+    except (OSError, ValueError):
+        return None
+    if not found:
+        return None
+    name, code = found
+    phase = "finished" if name == "FINISHED" else "stopped" if name == "STOPPED" else "failed"
+    return State(phase, "" if phase == "finished" else f"`syrtos report {run_dir}` says what happened.", int(code))
+
+
+ENGINE = Background()

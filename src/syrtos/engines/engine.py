@@ -1,0 +1,173 @@
+"""The interface of engines: systems that own machines, and place the processes of a run on them.
+
+An engine is reached, or a run is submitted to it, or both:
+
+- **reached**: this process is the launcher, and the engine starts an agent on each host (`Engine.reach`). The launcher
+  talks to an agent by the standard input and output of a command, as it does with ssh.
+- **submitted**: the engine runs `syrtos run` itself, on machines of its own (`Engine.files`, `Engine.submit`). This
+  process only follows what becomes of it (`Submitted`), and may end before.
+
+To add an engine: a package whose module has ``ENGINE``, an instance of a subclass, in a folder here or named by an entry
+point of the group ``syrtos.engines``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from syrtos.errors import ConfigurationError
+from syrtos.launch.spec import Host
+
+Phase = Literal["waiting", "running", "finished", "failed", "stopped"]
+# The exit code of a launcher that a scheduler has stopped, and whose run goes on when it is started again (EX_TEMPFAIL of sysexits.h).
+STOPPED = 75
+_EVERY = 0.5  # seconds between two looks at a file that grows
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """A run as it was asked for.
+
+    Attributes:
+        workers: the number of workers; None: as many as the engine has places for.
+        gpus: GPUs of each worker; 0: none is asked for.
+        run_dir: the absolute path of the run directory.
+        words: the words after `syrtos run` without those that choose the engine: options, the script, its arguments.
+        values: what `--with NAME=VALUE` has given.
+        python: the interpreter that runs syrtos here.
+        folder: the folder in which the command was given.
+    """
+
+    workers: int | None
+    gpus: int
+    run_dir: Path
+    words: tuple[str, ...]
+    values: Mapping[str, str]
+    python: str
+    folder: Path
+
+    def check(self, known: Mapping[str, str], engine: str) -> None:
+        """Refuses values that the engine does not know.
+
+        Raises:
+            ConfigurationError: there is one.
+        """
+        if wrong := [name for name in self.values if name not in known]:
+            close = difflib.get_close_matches(wrong[0], known, 1)
+            meant = f" Did you mean `{close[0]}`?" if close else ""
+            raise ConfigurationError(
+                f"`--with {wrong[0]}=...` means nothing to {engine}.{meant} It knows: {', '.join(known) or 'no values'}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """Hosts on which agents can be started.
+
+    Attributes:
+        hosts: the hosts, and the number of workers that each takes.
+        command: the words before a host's name and a command that is to run there, as `--ssh` has them.
+        discover: a command that prints the hosts of the moment; empty: they stay as they are.
+    """
+
+    hosts: tuple[Host, ...]
+    command: str
+    discover: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The state of a run that an engine has taken.
+
+    Attributes:
+        phase: waiting, running, or how it ended.
+        why: a sentence that says why it waits or has failed, and what to do; empty if there is nothing to say.
+        code: the exit code of the run; None while it is not known.
+    """
+
+    phase: Phase
+    why: str = ""
+    code: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return self.phase in ("finished", "failed", "stopped")
+
+
+class Submitted(ABC):
+    """A run that an engine has taken."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Asks the engine for the run's state."""
+
+    @abstractmethod
+    def output(self, follow: bool) -> Iterator[bytes]:
+        """Yields what the run has printed, in pieces; with ``follow`` until it has ended."""
+
+    @abstractmethod
+    def stop(self, at_once: bool = False) -> None:
+        """Asks the engine to end the run, whose workers save their state first; with ``at_once`` they don't."""
+
+
+class Engine(ABC):
+    """A system that places the processes of runs.
+
+    Attributes:
+        name: the word after `--on`.
+        settings: the names that `--with` may give, with their meanings.
+    """
+
+    name: ClassVar[str]
+    settings: ClassVar[Mapping[str, str]] = {}
+
+    def reach(self, wanted: Wanted) -> AbstractContextManager[Reached] | None:
+        """Returns a context in which agents can be started on the hosts; None where a run is to be submitted."""
+        return None
+
+    def files(self, wanted: Wanted) -> dict[str, str]:
+        """Returns the text of each file that a submission consists of, by its name. It is a pure function, which `--dry-run` prints.
+
+        Raises:
+            ConfigurationError: the run can't be submitted like this.
+        """
+        raise ConfigurationError(f"Runs can't be submitted to {self.name}: leave out --detach and --dry-run.")
+
+    def submit(self, wanted: Wanted) -> dict[str, str]:
+        """Submits the run, and returns facts by which `submitted` finds it again.
+
+        Raises:
+            LaunchError: the engine refuses it.
+        """
+        raise NotImplementedError
+
+    def submitted(self, facts: Mapping[str, str]) -> Submitted:
+        """Returns the run that `submit` has returned the facts of."""
+        raise NotImplementedError
+
+
+def growing(path: Path, submitted: Submitted, follow: bool) -> Iterator[bytes]:
+    """Yields the contents of a file in pieces; with ``follow`` what is added, until the run has ended."""
+    position, over = 0, not follow
+    while True:
+        try:
+            with path.open("rb") as file:
+                file.seek(position)
+                while piece := file.read(1 << 16):
+                    position += len(piece)
+                    yield piece
+        except FileNotFoundError:
+            pass
+        if over:
+            return
+        over = submitted.state().is_over  # what was written before its end is read once more
+        if not over:
+            time.sleep(_EVERY)

@@ -1,0 +1,39 @@
+"""The engines by name: the folders of this package that have one, and those of entry points of the group ``syrtos.engines``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from importlib.metadata import entry_points
+
+import syrtos.engines
+from syrtos.engines.engine import Engine
+from syrtos.errors import ConfigurationError
+
+GROUP = "syrtos.engines"
+
+
+def names() -> list[str]:
+    """Returns the names of all engines."""
+    own = [found.name for found in pkgutil.iter_modules(syrtos.engines.__path__) if found.ispkg]
+    return sorted({*own, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def engine_of(name: str) -> Engine:
+    """Returns the engine of a name.
+
+    Raises:
+        ConfigurationError: there is none, or a package that it needs is not installed.
+    """
+    for entry in entry_points(group=GROUP, name=name):
+        return entry.load()
+    if name not in names():
+        raise ConfigurationError(f"`--on {name}`: there is no such engine. There are: {', '.join(names())}.")
+    try:
+        return importlib.import_module(f"syrtos.engines.{name}").ENGINE
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("syrtos"):
+            raise
+        raise ConfigurationError(
+            f"`--on {name}` needs the package {error.name}: `pip install 'syrtos[{name}]'`."
+        ) from error

@@ -1,0 +1,72 @@
+"""The batch script of a run: one launcher on the job's first node, which starts agents on all by `srun`."""
+
+from __future__ import annotations
+
+import shlex
+
+from syrtos.engines.engine import Wanted
+
+# Values of --with that are options of `sbatch` of the same name (sbatch(1)).
+SETTINGS = {
+    name: f"as `sbatch --{name}`"
+    for name in (
+        "account", "array", "constraint", "cpus-per-task", "exclude", "exclusive", "gres", "job-name", "licenses", "mem", "mem-per-cpu", "nodelist", "nodes",
+        "ntasks-per-node", "partition", "qos", "reservation", "time", "dependency", "begin", "mail-type", "mail-user", "comment",
+    )
+} | {
+    "signal": "the signal before the time limit, as `USR1@120`; NCCL uses USR1 in some versions: then USR2@120",
+    "setup": "shell commands before the run, such as `module load python`",
+}  # fmt: skip
+_SIGNAL = "USR1@120"
+
+
+def script(wanted: Wanted) -> str:
+    """Returns the batch script.
+
+    Before its time limit the job gets a signal: workers save their state, the launcher ends with exit code 75, and the
+    job is queued again. A job that Slurm itself preempts, it queues again by itself.
+
+    Raises:
+        ConfigurationError: a value of `--with` is unknown.
+    """
+    wanted.check(SETTINGS, "slurm")
+    values = dict(wanted.values)
+    signal, setup = values.pop("signal", _SIGNAL), values.pop("setup", "")
+    is_array = "array" in values
+    log = wanted.run_dir / ("slurm-%A_%a.log" if is_array else "slurm-%j.log")
+    options = {
+        "job-name": wanted.run_dir.name,
+        "chdir": str(wanted.folder),
+        "output": str(log),
+        "open-mode": "append",
+        "requeue": "",
+        "signal": f"B:{signal}",
+        **({} if wanted.workers is None else {"ntasks": str(wanted.workers)}),
+        **({"gpus-per-task": str(wanted.gpus)} if wanted.gpus else {}),
+        **values,
+    }
+    lines = [f"#SBATCH --{name}" + f"={shlex.quote(value)}" * bool(value) for name, value in options.items()]
+    run_dir = shlex.quote(str(wanted.run_dir)) + '/"$SLURM_ARRAY_TASK_ID"' * is_array
+    run = f"{shlex.quote(wanted.python)} -m syrtos run --on slurm --run-dir {run_dir} {shlex.join(wanted.words)}"
+    number = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"' if is_array else '"$SLURM_JOB_ID"'
+    name = signal.partition("@")[0]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *lines,
+            "",
+            *([setup] if setup else []),
+            # Bash runs a trap once its foreground command has ended: so the launcher is in the background.
+            f"{run} &",
+            "launcher=$!",
+            "requeue=",
+            f"trap 'requeue=1; kill -USR1 $launcher' {name}",
+            "trap 'kill -TERM $launcher' TERM",
+            "wait $launcher; code=$?",
+            "while kill -0 $launcher 2>/dev/null; do wait $launcher; code=$?; done",
+            "# 75: its state is saved, and the same job goes on from it.",
+            f'if [ "$code" = 75 ] && [ -n "$requeue" ]; then scontrol requeue {number}; fi',
+            "exit $code",
+            "",
+        ]
+    )
