@@ -86,7 +86,7 @@ class Script:
     def imported(self) -> Mapping[str, str]:
         """The dotted paths, as written, that names stand for.
 
-        They come from imports, and from assignments such as ``layers = tf.keras.layers``. Relative imports are left out.
+        They come from imports and from assignments such as ``layers = tf.keras.layers``. Relative imports are left out.
         """
         found: dict[str, str] = {}
         for node in ast.walk(self.tree):
