@@ -31,7 +31,7 @@ class ComputedGradients:
             object.__setattr__(optimizer, name, getattr(self, name))
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
-        """Returns pairs of reduced gradient and variable, of a loss that the tape has recorded or a function returns."""
+        """Returns pairs of reduced gradient and variable, of a loss that the tape has recorded or a function gives."""
         return self._compute_gradients(loss, var_list, tape=tape)
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
