@@ -124,7 +124,7 @@ def _asked_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
 
 @functools.cache
 def _compare(name: str, asked: int | None, size: int) -> None:
-    """Says so, on rank 0, if the script names another number of workers than the run has."""
+    """Prints a line on rank 0 if the script names another number of workers than the run has."""
     # results don't depend on the number of workers: a line is enough
     if asked not in (None, 1, size) and world.current().world.rank == 0:
         print(

@@ -120,8 +120,8 @@ class RunConfig:
     def task_type(self) -> str:
         """The role of this process.
 
-        It is ``evaluator`` or ``ps`` where TF_CONFIG says so. Else rank 0 of several workers is the chief, and all others
-        are workers.
+        TF_CONFIG may make it ``evaluator`` or ``ps``. Else rank 0 of several workers is the chief, and all others are
+        workers.
         """
         told = self._cluster.get("task", {}).get("type")
         if told in (TaskType.EVALUATOR, TaskType.PS):

@@ -157,7 +157,7 @@ class Together(v1.train.SessionRunHook):
 
 
 class LogLoss(v1.train.SessionRunHook):
-    """Logs the loss every so many steps, and stops training on all workers if it is not a number."""
+    """Logs the loss every ``every`` steps, and stops training on all workers if it is not a number."""
 
     def __init__(self, loss: Any, every: int | None) -> None:
         self._loss = loss

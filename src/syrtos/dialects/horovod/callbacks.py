@@ -20,7 +20,7 @@ _ModelCheckpoint: Any = keras2.keras().callbacks.ModelCheckpoint
 class BroadcastGlobalVariablesCallback(_Callback):
     """Gives all workers the root's model and optimizer before the first step.
 
-    If there are no weights before it, they are given after it.
+    A model that has no weights yet is broadcast after the first step.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:

@@ -45,7 +45,7 @@ class ComputedGradients:
         return list(zip(reduced, variables, strict=True))
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
-        """Minimizes as the optimizer does; gradients that no script sees are reduced when they are applied."""
+        """Minimizes as the optimizer does. Gradients are reduced when they are applied, since no script sees them."""
         gradients.forget_computed(self._reducing)
         self._minimizes, before = True, self._minimizes
         try:
