@@ -1,4 +1,4 @@
-"""Old APIs over the core: each is a leaf, served to scripts in place of a package that need not be installed.
+"""Old APIs over the core, served to scripts in place of packages that need not be installed; each is a leaf.
 
 Only processes that syrtos started import them by their old names; there they win over an installed original.
 """
@@ -69,7 +69,7 @@ _ADDED = (
 
 
 def install() -> None:
-    """From now on this process finds the modules of `SERVED` here, and old names in the packages that have lost them."""
+    """Serves the modules of `SERVED` in this process, and gives packages the old names that they have lost."""
     serve(SERVED)
     for package, dialect in _ADDED:
         after_import(package, _installer(package, _HERE + dialect))
@@ -77,7 +77,8 @@ def install() -> None:
 
 def _installer(package: str, module: str) -> Callable[[], None]:
     def install() -> None:
-        """All old APIs are TensorFlow's: with another backend there may be none."""
+        """Installs the dialect; into Keras only if its backend is TensorFlow."""
+        # all old APIs are TensorFlow's: with another backend there may be none
         if package != "keras" or sys.modules["keras"].backend.backend() == "tensorflow":
             importlib.import_module(module).install()
 

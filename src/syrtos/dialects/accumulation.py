@@ -1,4 +1,4 @@
-"""Gradients of several steps applied as one, for the optimizers of Keras 2, which can't; those of Keras 3 can."""
+"""Accumulation of the gradients of several steps, for the optimizers of Keras 2; those of Keras 3 have it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import tensorflow as tf
 
 
 def accumulate(optimizer: Any, steps: int) -> None:
-    """Makes an optimizer of Keras 2 apply the mean gradient of every ``steps`` calls of `apply_gradients`; ``iterations`` counts all calls,
-    as Horovod's do."""
+    """Makes an optimizer of Keras 2 apply the mean gradient of every ``steps`` calls of `apply_gradients`.
+
+    ``iterations`` counts all calls, as Horovod's do.
+    """
     object.__setattr__(optimizer, "apply_gradients", _Accumulation(optimizer, steps))
 
 
 class _Accumulation:
-    """Stands for an optimizer's `apply_gradients`."""
+    """A replacement for an optimizer's `apply_gradients`."""
 
     def __init__(self, optimizer: Any, steps: int) -> None:
         self._optimizer = optimizer
@@ -43,7 +45,7 @@ class _Accumulation:
         return tf.cond(due, apply, lambda: tf.identity(self._optimizer.iterations.assign_add(1)))
 
     def _begin(self, variables: list[Any]) -> tf.Variable:
-        """Makes the sums once, outside of any graph, and the optimizer's own variables."""
+        """Makes the sums and the optimizer's own variables once, outside of any graph; returns the count of calls."""
         if self._calls is None:
             with tf.init_scope():
                 self._sums = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]

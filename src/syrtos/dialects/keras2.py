@@ -1,4 +1,4 @@
-"""What scripts of the days of Keras 2 say, understood by Keras 3. Under Keras 2 itself (`tf_keras`) nothing is changed."""
+"""The spellings of Keras 2, understood by Keras 3. Under Keras 2 itself (`tf_keras`) nothing is changed."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from syrtos.launch.import_hook import after_import
 
 
 def is_legacy() -> bool:
-    """Whether the script's Keras is Keras 2: by its variable, or because the script has imported it."""
+    """Returns whether the script's Keras is Keras 2: its variable asks for it, or `tf_keras` has been imported."""
     return "tf_keras" in sys.modules or settings.environment().get("TF_USE_LEGACY_KERAS", "") in ("1", "True", "true")
 
 
 def keras() -> Any:
-    """The script's Keras."""
+    """Returns the script's Keras."""
     return importlib.import_module("tf_keras" if is_legacy() else "keras")
 
 
 def is_optimizer(candidate: Any) -> bool:
-    """Whether it is an optimizer of the script's Keras."""
+    """Returns whether ``candidate`` is an optimizer of Keras."""
     modules = ("keras.", "tf_keras.")
     return any(base.__name__ in _BASES and base.__module__.startswith(modules) for base in type(candidate).__mro__)
 
@@ -56,7 +56,7 @@ def accumulate(optimizer: Any, steps: int) -> None:
 
 
 def velocities(optimizer: Any, model: Any) -> list[Any]:
-    """The variables in which an optimizer with momentum adds up its updates; none before its first step."""
+    """Returns the variables in which an optimizer with momentum adds up its updates; none before its first step."""
     if hasattr(optimizer, "get_slot"):  # of old Keras 2
         known = set(optimizer.get_slot_names())
         return [optimizer.get_slot(v, "momentum") for v in model.trainable_variables] if "momentum" in known else []
@@ -64,7 +64,7 @@ def velocities(optimizer: Any, model: Any) -> list[Any]:
 
 
 def build(optimizer: Any, model: Any) -> None:
-    """Makes the optimizer's variables, where the model has its weights."""
+    """Makes the optimizer's variables if the model has its weights."""
     built = getattr(optimizer, "built", getattr(optimizer, "_built", False))
     if optimizer is not None and model.trainable_variables and not built and hasattr(optimizer, "build"):
         optimizer.build(model.trainable_variables)
@@ -72,7 +72,7 @@ def build(optimizer: Any, model: Any) -> None:
 
 @functools.cache
 def expect() -> None:
-    """Teaches Keras 3 the spellings of Keras 2 once the script imports it, or now if it has."""
+    """Teaches Keras 3 the spellings of Keras 2 once the script has imported it, or now if it has."""
     after_import("keras", install)
 
 
@@ -98,7 +98,7 @@ def install() -> None:
 
 
 class _Callable(list[Any]):
-    """A list that may be called: `optimizer.variables` and `optimizer.variables()` are the same."""
+    """A list that may be called, so that `optimizer.variables` and `optimizer.variables()` are the same."""
 
     def __call__(self) -> list[Any]:
         return self
@@ -120,7 +120,11 @@ def _optimizer(base: Any) -> None:
 
 
 def _compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
-    """Pairs of gradient and variable, of a loss that the tape has recorded or of what a function returns."""
+    """Returns pairs of gradient and variable, for a loss that the tape has recorded or that a function returns.
+
+    Raises:
+        ConfigurationError: the optimizer scales losses, so the gradients would be scaled.
+    """
     if _scales(self):
         raise ConfigurationError(
             "Keras 3 divides gradients by the loss scale when they are applied, so `compute_gradients` would return scaled ones. Use "
@@ -151,7 +155,7 @@ def _minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> None:
 
 
 def _optimizers(found: Any, base: Any) -> None:
-    """`keras.optimizers.legacy` and `keras.optimizers.experimental` have the optimizers of today."""
+    """Puts the optimizers of today into `keras.optimizers.legacy` and `keras.optimizers.experimental`."""
     known = {**_classes(found.optimizers, base), "Optimizer": found.optimizers.Optimizer}
     for name, optimizer in known.items():
         setattr(found.optimizers.legacy, name, optimizer)
@@ -165,7 +169,7 @@ def _classes(module: Any, base: Any) -> dict[str, Any]:
 
 
 def _old_arguments(original: Method) -> Method:
-    """``lr`` is the learning rate; ``decay`` divides it by ``1 + decay * step``."""
+    """Wraps an optimizer's `__init__`: ``lr`` is the learning rate, ``decay`` divides it by ``1 + decay * step``."""
 
     def init(self: Any, *args: Any, lr: Any = None, decay: float = 0.0, **kwargs: Any) -> None:
         if lr is not None:
@@ -177,7 +181,7 @@ def _old_arguments(original: Method) -> Method:
 
 
 def _decayed(original: Method) -> Method:
-    """The rate of this step; `learning_rate` itself stays what the script sets."""
+    """Wraps an optimizer's rate of a step with the decay; `learning_rate` itself stays what the script sets."""
 
     def current_rate(self: Any) -> Any:
         rate, decay = original(self), getattr(self, _DECAY, 0.0)
@@ -197,7 +201,10 @@ def _models(model: Any, trainers: tuple[Any, Any]) -> None:
 
 
 class DatasetCreator:
-    """`keras.utils.experimental.DatasetCreator`: a function that makes the data set of one process, of which each worker takes its share."""
+    """`keras.utils.experimental.DatasetCreator`: a function that makes a data set.
+
+    The data set is that of one process; each worker takes its share of it.
+    """
 
     def __init__(
         self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], input_options: Any = None
@@ -215,7 +222,7 @@ def _from_creator(original: Method) -> Method:
 
 
 def _without(*arguments: str) -> Callable[[Method], Method]:
-    """Drops arguments that Keras 3 has no more, and says so once."""
+    """Returns a wrapper that drops arguments that Keras 3 does not have, and says so once."""
 
     def wrapper(original: Method) -> Method:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -261,13 +268,13 @@ def _say(text: str) -> None:
 
 
 def _backend(found: Any) -> None:
-    """`K.get_value(optimizer.lr)` and `K.set_value(optimizer.lr, 0.1)`."""
+    """Adds `K.get_value(optimizer.lr)` and `K.set_value(optimizer.lr, 0.1)`."""
     found.backend.get_value = lambda x: np.asarray(x)
     found.backend.set_value = lambda x, value: x.assign(value)
 
 
 def _functions(found: Any) -> None:
-    """Losses and metrics as functions, which `tf.keras` has under fewer names than `keras`; and a layer that is gone."""
+    """Adds a layer that is gone, and losses and metrics as functions, of which `tf.keras` has fewer than `keras`."""
     for room in ("losses", "metrics"):
         public = getattr(found, room)
         for name, function in vars(getattr(keras(), room)).items():
@@ -278,11 +285,12 @@ def _functions(found: Any) -> None:
 
 
 def _layers_and_metrics() -> None:
-    """`metric.reset_states()`; and an argument that chose between two ways of computing the same."""
+    """Adds `metric.reset_states()`, and lets BatchNormalization take ``fused``."""
     keras().metrics.Metric.reset_states = lambda self: self.reset_state()
+    # `fused` chose between two ways of computing the same
     replace(keras().layers.BatchNormalization, "__init__", _without("fused"))
 
 
 def _both() -> list[Any]:
-    """`keras` and `tf.keras` have the same classes in different modules."""
+    """Returns `keras` and `tf.keras`, which have the same classes in different modules."""
     return [keras(), importlib.import_module("keras._tf_keras.keras")]

@@ -1,4 +1,4 @@
-"""What the dialects have in common in which a script says itself what is exchanged: Horovod's and SMDDP's.
+"""Common parts of the dialects in which a script says itself what is exchanged: Horovod's and SMDDP's.
 
 Each worker trains on its own batches, as a process of its own; only what the script asks for is exchanged.
 """
@@ -47,7 +47,8 @@ def _check_flags(name: str, options: Options) -> None:
 
 
 def _shuffle_apart(rank: int) -> None:
-    """Workers read the same files and draw their own batches from them: shuffles that the script did not seed must differ by rank."""
+    """Makes shuffles that the script did not seed differ by rank."""
+    # workers read the same files, and draw their own batches from them
     seed = seeds.part(rank)
     if tf_internals.global_seed() == settings.common_seed():
         tf.random.set_seed(seed)

@@ -13,7 +13,7 @@ from syrtos.dialects import keras2
 
 
 def install() -> None:
-    """Puts the function where scripts import it from, as far as that has been imported."""
+    """Puts the function into the modules that scripts import it from, as far as these have been imported."""
     for name in ("keras", "keras._tf_keras.keras", "tf_keras"):
         package = sys.modules.get(name.partition(".")[0])
         if hasattr(package, "utils"):  # else it is being imported, and this is called again
@@ -23,13 +23,13 @@ def install() -> None:
 def multi_gpu_model(
     model: Any, gpus: int | Sequence[int] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
 ) -> Any:
-    """A model that trains ``model``'s weights on all workers of the run. Save ``model`` or what is returned.
+    """Returns a model that trains ``model``'s weights on all workers of the run. Either of the two may be saved.
 
-    As in the original ``layers[-2]`` of a model with one output is ``model``.
+    As in the original, ``layers[-2]`` of a model with one output is ``model``.
 
     Args:
         model: built, with inputs and outputs.
-        gpus: how many there should be, or which.
+        gpus: number of GPUs, or a list of them.
         cpu_merge: accepted.
         cpu_relocation: accepted; weights stay where they are.
 

@@ -1,8 +1,8 @@
-"""`tf.distribute`'s parameter servers: `ParameterServerStrategy` under `fit`, and `ClusterCoordinator`'s scheduled functions.
+"""The parameter servers of `tf.distribute`: `ParameterServerStrategy` for `fit`, and `ClusterCoordinator`.
 
-TensorFlow has one coordinator that sends functions to workers. Here every worker runs the script and plays the coordinator: all note
-the same scheduled calls, and each call is made by whichever worker is free. What the calls return, and what they add to variables, is
-the same on all workers after `join`.
+TensorFlow has one coordinator that sends functions to workers. Here every worker runs the script and plays the
+coordinator: all note the same scheduled calls, and each call is made by whichever worker is free. After `join` all
+workers have the same results of the calls, and the same values of the variables that the calls added to.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def ParameterServerStrategy(cluster_resolver: Any = None, variable_partitioner: Any = None) -> tf.distribute.Strategy:
-    """The strategy of this run.
+    """Returns the strategy of this run.
 
     Args:
         cluster_resolver: not asked; the workers and servers are those of the run.
@@ -68,18 +68,18 @@ def _servers(name: str) -> Servers:
 
 
 class RemoteValue:
-    """What a scheduled call returns, once some worker has made it."""
+    """The result of a scheduled call, which is there once some worker has made the call."""
 
     def __init__(self, coordinator: ClusterCoordinator, number: int) -> None:
         self._coordinator = coordinator
         self._number = number
 
     def fetch(self) -> Any:
-        """The result, as NumPy values; makes and waits for the calls that lead to it."""
+        """Returns the result as NumPy values; makes and waits for the calls that lead to it."""
         return self._coordinator._result(self._number)
 
     def get(self) -> Any:
-        """The same, as tensors."""
+        """Returns the result as tensors; makes and waits for the calls that lead to it."""
         return tf.nest.map_structure(
             lambda value: value if value is None else tf.convert_to_tensor(value), self.fetch()
         )
@@ -91,7 +91,7 @@ class ClusterCoordinator:
     _only: ClusterCoordinator | None = None
 
     def __new__(cls, strategy: tf.distribute.Strategy) -> ClusterCoordinator:
-        """There is one for the strategy, as in TensorFlow."""
+        """Returns the only coordinator there is, as in TensorFlow; the first call makes it."""
         if cls._only is None:
             cls._only = super().__new__(cls)
             cls._only._begin(strategy)
@@ -111,18 +111,18 @@ class ClusterCoordinator:
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
-        """The strategy it was made for."""
+        """The strategy that the coordinator was made for."""
         return self._strategy
 
     # -- scheduling ------------------------------------------------------------------------------
 
     def schedule(self, fn: Callable[..., Any], args: Any = None, kwargs: Any = None) -> RemoteValue:
-        """Notes a call; some worker makes it when one of the values is wanted, or at `join`."""
+        """Notes a call; some worker makes it when a result is wanted, or at `join`."""
         self._calls.append(functools.partial(fn, *(args or ()), **(kwargs or {})))
         return RemoteValue(self, self._before + len(self._calls) - 1)
 
     def join(self) -> None:
-        """Returns when all scheduled calls have been made, with all variables the same on every worker."""
+        """Waits until all scheduled calls have been made; then all variables are the same on every worker."""
         while self._make_one():
             pass
         if self._in_round:
@@ -132,24 +132,24 @@ class ClusterCoordinator:
         self._in_round = False
 
     def done(self) -> bool:
-        """Whether all calls have been made; makes one of them if not."""
+        """Returns whether all calls have been made; makes one of them if not."""
         if self._make_one():
             return False
         self.join()
         return True
 
     def fetch(self, value: Any) -> Any:
-        """The results behind all `RemoteValue`s in a structure."""
+        """Returns a structure with the results in place of its `RemoteValue`s."""
         return tf.nest.map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, value)
 
     # -- data ------------------------------------------------------------------------------------
 
     def create_per_worker_dataset(self, dataset_fn: Any) -> Any:
-        """This worker's data set: each worker has one of its own, and draws from it for the calls that it makes."""
+        """Returns this worker's data set, from which it draws for the calls that it makes; each worker has its own."""
         return dataset_fn() if callable(dataset_fn) else dataset_fn
 
     def create_per_worker_resource(self, resource_fn: Callable[[], Any]) -> Any:
-        """This worker's resource."""
+        """Returns this worker's resource."""
         return resource_fn()
 
     _create_per_worker_resources = create_per_worker_resource

@@ -1,6 +1,7 @@
-"""SageMaker's data parallel library for TensorFlow, `smdistributed.dataparallel.tensorflow`, over syrtos; on any machine.
+"""SageMaker's data parallel library for TensorFlow, `smdistributed.dataparallel.tensorflow`; it runs on any machine.
 
-Semantics: the public API pages of the sagemaker Python SDK (doc/api/training/sdp_versions). What differs is in docs/dialects.md.
+Semantics: the public API pages of the sagemaker Python SDK (doc/api/training/sdp_versions). Differences are listed in
+docs/dialects.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = [
 
 
 class ReduceOp(enum.Enum):
-    """How values are reduced."""
+    """The ways to reduce values."""
 
     AVERAGE = "mean"
     SUM = "sum"
@@ -61,25 +62,25 @@ def shutdown() -> None:
 
 @unconverted
 def rank() -> int:
-    """This worker's number."""
+    """Returns this worker's rank."""
     return _session().world.rank
 
 
 @unconverted
 def size() -> int:
-    """The number of workers."""
+    """Returns the number of workers."""
     return _session().world.size
 
 
 @unconverted
 def local_rank() -> int:
-    """This worker's number on its host."""
+    """Returns this worker's rank on its host."""
     return _session().world.local_rank
 
 
 @unconverted
 def local_size() -> int:
-    """The number of workers on this host."""
+    """Returns the number of workers on this host."""
     return _session().world.local_size
 
 
@@ -90,7 +91,7 @@ def allreduce(
     """Reduces one gradient of ``num_params``.
 
     Raises:
-        ConfigurationError: ``param_index`` is none of the parameters.
+        ConfigurationError: ``param_index`` is not one of the parameters.
     """
     comm = _session().comm
     if not 0 <= param_index < num_params:
@@ -108,7 +109,7 @@ def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp
     """Averages a value that is no gradient, e.g. a loss to print.
 
     Raises:
-        ConfigurationError: another op than AVERAGE.
+        ConfigurationError: the op is not AVERAGE.
     """
     if op is not ReduceOp.AVERAGE:
         raise errors.ConfigurationError(f"oob_allreduce averages. Received: op={op}. Use allreduce for others.")
@@ -117,13 +118,13 @@ def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp
 
 @unconverted
 def overlap(tensor: Any) -> Any:
-    """The tensor. Exchanges run beside the backward pass without marks in it."""
+    """Returns the tensor: exchanges run beside the backward pass without marks in it."""
     return tensor
 
 
 @unconverted
 def broadcast(tensor: Any, root_rank: int) -> tf.Tensor:
-    """The root's tensor."""
+    """Returns the root's tensor."""
     return core.broadcast(_session().comm, tf.convert_to_tensor(tensor), root_rank)
 
 
@@ -134,7 +135,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """TensorFlow 1 kept all variables in its graph.
+    """Raises an error: only TensorFlow 1 kept all variables in its graph.
 
     Raises:
         RuntimeError: always: TensorFlow 2 has no such list.
@@ -156,11 +157,12 @@ def DistributedOptimizer(
     op: ReduceOp = ReduceOp.AVERAGE,
     bucket_cap_mb: int = 25,
 ) -> Any:
-    """Makes a Keras optimizer average its gradients before it applies them. The original knew TensorFlow 1's optimizers only, and no
-    `fit`; here it is the way to use `fit`.
+    """Makes a Keras optimizer average its gradients before it applies them.
+
+    The original knew only TensorFlow 1's optimizers, and no `fit`; here it is the way to use `fit`.
 
     Raises:
-        ConfigurationError: no optimizer of Keras, or an op other than AVERAGE.
+        ConfigurationError: it is not an optimizer of Keras, or the op is not AVERAGE.
     """
     del name, use_locking, bucket_cap_mb
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -188,7 +190,7 @@ class DistributedGradientTape(gradients.ReducingTape):
         """Wraps a tape.
 
         Raises:
-            ConfigurationError: an op other than AVERAGE, or devices.
+            ConfigurationError: the op is not AVERAGE, or devices are given.
         """
         super().__init__(gradtape, _reduction(device_dense, device_sparse, compression, sparse_as_dense, op))
 

@@ -1,4 +1,4 @@
-"""Scripts of TensorFlow 1 are told that they are, in place of an AttributeError that names one missing name after the other."""
+"""Errors that explain names of TensorFlow 1, in place of an AttributeError for one missing name after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _TRAINING = (
 
 @functools.cache
 def install() -> None:
-    """Names of TensorFlow 1 that are asked of TensorFlow 2 are explained, and `import tensorflow.compat.v1` finds what we add to it."""
+    """Makes TensorFlow 2 explain the names of TensorFlow 1 that it lacks.
+
+    `import tensorflow.compat.v1` finds what syrtos adds to it.
+    """
     tf_internals.keep_compat_modules()
     _explain(tf, tf.compat.v1, "tf")
     for part in _PARTS:

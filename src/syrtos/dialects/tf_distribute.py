@@ -1,6 +1,6 @@
-"""`tf.distribute`'s strategies: each names the same thing here, the one strategy over all workers.
+"""The strategies of `tf.distribute`: each names the same thing here, the one strategy over all workers.
 
-Alone in a world of one worker a script gets TensorFlow's own.
+In a world of one worker a script gets TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESOLVERS = ("SlurmClusterResolver", "KubernetesClusterResolver", "GCEClusterRes
 def install() -> None:
     """Serves the strategies, and the resolvers that ask a cluster for its tasks, in processes of several workers.
 
-    Scripts that make a strategy use Keras 2's spellings, as TensorFlow's own tutorials do.
+    Scripts that make a strategy may use Keras 2's spellings, as TensorFlow's own tutorials do.
     """
     alone = world.init().world.size == 1
     for place, name in SERVED:
@@ -54,7 +54,10 @@ def install() -> None:
 
 
 class NoTPUError(ConfigurationError, ValueError):
-    """There is no TPU here that TensorFlow could use. A ValueError as TensorFlow's own: scripts catch it, and go on with another strategy."""
+    """The error that TensorFlow could use no TPU here.
+
+    It is a ValueError as TensorFlow's own is: scripts catch it, and go on with another strategy.
+    """
 
 
 def _without_tpus(_original: Method) -> Method:
@@ -76,7 +79,7 @@ def _expecting_keras2(original: Method) -> Method:
 
 
 def places(module: str, name: str) -> list[Any]:
-    """The modules of this path that have the name: TensorFlow's own, and those under `tf.compat`."""
+    """Returns the modules of this path that have the name: TensorFlow's own, and those under `tf.compat`."""
     found = []
     for root in (tf, tf.compat.v1, tf.compat.v2):
         with contextlib.suppress(AttributeError):
@@ -85,13 +88,16 @@ def places(module: str, name: str) -> list[Any]:
 
 
 class _Strategies(type):
-    """A class in name: calling it gives the one strategy there is. That is no instance of it, because Keras and TensorFlow treat
-    instances of their own strategies in ways of their own."""
+    """The type of classes in name only: calling such a class gives the one strategy there is.
+
+    The strategy is no instance of the class, because Keras and TensorFlow treat instances of their own strategies in
+    ways of their own.
+    """
 
     original: Any
 
     def __call__(cls, *args: Any, **kwargs: Any) -> tf.distribute.Strategy:
-        """The strategy.
+        """Returns the strategy.
 
         Raises:
             ConfigurationError: the script says itself what is exchanged, e.g. by Horovod.
@@ -107,7 +113,7 @@ class _Strategies(type):
 
 
 def _asked_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """How many devices or workers the script named; None: as many as there are."""
+    """Returns the number of devices or workers that the script named; None if it named none."""
     first = args[0] if args else kwargs.get("devices", kwargs.get("cluster_resolver"))
     if isinstance(first, list | tuple):
         return len(first)
@@ -118,7 +124,8 @@ def _asked_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
 
 @functools.cache
 def _compare(name: str, asked: int | None, size: int) -> None:
-    """Results don't depend on the number of workers: another number than asked for is worth a line."""
+    """Prints a line on rank 0 if the script names another number of workers than the run has."""
+    # results don't depend on the number of workers: a line is enough
     if asked not in (None, 1, size) and world.current().world.rank == 0:
         print(
             f"syrtos: tf.distribute.{name} names {asked} devices or workers, and this run has {size}: it trains on {size}, with the "
@@ -128,6 +135,6 @@ def _compare(name: str, asked: int | None, size: int) -> None:
 
 
 def _resolver(name: str, *args: Any, **kwargs: Any) -> Any:
-    """The workers of this run: nothing needs to be asked of the cluster."""
+    """Returns a resolver that knows the workers of this run: nothing needs to be asked of the cluster."""
     del name, args, kwargs
     return not_chosen().cluster_resolver

@@ -1,1 +1,1 @@
-"""What will be wrong or slow: of a script on several workers, and of a machine."""
+"""Diagnosis of scripts on several workers and of machines: finds what will break, go wrong or be slow."""

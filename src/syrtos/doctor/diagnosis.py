@@ -1,4 +1,4 @@
-"""All rules over one script."""
+"""The list of all rules, and their findings on one script."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ RULES: Sequence[Callable[[Program], Iterator[Finding]]] = (
 
 
 def findings(program: Program) -> list[Finding]:
-    """What will be wrong or slow, the worst first; the same thing in the same line once."""
+    """Returns the findings of all rules, the most severe first; equal ones in the same line appear once."""
     found = {(each.path, each.line, each.rule, each.says): each for rule in RULES for each in rule(program)}
     return sorted(found.values())

@@ -1,4 +1,4 @@
-"""What the doctor has to say about one place of a script."""
+"""A finding of the doctor: a problem in one place of a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syrtos.doctor.script import Script
 
 
 class Severity(enum.IntEnum):
-    """What happens if the script runs as it stands, the worst first."""
+    """The consequence of running the script as it stands, the worst first."""
 
     BREAKS = 0  # the run ends with an error
     WRONG = 1  # the run goes on, and something differs from what was meant
@@ -24,13 +24,13 @@ class Finding:
     """Something that will be wrong or slow.
 
     Attributes:
-        severity: what happens.
+        severity: kind of the consequence.
         path: the file.
         line: from 1.
         column: from 1.
         rule: the name of the rule, for tables and for `--json`.
-        says: what happens, in one sentence.
-        fix: what to write in its place, in one sentence.
+        says: the consequence, in one sentence.
+        fix: the change to make, in one sentence.
     """
 
     severity: Severity
@@ -42,12 +42,12 @@ class Finding:
     fix: str
 
     def facts(self) -> dict[str, object]:
-        """For JSON."""
+        """Returns the fields as values that JSON can hold."""
         return {**dataclasses.asdict(self), "severity": self.severity.name.lower(), "path": str(self.path)}
 
 
 def at(script: Script, node: ast.AST, rule: str, severity: Severity, says: str, fix: str) -> Finding:
-    """A finding about a node of a script."""
+    """Returns a finding about a node of a script."""
     return Finding(
         severity, script.path, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, rule, says, fix
     )

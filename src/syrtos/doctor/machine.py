@@ -1,4 +1,4 @@
-"""Whether this machine, and others, can run workers: one `Check` for each part."""
+"""Checks of whether this machine and other hosts can run workers: one `Check` for each part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
 def check(hosts: Sequence[str] = (), ssh: str = "ssh") -> list[Check]:
-    """Checks this machine, and ``hosts``, which ``ssh`` reaches. No framework is imported; two workers of MPI's are started here, and ended."""
+    """Checks this machine and ``hosts``, which ``ssh`` reaches.
+
+    No framework is imported. Two MPI workers are started on this machine, and ended.
+    """
     env = settings.environment()
     return [*_here(env), *(machine_remote.checks(hosts, ssh, env) if hosts else [])]
 
@@ -37,12 +40,12 @@ def _here(env: Mapping[str, str]) -> Iterator[Check]:
 
 
 def as_json(checks: Sequence[Check]) -> list[dict[str, str]]:
-    """For programs."""
+    """Returns the checks as dictionaries that JSON can hold."""
     return [dataclasses.asdict(check) for check in checks]
 
 
 def show(checks: Sequence[Check]) -> None:
-    """Prints a line for each check, with what to do below, and how many are not well."""
+    """Prints a line for each check with its fix below, and the counts of failures and warnings."""
     from rich.console import Console
     from rich.text import Text
 

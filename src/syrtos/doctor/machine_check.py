@@ -1,4 +1,4 @@
-"""What the doctor has to say about one part of a machine."""
+"""A check of the doctor: the state of one part of a machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Status = Literal["ok", "warning", "wrong"]
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One part of a machine, or of its environment.
+    """The state of one part of a machine, or of its environment.
 
     Attributes:
-        name: of the part; for another host it begins with the host's.
-        status: ``"wrong"``: runs fail; ``"warning"``: some runs fail, or are slower than they could be.
-        found: what was seen, in one sentence without its stop.
-        fix: what to do, as a sentence; empty if all is well.
+        name: the name of the part; for another host it begins with the host's name.
+        status: ``"ok"``; ``"wrong"`` if runs fail; ``"warning"`` if some fail, or are slower than they could be.
+        found: the observation, as a sentence without its full stop.
+        fix: the remedy, as a sentence; empty if all is well.
     """
 
     name: str
@@ -26,15 +26,15 @@ class Check:
 
 
 def ok(name: str, found: str) -> Check:
-    """All is well."""
+    """Returns the check of a part that is well."""
     return Check(name, "ok", found)
 
 
 def warning(name: str, found: str, fix: str) -> Check:
-    """Some runs fail, or are slower than they could be."""
+    """Returns the check of a part that makes some runs fail, or slower than they could be."""
     return Check(name, "warning", found, fix)
 
 
 def wrong(name: str, found: str, fix: str) -> Check:
-    """Runs fail."""
+    """Returns the check of a part that makes runs fail."""
     return Check(name, "wrong", found, fix)

@@ -1,4 +1,4 @@
-"""Variables and programs that change how a run starts."""
+"""Checks of variables and programs that change how a run starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _NOT_TUNED = ("MPI4PY_RC",)
 
 
 def checks(env: Mapping[str, str], cores: int, gpus: int) -> Iterator[Check]:
-    """Of the environment of a launcher on a machine with so many cores and GPUs; one line if all is well."""
+    """Yields checks of a launcher's environment ``env`` on a machine with ``cores`` cores and ``gpus`` GPUs.
+
+    If nothing in it changes how a run starts, a single check says so.
+    """
     found = [
         *_started_by(env),
         *_tf_config(env),
@@ -99,7 +102,7 @@ def _libraries(env: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _other_mpi(path: str) -> Iterator[Check]:
-    """An `mpirun` of another MPI, by which each worker would be alone."""
+    """Yields a warning about an `mpirun` of another MPI, under which each worker would be alone."""
     ours = Path(sysconfig.get_path("scripts")).resolve()
     for name in ("mpirun", "mpiexec"):
         found = shutil.which(name, path=path or os.defpath)
@@ -116,7 +119,7 @@ def _other_mpi(path: str) -> Iterator[Check]:
 
 
 def _maker(program: str) -> str:
-    """Whose MPI it belongs to; empty if it is MPICH's, or does not tell."""
+    """Returns the maker of the MPI that an `mpirun` belongs to; empty for MPICH, or if it does not tell."""
     try:
         said = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False

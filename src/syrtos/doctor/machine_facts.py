@@ -1,4 +1,4 @@
-"""Facts about a machine and what is installed on it, for `syrtos env` and `syrtos doctor`. No framework is imported for them."""
+"""Facts about a machine and its packages, for `syrtos env` and `syrtos doctor`. No framework is imported for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNLIMITED = 1 << 60  # version 1 of cgroups has a number near the highest for m
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a container, or a batch system, leaves to this process; None: as much as there is.
+    """The limits that a container or a batch system sets for this process; None stands for no limit.
 
     Attributes:
         cores: processor time, in cores.
@@ -32,17 +32,17 @@ class Limits:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of the packages that matter, ``"-"`` for those that are not there."""
+    """Returns the installed versions of `PACKAGES`, ``"-"`` for those that are not installed."""
     return {name: version(name) for name in PACKAGES}
 
 
 def compared() -> dict[str, str]:
-    """Versions that are equal on all hosts of a run."""
+    """Returns the versions that must be equal on all hosts of a run."""
     return {"python": platform.python_version(), "syrtos": version("syrtos"), **versions()}
 
 
 def version(name: str) -> str:
-    """Of an installed package, found without importing it; ``"-"`` if it is not there."""
+    """Returns the version of an installed package without importing it; ``"-"`` if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -50,36 +50,36 @@ def version(name: str) -> str:
 
 
 def cores() -> int:
-    """Those that this process may use: `syrtos run` starts at most so many workers."""
+    """Returns the number of cores that this process may use: `syrtos run` starts at most as many workers."""
     return len(os.sched_getaffinity(0))
 
 
 def memory() -> int:
-    """Bytes of this machine."""
+    """Returns the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def shared_memory() -> int:
-    """Free bytes of /dev/shm.
+    """Returns the free bytes of /dev/shm.
 
     Raises:
-        OSError: it is not there.
+        OSError: /dev/shm does not exist.
     """
     stat = os.statvfs("/dev/shm")
     return stat.f_bavail * stat.f_frsize
 
 
 def gpus() -> int:
-    """GPUs of NVIDIA's that the driver knows."""
+    """Returns the number of NVIDIA GPUs that the driver lists."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 def limits(root: Path = _CGROUPS, own: str | None = None) -> Limits:
-    """The smallest limits of the groups that this process is in (cgroups(7), versions 1 and 2).
+    """Returns the smallest limits of the control groups that this process is in (cgroups(7), versions 1 and 2).
 
     Args:
         root: where the groups are mounted.
-        own: the groups of a process, as in /proc/self/cgroup.
+        own: the groups of a process, in the format of /proc/self/cgroup; None: those of this process.
     """
     folders = list(_groups(root, Path("/proc/self/cgroup").read_text() if own is None else own))
     quotas = [quota for folder in folders if (quota := _quota(folder)) is not None]
@@ -93,7 +93,7 @@ def limits(root: Path = _CGROUPS, own: str | None = None) -> Limits:
 
 
 def _groups(root: Path, own: str) -> Iterator[Path]:
-    """The folders of all groups, with those that they are in; in a container the outer ones are not there."""
+    """Yields the folders of all groups and of the groups around them; in a container the outer ones do not exist."""
     for number, controllers, path in (line.split(":", 2) for line in own.splitlines()):
         for controller in controllers.split(",") if number != "0" else [""]:
             top = root / controller

@@ -1,4 +1,4 @@
-"""The resources of this machine: cores, memory, shared memory, files, disk, network, clock and GPUs."""
+"""Checks of this machine's resources: cores, memory, shared memory, files, disk, network, clock and GPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECONDS = 2.0
 
 
 def checks(folder: Path) -> Iterator[Check]:
-    """Of this machine; ``folder`` is that of run directories."""
+    """Yields the checks of this machine; ``folder`` is the folder in which run directories are made."""
     limits = machine_facts.limits()
     yield cores(machine_facts.cores(), limits.cores)
     yield memory(psutil.virtual_memory().available, _left(limits.memory))
@@ -41,7 +41,7 @@ def checks(folder: Path) -> Iterator[Check]:
 
 
 def cores(count: int, quota: float | None) -> Check:
-    """``count`` cores that this process may use, of whose time a container gives it ``quota``."""
+    """Checks that a container's ``quota`` of processor time, in cores, is enough for its ``count`` cores."""
     if quota is not None and quota < count * 0.95:
         return warning(
             "cores",
@@ -52,7 +52,7 @@ def cores(count: int, quota: float | None) -> Check:
 
 
 def _left(limit: int | None) -> int | None:
-    """Of a limit of memory, what other processes of this container have not taken."""
+    """Returns the bytes of a memory limit that the processes seen here have not taken; None without a limit."""
     used = sum(
         process.info["memory_info"].rss
         for process in psutil.process_iter(["memory_info"])
@@ -62,7 +62,7 @@ def _left(limit: int | None) -> int | None:
 
 
 def memory(available: int, left: int | None) -> Check:
-    """Bytes ``available`` on this machine, and ``left`` to this container."""
+    """Checks the memory: ``available`` bytes on this machine, ``left`` bytes to this container (None: no limit)."""
     free = min(available, available if left is None else left)
     found = f"{free / 1e9:.1f} GB free{' in this container' if left is not None and left < available else ''}"
     if free < 2 * _WORKER:
@@ -75,7 +75,8 @@ def memory(available: int, left: int | None) -> Check:
 
 
 def shared_memory(free: Callable[[], int]) -> Check:
-    """Of /dev/shm, whose ``free`` bytes MPI needs; the exchange takes its memory elsewhere where it can."""
+    """Checks the free bytes of /dev/shm, which ``free`` returns; it raises OSError if there is no /dev/shm."""
+    # MPI needs /dev/shm; the exchange takes its memory elsewhere where it can.
     fix = "docker run --shm-size=8g; Kubernetes: an emptyDir with medium Memory at /dev/shm; else `mount -o remount,size=8G /dev/shm`."
     try:
         size = free()
@@ -89,7 +90,7 @@ def shared_memory(free: Callable[[], int]) -> Check:
 
 
 def left_over(paths: Sequence[Path]) -> Iterator[Check]:
-    """Shared memory that no process uses any more."""
+    """Yields a warning about shared memory that no process uses any more."""
     if paths:
         size = sum(path.stat().st_size for path in paths if path.exists())
         yield warning(
@@ -100,7 +101,8 @@ def left_over(paths: Sequence[Path]) -> Iterator[Check]:
 
 
 def locked_memory(devices: Path, limit: int) -> Iterator[Check]:
-    """RDMA needs memory that is not swapped; ``limit`` in bytes. Nothing without such ``devices``."""
+    """Yields a warning if there are RDMA ``devices`` and a process may lock only ``limit`` bytes of memory."""
+    # RDMA needs memory that is not swapped
     if devices.is_dir() and any(devices.iterdir()) and limit != resource.RLIM_INFINITY:
         yield warning(
             "locked memory",
@@ -110,7 +112,7 @@ def locked_memory(devices: Path, limit: int) -> Iterator[Check]:
 
 
 def open_files(soft: int, hard: int) -> Check:
-    """Of the limits of a process; a launcher raises the soft one itself."""
+    """Checks the limits of a process on open files; a launcher raises the soft limit itself."""
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     if hard != resource.RLIM_INFINITY and hard < _DESCRIPTORS:
         return warning(
@@ -122,7 +124,7 @@ def open_files(soft: int, hard: int) -> Check:
 
 
 def disk(folder: Path) -> Check:
-    """Where run directories are made."""
+    """Checks that run directories can be made in ``folder``, and that its disk has room for them."""
     there = next(path for path in (folder, *folder.parents) if path.is_dir())
     fix = "Go to another folder, or name one with --run-dir."
     if not os.access(there, os.W_OK):
@@ -136,7 +138,7 @@ def disk(folder: Path) -> Check:
 
 
 def network(host: str) -> Check:
-    """Whether ports can be opened on the loopback interface, and this machine's name has an address."""
+    """Checks that ports can be opened on the loopback interface and that this machine's name has an address."""
     try:
         with socket.socket() as server, socket.socket() as client:
             server.bind(("127.0.0.1", 0))
@@ -161,7 +163,7 @@ def network(host: str) -> Check:
 
 
 def clock(synchronized: bool | None) -> Check:
-    """None: no service of time tells."""
+    """Checks that the clock is ``synchronized``; None if no time service tells."""
     if synchronized is False:
         return warning(
             "clock",
@@ -180,7 +182,7 @@ def _synchronized() -> bool | None:
 
 
 def _said(*command: str) -> str:
-    """What a program prints; empty if it is not there, fails or takes long."""
+    """Returns the output of a program; empty if the program does not exist, fails or takes longer than `_SECONDS`."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -188,7 +190,13 @@ def _said(*command: str) -> str:
 
 
 def gpus(count: int, has_tool: bool, version: machine_facts.Versions) -> Iterator[Check]:
-    """``count`` GPUs of the driver; ``has_tool``: whether nvidia-smi is on PATH; ``version``: of installed packages."""
+    """Yields checks of the GPUs and of the packages that use them.
+
+    Args:
+        count: number of GPUs that the driver lists.
+        has_tool: whether nvidia-smi is on PATH.
+        version: returns the version of an installed package.
+    """
     if not count and has_tool:
         yield warning(
             "GPUs",
@@ -205,7 +213,7 @@ def gpus(count: int, has_tool: bool, version: machine_facts.Versions) -> Iterato
 
 
 def _without_gpus(version: machine_facts.Versions) -> Iterator[Check]:
-    """Builds of frameworks that would leave GPUs idle."""
+    """Yields warnings about builds of frameworks that would leave GPUs idle."""
     cpu_only = {
         "tensorflow": version("tensorflow-cpu") != "-"
         or (version("tensorflow") != "-" and version("nvidia-cudnn-cu12") == "-" == version("nvidia-cudnn-cu13")),

@@ -1,4 +1,4 @@
-"""Python, Keras, its backends and MPI as they are installed, against what syrtos supports. No framework is imported for it."""
+"""Checks of the installed Python, Keras, backends and MPI against what syrtos supports. No framework is imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRUE = ("1", "true", "True")
 
 
 def checks(env: Mapping[str, str]) -> Iterator[Check]:
-    """Of everything that is installed."""
+    """Yields the checks of everything that is installed."""
     yield ok(
         "python", f"Python {platform.python_version()} at {sys.executable}, syrtos {machine_facts.version('syrtos')}"
     )
@@ -35,7 +35,7 @@ def checks(env: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _unsupported(required: list[str]) -> Iterator[Check]:
-    """Packages of another version than syrtos is written for; others are one line."""
+    """Yields a failure for each package that is missing or unsupported; else one check that lists the versions."""
     wants = [want for want in map(Requirement, required) if _is_wanted(want)]
     found = {want.name: machine_facts.version(want.name) for want in wants}
     bad = [want for want in wants if found[want.name] != "-" and not want.specifier.contains(found[want.name], True)]
@@ -58,12 +58,17 @@ def _is_wanted(want: Requirement) -> bool:
 
 
 def _first(names: tuple[str, ...]) -> str:
-    """The version of the first of these packages that is installed."""
+    """Returns the version of the first of these packages that is installed; ``"-"`` if none is."""
     return next((found for name in names if (found := machine_facts.version(name)) != "-"), "-")
 
 
 def backend(env: Mapping[str, str], installed: Mapping[str, str]) -> Check:
-    """Whether Keras finds its backend; ``installed``: their versions."""
+    """Checks that the backend that Keras will choose is supported and installed.
+
+    Args:
+        env: the environment.
+        installed: the version of each backend, ``"-"`` for those that are not installed.
+    """
     name, by = _chosen_backend(env)
     there = [each for each in BACKENDS if installed[each] != "-"]
     if name not in BACKENDS:
@@ -83,7 +88,7 @@ def backend(env: Mapping[str, str], installed: Mapping[str, str]) -> Check:
 
 
 def _chosen_backend(env: Mapping[str, str]) -> tuple[str, str]:
-    """What Keras will choose, and what tells it to."""
+    """Returns the backend that Keras will choose, and the name of the setting that chooses it."""
     if env.get("KERAS_BACKEND"):
         return env["KERAS_BACKEND"], "KERAS_BACKEND"
     file = Path(env.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras"), "keras.json")
@@ -93,7 +98,13 @@ def _chosen_backend(env: Mapping[str, str]) -> tuple[str, str]:
 
 
 def legacy(env: Mapping[str, str], tensorflow: str, keras2: str) -> Iterator[Check]:
-    """Keras 2 goes with one release of TensorFlow; ``tensorflow`` and ``keras2`` are versions."""
+    """Yields problems of Keras 2, which needs the TensorFlow of the same release.
+
+    Args:
+        env: the environment.
+        tensorflow: version of TensorFlow, ``"-"`` without it.
+        keras2: version of tf_keras, ``"-"`` without it.
+    """
     asked = env.get("TF_USE_LEGACY_KERAS", "") in _TRUE
     if keras2 == "-" and asked:
         yield wrong(
@@ -112,7 +123,7 @@ def _minor(version: str) -> str:
 
 
 def conflicts(version: machine_facts.Versions) -> Iterator[Check]:
-    """Packages that don't go together."""
+    """Yields warnings about packages that don't go together."""
     tensorflows = [name for name in machine_facts.TENSORFLOWS if version(name) != "-"]
     if len(tensorflows) > 1:
         yield warning(

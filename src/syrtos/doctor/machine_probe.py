@@ -1,7 +1,9 @@
-"""The doctor's part on another host: `python -m syrtos.doctor.machine_probe`, with the doctor at the other end of standard input and output.
+"""The doctor's part on another host, run as `python -m syrtos.doctor.machine_probe`.
 
-Messages are lines of JSON behind a mark. First it tells facts, and a port that it listens on for as long as it runs; it answers ``{"clock": ...}`` with its
-time, ``{"folder": path}`` with whether that is there, and ``{"peers": {host: [[address, port], ...]}}`` with why it can't connect to each.
+The doctor is at the other end of standard input and output. Each message is a line of JSON; those of the probe stand
+behind a mark. The probe first sends facts, among them a port that it listens on as long as it runs. Then it answers
+``{"clock": ...}`` with its time, ``{"folder": path}`` with whether that folder exists, and
+``{"peers": {host: [[address, port], ...]}}`` with the reason why it can't connect to each host, empty where it can.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _SECONDS = 2.0  # for a connection
 
 
 def main() -> None:
-    """Serves the doctor until standard input ends."""
+    """Answers the doctor until standard input ends."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen()
@@ -60,7 +62,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _addresses() -> list[str]:
-    """Of this host, but for loopback."""
+    """Returns the IPv4 addresses of this host without those of loopback."""
     all_of_them = (address for addresses in psutil.net_if_addrs().values() for address in addresses)
     return [
         each.address for each in all_of_them if each.family is socket.AF_INET and not each.address.startswith("127.")
@@ -74,7 +76,7 @@ def _accept(listener: socket.socket) -> None:
 
 
 def _reached(places: list[tuple[str, int]]) -> str:
-    """Why none of these places of one host can be connected to; empty if one can."""
+    """Returns the reason why none of these addresses of a host can be connected to; empty if one can."""
     why = "it has no address but loopback"
     for address, port in places:
         try:

@@ -1,4 +1,7 @@
-"""Other hosts, reached as `syrtos run --hosts` reaches them: a probe on each tells what is there, and tries to connect to the others."""
+"""Checks of other hosts, which are reached as `syrtos run --hosts` reaches them.
+
+A probe on each host sends facts about it, and tries to connect to the other hosts.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ _REFUSALS = (
 
 
 def checks(hosts: Sequence[str], ssh: str, env: Mapping[str, str]) -> list[Check]:
-    """Of each host, all at once; a host's name may have its slots behind it (``a:2``)."""
+    """Returns the checks of all hosts, which are probed at the same time; a name may carry its slots (``a:2``)."""
     names = list(dict.fromkeys(host.partition(":")[0] for host in hosts))
     machine = Machine(sys.executable, machine_facts.cores(), frozenset(filter(is_here, names)))
     probes = [
@@ -53,7 +56,7 @@ def checks(hosts: Sequence[str], ssh: str, env: Mapping[str, str]) -> list[Check
 
 
 def _asking_nothing(ssh: str) -> str:
-    """Without prompts, and not for ever."""
+    """Returns the command ``ssh`` with options that forbid prompts and limit the time to connect."""
     return f"{ssh} -o BatchMode=yes -o ConnectTimeout={_PATIENCE - 2:.0f}"
 
 
@@ -74,11 +77,11 @@ def _all_checks(probes: Sequence[_Probe]) -> Iterator[Check]:
 
 
 class _Probe:
-    """The doctor's side of a probe.
+    """The doctor's side of the probe on one host.
 
     Attributes:
-        host: its name.
-        facts: what the probe has told; empty if there is none.
+        host: the host's name.
+        facts: the facts that the probe has sent; empty if it failed.
     """
 
     def __init__(self, host: str, command: Sequence[str]) -> None:
@@ -105,7 +108,7 @@ class _Probe:
     # -- talking ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Hears the facts, compares clocks and looks for the folder of this process."""
+        """Reads the facts, compares the clocks and asks whether the folder of this process exists there."""
         try:
             facts = self._hear()
             self._offset = min((self._clock() for _ in range(_ROUNDS)), key=lambda item: item[0])[1]
@@ -115,7 +118,7 @@ class _Probe:
             self._why = self._failure()
 
     def connect(self, places: Mapping[str, object]) -> None:
-        """Lets it try to reach the probes of other hosts."""
+        """Asks the probe to connect to the probes of other hosts."""
         try:
             self._others = self._asked(peers=places)
         except (OSError, EOFError, ValueError):
@@ -136,14 +139,14 @@ class _Probe:
         return self._hear()
 
     def _clock(self) -> tuple[float, float]:
-        """Seconds that a question took, and by which the other clock is ahead."""
+        """Returns the seconds that a question took, and the seconds by which the other clock is ahead."""
         began = time.time()
         told = self._asked(clock=True)["time"]
         ended = time.time()
         return ended - began, told - (began + ended) / 2
 
     def _failure(self) -> str:
-        """What the process has said before its end."""
+        """Ends the process and returns the last line of its errors, or that it did not answer."""
         assert self._process.stderr is not None
         late = self._process.poll() is None and not self._late.is_alive()
         self._process.kill()
@@ -158,7 +161,7 @@ class _Probe:
         )
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self._late.cancel()
         self._process.kill()
         with self._process:
@@ -167,7 +170,7 @@ class _Probe:
     # -- judging ---------------------------------------------------------------------------------
 
     def checks(self) -> Iterator[Check]:
-        """What was found out."""
+        """Yields the checks of the host."""
         if not self.facts:
             yield wrong(self.host, f"can't run Python there: {self._why}", _remedy(self.host, self._why))
             return
@@ -214,7 +217,8 @@ def _remedy(host: str, why: str) -> str:
 
 
 def versions(host: str, theirs: Mapping[str, str]) -> Check:
-    """Workers of unequal versions refuse to train together."""
+    """Checks that a host has the versions of this machine."""
+    # workers of unequal versions refuse to train together
     mine = machine_facts.compared()
     different = [
         f"{name} {theirs.get(name, '-')} (here {version})"
@@ -231,7 +235,7 @@ def versions(host: str, theirs: Mapping[str, str]) -> Check:
 
 
 def clock(host: str, offset: float) -> Check:
-    """``offset``: seconds by which its clock is ahead."""
+    """Checks the clock of a host, which is ``offset`` seconds ahead of this machine's."""
     found = f"its clock is {abs(offset) * 1e3:,.0f} ms {'ahead of' if offset > 0 else 'behind'} this machine's"
     if abs(offset) > _CLOCK:
         return warning(

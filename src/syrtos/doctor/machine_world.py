@@ -1,4 +1,7 @@
-"""A world of two workers that sums numbers: whether MPI works here, and how fast. `python -m syrtos.doctor.machine_world` is one of the two."""
+"""A world of two workers that sum numbers, which shows whether MPI works here, and how fast.
+
+`python -m syrtos.doctor.machine_world` is one of the two workers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _LAST_LINES = 4
 
 
 def check(env: Mapping[str, str]) -> Check:
-    """Starts the workers with the environment ``env``, and ends them."""
+    """Checks MPI by two workers, which are started with the environment ``env`` and ended."""
     began = time.monotonic()
     command = (sys.executable, "-P", "-m", "syrtos.doctor.machine_world")
     engine = local.Local([Group(command, range(_SIZE))], [0] * _SIZE, {"UCX_NET_DEVICES": "lo", **env}, local.start)
@@ -52,7 +55,7 @@ def _judged(out: str, errors: str, late: bool, seconds: float) -> Check:
 
 
 def main() -> None:
-    """One worker."""
+    """Runs one of the two workers."""
     import numpy as np
     from mpi4py import MPI
 

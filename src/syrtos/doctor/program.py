@@ -1,4 +1,4 @@
-"""A script with the modules beside it, and how its workers share their work."""
+"""A script with its local modules, and how its workers share their work."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TRAINING = frozenset({"fit", "fit_generator", "train_on_batch", "apply_gradient
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is to run on workers.
+    """The code that is to run on workers, and how it will be run.
 
     Attributes:
         scripts: the script and the local modules it imports, the script first.
-        workers: how many it will run on.
-        batch: "global" or "per-worker", as `syrtos run --batch`.
+        workers: number of workers it will run on.
+        batch: "global" or "per-worker", as for `syrtos run --batch`.
         scaled: whether `--scale-lr` will be given.
     """
 
@@ -39,23 +39,23 @@ class Program:
 
     @functools.cached_property
     def dialect(self) -> str:
-        """Horovod or SMDDP, whose scripts have a batch for each worker; empty for all others."""
+        """The name "Horovod" or "SMDDP" for their scripts, which have a batch for each worker; empty for all others."""
         roots = {path.partition(".")[0] for script in self.scripts for path in script.imported.values()}
         return next((words for root, words in _PER_WORKER.items() if root in roots), "")
 
     @functools.cached_property
     def rank_aware(self) -> bool:
-        """Whether the script asks for its rank."""
+        """Returns whether the script asks for its rank."""
         return any(is_rank(script, call) for script in self.scripts for call in script.calls)
 
     def calls(self) -> Iterator[tuple[Script, ast.Call]]:
-        """All calls in all files."""
+        """Yields the calls in all files, each with its script."""
         for script in self.scripts:
             for call in script.calls:
                 yield script, call
 
     def uses(self, *names: str) -> bool:
-        """Whether a function or an attribute of one of these names stands anywhere."""
+        """Returns whether a name or an attribute in any file is one of ``names``."""
         return any(
             (isinstance(node, ast.Attribute) and node.attr in names)
             or (isinstance(node, ast.Name) and node.id in names)
@@ -65,7 +65,7 @@ class Program:
 
 
 def load(path: Path, workers: int = 2, batch: str = "global", scaled: bool = False) -> Program:
-    """Parses a script and the modules beside it.
+    """Parses a script and its local modules.
 
     Raises:
         ConfigurationError: the script can't be read or parsed.
@@ -74,14 +74,21 @@ def load(path: Path, workers: int = 2, batch: str = "global", scaled: bool = Fal
 
 
 def is_rank(script: Script, node: ast.AST, *names: str) -> bool:
-    """Whether a node is a call of ``rank()`` or another of these names, of Horovod, SMDDP or syrtos."""
+    """Returns whether a node is a call of ``rank()`` or ``local_rank()``, or of the given names instead.
+
+    Functions of Horovod, SMDDP, BytePS and syrtos count.
+    """
     if not isinstance(node, ast.Call) or method(node) not in (names or ("rank", "local_rank")):
         return False
     return (script.written(node.func) or "").startswith(_RANK_AWARE)
 
 
 def depends_on(script: Script, node: ast.AST | None, *names: str) -> int:
-    """How many times an expression asks for the number of workers (or another of these names), itself or through names that it reads."""
+    """Counts how often an expression asks for the number of workers, itself or through the names in it.
+
+    Other ``names`` of functions and attributes may be given instead. Of several values of a name, the one with the
+    largest count is taken.
+    """
     return (
         0
         if node is None
@@ -105,7 +112,10 @@ def _depends(script: Script, node: ast.AST, names: tuple[str, ...], seen: frozen
 
 
 def on_one_rank(script: Script, node: ast.AST, deep: bool = True) -> bool:
-    """Whether a node runs only where a condition about ranks holds: its own, or that of all calls of its function."""
+    """Returns whether a node runs only where a condition about ranks holds.
+
+    The condition is one of the node itself or, if ``deep``, of all calls of the function that it is in.
+    """
     inner: ast.AST = node
     for outer in script.around(node):
         if (
@@ -140,7 +150,7 @@ def _about_ranks(script: Script, test: ast.expr) -> bool:
 
 
 def _left_before(script: Script, statement: ast.stmt) -> bool:
-    """Whether an earlier statement of the same block leaves it on other ranks: ``if rank != 0: return``."""
+    """Returns whether an earlier statement of the same block leaves it on other ranks: ``if rank != 0: return``."""
     around = script.parents.get(statement)
     for block in (getattr(around, name, None) for name in ("body", "orelse", "finalbody")):
         if isinstance(block, list) and statement in block:
@@ -161,12 +171,12 @@ def _leaves(statement: ast.stmt) -> bool:
 
 
 def trains(program: Program) -> bool:
-    """Whether anything in the files trains."""
+    """Returns whether any file calls a method that trains."""
     return any(method(call) in _TRAINING for _, call in program.calls())
 
 
 def of_optimizer(script: Script, call: ast.Call) -> bool:
-    """Whether a call makes an optimizer of Keras or TensorFlow."""
+    """Returns whether a call makes an optimizer of Keras or TensorFlow."""
     path = canonical(script.written(call.func) or "")
     last = path.rpartition(".")[2]
     return (

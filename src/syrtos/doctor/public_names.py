@@ -1,8 +1,8 @@
-"""Which public names the installed Keras and TensorFlow have, read from the files of their packages: nothing is imported.
+"""The public names of the installed Keras and TensorFlow, read from the files of their packages: nothing is imported.
 
-Both generate their public modules as files of plain imports (`keras/optimizers/__init__.py`, `tensorflow/_api/v2/io/__init__.py`),
-so that a name is public if a
-file imports or defines it. Seen on Keras 3.12 to 3.15 and TensorFlow 2.18 to 2.21.
+Both generate their public modules as files of plain imports (`keras/optimizers/__init__.py`,
+`tensorflow/_api/v2/io/__init__.py`), so that a name is public if a file imports or defines it. Seen on Keras 3.12 to
+3.15 and TensorFlow 2.18 to 2.21.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ _PRIVATE = (
 
 
 def missing(path: str) -> str | None:
-    """The shortest beginning of a dotted path that is not public any more; None if all of it is, or if that can't be known.
+    """Returns the shortest beginning of a dotted path that is not public any more.
+
+    Returns None if all of the path is public, or if that can't be known.
 
     Args:
-        path: begins with ``tensorflow`` or ``keras``: ``tensorflow.keras.optimizers.Adam``.
+        path: a dotted path of TensorFlow or Keras, such as ``tensorflow.keras.optimizers.Adam``.
     """
     root, *parts = path.split(".")
     if root not in ("tensorflow", "keras") or f"{path}.".startswith(_PRIVATE) or folder(root) is None:
@@ -64,7 +66,7 @@ def missing(path: str) -> str | None:
 
 
 def is_of_tensorflow_1(path: str) -> bool:
-    """Whether ``tf.compat.v1`` still has a name that TensorFlow 2 has not."""
+    """Returns whether ``tf.compat.v1`` still has ``path``, a name that TensorFlow 2 lacks."""
     return (
         path.startswith("tensorflow.")
         and not path.startswith("tensorflow.compat.")
@@ -73,7 +75,7 @@ def is_of_tensorflow_1(path: str) -> bool:
 
 
 def near(path: str) -> list[str]:
-    """Public names of the same last word anywhere in Keras's main modules: where something has moved to."""
+    """Returns public names with the same last word in Keras's main modules, to one of which the name may have moved."""
     word = path.rpartition(".")[2]
     rooms = (
         "layers",
@@ -98,14 +100,17 @@ def near(path: str) -> list[str]:
 
 @functools.cache
 def folder(package: str) -> Path | None:
-    """The folder of a package that is installed; found without importing it."""
+    """Returns the folder of an installed package without importing it; None if it is not installed."""
     found = importlib.util.find_spec(package) if package.isidentifier() else None
     return Path(found.origin).parent if found and found.origin else None
 
 
 @functools.cache
 def _names(module: str) -> Mapping[str, str] | None:
-    """The names in a public module, and the module that each stands for (or none, as a dotted path without a file); None for what is no module."""
+    """Returns the names in a public module, with the module that each stands for; None if there is no such module.
+
+    A name that is no module stands for a dotted path without a file, or for an empty one.
+    """
     file = _file(module)
     if file is None:
         return None
@@ -122,7 +127,7 @@ def _names(module: str) -> Mapping[str, str] | None:
 
 
 def _beside(file: Path) -> list[Path]:
-    """Submodules, which an import by their full name finds."""
+    """Returns the submodules beside a package's `__init__.py`, which an import by their full name finds."""
     if file.name != "__init__.py":
         return []
     return [

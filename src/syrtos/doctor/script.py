@@ -1,4 +1,4 @@
-"""A script as it stands in its file: its syntax tree, and what names in it mean. Nothing of it is run or imported."""
+"""The syntax tree of a script, and the meaning of the names in it. The script is neither run nor imported."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _NEW_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 class NotParsed(ConfigurationError):
-    """A file is no Python 3.
+    """The error for a file that is not Python 3.
 
     Attributes:
-        line: where it ends being one, from 1.
-        reason: Python's own words.
+        line: the line at which parsing failed, from 1.
+        reason: Python's message.
     """
 
     def __init__(self, path: Path, line: int, reason: str, text: str) -> None:
@@ -54,11 +54,11 @@ def _is_python_2(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """A file that was parsed.
+    """A parsed file.
 
     Attributes:
-        path: of the file.
-        text: what is in it.
+        path: the path of the file.
+        text: its text.
         tree: its syntax tree.
     """
 
@@ -72,19 +72,22 @@ class Script:
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around a node, the nearest first."""
+        """Yields the nodes around a node, the nearest first."""
         while (node := self.parents.get(node, self.tree)) is not self.tree:
             yield node
 
     @functools.cached_property
     def calls(self) -> list[ast.Call]:
-        """All calls, in the order of lines."""
+        """The calls in the file, in the order of lines."""
         found = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
         return sorted(found, key=lambda call: (call.lineno, call.col_offset))
 
     @functools.cached_property
     def imported(self) -> Mapping[str, str]:
-        """What names stand for by imports and by assignments such as ``layers = tf.keras.layers``: dotted paths as written."""
+        """The dotted paths, as written, that names stand for.
+
+        They come from imports and from assignments such as ``layers = tf.keras.layers``. Relative imports are left out.
+        """
         found: dict[str, str] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -107,7 +110,7 @@ class Script:
 
     @functools.cached_property
     def assigned(self) -> Mapping[str, list[ast.expr]]:
-        """The values that names are given anywhere in the file."""
+        """The values that each name is given anywhere in the file."""
         found: dict[str, list[ast.expr]] = {}
         for node in ast.walk(self.tree):
             for target, value in _bindings(node):
@@ -116,23 +119,30 @@ class Script:
 
     @functools.cached_property
     def functions(self) -> Mapping[str, ast.FunctionDef]:
-        """Functions and methods by name."""
+        """The functions and methods of the file, by name."""
         return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
 
     def written(self, node: ast.AST) -> str | None:
-        """The dotted path that a name or an attribute stands for, as the script spells it: ``tensorflow.keras.layers.Dense``."""
+        """Returns the dotted path that a name or an attribute stands for; None for other nodes and names.
+
+        The script's spelling is kept: ``tensorflow.keras.layers.Dense``.
+        """
         return _dotted(node, self.imported)
 
     def meaning(self, node: ast.AST) -> str:
-        """The same in one spelling: ``keras.layers.Dense``. Empty for what is no name of a module."""
+        """Returns the path of `written` in its standard spelling, ``keras.layers.Dense``; empty if there is none."""
         return canonical(self.written(node) or "")
 
     def function_around(self, node: ast.AST) -> ast.FunctionDef | None:
-        """The function in whose body a node stands."""
+        """Returns the innermost function in whose body a node stands; None outside of functions."""
         return next((outer for outer in self.around(node) if isinstance(outer, ast.FunctionDef)), None)
 
     def constant(self, node: ast.AST | None) -> object:
-        """The number or text that an expression is known to have, also by a name that is assigned once or an argument's default; else None."""
+        """Returns the number or text that an expression is known to have; else None.
+
+        Products and negative numbers are computed. Names that are assigned once, and attributes named as command line
+        arguments with defaults, are looked up.
+        """
         if isinstance(node, ast.Constant):
             return node.value
         if (
@@ -167,13 +177,13 @@ class Script:
         return found
 
     def line(self, number: int) -> str:
-        """The text of a line, from 1."""
+        """Returns the text of a line, from 1; empty if there is no such line."""
         lines = self.text.splitlines()
         return lines[number - 1] if 0 < number <= len(lines) else ""
 
 
 def canonical(path: str) -> str:
-    """A dotted path in one of several spellings: Keras is ``keras``, TensorFlow's second API ``tensorflow``."""
+    """Returns the standard spelling of a dotted path: Keras is ``keras``, TensorFlow's second API ``tensorflow``."""
     for old, new in _SAME:
         if path == old or path.startswith(old + "."):
             return canonical(new + path[len(old) :])
@@ -181,7 +191,7 @@ def canonical(path: str) -> str:
 
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """The argument of a call, by its name or its position."""
+    """Returns the argument of a call, by its name or its position; None if it is not given."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -195,7 +205,7 @@ def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr
 
 
 def method(call: ast.Call) -> str:
-    """The name of the method or function that is called, whatever it is called on."""
+    """Returns the name of the method or function that is called, whatever it is called on."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
@@ -205,8 +215,8 @@ def read(path: Path) -> Script:
     """Parses a file.
 
     Raises:
-        ConfigurationError: there is no such file, or it is no text.
-        NotParsed: it is no Python 3.
+        ConfigurationError: there is no such file, it is not text, or it is nested too deeply.
+        NotParsed: it is not Python 3.
     """
     try:
         with tokenize.open(path) as file:
@@ -220,7 +230,8 @@ def parse(path: Path, text: str) -> Script:
     """Parses the text of a file.
 
     Raises:
-        NotParsed: it is no Python 3.
+        ConfigurationError: it is nested too deeply.
+        NotParsed: it is not Python 3.
     """
     try:
         return Script(path, text, ast.parse(text))
@@ -233,7 +244,10 @@ def parse(path: Path, text: str) -> Script:
 
 
 def with_local_modules(first: Script, limit: int = 50) -> list[Script]:
-    """A script, and the modules beside it that it imports, and so on. What can't be parsed is left out but for the first."""
+    """Returns a script and the local modules that it imports, directly or through others.
+
+    Modules that can't be parsed are left out. The search ends once ``limit`` files are found.
+    """
     found = {first.path.resolve(): first}
     waiting = [first]
     while waiting and len(found) < limit:

@@ -1,4 +1,4 @@
-"""`tf.estimator` over the workers. It is loaded when a script uses it."""
+"""The dialect of `tf.estimator` over the workers. It is loaded when a script uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KERAS = ("keras._tf_keras.keras", "tf_keras", "tf_keras.api._v2.keras")
 
 
 def install() -> None:
-    """Gives TensorFlow and Keras, as far as they are there, the names that they have lost."""
+    """Gives TensorFlow and Keras, as far as they have been imported, the names that they have lost."""
     if "tensorflow" in sys.modules:
         tensorflow: Any = sys.modules["tensorflow"]
         estimator = _Later("syrtos.dialects.estimator.names", "namespace")
@@ -27,13 +27,14 @@ def install() -> None:
 
 
 def _is_complete(package: str) -> bool:
-    """Whether a package has been imported. One that is being imported, and that has imported TensorFlow on its way, is installed into later."""
+    """Returns whether a package has been imported completely."""
+    # a package that is being imported, and that has imported TensorFlow on its way, is installed into later
     module = sys.modules.get(package)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 class _Later:
-    """Stands for what a function of a module returns, and asks for it when something of it is used."""
+    """A stand-in for the result of a module's function, which is called when an attribute is used."""
 
     def __init__(self, module: str, function: str) -> None:
         self._from = (module, function)

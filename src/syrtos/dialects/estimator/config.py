@@ -1,4 +1,4 @@
-"""`tf.estimator.RunConfig`: what a run of an Estimator was asked to do."""
+"""The settings of an Estimator's run, `tf.estimator.RunConfig`."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class RunConfig:
     """Settings of training; see the documentation of TensorFlow 2.15. Roles are those of this run.
 
     Attributes:
-        model_dir: where checkpoints, summaries and exports go.
+        model_dir: the folder of checkpoints, summaries and exports.
         tf_random_seed: the graph's seed.
         save_checkpoints_steps: steps between checkpoints, or None.
-        save_checkpoints_secs: seconds between them, or None.
-        keep_checkpoint_max: how many are kept; None or 0: all.
+        save_checkpoints_secs: seconds between checkpoints, or None.
+        keep_checkpoint_max: number of checkpoints that are kept; None or 0: all.
         log_step_count_steps: steps between two lines of the log.
-        train_distribute: a strategy: then a batch of ``input_fn`` is one of each worker.
+        train_distribute: a strategy; with one, a batch of ``input_fn`` is that of one worker.
     """
 
     def __init__(
@@ -63,7 +63,12 @@ class RunConfig:
         session_creation_timeout_secs: int = 7200,
         checkpoint_save_graph_def: bool = True,
     ) -> None:
-        """Raises ValueError where steps and seconds between checkpoints are both given."""
+        """Checks and keeps the settings.
+
+        Raises:
+            ValueError: steps and seconds between checkpoints are both given, TF_CONFIG has another ``model_dir``, or
+                TF_CONFIG names an evaluator with an index above 0.
+        """
         steps, seconds = save_checkpoints_steps, save_checkpoints_secs
         if steps is _UNSET:
             steps, seconds = None, 600 if seconds is _UNSET else seconds
@@ -90,10 +95,10 @@ class RunConfig:
         self.checkpoint_save_graph_def = checkpoint_save_graph_def
 
     def replace(self, **kwargs: Any) -> Self:
-        """A copy with other values.
+        """Returns a copy with other values.
 
         Raises:
-            ValueError: one of them can't be replaced.
+            ValueError: one of them can't be replaced, or steps and seconds between checkpoints are both given.
         """
         unknown = [name for name in kwargs if name not in _REPLACEABLE]
         if unknown:
@@ -113,7 +118,11 @@ class RunConfig:
 
     @property
     def task_type(self) -> str:
-        """``evaluator`` and ``ps`` where TF_CONFIG says so; else rank 0 is the chief of several, and the others are workers."""
+        """The role of this process.
+
+        TF_CONFIG may make it ``evaluator`` or ``ps``. Else rank 0 of several workers is the chief, and all others are
+        workers.
+        """
         told = self._cluster.get("task", {}).get("type")
         if told in (TaskType.EVALUATOR, TaskType.PS):
             return told
@@ -121,48 +130,48 @@ class RunConfig:
 
     @property
     def task_id(self) -> int:
-        """The place among those of the same role."""
+        """The index among the processes of the same role."""
         if self.task_type in (TaskType.EVALUATOR, TaskType.PS):
             return int(self._cluster["task"].get("index", 0))
         return max(world.current().world.rank - 1, 0)
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker writes."""
+        """Returns whether this worker writes files: it is rank 0, and neither evaluator nor ``ps``."""
         return world.current().world.rank == 0 and self.task_type not in (TaskType.EVALUATOR, TaskType.PS)
 
     @property
     def num_worker_replicas(self) -> int:
-        """All workers, the chief too; an evaluator knows of none."""
+        """The number of workers, the chief among them; 0 for an evaluator."""
         told = self._cluster.get("task", {}).get("type")
         return 0 if told == TaskType.EVALUATOR else world.current().world.size
 
     @property
     def num_ps_replicas(self) -> int:
-        """No parameter servers hold an Estimator's weights."""
+        """The number of parameter servers: 0, since none hold an Estimator's weights."""
         return 0
 
     @property
     def global_id_in_cluster(self) -> int | None:
-        """The rank."""
+        """The rank; None for an evaluator."""
         return None if self.task_type == TaskType.EVALUATOR else world.current().world.rank
 
     @property
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """What TF_CONFIG says; empty without it, and for an evaluator."""
+        """The cluster that TF_CONFIG names; empty without TF_CONFIG, and for an evaluator."""
         cluster = self._cluster.get("cluster", {})
         return tf.train.ClusterSpec({} if self.task_type == TaskType.EVALUATOR else cluster)
 
     @property
     def evaluation_master(self) -> str:
-        """Nothing is run remotely."""
+        """An empty address: nothing is run remotely."""
         return ""
 
     master = evaluation_master
 
     @property
     def service(self) -> Any:
-        """What TF_CONFIG says."""
+        """The ``service`` in TF_CONFIG; None without one."""
         return self._cluster.get("service")
 
 

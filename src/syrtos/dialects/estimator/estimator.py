@@ -1,7 +1,7 @@
-"""`tf.estimator.Estimator`: a ``model_fn`` that builds a graph, trained on all workers.
+"""The class `tf.estimator.Estimator`: a ``model_fn`` that builds a graph, trained on all workers.
 
-Every worker builds the same graph, on its share of each batch; a session of TensorFlow 1 runs it. Rank 0 reads and writes the files of
-``model_dir``, and the others begin with its variables.
+Every worker builds the same graph, on its share of each batch; a session of TensorFlow 1 runs it. Rank 0 reads and
+writes the files of ``model_dir``, and the others begin with its variables.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ v1: Any = tf.compat.v1
 
 
 class Estimator:
-    """Trains, evaluates, predicts with and exports what ``model_fn`` describes; see the documentation of TensorFlow 2.15.
+    """Trains, evaluates, predicts with and exports the model of ``model_fn``; see the documentation of TensorFlow 2.15.
 
-    A batch of ``input_fn`` is one step of all workers; with a strategy in the `RunConfig`, or an ``input_context`` that the function asks
-    for, it is one of each worker.
+    A batch of ``input_fn`` is one step of all workers. With a strategy in the `RunConfig`, or an ``input_context`` that
+    the function asks for, it is a batch of one worker.
     """
 
     def __init__(
@@ -45,7 +45,12 @@ class Estimator:
         params: Any = None,
         warm_start_from: Any = None,
     ) -> None:
-        """Raises ValueError where ``model_dir`` and the config's differ, ConfigurationError where the run has parameter servers."""
+        """Makes an Estimator; nothing is built yet.
+
+        Raises:
+            ConfigurationError: the run has parameter servers.
+            ValueError: ``model_dir`` and the config's differ.
+        """
         if world.current().servers:
             raise ConfigurationError(
                 "Parameter servers (`--ps`) apply Keras optimizers, and an Estimator's graph has one of TensorFlow 1. Run the script without "
@@ -64,7 +69,7 @@ class Estimator:
 
     @property
     def model_dir(self) -> str:
-        """Where everything is written."""
+        """The folder of all files that are written."""
         assert self._config.model_dir is not None
         return self._config.model_dir
 
@@ -75,26 +80,26 @@ class Estimator:
 
     @property
     def params(self) -> Any:
-        """A copy of what ``model_fn`` gets as ``params``."""
+        """A copy of the ``params`` of ``model_fn``."""
         return copy.deepcopy(self._params)
 
     @property
     def model_fn(self) -> Callable[..., EstimatorSpec]:
-        """The function, with ``params`` and ``config`` bound."""
+        """The ``model_fn``, with ``params`` and ``config`` bound."""
         return lambda features, labels, mode, config=None: self._call_model_fn(features, labels, mode)
 
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest checkpoint, on every worker; None if there is none."""
+        """Returns the path of the newest checkpoint, on every worker; None if there is none."""
         comm = world.current().comm
         found = tf.train.latest_checkpoint(self.model_dir) if comm.rank == 0 else None
         return self._told_to_all(found)
 
     def get_variable_names(self) -> list[str]:
-        """Names in the newest checkpoint."""
+        """Returns the names of the variables in the newest checkpoint."""
         return [name for name, _ in tf.train.list_variables(self._checkpoint(None))]
 
     def get_variable_value(self, name: str) -> Any:
-        """A value in the newest checkpoint."""
+        """Returns the value of a variable in the newest checkpoint."""
         return tf.train.load_variable(self._checkpoint(None), name)
 
     # -- training --------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ class Estimator:
         """Trains until ``input_fn`` ends, for ``steps`` more steps, or until the global step is ``max_steps``.
 
         Raises:
-            ValueError: both are given, or one is not positive.
+            ValueError: ``steps`` and ``max_steps`` are both given, or one is not positive.
         """
         self.train_saving(input_fn, hooks, steps, max_steps, saving_listeners)
         return self
@@ -124,7 +129,7 @@ class Estimator:
         listeners: Sequence[Any] | None,
         saved: Callable[[int], None] | None = None,
     ) -> None:
-        """`train`, telling ``saved`` the step of each checkpoint, on all workers."""
+        """Trains as `train` does, and calls ``saved`` with the step of each checkpoint, on all workers."""
         check_steps(steps, max_steps)
         if max_steps is not None and self.global_step() >= max_steps:
             return
@@ -161,7 +166,7 @@ class Estimator:
             graphs.train(session, fetches)
 
     def _writers(self, loss: Any, step: Any, spec: EstimatorSpec) -> list[Any]:
-        """What only rank 0 does."""
+        """Returns the hooks that only rank 0 has: those that write files, and the chief's."""
         if world.current().world.rank:
             return []
         v1.summary.scalar("loss", loss)
@@ -185,8 +190,10 @@ class Estimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Metrics by name, with ``loss`` (the mean over batches) and ``global_step``, over the samples of all workers. Without a checkpoint
-        the variables are as initialized.
+        """Returns metrics by name, over the samples of all workers.
+
+        Among them are ``loss`` (the mean over batches) and ``global_step``. Without a checkpoint the variables are as
+        initialized.
         """
         return self._evaluate(input_fn, steps, hooks, checkpoint_path or self.latest_checkpoint(), name)
 
@@ -220,7 +227,7 @@ class Estimator:
         return results
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Where the results of evaluations are written."""
+        """Returns the folder in which the results of evaluations are written."""
         return str(Path(self.model_dir) / (f"eval_{name}" if name else "eval"))
 
     def _write_summary(self, results: dict[str, Any], name: str | None) -> None:
@@ -245,7 +252,9 @@ class Estimator:
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Predictions for all rows, on every worker that calls it, from the checkpoint that it finds; one by one, or batch by batch.
+        """Returns an iterator over predictions for all rows, one by one or batch by batch.
+
+        Every worker that calls it predicts all rows, from the checkpoint that it finds.
 
         Raises:
             ValueError: ``predict_keys`` names no prediction.
@@ -280,7 +289,10 @@ class Estimator:
         checkpoint_path: str | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
     ) -> bytes:
-        """Writes a saved model under ``export_dir_base``, in a folder named by the time; rank 0 does, and all get its path."""
+        """Writes a saved model under ``export_dir_base``, in a folder named by the time.
+
+        Rank 0 writes it, and all workers get its path.
+        """
         checkpoint, comm = self._checkpoint(checkpoint_path), world.current().comm
         written = ""
         if comm.rank == 0:
@@ -294,7 +306,7 @@ class Estimator:
 
     @contextlib.contextmanager
     def by_rank_0_alone(self) -> Iterator[None]:
-        """Inside only rank 0 exports: the others are told later."""
+        """Context manager: inside, only rank 0 exports, and the others are told later."""
         self._by_rank_0_alone = True
         try:
             yield
@@ -305,7 +317,7 @@ class Estimator:
         self, export_dir_base: Any, serving_input_receiver_fn: Any, assets_extra: Any = None, as_text: bool = False,
         checkpoint_path: str | None = None, strip_default_attrs: bool = False,
     ) -> bytes:  # fmt: skip
-        """`export_saved_model`, as TensorFlow 1 called it."""
+        """Calls `export_saved_model`, by the name that it has in TensorFlow 1."""
         del strip_default_attrs
         return self.export_saved_model(
             export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
@@ -314,7 +326,7 @@ class Estimator:
     # -- helpers ---------------------------------------------------------------------------------
 
     def _told_to_all(self, mine: Any) -> Any:
-        """Rank 0's value on every worker, unless rank 0 is here alone."""
+        """Returns rank 0's value on every worker, unless rank 0 is here alone."""
         return mine if self._by_rank_0_alone else world.current().comm.broadcast_object(mine)
 
     def _call_model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
@@ -335,7 +347,8 @@ class Estimator:
         return inputs.read(input_fn, mode, how, known)
 
     def _seed(self, graph: Any) -> int | None:
-        """Gives the graph its seed: all workers must read the same data."""
+        """Gives the graph its seed, and returns it."""
+        # all workers must read the same data
         seed = self._config.tf_random_seed
         if seed is None and world.current().world.size > 1:
             self._graphs += 1  # another for each, as without workers
@@ -354,7 +367,10 @@ class Estimator:
         return scaffold
 
     def _restored(self, spec: EstimatorSpec, checkpoint: str | None, all_hooks: list[Any]) -> Any:
-        """A session with the variables of a checkpoint, which rank 0 must be able to read; with `BeginEqual` the others need not."""
+        """Returns a session with the variables of a checkpoint.
+
+        Rank 0 must be able to read the checkpoint. With `BeginEqual` among the hooks the others need not.
+        """
         equal = any(isinstance(hook, hooks.BeginEqual) for hook in all_hooks)
         path = checkpoint if world.current().world.rank == 0 or not equal else None
         creator = v1.train.ChiefSessionCreator(
@@ -371,14 +387,18 @@ class Estimator:
         return found
 
     def global_step(self) -> int:
-        """Updates so far: of the newest checkpoint; 0 if there is none."""
+        """Returns the number of updates in the newest checkpoint; 0 if there is none."""
         comm, found = world.current().comm, self.latest_checkpoint()
         mine = int(tf.train.load_variable(found, "global_step")) if found and comm.rank == 0 else 0
         return int(comm.broadcast_object(mine))
 
 
 def check_steps(steps: int | None, max_steps: int | None) -> None:
-    """Raises ValueError where both are given, or one is not positive."""
+    """Checks the two ways of limiting steps.
+
+    Raises:
+        ValueError: both are given, or one is not positive.
+    """
     if steps is not None and max_steps is not None:
         raise ValueError("Can not provide both steps and max_steps.")
     for name, value in (("steps", steps), ("max_steps", max_steps)):
@@ -387,7 +407,11 @@ def check_steps(steps: int | None, max_steps: int | None) -> None:
 
 
 def _with_model_dir(config: RunConfig, model_dir: Any) -> RunConfig:
-    """All workers use rank 0's folder, also where it had to make one up."""
+    """Returns the config with the folder that was given, or else with one that rank 0 has made for all workers.
+
+    Raises:
+        ValueError: ``model_dir`` and the config's differ.
+    """
     if model_dir is not None and config.model_dir not in (None, str(model_dir)):
         raise ValueError(
             f"`model_dir` is given as {model_dir}, and the RunConfig has {config.model_dir}. Give one of them."

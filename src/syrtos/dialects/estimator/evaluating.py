@@ -1,4 +1,4 @@
-"""`tf.estimator.train_and_evaluate`."""
+"""The function `tf.estimator.train_and_evaluate`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from syrtos.dialects.estimator.specs import EvalSpec, TrainSpec
 
 
 def train_and_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[Any, Any]:
-    """Trains, evaluating after checkpoints (no more often than ``throttle_secs``) and at the end; all workers take part in both.
+    """Trains, and evaluates after checkpoints and at the end; all workers take part in both.
 
-    With TF_CONFIG's role of an evaluator it only evaluates, each new checkpoint until one has ``max_steps``. A ``ps`` has nothing to do, and
-    ends here, where it never returned.
+    Evaluations begin no more often than every ``throttle_secs``. An evaluator by TF_CONFIG only evaluates, each new
+    checkpoint until one has ``max_steps``. A ``ps`` has nothing to do: its process ends here, where TensorFlow's never
+    returned.
 
     Returns:
-        The last evaluation's metrics, and what the exporters returned for it.
+        The last evaluation's metrics, and the results of the exporters for it.
     """
     if not isinstance(train_spec, TrainSpec) or not isinstance(eval_spec, EvalSpec):
         raise TypeError("`train_spec` must be a TrainSpec, and `eval_spec` an EvalSpec.")
@@ -41,7 +42,7 @@ def train_and_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpe
 
 
 class _Evaluations:
-    """The evaluations of one call."""
+    """The evaluations of one call of `train_and_evaluate`."""
 
     def __init__(self, estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
         self._estimator = estimator
@@ -53,7 +54,8 @@ class _Evaluations:
         self._first = True
 
     def saved(self, step: int) -> None:
-        """A checkpoint has been written; the one before the first step is nothing to evaluate."""
+        """Evaluates a checkpoint that has been written, if the last evaluation is long enough ago."""
+        # the checkpoint before the first step is nothing to evaluate
         if self._first:
             self._first = False
             return
@@ -62,7 +64,7 @@ class _Evaluations:
             self._evaluate(step)
 
     def last(self) -> tuple[Any, Any]:
-        """Evaluates the last checkpoint, if that has not been done."""
+        """Evaluates the last checkpoint, if that has not been done, and returns the last result."""
         found = self._estimator.latest_checkpoint()
         if found is None:
             return self._result
@@ -72,7 +74,7 @@ class _Evaluations:
         return self._result
 
     def follow(self) -> tuple[Any, Any]:
-        """Evaluates each new checkpoint that another process writes."""
+        """Evaluates each new checkpoint that another process writes, until one has ``max_steps``."""
         time.sleep(self._spec.start_delay_secs)
         while True:
             found, started = tf.train.latest_checkpoint(self._estimator.model_dir), time.monotonic()

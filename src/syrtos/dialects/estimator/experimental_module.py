@@ -1,4 +1,4 @@
-"""`tensorflow.estimator.experimental` as a module."""
+"""The module `tensorflow.estimator.experimental`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved models, and what they are fed with."""
+"""Saved models, and the inputs that they are fed with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
 class ServingInputReceiver:
-    """What a served model gets: ``features`` for ``model_fn``, and the tensors that are fed, by name."""
+    """The inputs of a served model: ``features`` for ``model_fn``, and the tensors that are fed, by name."""
 
     def __init__(self, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None) -> None:
         self.features = features
@@ -28,13 +28,16 @@ class ServingInputReceiver:
 
 
 class TensorServingInputReceiver(ServingInputReceiver):
-    """The same, for a ``model_fn`` that takes a tensor."""
+    """The inputs of a served model whose ``model_fn`` takes a tensor."""
 
 
 def build_raw_serving_input_receiver_fn(
     features: Mapping[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """A served model that is fed with features as they are: tensors that tell their shapes and dtypes."""
+    """Returns a function that makes the inputs of a served model which is fed with features as they are.
+
+    ``features`` are tensors that tell shapes and dtypes.
+    """
 
     def receiver_fn() -> ServingInputReceiver:
         fed = {
@@ -49,7 +52,7 @@ def build_raw_serving_input_receiver_fn(
 def build_parsing_serving_input_receiver_fn(
     feature_spec: Mapping[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """A served model that is fed with serialized `tf.train.Example`s."""
+    """Returns a function that makes the inputs of a served model which is fed with serialized `tf.train.Example`s."""
 
     def receiver_fn() -> ServingInputReceiver:
         examples = v1.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
@@ -60,22 +63,22 @@ def build_parsing_serving_input_receiver_fn(
 
 @dataclasses.dataclass(frozen=True)
 class ExportOutput:
-    """One signature's outputs."""
+    """The outputs of one signature."""
 
     outputs: Any = None
 
     def as_outputs(self) -> dict[str, Any]:
-        """The tensors by name."""
+        """Returns the tensors by name."""
         return dict(self.outputs) if isinstance(self.outputs, Mapping) else {"output": self.outputs}
 
 
 class PredictOutput(ExportOutput):
-    """Any tensors."""
+    """Outputs of any tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RegressionOutput(ExportOutput):
-    """One number for each row."""
+    """An output of a number for each row."""
 
     value: Any = None
 
@@ -83,13 +86,13 @@ class RegressionOutput(ExportOutput):
         object.__setattr__(self, "value", value)
 
     def as_outputs(self) -> dict[str, Any]:
-        """The tensors by name."""
+        """Returns the tensors by name."""
         return {"outputs": self.value}
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationOutput(ExportOutput):
-    """Scores, names of classes, or both."""
+    """Outputs of scores, names of classes, or both."""
 
     scores: Any = None
     classes: Any = None
@@ -99,7 +102,7 @@ class ClassificationOutput(ExportOutput):
         object.__setattr__(self, "classes", classes)
 
     def as_outputs(self) -> dict[str, Any]:
-        """The tensors by name."""
+        """Returns the tensors by name."""
         return {
             name: value for name, value in (("scores", self.scores), ("classes", self.classes)) if value is not None
         }
@@ -108,7 +111,13 @@ class ClassificationOutput(ExportOutput):
 def write(
     spec: Any, receiver: Any, base: str, checkpoint: str, assets_extra: Mapping[str, str] | None, as_text: bool
 ) -> str:
-    """Writes the saved model of the graph that is being built, in a new folder of ``base`` named by the time; returns its path."""
+    """Writes the saved model of the graph that is being built, and returns its path.
+
+    The path is a new folder of ``base`` named by the time.
+
+    Raises:
+        ValueError: ``assets_extra`` names a file outside of the saved model, or no signature is the default one.
+    """
     folder = new_folder(Path(base))
     building = folder.with_name(f"temp-{folder.name}")
     with v1.Session() as session:
@@ -151,7 +160,7 @@ def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
 
 
 def new_folder(base: Path) -> Path:
-    """A path in ``base`` named by the time, which no other export has."""
+    """Returns a path in ``base`` named by the time, which no other export has."""
     base.mkdir(parents=True, exist_ok=True)
     now = int(time.time())
     while (base / str(now)).exists():

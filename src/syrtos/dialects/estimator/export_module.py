@@ -1,4 +1,4 @@
-"""`tensorflow.estimator.export` as a module."""
+"""The module `tensorflow.estimator.export`."""
 
 from __future__ import annotations
 

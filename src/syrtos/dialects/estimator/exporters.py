@@ -1,4 +1,4 @@
-"""`tf.estimator`'s exporters: saved models written after evaluations."""
+"""The exporters of `tf.estimator`: saved models written after evaluations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import tensorflow as tf
 
 
 class Exporter(abc.ABC):
-    """Something that exports an Estimator's model."""
+    """A base class of exporters of an Estimator's model."""
 
     def __init__(self, name: str) -> None:
-        """``name`` is a folder under ``model_dir/export``.
+        """Keeps the name of a folder under ``model_dir/export``.
 
         Raises:
             ValueError: it is empty.
@@ -38,7 +38,7 @@ class Exporter(abc.ABC):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Any:
-        """Exports, and returns the folder of the saved model, or None if there is nothing to export now."""
+        """Exports, and returns the folder of the saved model; None if there is nothing to export now."""
 
 
 class _Saving(Exporter):
@@ -76,7 +76,7 @@ class FinalExporter(_Saving):
     def __init__(
         self, name: str, serving_input_receiver_fn: Any, assets_extra: Any = None, as_text: bool = False
     ) -> None:
-        """Keeps what earlier runs have exported."""
+        """Makes an exporter that keeps what earlier runs have exported."""
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
 
     def export(
@@ -87,7 +87,7 @@ class FinalExporter(_Saving):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Any:
-        """See `Exporter.export`."""
+        """Exports if this is the final export; else returns None."""
         return self._save(estimator, export_path, checkpoint_path) if is_the_final_export else None
 
 
@@ -102,10 +102,10 @@ class LatestExporter(_Saving):
         as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
-        """``exports_to_keep``: None for all.
+        """Makes an exporter that keeps the last ``exports_to_keep`` exports; None: all.
 
         Raises:
-            ValueError: it is not positive.
+            ValueError: ``exports_to_keep`` is not positive.
         """
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
@@ -117,7 +117,7 @@ class LatestExporter(_Saving):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Any:
-        """See `Exporter.export`."""
+        """Exports, and removes the oldest exports."""
         return self._save(estimator, export_path, checkpoint_path)
 
 
@@ -138,7 +138,13 @@ class BestExporter(_Saving):
         as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
-        """``compare_fn`` takes ``best_eval_result`` and ``current_eval_result`` and tells whether the current one is better."""
+        """Makes an exporter for which ``compare_fn`` tells whether an evaluation is better.
+
+        It takes ``best_eval_result`` and ``current_eval_result``, and tells whether the current one is better.
+
+        Raises:
+            ValueError: ``exports_to_keep`` is not positive.
+        """
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
         self._pattern = event_file_pattern
         self._better = compare_fn
@@ -153,7 +159,7 @@ class BestExporter(_Saving):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Any:
-        """See `Exporter.export`."""
+        """Exports if this evaluation is better than the best before it; else returns None."""
         if not self._looked and self._pattern:
             now = eval_result.get("global_step")
             self._best = self._best_before(estimator.model_dir, self._pattern, None if now is None else int(now))
@@ -164,7 +170,7 @@ class BestExporter(_Saving):
         return self._save(estimator, export_path, checkpoint_path)
 
     def _best_before(self, model_dir: str, pattern: str, now: int | None) -> Mapping[str, Any] | None:
-        """The best of the evaluations in the event files; ``now`` is the step of the one that has just been written."""
+        """Returns the best evaluation in the event files, without that of step ``now``, which has just been written."""
         best = None
         for path in sorted(Path(model_dir).glob(pattern)):
             for event in tf.compat.v1.train.summary_iterator(str(path)):
@@ -181,7 +187,10 @@ class BestExporter(_Saving):
 
 
 def _keep_last(folder: str, count: int | None) -> None:
-    """Removes all but the newest exports, unless ``count`` is None: folders whose names are the times of their writing."""
+    """Removes all but the newest ``count`` exports, unless ``count`` is None.
+
+    Exports are folders whose names are the times of their writing.
+    """
     exports = sorted((path for path in Path(folder).iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     for old in exports[: -count if count else 0]:
         shutil.rmtree(old)

@@ -1,4 +1,4 @@
-"""What an Estimator's graph is made of, and how its sessions are run."""
+"""The parts of an Estimator's graph, and the runs of its sessions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ v1: Any = tf.compat.v1
 
 
 class GraphScope(StepScope):
-    """A step whose graph has no order but that of its edges: what is assigned is made equal outside of it."""
+    """A step whose graph has no order but that of its edges: assigned values are made equal outside of it."""
 
     def before_assign(self, variable: tf.Variable) -> None:
-        """Nothing is noted."""
+        """Does nothing: an assignment is not noted."""
 
     def before_read(self, variable: tf.Variable) -> None:
-        """A value read is this worker's."""
+        """Does nothing: a value that is read is this worker's."""
 
 
 def over_all(scope: StepScope, loss: Any) -> Any:
-    """The loss of the global batch: the workers' weighted by their samples."""
+    """Returns the loss of the global batch.
+
+    It is the mean of the workers' losses weighted by their samples, or their sum if losses are sums.
+    """
     loss = tf.reshape(tf.convert_to_tensor(loss), [])
     if scope.session.comm.size == 1:
         return loss
@@ -43,7 +46,11 @@ def over_all(scope: StepScope, loss: Any) -> Any:
 
 
 def operation(train_op: Any) -> Any:
-    """The training step; raises TypeError where it is none of a graph."""
+    """Returns the operation of a training step.
+
+    Raises:
+        TypeError: it is none of a graph.
+    """
     if isinstance(train_op, tf.Operation | tf.Tensor):
         return train_op
     if isinstance(train_op, tf.Variable):  # what assignments return
@@ -56,8 +63,11 @@ def operation(train_op: Any) -> Any:
 
 @contextlib.contextmanager
 def new_graph(phase: Phase | None = None) -> Iterator[Any]:
-    """A graph to build; it has no strategy, and names as any other graph of the same functions. With a ``phase`` the ledger counts the time
-    of the block as that part of the run."""
+    """Context manager: a new graph is the default inside.
+
+    The graph has no strategy, and names as any other graph of the same functions. With a ``phase`` the ledger counts
+    the time of the block as that part of the run.
+    """
     part = world.current().ledger.part(phase, "build") if phase else contextlib.nullcontext()
     with part, tf.Graph().as_default() as graph, tf_internals.names_of_a_new_graph():
         yield graph
@@ -65,7 +75,8 @@ def new_graph(phase: Phase | None = None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def refusing_calls_of_keras() -> Iterator[None]:
-    """Inside, a Keras model's own training says what to write: tensors of a graph that is being built have no values yet."""
+    """Context manager: inside, a Keras model's own training raises an error that says what to write."""
+    # tensors of a graph that is being built have no values yet
     kinds = {getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")} - {None}
     calls = ("fit", "train_on_batch", "test_on_batch", "evaluate")
     with contextlib.ExitStack() as stack:
@@ -89,7 +100,12 @@ def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def train(session: Any, fetches: list[Any]) -> None:
-    """Runs training steps until the session says stop. ``fetches``: this worker's samples, and the operation."""
+    """Runs training steps until the session says stop.
+
+    Args:
+        session: a monitored session.
+        fetches: the number of this worker's samples, and the training operation.
+    """
     ledger, done = world.current().ledger, itertools.count()
     while not session.should_stop():
         ledger.begin_step("train")
@@ -98,7 +114,11 @@ def train(session: Any, fetches: list[Any]) -> None:
 
 
 def check_reduced(reductions: int) -> None:
-    """Raises ConfigurationError where workers would each train alone."""
+    """Checks that the gradients of a training step are exchanged.
+
+    Raises:
+        ConfigurationError: each worker would train alone.
+    """
     if world.current().world.size > 1 and not reductions and v1.trainable_variables():
         raise ConfigurationError(
             "`model_fn` has built a training step whose gradients are not exchanged: it updates variables without an optimizer. Use one of "
@@ -107,7 +127,11 @@ def check_reduced(reductions: int) -> None:
 
 
 def metrics_of(spec: EstimatorSpec) -> dict[str, tuple[Any, Any]]:
-    """Value and update of each metric; raises TypeError where one makes no operations."""
+    """Returns the value and the update of each metric.
+
+    Raises:
+        TypeError: a metric makes no operations.
+    """
     found = {}
     for name, metric in (spec.eval_metric_ops or {}).items():
         if isinstance(metric, tuple | list):
@@ -125,7 +149,13 @@ def metrics_of(spec: EstimatorSpec) -> dict[str, tuple[Any, Any]]:
 
 
 def steps_of(session: Any, fetches: Any, totals: hooks.Values, steps: int | None) -> list[float]:
-    """The losses of all steps, which are run until the data or ``steps`` end; a worker without samples adds nothing to metrics."""
+    """Runs steps until the data or ``steps`` end, and returns their losses.
+
+    A worker without samples adds nothing to metrics.
+
+    Raises:
+        ValueError: there is no batch.
+    """
     losses: list[float] = []
     comm = world.current().comm
     while not any(comm.agree("stop evaluating?", float(session.should_stop()))) and (
@@ -145,12 +175,12 @@ def steps_of(session: Any, fetches: Any, totals: hooks.Values, steps: int | None
 
 
 def without_hooks(session: Any) -> Any:
-    """The session inside a monitored one."""
+    """Returns the session inside a monitored one."""
     return session.run_step_fn(lambda step_context: step_context.session)
 
 
 def rows(batch: Any) -> Iterator[Any]:
-    """The rows of a structure of arrays, one by one."""
+    """Yields the rows of a structure of arrays."""
     count = len(tf.nest.flatten(batch)[0])
     for row in range(count):
         yield tf.nest.map_structure(lambda values, row=row: values[row], batch)

@@ -1,4 +1,4 @@
-"""What happens around the steps of a session, on all workers alike."""
+"""Hooks around the steps of a session, which act on all workers alike."""
 
 from __future__ import annotations
 
@@ -23,33 +23,37 @@ _STOP, _SAVE = 1.0, 2.0
 
 
 def here(hooks: Sequence[Any] | None) -> list[Any]:
-    """The hooks of a script that this worker runs."""
+    """Returns those hooks of a script that this worker runs."""
     if world.current().world.rank == 0:
         return list(hooks or ())
     return [hook for hook in hooks or () if _WRITERS.isdisjoint(base.__name__ for base in type(hook).__mro__)]
 
 
 class BeginEqual(v1.train.SessionRunHook):
-    """All workers get rank 0's variables, which has initialized them or read them from a checkpoint."""
+    """Gives all workers the variables of rank 0, which has initialized them or read them from a checkpoint."""
 
     def __init__(self, own_noise: bool = False) -> None:
-        """``own_noise``: but states of random numbers differ, or all would drop out the same."""
+        """Makes the hook.
+
+        Args:
+            own_noise: whether each worker gets its own states of random numbers; else all would drop out the same.
+        """
         self._own_noise = own_noise
 
     def begin(self) -> None:
-        """Makes what assigns values, before the graph is final."""
+        """Makes the operations that assign values, before the graph is final."""
         self._all = Values(v1.global_variables())
 
     def before_run(self, run_context: Any) -> None:
-        """The first of the hooks: what follows are the script's."""
+        """Counts the time from here as that of callbacks: this is the first of the hooks, and the script's follow."""
         world.current().ledger.become("callbacks")
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """The same."""
+        """Counts the time from here as that of callbacks, as `before_run` does."""
         world.current().ledger.become("callbacks")
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Broadcasts."""
+        """Broadcasts rank 0's variables."""
         comm = world.current().comm
         variables = self._all.variables
         if comm.size == 1 or not variables:
@@ -68,7 +72,7 @@ class BeginEqual(v1.train.SessionRunHook):
 class Together(v1.train.SessionRunHook):
     """Stops and saves at the same step on all workers; rank 0 writes the checkpoints.
 
-    Before a checkpoint moving statistics, to which each worker has added those of its own samples, become the mean of all.
+    Each worker adds its own samples to moving statistics. Before a checkpoint they become the mean of all workers.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class Together(v1.train.SessionRunHook):
         listeners: Sequence[Any],
         saved: Callable[[int], None] | None = None,
     ) -> None:
-        """``saved`` is called on all workers after a checkpoint, with its step."""
+        """Makes the hook; ``saved`` is called on all workers after a checkpoint, with its step."""
         self._steps = config.save_checkpoints_steps
         self._seconds = config.save_checkpoints_secs
         self._path = str(Path(directory) / "model.ckpt")
@@ -91,7 +95,7 @@ class Together(v1.train.SessionRunHook):
         self._last_time = 0.0
 
     def begin(self) -> None:
-        """Makes what averages."""
+        """Makes the operations that average moving statistics, before the graph is final."""
         self._step = v1.train.get_global_step()
         for listener in self._listeners:
             listener.begin()
@@ -101,16 +105,16 @@ class Together(v1.train.SessionRunHook):
         )
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """The state before the first step is a checkpoint too."""
+        """Saves the state before the first step as a checkpoint too."""
         if self._steps or self._seconds:
             self._save(session, int(session.run(self._step)))
 
     def before_run(self, run_context: Any) -> None:
-        """The last of the hooks: the step is computed next."""
+        """Counts the time from here as that of computing: this is the last of the hooks."""
         world.current().ledger.become("compute")
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Agrees on what to do now."""
+        """Agrees with the other workers on whether to stop or save now, and does so."""
         step = int(run_context.session.run(self._step))  # asked for with the update it could be from before
         mine = _STOP * bool(run_context.stop_requested) + _SAVE * self._is_due(step)
         wishes = [int(wish) for wish in world.current().comm.agree("stop or save?", mine)]
@@ -120,7 +124,7 @@ class Together(v1.train.SessionRunHook):
             run_context.request_stop()
 
     def end(self, session: Any) -> None:
-        """The last state is a checkpoint."""
+        """Saves the last state as a checkpoint, if that has not been done."""
         step = int(session.run(self._step))
         if step != self._last_step and (self._steps or self._seconds):
             self._save(session, step)
@@ -134,7 +138,7 @@ class Together(v1.train.SessionRunHook):
         return bool(self._seconds) and world.current().world.rank == 0 and elapsed >= self._seconds
 
     def _save(self, session: Any, step: int) -> bool:
-        """Whether a listener wants training to stop."""
+        """Saves a checkpoint, and returns whether a listener wants training to stop."""
         self._last_step, self._last_time = step, time.monotonic()
         comm = world.current().comm
         self._statistics.reduce(session, ReduceOp.MEAN)
@@ -153,7 +157,7 @@ class Together(v1.train.SessionRunHook):
 
 
 class LogLoss(v1.train.SessionRunHook):
-    """Says the loss every so many steps, and stops where it is no number, on all workers."""
+    """Logs the loss every ``every`` steps, and stops training on all workers if it is not a number."""
 
     def __init__(self, loss: Any, every: int | None) -> None:
         self._loss = loss
@@ -162,11 +166,15 @@ class LogLoss(v1.train.SessionRunHook):
         self._since = time.monotonic()
 
     def before_run(self, run_context: Any) -> Any:
-        """Asks for the loss."""
+        """Returns the request for the loss."""
         return v1.train.SessionRunArgs(self._loss)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Logs, on rank 0."""
+        """Logs the loss, on rank 0.
+
+        Raises:
+            NanLossDuringTrainingError: the loss is not a number.
+        """
         loss = float(run_values.results)
         if math.isnan(loss):
             raise v1.train.NanLossDuringTrainingError
@@ -187,7 +195,7 @@ class Values:
         self._assign = tf.group(*(v1.assign(variable, value) for variable, value in pairs))
 
     def read(self, session: Any) -> list[Any]:
-        """The values."""
+        """Returns the values."""
         return session.run(self.variables)
 
     def write(self, session: Any, values: Sequence[Any]) -> None:
@@ -195,18 +203,19 @@ class Values:
         session.run(self._assign, dict(zip(self._given, values, strict=True)))
 
     def reduce(self, session: Any, op: ReduceOp) -> None:
-        """Makes them those of all workers together."""
+        """Replaces the values by their reduction over all workers."""
         comm = world.current().comm
         if comm.size > 1 and self.variables:
             self.write(session, [comm.allreduce(np.asarray(value), op) for value in self.read(session)])
 
 
 def metric_totals() -> Values:
-    """Local variables, which are what metrics count in: what all workers have added is their sum."""
+    """Returns the local variables, in which metrics count; the sum over the workers counts all samples."""
     found = {id(v): v for v in v1.local_variables() if v.dtype.is_floating or v.dtype.is_integer}
     return Values(found.values())
 
 
 def _is_moving(name: str) -> bool:
-    """Moving statistics as Keras and `tf.compat.v1.layers` call them; an optimizer's averages are equal on all workers already."""
+    """Returns whether a variable's name is that of a moving statistic in Keras or `tf.compat.v1.layers`."""
+    # an optimizer's averages are equal on all workers already
     return "moving_" in name.rsplit("/", 1)[-1]

@@ -1,4 +1,4 @@
-"""What an ``input_fn`` returns, as this worker's share of it."""
+"""The data of an ``input_fn``, as this worker's share of it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SHARE, OWN, ALL = get_args(How)
 
 
 def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any]) -> tuple[Any, Any] | pipelines.Share:
-    """Features and labels, as tensors of the graph that is being built: all, or a worker's share of them.
+    """Returns features and labels, as tensors of the graph that is being built: all, or a worker's share of them.
 
     Args:
         input_fn: returns a `tf.data.Dataset`, or features or ``(features, labels)``.
-        mode: what for.
-        how: what this worker takes.
-        known: what functions may ask for by name: ``params``, ``config``.
+        mode: one of `ModeKeys`.
+        how: the part that this worker takes.
+        known: values of arguments that functions may ask for by name: ``params``, ``config``.
     """
     place = world.current().world
     everyone = tf.distribute.InputContext(place.size, place.rank, place.size)
@@ -55,7 +55,7 @@ def _pair(found: Any) -> tuple[Any, Any]:
 
 
 def called_with(function: Callable[..., Any], known: dict[str, Any]) -> dict[str, Any]:
-    """What a function of the script asks for by the names of its arguments, and does not have yet."""
+    """Returns the ``known`` values that a function asks for by the names of its arguments, and does not have yet."""
     bound = function.keywords if isinstance(function, functools.partial) else {}
     names = inspect.signature(function).parameters
     return {name: value for name, value in known.items() if name in names and name not in bound}
@@ -76,10 +76,12 @@ def _shared(dataset: tf.data.Dataset, how: How, own_shard: bool) -> tf.data.Data
 def numpy_input_fn(
     x: Any, y: Any = None, batch_size: int = 128, num_epochs: int | None = 1, shuffle: bool | None = None, **_queue: Any
 ) -> Callable[[], tf.data.Dataset]:
-    """`tf.compat.v1.estimator.inputs.numpy_input_fn`: batches of arrays; options of the queue it had are not needed.
+    """Returns an input function of batches of arrays, as `tf.compat.v1.estimator.inputs.numpy_input_fn` does.
+
+    Options of the queue that the original had are not needed.
 
     Raises:
-        ValueError: ``shuffle`` is not said.
+        ValueError: ``shuffle`` is neither True nor False.
     """
     if shuffle not in (True, False):
         raise ValueError("shuffle must be provided and explicitly set as boolean (True or False).")
@@ -87,7 +89,8 @@ def numpy_input_fn(
     flat = [np.asarray(array) for array in tf.nest.flatten(x if y is None else (x, y))]
 
     def take(rows: Any) -> Any:
-        """Arrays stay out of the graph, which is written with every checkpoint."""
+        """Returns the given rows of the arrays."""
+        # arrays stay out of the graph, which is written with every checkpoint
         taken = tf.numpy_function(lambda at: [array[at] for array in flat], [rows], [array.dtype for array in flat])
         shaped = [tf.ensure_shape(t, [None, *a.shape[1:]]) for t, a in zip(tf.nest.flatten(taken), flat, strict=True)]
         return tf.nest.pack_sequence_as(x if y is None else (x, y), shaped)
@@ -104,7 +107,10 @@ def pandas_input_fn(
     x: Any, y: Any = None, batch_size: int = 128, num_epochs: int | None = 1, shuffle: bool | None = None,
     target_column: str = "target", **_queue: Any,
 ) -> Callable[[], tf.data.Dataset]:  # fmt: skip
-    """`tf.compat.v1.estimator.inputs.pandas_input_fn`: features are the columns by name."""
+    """Returns an input function of a table, as `tf.compat.v1.estimator.inputs.pandas_input_fn` does.
+
+    Features are the columns by name.
+    """
     del target_column
     features = {name: x[name].to_numpy() for name in x.columns}
     labels = (

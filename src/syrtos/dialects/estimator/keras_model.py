@@ -1,4 +1,4 @@
-"""`tf.keras.estimator.model_to_estimator`: an Estimator's calls on a Keras model, which `fit` trains."""
+"""The function `tf.keras.estimator.model_to_estimator`: an Estimator's calls on a Keras model, which `fit` trains."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def model_to_estimator(
     metric_names_map: dict[str, str] | None = None,
     export_outputs: Any = None,
 ) -> KerasEstimator:
-    """An Estimator of a compiled Keras model.
+    """Returns an Estimator of a compiled Keras model.
 
     Raises:
-        ValueError: not exactly one of model and path is given, or the model is not compiled.
+        ValueError: not exactly one of model and path is given, the model is not compiled, or there are
+            ``export_outputs``.
     """
     if (keras_model is None) == (keras_model_path is None):
         raise ValueError("Either `keras_model` or `keras_model_path` needs to be provided, and not both.")
@@ -75,7 +76,7 @@ class KerasEstimator(Estimator):
         listeners: Sequence[Any] | None,
         saved: Callable[[int], None] | None = None,
     ) -> None:
-        """See `Estimator.train_saving`."""
+        """Trains by `fit`, and calls ``saved`` with the step of each checkpoint; see `Estimator.train_saving`."""
         _no_hooks(own_hooks, listeners)
         check_steps(steps, max_steps)
         self._restore(self.latest_checkpoint())
@@ -96,7 +97,7 @@ class KerasEstimator(Estimator):
                 saved(int(self._step))
 
     def step_done(self) -> int:
-        """Counts a step; the steps so far."""
+        """Counts a step, and returns the number of steps so far."""
         self._step.assign_add(1)
         return int(self._step)
 
@@ -114,7 +115,7 @@ class KerasEstimator(Estimator):
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """See `Estimator.evaluate`."""
+        """Evaluates by the model's `evaluate`; see `Estimator.evaluate`."""
         _no_hooks(hooks)
         self._restore(self._checkpoint(checkpoint_path))
         dataset = self._dataset(input_fn, ModeKeys.EVAL)
@@ -134,7 +135,7 @@ class KerasEstimator(Estimator):
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """See `Estimator.predict`; outputs go by the names of the layers that make them."""
+        """Yields predictions, which go by the names of the layers that make them; see `Estimator.predict`."""
         _no_hooks(hooks)
         self._restore(self._checkpoint(checkpoint_path))
         names = getattr(self._model, "output_names", None) or [self._model.layers[-1].name]
@@ -156,7 +157,7 @@ class KerasEstimator(Estimator):
         checkpoint_path: str | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
     ) -> bytes:
-        """Writes the model with the signature of its inputs, in a folder named by the time; receivers are not needed."""
+        """Writes the model with the signature of its inputs, in a folder named by the time; receivers aren't needed."""
         del serving_input_receiver_fn, assets_extra, as_text, experimental_mode
         self._restore(self._checkpoint(checkpoint_path))
         written = ""
@@ -192,7 +193,7 @@ class KerasEstimator(Estimator):
             self._loaded = path
 
     def global_step(self) -> int:
-        """Updates so far."""
+        """Returns the number of updates so far."""
         return int(self._step)
 
 
@@ -207,7 +208,7 @@ class _Checkpoints(keras.callbacks.Callback):
         self._since = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """On all workers at the same step."""
+        """Counts a step and saves if that is due, at the same step on all workers."""
         step = self._estimator.step_done()
         if self._is_due(step):
             self._last, self._since = step, time.monotonic()

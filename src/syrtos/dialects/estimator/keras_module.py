@@ -1,4 +1,4 @@
-"""`tensorflow.keras.estimator` as a module."""
+"""The module `tensorflow.keras.estimator`."""
 
 from __future__ import annotations
 

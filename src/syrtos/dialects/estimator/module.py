@@ -1,4 +1,4 @@
-"""`tensorflow.estimator` and its like as a module, for `from tensorflow.estimator import Estimator`."""
+"""The module `tensorflow.estimator`, also for `from tensorflow.estimator import Estimator`."""
 
 from __future__ import annotations
 

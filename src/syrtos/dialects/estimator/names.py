@@ -1,4 +1,4 @@
-"""Every name of `tf.estimator`."""
+"""The namespaces with every name of `tf.estimator`."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ _STOPPING = "call `run_context.request_stop()` in a hook of your own: a wish of 
 
 
 def keras_namespace() -> types.SimpleNamespace:
-    """Everything under ``tf.keras.estimator``."""
+    """Returns everything under ``tf.keras.estimator``."""
     return types.SimpleNamespace(model_to_estimator=keras_model.model_to_estimator)
 
 
 def layers() -> Any:
-    """`tf.compat.v1.layers`."""
+    """Returns `tf.compat.v1.layers`."""
     return tf_internals.legacy_layers()
 
 
 @functools.cache
 def namespace() -> types.SimpleNamespace:
-    """Everything under ``tf.estimator``, in TensorFlow 2.15, the last that had it."""
+    """Returns everything under ``tf.estimator`` in TensorFlow 2.15, the last that had it."""
     v1: Any = tf.compat.v1
     own = {
         "Estimator": estimator.Estimator,

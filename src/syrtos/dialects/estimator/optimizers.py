@@ -1,4 +1,4 @@
-"""TensorFlow 1's optimizers inside a ``model_fn``: their gradients become those of all workers."""
+"""The optimizers of TensorFlow 1 inside a ``model_fn``, whose gradients become those of all workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REDUCED = "_syrtos_reduced"
 
 @functools.cache
 def install() -> None:
-    """Acts while the graph of a training step is built, on several workers."""
+    """Wraps the optimizers of TensorFlow 1, which then reduce gradients while the graph of a training step is built."""
     optimizer = v1.train.Optimizer
     replace(optimizer, "compute_gradients", _reducing)
     for kind in [optimizer, *_subclasses(optimizer)]:
@@ -40,7 +40,7 @@ def _wrap_own(kind: Any) -> None:
 
 
 def _reducing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Before the script clips them."""
+    """Wraps `compute_gradients`: gradients are reduced before the script clips them."""
 
     def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = original(self, *args, **kwargs)
@@ -50,7 +50,7 @@ def _reducing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reducing_others(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Gradients that a script has computed by itself."""
+    """Wraps `apply_gradients`: gradients that a script has computed by itself are reduced."""
 
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
@@ -80,7 +80,7 @@ def _reduced(pairs: Any) -> list[tuple[Any, Any]]:
 
 
 def _come_from_reduced(grads: Any) -> bool:
-    """Whether all of them were reduced, and maybe clipped since."""
+    """Returns whether all of the gradients were reduced before, and perhaps clipped since."""
     marks = getattr(v1.get_default_graph(), _REDUCED, set())
     return bool(marks) and all(_leads_to(_values(g).op, marks) for g in grads)
 
@@ -105,7 +105,7 @@ def _values(gradient: Any) -> Any:
 
 
 def _applying_at_once(_original: Callable[..., Any]) -> Callable[..., Any]:
-    """The optimizer that it was given applies them: there are no replicas to wait for."""
+    """Replaces `apply_gradients`: the inner optimizer applies gradients, without replicas to wait for."""
 
     def apply_gradients(self: Any, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         return tf_internals.inner_of_sync_replicas(self).apply_gradients(grads_and_vars, global_step, name)
@@ -114,7 +114,7 @@ def _applying_at_once(_original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_queues(_original: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that has nothing to do."""
+    """Replaces `make_session_run_hook`: the hook has nothing to do."""
 
     def make_session_run_hook(self: Any, is_chief: bool, num_tokens: int = -1) -> Any:
         del self, is_chief, num_tokens

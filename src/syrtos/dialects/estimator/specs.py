@@ -1,4 +1,4 @@
-"""What scripts hand to an Estimator, and what their ``model_fn`` hands back."""
+"""The specs that scripts hand to an Estimator, and that their ``model_fn`` hands back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from syrtos.dialects.estimator.exporters import Exporter
 
 
 class ModeKeys:
-    """What a ``model_fn`` is called for."""
+    """The purposes that a ``model_fn`` is called for."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -56,13 +56,13 @@ class EstimatorSpec:
             raise ValueError(f"An EstimatorSpec for mode {self.mode!r} needs {' and '.join(missing)}.")
 
     def _replace(self, **kwargs: Any) -> EstimatorSpec:
-        """A copy with other values, as the original namedtuple had."""
+        """Returns a copy with other values, as the original namedtuple did."""
         return dataclasses.replace(self, **kwargs)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainSpec:
-    """What `train_and_evaluate` trains on, and until which global step."""
+    """The data that `train_and_evaluate` trains on, and the global step at which it ends."""
 
     input_fn: Callable[..., Any]
     max_steps: int | None = None
@@ -76,7 +76,7 @@ class TrainSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EvalSpec:
-    """What `train_and_evaluate` evaluates on, how much of it, and what it exports then."""
+    """The data that `train_and_evaluate` evaluates on, the number of batches, and the exporters that follow."""
 
     input_fn: Callable[..., Any]
     steps: int | None = 100
@@ -101,7 +101,7 @@ class EvalSpec:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartSettings:
-    """Where initial weights come from."""
+    """The source of initial weights."""
 
     ckpt_to_initialize_from: str
     vars_to_warm_start: Any = ".*"
@@ -110,7 +110,11 @@ class WarmStartSettings:
 
 
 def warm_start(settings: Any) -> None:
-    """Makes the graph's variables begin from a checkpoint."""
+    """Makes the graph's variables begin from a checkpoint.
+
+    Raises:
+        ValueError: the settings have vocabularies, which are not supported.
+    """
     if settings is None:
         return
     if isinstance(settings, str):

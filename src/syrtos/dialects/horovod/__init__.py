@@ -41,17 +41,17 @@ def run(
     """Calls a function on new workers of this machine and returns their results in rank order.
 
     Args:
-        func: at the top level of a file that can be imported again; it calls ``hvd.init()`` itself.
+        func: a function at the top level of a file that can be imported again; it calls ``hvd.init()`` itself.
         args: plain data.
-        kwargs: more of it, for arguments that can be given by position too.
-        num_proc: the number of workers; without it that of the slots in ``hosts``, or 1.
+        kwargs: plain data, for arguments that can be given by position too.
+        num_proc: the number of workers; None: the number of slots in ``hosts``, or 1.
         hosts: this machine and its slots, ``localhost:4``.
-        hostfile: the same from a file.
-        np: ``num_proc``, as it used to be called.
-        options: others of Horovod's launcher. Those that tune or choose its engine are ignored.
+        hostfile: a file with this machine and its slots.
+        np: the former name of ``num_proc``.
+        options: other options of Horovod's launcher. Those that tune or choose its engine are ignored.
 
     Raises:
-        ConfigurationError: for other hosts, or for options of elastic runs.
+        ConfigurationError: other hosts are named, or options of elastic runs are given.
         TypeError: an option that Horovod doesn't know.
     """
     from syrtos.testing import run_world

@@ -1,4 +1,4 @@
-"""`hvd.init`, ranks and sizes, process sets, and what the library was built with."""
+"""Start and end of `hvd`, ranks and sizes, process sets, and what the library was built with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from syrtos.keras.tensorflow import op_errors
 
 @dataclasses.dataclass
 class _State:
-    """What `init` and `add_process_set` have changed in this process."""
+    """The changes that `init`, `add_process_set` and timelines have made in this process."""
 
     initialized: bool = False
     timeline: profiling.Timeline = dataclasses.field(default_factory=profiling.Timeline)
@@ -29,11 +29,11 @@ _state = _State()
 
 
 class ProcessSet:
-    """Some of the workers, by their ranks in the world.
+    """A set of workers, by their ranks in the world.
 
     Attributes:
-        ranks: the members, ascending; None until the set is registered, if it stands for all.
-        process_set_id: 0 for all workers; None until registered.
+        ranks: the members, ascending; None until the set is registered, if it stands for all workers.
+        process_set_id: 0 for all workers; None until the set is registered.
     """
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
@@ -47,11 +47,11 @@ class ProcessSet:
         self._members: api.ProcessSet | None = None
 
     def size(self) -> int | None:
-        """The number of members; None if the set is not registered."""
+        """Returns the number of members; None if the set is not registered."""
         return None if self.process_set_id is None else len(self._registered_ranks())
 
     def rank(self) -> int:
-        """This worker's rank inside the set.
+        """Returns this worker's rank inside the set.
 
         Raises:
             ValueError: this worker is no member.
@@ -61,7 +61,7 @@ class ProcessSet:
         return self._registered_ranks().index(world.current().world.rank)
 
     def included(self) -> bool | None:
-        """Whether this worker is a member; None if the set is not registered."""
+        """Returns whether this worker is a member; None if the set is not registered."""
         return None if self.process_set_id is None else world.current().world.rank in self._registered_ranks()
 
     def _registered_ranks(self) -> list[int]:
@@ -79,8 +79,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     Args:
         comm: all ranks of the world, or None. Others are refused.
-        process_sets: sets to register; ``"dynamic"`` is accepted, all sets are. One of the same ranks as a set of an earlier call is
-            the same set.
+        process_sets: sets to register. ``"dynamic"`` is accepted: all sets are dynamic. A set of the same ranks as one
+            of an earlier call is the same set.
 
     Raises:
         ConfigurationError: ``comm`` is not the whole world.
@@ -131,12 +131,12 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called."""
+    """Returns whether `init` has been called, and not `shutdown` after it."""
     return _state.initialized
 
 
 def session() -> world.Session:
-    """The world.
+    """Returns the session of the world.
 
     Raises:
         ValueError: `init` has not been called.
@@ -148,48 +148,48 @@ def session() -> world.Session:
 
 @api.unconverted
 def rank() -> int:
-    """This worker's number."""
+    """Returns this worker's rank."""
     return session().world.rank
 
 
 @api.unconverted
 def size() -> int:
-    """The number of workers."""
+    """Returns the number of workers."""
     return session().world.size
 
 
 @api.unconverted
 def local_rank() -> int:
-    """This worker's number on its host."""
+    """Returns this worker's rank on its host."""
     return session().world.local_rank
 
 
 @api.unconverted
 def local_size() -> int:
-    """The number of workers on this host."""
+    """Returns the number of workers on this host."""
     return session().world.local_size
 
 
 @api.unconverted
 def cross_rank() -> int:
-    """The number of this worker's host."""
+    """Returns the number of this worker's host."""
     return session().world.node_rank
 
 
 @api.unconverted
 def cross_size() -> int:
-    """The number of hosts."""
+    """Returns the number of hosts."""
     return session().world.node_count
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have equally many workers."""
+    """Returns whether all hosts have equally many workers."""
     place = session().world
     return place.local_size * place.node_count == place.size
 
 
 def comm_of(process_set: ProcessSet) -> Communicator:
-    """The communicator of a registered set that this worker is a member of.
+    """Returns the communicator of a registered set that this worker is a member of.
 
     Raises:
         ValueError: the set is not registered.
@@ -208,7 +208,7 @@ def comm_of(process_set: ProcessSet) -> Communicator:
 
 
 def _registered(process_set: ProcessSet) -> ProcessSet | None:
-    """The set that was registered under this one's id: itself, or one of the same ranks."""
+    """Returns the set that is registered under this one's id: itself, or one of the same ranks; else None."""
     known = None if process_set.process_set_id is None else _state.sets.get(process_set.process_set_id)
     return known if known and known._registered_ranks() == process_set._registered_ranks() else None
 
@@ -234,7 +234,11 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Unregisters a set; False if it is not registered or holds all workers by definition. All workers call it."""
+    """Unregisters a set. All workers call it.
+
+    Returns:
+        Whether the set was removed: False if it is not registered, or if it is the set of all workers.
+    """
     known = _registered(process_set)
     if known is None or known is global_process_set:
         return False
@@ -247,7 +251,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def process_set_of(process_set_id: int) -> ProcessSet:
-    """The registered set of this id.
+    """Returns the registered set with this id.
 
     Raises:
         ValueError: there is none.
@@ -259,7 +263,7 @@ def process_set_of(process_set_id: int) -> ProcessSet:
 
 
 def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """The registered sets, as Horovod's own tests ask for them."""
+    """Returns the registered sets, as Horovod's own tests ask for them."""
     return {number: process_set._registered_ranks() for number, process_set in _state.sets.items()}
 
 
@@ -267,8 +271,9 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Records exchanges, agreements and the time between them from now on, for a file that Chrome and Perfetto show.
 
     Args:
-        file_path: the file of rank 0, which is written by `stop_timeline`, and with all workers on one clock at the end of the script.
-        mark_cycles: has no meaning: this engine has no cycles.
+        file_path: the file of rank 0. `stop_timeline` writes it; at the end of the script it is written with all
+            workers on one clock.
+        mark_cycles: ignored: this engine has no cycles.
     """
     del mark_cycles
     session()
@@ -276,13 +281,13 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Ends what `start_timeline` has begun."""
+    """Ends the recording that `start_timeline` has begun."""
     session()
     _state.timeline.stop()
 
 
 def mpi_threads_supported() -> bool:
-    """Whether other MPI code may run in threads beside ours."""
+    """Returns whether other MPI code may run in threads beside ours: False."""
     session()
     return False
 

@@ -1,4 +1,4 @@
-"""`hvd.callbacks`, for Keras 3 and Keras 2."""
+"""The callbacks of `hvd.callbacks`, for Keras 3 and Keras 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _ModelCheckpoint: Any = keras2.keras().callbacks.ModelCheckpoint
 
 
 class BroadcastGlobalVariablesCallback(_Callback):
-    """Gives all workers the root's model and optimizer before the first step, or after it where there are no weights before."""
+    """Gives all workers the root's model and optimizer before the first step.
+
+    A model that has no weights yet is broadcast after the first step.
+    """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
         super().__init__()
@@ -27,11 +30,11 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._local = {state.identity(v) for v in local_variables or []}
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable to each worker."""
+        """Excludes a variable from the broadcast: each worker keeps its own."""
         self._local.add(state.identity(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """All workers must find the same: whether there are weights is compared too."""
+        """Broadcasts if all workers have weights already."""
         comm = comm_of(global_process_set)
         if min(
             comm.agree("hvd.callbacks: weights before the first step?", float(bool(state.variables_in(self.model))))
@@ -73,8 +76,9 @@ class MetricAverageCallback(_Callback):
 class LearningRateScheduleCallback(_Callback):
     """Sets the learning rate to ``initial_lr`` times a multiplier, from ``start_epoch`` up to but not at ``end_epoch``.
 
-    A number ``m`` means ``m ** (epoch - start_epoch)``; a function is called with the epoch, with a fraction if ``staircase`` is False.
-    With ``momentum_correction`` the velocities of an optimizer with momentum, which hold the rate they were made with, are scaled with it.
+    A number ``m`` means ``m ** (epoch - start_epoch)``. A function is called with the epoch, which has a fraction if
+    ``staircase`` is False. With ``momentum_correction`` the velocities of an optimizer with momentum are scaled with
+    the rate: they hold the rate that they were made with.
     """
 
     def __init__(
@@ -145,7 +149,10 @@ class LearningRateScheduleCallback(_Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Climbs from ``initial_lr / size`` to ``initial_lr`` over the first epochs (Goyal et al. 2017, arXiv:1706.02677)."""
+    """Raises the rate from ``initial_lr / size`` to ``initial_lr`` over the first epochs.
+
+    Source: Goyal et al. 2017, arXiv:1706.02677.
+    """
 
     def __init__(
         self,
@@ -179,7 +186,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
 
 
 class CommitStateCallback(_Callback):
-    """Commits an elastic state every so many batches, and at the end of each epoch."""
+    """Commits an elastic state every ``batches_per_commit`` batches, and at the end of each epoch."""
 
     def __init__(self, state: elastic.State, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -195,7 +202,10 @@ class CommitStateCallback(_Callback):
 
 
 class UpdateBatchStateCallback(_Callback):
-    """Keeps ``state.batch``. To take up an epoch in its middle give `fit` the rest of it, as Horovod's examples do."""
+    """Keeps the number of the last batch in ``state.batch``; 0 at the end of an epoch.
+
+    A script that takes up an epoch in its middle gives `fit` the rest of it, as Horovod's examples do.
+    """
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -209,7 +219,7 @@ class UpdateBatchStateCallback(_Callback):
 
 
 class UpdateEpochStateCallback(_Callback):
-    """Keeps ``state.epoch``, counted over restarts."""
+    """Keeps the number of epochs done in ``state.epoch``, counted over restarts."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`hvd.Compression`: how gradients travel."""
+"""The compressions of `hvd.Compression`, in which gradients travel."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import tensorflow as tf
 
 
 class Compressor:
-    """To be subclassed: both are called once for each gradient."""
+    """A base class of compressions; both methods are called once for each gradient."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """What is sent, and what `decompress` needs to know."""
+        """Returns the tensor to send, and what `decompress` needs to know."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The gradient again."""
+        """Returns the gradient again."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """As it is."""
+    """Sends gradients as they are."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -34,7 +34,10 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """As float16. Sums are accumulated in float32 and rounded once, so only values beyond 65504 overflow."""
+    """Sends gradients as float16.
+
+    Sums are accumulated in float32 and rounded once, so only values beyond 65504 overflow.
+    """
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -46,7 +49,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The choices."""
+    """The compressions that a script can choose."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

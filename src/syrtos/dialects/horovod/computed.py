@@ -1,4 +1,7 @@
-"""`compute_gradients` of a distributed optimizer: its gradients are reduced, so that a script can clip or log them before it applies them."""
+"""The `compute_gradients` of a distributed optimizer, whose gradients are reduced.
+
+A script can clip or log the gradients before it applies them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from syrtos.keras.tensorflow.variables import tensor_of
 
 
 class ComputedGradients:
-    """The methods that an optimizer gets in place of its own."""
+    """Methods that an optimizer gets in place of its own."""
 
     def __init__(self, optimizer: Any) -> None:
         """Replaces the methods of ``optimizer``, which is marked to reduce."""
@@ -28,11 +31,11 @@ class ComputedGradients:
             object.__setattr__(optimizer, name, getattr(self, name))
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
-        """Pairs of reduced gradient and variable, of a loss that the tape has recorded or of what a function returns."""
+        """Returns pairs of reduced gradient and variable, of a loss that the tape has recorded or a function gives."""
         return self._compute_gradients(loss, var_list, tape=tape)
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
-        """The same by the name that it has in older versions of Keras 2."""
+        """Computes as `compute_gradients`, under its name in older versions of Keras 2."""
         options = {} if grad_loss is None else {"grad_loss": grad_loss}
         pairs = list(self._compute(loss, var_list, tape=tape, **options))
         if self._minimizes:
@@ -42,7 +45,7 @@ class ComputedGradients:
         return list(zip(reduced, variables, strict=True))
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
-        """Gradients that no script sees are reduced when they are applied."""
+        """Minimizes as the optimizer does. Gradients are reduced when they are applied, since no script sees them."""
         gradients.forget_computed(self._reducing)
         self._minimizes, before = True, self._minimizes
         try:
@@ -52,7 +55,7 @@ class ComputedGradients:
 
 
 class Passes:
-    """What Horovod calls ``_agg_helper``, for scripts that ask it how far an accumulation has come."""
+    """Horovod's ``_agg_helper``, for scripts that ask it how far an accumulation has come."""
 
     def __init__(self, optimizer: Any, steps: int) -> None:
         self._optimizer = optimizer
@@ -60,7 +63,7 @@ class Passes:
 
     @property
     def counter(self) -> tf.Tensor:
-        """The backward passes since the last update."""
+        """The number of backward passes since the last update."""
         of_keras_3 = hasattr(self._optimizer, "gradient_accumulation_steps")  # there `iterations` counts updates
         calls = keras_internals.updates_of(self._optimizer) if of_keras_3 else self._optimizer.iterations
         return tf.math.floormod(tf.cast(tensor_of(calls), tf.int64), self._steps)

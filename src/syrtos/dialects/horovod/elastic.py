@@ -1,7 +1,9 @@
-"""`hvd.elastic`: state that survives. When a worker dies, or hosts come or go, all workers start again, and the script goes on from the last commit.
+"""State that survives the end of workers, as `hvd.elastic` has it.
 
-Commits are snapshots of the run (`syrtos.keras.recovery`). Where no launcher keeps those (mpiexec, srun, ``--max-restarts 0``) they are a file in the run
-directory, from which the same command with the same ``--run-dir`` goes on.
+When a worker dies, or hosts come or go, all workers start again, and the script goes on from the last commit. Commits
+are snapshots of the run (`syrtos.keras.recovery`). Where no launcher keeps snapshots (mpiexec, srun,
+``--max-restarts 0``), they are a file in the run directory, from which the same command with the same ``--run-dir``
+goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _FILE = "elastic-state.safetensors"
 
 
 class State:
-    """What a training function has reached. Attributes are given as keywords; they hold plain data."""
+    """The progress of a training function. Attributes are given as keywords; they hold plain data."""
 
     def __init__(self, **values: Any) -> None:
         self._known = list(values)
@@ -42,7 +44,7 @@ class State:
     # -- what is part of the state -------------------------------------------------------------
 
     def _variables(self) -> list[Any]:
-        """Keras or TensorFlow variables that belong to it."""
+        """Returns the Keras or TensorFlow variables that belong to the state."""
         return []
 
     def _attributes(self) -> dict[str, Any]:
@@ -51,7 +53,7 @@ class State:
     # -- Horovod's methods ---------------------------------------------------------------------
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Called before training goes on from a commit, perhaps on another number of workers."""
+        """Registers functions to call before training goes on from a commit, perhaps on another number of workers."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -60,16 +62,16 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: Any = None, update_res: Any = None) -> None:
-        """Never called here: the launcher ends the workers, and starts others."""
+        """Does nothing, and is never called: the launcher ends the workers, and starts others."""
 
     def commit(self) -> None:
-        """Remembers the state, also for the run after this one."""
+        """Remembers the state, also for the generation or the run after this one."""
         self.save()
         self._write()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Where hosts have come or gone, the launcher has ended this process."""
+        """Does nothing: if hosts have come or gone, the launcher has ended this process."""
 
     def save(self) -> None:
         """Remembers the state in memory."""
@@ -77,7 +79,7 @@ class State:
         self._saved_arrays = [np.array(variables_state.memory_of(v)) for v in self._variables()]
 
     def restore(self) -> None:
-        """Goes back to what was saved."""
+        """Goes back to the state that was saved in memory."""
         for name, value in copy.deepcopy(self._saved).items():
             setattr(self, name, value)
         variables = self._variables()
@@ -102,7 +104,7 @@ class State:
         self.save()
 
     def reset(self) -> None:
-        """Nothing of the engine is to be reset."""
+        """Does nothing: no part of the engine needs a reset."""
 
     # -- the file ------------------------------------------------------------------------------
 
@@ -120,7 +122,11 @@ class State:
             durable.replace(path, encoding.pack(arrays, {}))
 
     def resume(self) -> bool:
-        """Takes over what was committed last, by the generation or the run before; False if there is nothing. All workers call it together."""
+        """Takes over, on rank 0, the last commit of the generation or the run before. All workers call it together.
+
+        Returns:
+            Whether there is a commit, on all workers.
+        """
         found = self._committed() if basics.rank() == 0 else None
         if found is not None:
             self._saved = from_bytes(found["attributes"])
@@ -142,7 +148,7 @@ class State:
 
 
 class ObjectState(State):
-    """A state of plain data. ``bcast_object`` and ``get_rank`` are what Horovod was given; ours are used."""
+    """A state of plain data. ``bcast_object`` and ``get_rank``, which Horovod needs, are not used."""
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -179,7 +185,7 @@ KerasState = TensorFlowKerasState
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a training function ``func(state, ...)``: it begins from what was committed last, equal on all workers."""
+    """Decorates a training function ``func(state, ...)``, which begins from the last commit, equal on all workers."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:

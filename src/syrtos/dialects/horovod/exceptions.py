@@ -1,4 +1,4 @@
-"""`horovod.common.exceptions`."""
+"""The exceptions of `horovod.common.exceptions`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from syrtos.errors import SyrtosError
 
 
 class HorovodInternalError(SyrtosError, RuntimeError):
-    """An exchange failed. Never raised here: the launcher ends all workers, and starts others."""
+    """The error of a failed exchange. Never raised here: the launcher ends all workers, and starts others."""
 
 
 class HostsUpdatedInterrupt(SyrtosError, RuntimeError):
-    """Hosts have come or gone. Never raised here: the launcher ends all workers, and starts others."""
+    """The interrupt for hosts that come or go. Never raised here: the launcher ends all workers, and starts others."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("hosts were updated")
@@ -18,4 +18,4 @@ class HostsUpdatedInterrupt(SyrtosError, RuntimeError):
 
 
 class HorovodVersionMismatchError(SyrtosError, ImportError):
-    """Never raised here: there is nothing compiled that could mismatch."""
+    """The error of compiled parts that do not match. Never raised here: nothing is compiled."""

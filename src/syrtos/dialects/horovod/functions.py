@@ -1,4 +1,4 @@
-"""Variables and objects between workers."""
+"""Exchanges of variables and objects between workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from syrtos.keras.tensorflow import op_errors
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> tf.Operation | None:
-    """Overwrites Keras or TensorFlow variables with the root's values: now, or when the operation of a graph that is returned runs."""
+    """Overwrites Keras or TensorFlow variables with the root's values.
+
+    Eagerly this happens at once; in a graph, when the operation that is returned runs.
+    """
     del inplace
     assigned = broadcast_(list(variables), root_rank, process_set=process_set)
     return None if tf.executing_eagerly() else tf.group(*assigned)
@@ -28,7 +31,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's object. Plain data (see `syrtos.comm.objects`): nothing is pickled."""
+    """Returns the root's object. It is plain data (see `syrtos.comm.objects`): nothing is pickled."""
     del session, name
     with op_errors.raising():
         return comm_of(process_set).broadcast_object(obj, root_in(process_set, root_rank))
@@ -40,14 +43,14 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """`broadcast_object` with its options given."""
+    """Returns `broadcast_object` with its options bound."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all workers in rank order. Plain data: nothing is pickled."""
+    """Returns the objects of all workers in rank order. They are plain data: nothing is pickled."""
     del session, name
     with op_errors.raising():
         return comm_of(process_set).allgather_object(obj)

@@ -1,4 +1,7 @@
-"""`horovod.keras` and `horovod.tensorflow.keras`. Exchanges take anything that is a tensor or becomes one, and return tensors."""
+"""The modules `horovod.keras` and `horovod.tensorflow.keras`.
+
+Exchanges take anything that is a tensor or becomes one, and return tensors.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """See `syrtos.dialects.horovod.optimizer.DistributedOptimizer`; the order of arguments is this module's."""
+    """Calls `syrtos.dialects.horovod.optimizer.DistributedOptimizer`; the order of arguments is this module's."""
     return common.DistributedOptimizer(
         optimizer, name, False, device_dense, device_sparse, compression, sparse_as_dense, backward_passes_per_step, op,
         gradient_predivide_factor, average_aggregated_gradients, num_groups, groups, process_set, scale_local_gradients,
@@ -76,7 +79,7 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any) -> Any:
-    """`DistributedOptimizer` that leaves the variables of ``local_layers`` to each worker."""
+    """Makes a `DistributedOptimizer` that leaves the variables of ``local_layers`` to each worker."""
     made = DistributedOptimizer(optimizer, *args, **kwargs)
     for variable in common.variables_of_layers(local_layers):
         made.register_local_var(variable)
@@ -92,22 +95,22 @@ def allreduce(
     op: Any = None,
     compression: Any = Compression.none,
 ) -> tf.Tensor:
-    """The reduced value."""
+    """Returns the reduced value."""
     return ops.allreduce(
         value, average, "", "", compression, op, prescale_factor, postscale_factor, name
     )  # fmt: skip
 
 
 def allgather(value: Any, name: str | None = None) -> tf.Tensor:
-    """The values of all workers, concatenated along the first axis."""
+    """Returns the values of all workers, concatenated along the first axis."""
     return ops.allgather(value, name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
-    """The root's value."""
+    """Returns the root's value."""
     return ops.broadcast(value, root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> tf.Tensor:
-    """This worker's rows of the reduced value."""
+    """Returns this worker's rows of the reduced value."""
     return ops.reducescatter(value, op=op, name=name)

@@ -1,4 +1,4 @@
-"""`horovod.keras.elastic` and `horovod.tensorflow.keras.elastic`."""
+"""The modules `horovod.keras.elastic` and `horovod.tensorflow.keras.elastic`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Reduces a tensor, or the rows of `tf.IndexedSlices`, over the workers; by default their average."""
+    """Reduces a tensor, or the rows of `tf.IndexedSlices`, over the workers; the default is their average."""
     del device_dense, device_sparse, ignore_name_scope
     op, comm = chosen_op(op, average), _named(comm_of(process_set), "allreduce", name)
     if isinstance(tensor, tf.IndexedSlices):
@@ -78,7 +78,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """`allreduce` of several tensors."""
+    """Reduces several tensors by `allreduce`."""
     del device_dense, device_sparse, ignore_name_scope
     op, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
     return [
@@ -119,7 +119,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """`allgather` of several tensors."""
+    """Concatenates several tensors by `allgather`."""
     del ignore_name_scope
     return [allgather(tensor, _part(name, i), process_set=process_set) for i, tensor in enumerate(tensors)]
 
@@ -132,7 +132,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """The root's tensor. ``root_rank`` counts in the world, also inside a process set.
+    """Returns the root's tensor. ``root_rank`` counts in the world, also inside a process set.
 
     Its gradient is, as Horovod defines it, the average of the workers' gradients at the root and zero elsewhere.
     """
@@ -151,7 +151,7 @@ def broadcast(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Overwrites variables with the root's: now, or when what is returned is evaluated in a graph."""
+    """Overwrites variables with the root's: at once, or in a graph when the returned operations run."""
     comm, root = _named(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
     if not tf.executing_eagerly():
         return [v.assign(core.broadcast(comm, tensor_of(v), root)) for v in state.unique(variables)]
@@ -193,7 +193,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """This worker's rows of the reduced tensor; the first workers get one more where they don't divide evenly.
+    """Returns this worker's rows of the reduced tensor; the first workers get one more if it doesn't divide evenly.
 
     Its gradient is, as Horovod defines it, that of all workers' rows, times the number of workers for Sum.
     """
@@ -229,7 +229,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """`reducescatter` of several tensors."""
+    """Reduces several tensors by `reducescatter`."""
     return [
         reducescatter(
             tensor, device_dense, compression, op, _part(name, i), process_set, ignore_name_scope, prescale_factor,
@@ -240,32 +240,35 @@ def grouped_reducescatter(
 
 
 def join() -> int:
-    """Takes part in what the others still do, adding zeros, until all have joined; returns the rank that joined last."""
+    """Takes part in the exchanges of the other workers, adding zeros, until all have joined.
+
+    Returns the rank that joined last.
+    """
     return joining.join(basics.session().comm)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """`rank` as a tensor."""
+    """Returns `rank` as a tensor."""
     return tf.constant(basics.rank(), tf.int32, name=name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """`local_rank` as a tensor."""
+    """Returns `local_rank` as a tensor."""
     return tf.constant(basics.local_rank(), tf.int32, name=name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The size of a process set as a tensor."""
+    """Returns the size of a process set as a tensor."""
     return tf.constant(basics.process_set_of(process_set_id).size() or 0, tf.int32, name=name)
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """`local_size` as a tensor."""
+    """Returns `local_size` as a tensor."""
     return tf.constant(basics.local_size(), tf.int32, name=name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 if this worker is a member of the process set, else 0."""
+    """Returns, as a tensor, 1 if this worker is a member of the process set, else 0."""
     return tf.constant(int(bool(basics.process_set_of(process_set_id).included())), tf.int32, name=name)
 
 
@@ -273,7 +276,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 
 def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """What the two ways of asking mean together.
+    """Returns the op that the two ways of asking mean together.
 
     Raises:
         ValueError: both were used.
@@ -286,7 +289,7 @@ def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
-    """The root's rank inside the set.
+    """Returns the root's rank inside the set.
 
     Raises:
         ValueError: the root is no member.
@@ -298,7 +301,8 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
 
 
 def _named(comm: Communicator, call: str, name: str | None) -> Communicator:
-    """Workers that exchange tensors under different names are told, instead of mixing them up."""
+    """Returns the communicator, after workers have compared the names of the tensors that they exchange."""
+    # workers that exchange tensors under different names are told, instead of mixing them up
     if name is not None and comm.size > 1:
 
         def compare() -> list[Any]:

@@ -1,4 +1,4 @@
-"""`hvd.DistributedOptimizer` and `hvd.DistributedGradientTape`, with what each reduces and how."""
+"""The optimizer `hvd.DistributedOptimizer` and the tape `hvd.DistributedGradientTape`, with their reductions."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes a Keras optimizer reduce its gradients over the workers before it applies them.
 
-    The optimizer itself is returned, with what it has learnt so far. Before its first step all workers get rank 0's weights.
+    The optimizer itself is returned, with what it has learnt so far. Before its first step all workers get rank 0's
+    weights.
 
     Raises:
+        ConfigurationError: it is not an optimizer of Keras.
         ValueError: options that exclude each other, or an op that gradients are not reduced by.
     """
     del name, use_locking, device_dense, device_sparse
@@ -85,7 +87,7 @@ class DistributedGradientTape(gradients.ReducingTape):
         process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True,
     ) -> None:
-        """Wraps a tape that has recorded, or will.
+        """Wraps a tape that has recorded, or that will.
 
         Raises:
             ValueError: options that exclude each other, or an op that gradients are not reduced by.
@@ -108,19 +110,19 @@ class DistributedGradientTape(gradients.ReducingTape):
         )
 
     def register_local_source(self, source: Any) -> None:
-        """Leaves a variable to each worker."""
+        """Leaves the gradients of a variable to each worker."""
         _keep_local(self._reduction, [source])
 
     @unconverted
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False) -> Any:
-        """The reduced gradients, in the structure of ``sources``; None where there is none."""
+        """Returns the reduced gradients, in the structure of ``sources``; None where there is none."""
         del use_generic_names
         return super().gradient(target, sources, output_gradients)
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[Any], list[Any]]:
-        """Pairs of (variable, gradient): those of the local variables, and those of the others."""
+        """Returns pairs of (variable, gradient): those of the local variables, and those of the others."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
         local = self._reduction.local
         return (
@@ -132,7 +134,7 @@ class DistributedGradientTape(gradients.ReducingTape):
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape, *args: Any, local_layers: Any = None, **kwargs: Any
 ) -> DistributedGradientTape:
-    """`DistributedGradientTape` that leaves the variables of ``local_layers`` to each worker."""
+    """Makes a `DistributedGradientTape` that leaves the variables of ``local_layers`` to each worker."""
     tape = DistributedGradientTape(gradtape, *args, **kwargs)
     for variable in variables_of_layers(local_layers):
         tape.register_local_source(variable)
@@ -166,7 +168,7 @@ def _reduction(
     scale_local_gradients: bool,
     factor: float = 1.0,
 ) -> Reduction:
-    """Dividing before and after the sum is one division here; groups are formed by size anyway."""
+    """Checks the options, and returns how gradients are reduced."""
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if num_groups and groups is not None:
@@ -177,6 +179,8 @@ def _reduction(
         )
     # a worker outside the set trains by itself
     comm = comm_of(process_set) if process_set.included() is not False else InProcessCommunicator()
+    # gradient_predivide_factor and groups are left out: dividing before and after the sum is one division here, and
+    # groups are formed by size anyway
     return Reduction(
         comm,
         op,
@@ -192,6 +196,6 @@ def _keep_local(reduction: Reduction, variables: Iterable[Any]) -> None:
 
 
 def variables_of_layers(layers: Any) -> list[Any]:
-    """The trainable variables of one layer or several."""
+    """Returns the trainable variables of one layer or several."""
     found = [layers] if hasattr(layers, "trainable_weights") else list(layers or [])
     return [variable for layer in found for variable in layer.trainable_weights]

@@ -1,4 +1,4 @@
-"""`hvd.SyncBatchNormalization`."""
+"""The layer `hvd.SyncBatchNormalization`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ class SyncBatchNormalization(_BatchNormalization):
         super().__init__(**{**kwargs, "synchronized": True})
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """As the base class, where Keras asks for the sums over all replicas."""
+        """Normalizes as the base class does, in a context in which Keras sums over all workers."""
         with replica_of_world():
             return super().call(inputs, training=training, mask=mask)

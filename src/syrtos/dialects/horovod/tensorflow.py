@@ -1,4 +1,4 @@
-"""`horovod.tensorflow`."""
+"""The module `horovod.tensorflow`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts and tests import from `horovod.common.util`, `horovod.tensorflow.util` and `horovod.runner`."""
+"""Names that scripts import from `horovod.common.util`, `horovod.tensorflow.util` and `horovod.runner`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = [
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether version ``ver`` is at least ``target``."""
+    """Returns whether version ``ver`` is at least ``target``."""
     return Version(ver) >= Version(target)
 
 
 def _executing_eagerly() -> bool:
-    """Whether operations run at once."""
+    """Returns whether operations run at once."""
     return tf.executing_eagerly()
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """This worker's rank and the number of workers, also before `hvd.init`."""
+    """Returns this worker's rank and the number of workers, also before `hvd.init`."""
     place = world.init().world
     return place.rank, place.size
 
@@ -50,7 +50,7 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Calls ``target(*args)`` in a new thread, which is returned."""
+    """Calls ``target(*args)`` in a new thread, and returns the thread."""
     del silent
     thread = threading.Thread(target=target, args=tuple(args), name=name, daemon=daemon)
     thread.start()

@@ -1,1 +1,1 @@
-"""Scripts of old APIs turned into plain Keras 3 of the same mathematics."""
+"""Conversion of scripts of old APIs to plain Keras 3 of the same mathematics."""

@@ -1,4 +1,4 @@
-"""A script before and after all conversions: shown as a diff, or written."""
+"""Conversion of one script, whose result is shown as a diff or written."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _CONVERSIONS: Sequence[type[Conversion]] = (PerWorker, MultiGpu, Estimators, Spe
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A script before and after.
+    """A script before and after its conversion.
 
     Attributes:
-        path: of the script.
+        path: the path of the script.
         before: its text.
-        after: the text that was made of it.
-        notes: line of the script and what has become different, in words.
-        left: line and what has to be done by hand.
+        after: the converted text.
+        notes: pairs of a line of the script and a change of what it does, in words.
+        left: pairs of a line, or 0, and what has to be done by hand.
     """
 
     path: Path
@@ -50,12 +50,12 @@ class Result:
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to write."""
+        """Returns whether the conversion changes anything."""
         return self.before != self.after
 
     @property
     def diff(self) -> str:
-        """In the unified format."""
+        """The changes in the unified format."""
         lines = difflib.unified_diff(
             self.before.splitlines(True), self.after.splitlines(True), str(self.path), f"{self.path} (plain Keras 3)"
         )
@@ -63,10 +63,12 @@ class Result:
 
 
 def converted(path: Path, workers: int) -> Result:
-    """A script in plain Keras 3, with the mathematics that it had on so many workers.
+    """Converts a script to plain Keras 3 with the mathematics that it had on ``workers`` workers.
+
+    A script in which something would have to be guessed is left as it is, with the reasons in `Result.left`.
 
     Raises:
-        ConfigurationError: the script can't be read or parsed.
+        ConfigurationError: the script can't be read or parsed, or the conversion does not understand it.
     """
     script = read(path)
     text = script.text
@@ -104,7 +106,7 @@ def _converted(path: Path, text: str, workers: int) -> Result:
 
 
 def _line_before(before: str, after: str, number: int) -> int:
-    """Where a line of a text was before the text was changed."""
+    """Returns the number that a line of a changed text had before the change."""
     if before == after:
         return number
     changes = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False).get_opcodes()
@@ -112,7 +114,10 @@ def _line_before(before: str, after: str, number: int) -> int:
 
 
 def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
-    """What would still break, by line of the new text: names that nothing gives a value any more, and what the doctor finds."""
+    """Returns what would still break, each with a text that names the line of the converted script.
+
+    That is names that nothing gives a value any more, and those findings of the doctor that end a run.
+    """
     script = parse(path, after)
     lost = _bound(parse(path, before).tree) - _bound(script.tree)
     used = {node.id: node.lineno for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id in lost}
@@ -125,7 +130,7 @@ def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
 
 
 def _bound(tree: ast.Module) -> set[str]:
-    """Names that anything in a file gives a value."""
+    """Returns the names that assignments, parameters and imports in a file give a value."""
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     imports = [name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
     arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
@@ -133,7 +138,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Module:
-    """Adds, after the imports, what the conversions refer to."""
+    """Adds the definitions that the converted code refers to, after the imports."""
     lines: list[str] = []
     if "syrtos" in wants:
         lines += ["import syrtos", "", "syrtos.init()"]
@@ -159,7 +164,7 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
 
 
 def _place(module: cst.Module) -> int:
-    """Behind the imports, but before the first line that needs what is added."""
+    """Returns the index in the body after the imports, but before the first line that needs what is added."""
     body = module.body
     imports = 1 + max((number for number, line in enumerate(body) if _is_import(line)), default=-1)
     first = 1 if body and module.get_docstring() is not None else 0
@@ -179,7 +184,7 @@ def _imports_keras(module: cst.Module) -> bool:
 
 
 def show(result: Result) -> None:
-    """Prints the diff, and what it does not do."""
+    """Prints the diff, the notes, and what has to be done by hand."""
     from rich.console import Console
     from rich.syntax import Syntax
 
@@ -202,10 +207,10 @@ def show(result: Result) -> None:
 
 
 def write(result: Result) -> None:
-    """Replaces the script, and keeps what it was beside it.
+    """Replaces the script, and keeps the original beside it under the name with ``.before`` added.
 
     Raises:
-        ConfigurationError: a file of the name that it is to be kept under is there, or something has to be done by hand.
+        ConfigurationError: a file of that name exists, or something has to be done by hand.
     """
     kept = result.path.with_name(result.path.name + ".before")
     if result.left:

@@ -1,4 +1,4 @@
-"""Estimators made of Keras models, as `fit` and `evaluate` of the model itself."""
+"""Conversion of Estimators made of Keras models to `fit`, `evaluate` and `predict` of the model itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ _SPECS = {"TrainSpec": "max_steps", "EvalSpec": "steps"}
 
 
 class Estimators(Conversion):
-    """`model_to_estimator` is the model; `train`, `evaluate`, `predict` and `train_and_evaluate` are calls of it,
-    on the data set that the input function returns."""
+    """Replaces the Estimator that `model_to_estimator` makes by its model.
+
+    `train`, `evaluate`, `predict` and `train_and_evaluate` become calls of the model, on the data set that the input
+    function returns.
+    """
 
     WORDS = ("estimator",)
 
@@ -23,7 +26,7 @@ class Estimators(Conversion):
         self._gone: set[str] = set()
 
     def visit_Module(self, node: cst.Module) -> None:
-        """Notes estimators and specs."""
+        """Notes estimators, specs and configurations."""
         for assign in m.findall(node, m.Assign(value=m.Call())):
             assert isinstance(assign, cst.Assign)
             assert isinstance(assign.value, cst.Call)
@@ -36,7 +39,10 @@ class Estimators(Conversion):
                 self._gone.add(name)
 
     def _data(self, call: cst.Call, steps: str) -> str | None:
-        """The text of the data set of a call: what its input function returns, as far as it is read."""
+        """Returns the text of a call's data set: what the input function returns, with the given number of steps taken.
+
+        Returns None if there is no input function, or one that can't be called without arguments.
+        """
         function, count = argument(call, "input_fn", 0), argument(call, steps, 1)
         if function is None:
             return None
@@ -52,7 +58,7 @@ class Estimators(Conversion):
         return made if count is None or code(count.value) == "None" else f"{made}.take({code(count.value)})"
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        """Calls of an estimator."""
+        """Replaces calls of an estimator by calls of its model."""
         name = method(original_node)
         if name == "train_and_evaluate" and len(original_node.args) == 3:
             return self._both(original_node, updated_node)
@@ -111,7 +117,7 @@ class Estimators(Conversion):
         )
 
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
-        """Estimators, specs and configurations are gone."""
+        """Removes assignments of estimators, specs and configurations."""
         name = code(original_node.targets[0].target)
         return (
             cst.RemoveFromParent()

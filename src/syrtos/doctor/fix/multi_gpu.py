@@ -1,4 +1,4 @@
-"""`multi_gpu_model`: the model itself, which `syrtos run` trains on all workers."""
+"""Conversion of `multi_gpu_model` to the model itself, which `syrtos run` trains on all workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMES = ("multi_gpu_model", "multi_gpu_utils", "training_utils")
 
 
 class MultiGpu(Conversion):
-    """A call of `multi_gpu_model` becomes its first argument."""
+    """Replaces calls of `multi_gpu_model` by their first argument."""
 
     WORDS = _NAMES
 
@@ -25,14 +25,14 @@ class MultiGpu(Conversion):
             self._parallel.update(target.target.value for target in node.targets if isinstance(target.target, cst.Name))
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        """The model itself."""
+        """Replaces a call of the function by its model."""
         if method(original_node) != "multi_gpu_model" or not updated_node.args:
             return updated_node
         model = argument(updated_node, "model", 0)
         return updated_node if model is None else model.value
 
     def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
-        """`parallel.layers[-2]`, where the model stood."""
+        """Replaces `parallel.layers[-2]`, which was the model, by `parallel`."""
         inner = m.Subscript(
             m.Attribute(m.Name(), m.Name("layers")),
             [m.SubscriptElement(m.Index(m.UnaryOperation(m.Minus(), m.Integer("2"))))],
@@ -47,7 +47,7 @@ class MultiGpu(Conversion):
     def leave_ImportFrom(
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
     ) -> cst.ImportFrom | cst.RemovalSentinel:
-        """Without the function's import."""
+        """Removes the import of the function."""
         if isinstance(updated_node.names, cst.ImportStar):
             return updated_node
         kept = [name for name in updated_node.names if name.evaluated_name not in _NAMES]
@@ -58,7 +58,7 @@ class MultiGpu(Conversion):
         return updated_node.with_changes(names=[*kept[:-1], kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)])
 
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
-        """`model = multi_gpu_model(model)` is nothing."""
+        """Removes `model = multi_gpu_model(model)`, which has become `model = model`."""
         target = updated_node.targets[0].target
         same = (
             isinstance(original_node.value, cst.Call)

@@ -1,8 +1,8 @@
-"""Scripts of Horovod and SMDDP, where each worker has a batch, as plain Keras whose batch is that of all of them.
+"""Conversion of scripts of Horovod and SMDDP, where each worker has a batch, to plain Keras with one batch for all.
 
-N workers with batches of b samples whose gradients are averaged compute the mean over N·b samples: one process does with `batch_size=b * WORKERS`.
-Where each worker took
-every N-th record, the batches of all of them in one step are the next N·b records of the whole.
+N workers with batches of b samples whose gradients are averaged compute the mean over N·b samples. One process does
+the same with `batch_size=b * WORKERS`. Where each worker took every N-th record, the batches of all of them in one step
+are the next N·b records of the whole.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _WORKERS = "WORKERS"
 
 
 class PerWorker(Conversion):
-    """Horovod or SMDDP to plain Keras."""
+    """Converts Horovod or SMDDP to plain Keras."""
 
     WORDS = ("horovod", "smdistributed")
 
@@ -96,7 +96,7 @@ class PerWorker(Conversion):
     # -- what stands where ------------------------------------------------------------------------------------
 
     def visit_Module(self, node: cst.Module) -> None:
-        """Notes what holds ranks and sizes, and which of them divide data."""
+        """Notes the names that hold ranks and sizes, and the sizes that divide data."""
         imports = m.findall(node, m.Import() | m.ImportFrom())
         self._speaks = any(f"{root}" in f"{code(each)}." for each in imports for root in ("horovod", "smdistributed"))
         for assign in m.findall(node, m.Assign()):
@@ -141,7 +141,10 @@ class PerWorker(Conversion):
             self.note(normalized[0], "one process normalizes over the batches of all workers, not over those of one")
 
     def _find_shards(self, node: cst.Module) -> None:
-        """`shard(size, rank)`, `load(rank, size)`, `x[rank::size]`: both stand side by side; `understood` has the same rule."""
+        """Finds calls and slices that have both a rank and a size, as `understood` does.
+
+        Examples are `shard(size, rank)`, `load(rank, size)` and `x[rank::size]`.
+        """
         for outer in m.findall(node, m.Call() | m.Slice()):
             if isinstance(outer, cst.Slice):
                 parts = [outer.lower, outer.upper, outer.step]
@@ -159,7 +162,7 @@ class PerWorker(Conversion):
                 self._sharded.update({outer} if any(map(self._is_size, given)) else ())
 
     def _ours(self, node: cst.CSTNode) -> str:
-        """The name of what a call calls of Horovod or SMDDP; empty for other calls."""
+        """Returns the name of the function of Horovod or SMDDP that a node calls; empty for other nodes."""
         if not isinstance(node, cst.Call):
             return ""
         path = self.name(node.func)
@@ -180,7 +183,7 @@ class PerWorker(Conversion):
     # -- calls ------------------------------------------------------------------------------------------------
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        """What a call of Horovod, or one that takes a batch, becomes."""
+        """Replaces calls of Horovod and SMDDP, and multiplies the sizes of batches."""
         ours = self._ours(original_node)
         if ours:
             return self._converted(ours, original_node, updated_node)
@@ -226,7 +229,10 @@ class PerWorker(Conversion):
         return call
 
     def _callback(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
-        """Epochs that are each worker's pass over all data become N."""
+        """Converts a callback of the learning rate.
+
+        Epochs become WORKERS times as many if each was a worker's pass over all of the data.
+        """
         if argument(call, "initial_lr", 0) is None:
             self.leave_alone(original, f"`{ours}` without `initial_lr`: give it the learning rate of the optimizer")
         if not self._grows:
@@ -302,7 +308,7 @@ class PerWorker(Conversion):
         return replaced(call, epochs, times(epochs.value, _WORKERS))
 
     def _counted(self, original: cst.Call, call: cst.Call, steps: cst.Arg) -> cst.Call:
-        """Steps that were counted on one worker's part of the data are those of all of it now."""
+        """Divides steps by WORKERS if they were counted on one worker's part of the data: it is all of the data now."""
         before = _steps(original)
         value = before.value if before else steps.value
         made = self._values.get(code(value), value)
@@ -318,7 +324,7 @@ class PerWorker(Conversion):
         return replaced(call, steps, counted.with_changes(operator=cst.FloorDivide()))
 
     def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
-        """`parts[hvd.rank()]` is a part of the data, of which one process needs all."""
+        """Leaves `parts[hvd.rank()]` to be done by hand: it is a part of the data, and one process needs all parts."""
         chosen = [inner for each in original_node.slice for inner in m.findall(each, m.Call() | m.Name())]
         if any(self._is_rank(inner) for inner in chosen) and not any(self._is_size(inner) for inner in chosen):
             text = code(original_node)
@@ -329,13 +335,13 @@ class PerWorker(Conversion):
         return updated_node
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
-        """A name of the number of workers, where it divides data."""
+        """Replaces a name of the number of workers by 1 where it divides data."""
         return cst.Integer("1") if original_node in self._shards else updated_node
 
     # -- statements -------------------------------------------------------------------------------------------
 
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> cst.Expr | cst.RemovalSentinel:
-        """Statements that are only for several processes."""
+        """Removes statements that are only for several processes."""
         call = original_node.value
         if self._ours(call) in _VANISH:
             return cst.RemoveFromParent()
@@ -351,11 +357,15 @@ class PerWorker(Conversion):
         return updated_node
 
     def leave_Element(self, original_node: cst.Element, updated_node: cst.Element) -> cst.Element | cst.RemovalSentinel:
-        """Callbacks that are only for several processes."""
+        """Removes callbacks that are only for several processes."""
         return cst.RemoveFromParent() if self._ours(original_node.value) in _VANISH else updated_node
 
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
-        """`tape = hvd.DistributedGradientTape(tape)` is nothing; so is a callback that is not needed any more, and the GPU of a rank."""
+        """Removes assignments that have no meaning for one process.
+
+        They are `tape = hvd.DistributedGradientTape(tape)`, callbacks that are not needed any more, the compression,
+        and the GPU of a rank.
+        """
         target = updated_node.targets[0].target
         if isinstance(original_node.value, cst.Call) and target.deep_equals(updated_node.value):
             return cst.RemoveFromParent()
@@ -368,14 +378,14 @@ class PerWorker(Conversion):
         return updated_node
 
     def _is_compression(self, value: cst.BaseExpression) -> bool:
-        """Whether it chooses how gradients are compressed."""
+        """Returns whether a value chooses how gradients are compressed."""
         return any(
             self.name(inner).startswith(_ROOTS) and ".Compression" in self.name(inner)
             for inner in m.findall(value, m.Attribute())
         )
 
     def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.Import | cst.RemovalSentinel:
-        """Without the package."""
+        """Removes Horovod and SMDDP from an import."""
         kept = [
             name for name in updated_node.names if not f"{code(name.name)}.".startswith(("horovod.", "smdistributed."))
         ]
@@ -386,14 +396,14 @@ class PerWorker(Conversion):
     def leave_ImportFrom(
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
     ) -> cst.ImportFrom | cst.RemovalSentinel:
-        """The same."""
+        """Removes imports of names from Horovod and SMDDP."""
         module = code(original_node.module) if original_node.module else ""
         return cst.RemoveFromParent() if f"{module}.".startswith(("horovod.", "smdistributed.")) else updated_node
 
     # -- conditions about ranks -------------------------------------------------------------------------------
 
     def _decided(self, test: cst.BaseExpression) -> bool | None:
-        """What a condition about ranks is on rank 0; None for other conditions."""
+        """Returns the value that a condition about ranks has on rank 0; None for other conditions."""
         if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
             left, operator, right = test.left, test.comparisons[0].operator, test.comparisons[0].comparator
             if self._is_rank(right):
@@ -415,7 +425,7 @@ class PerWorker(Conversion):
     def leave_BooleanOperation(
         self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation
     ) -> cst.BaseExpression:
-        """`batch % 10 == 0 and hvd.rank() == 0`."""
+        """Removes the condition about ranks from `batch % 10 == 0 and hvd.rank() == 0`."""
         for this, other in ((original_node.left, updated_node.right), (original_node.right, updated_node.left)):
             decided = self._decided(this)
             if decided is not None and isinstance(original_node.operator, cst.And) is decided:
@@ -423,7 +433,7 @@ class PerWorker(Conversion):
         return updated_node
 
     def leave_IfExp(self, original_node: cst.IfExp, updated_node: cst.IfExp) -> cst.BaseExpression:
-        """`verbose=1 if hvd.rank() == 0 else 0`."""
+        """Replaces `1 if hvd.rank() == 0 else 0` by the value on rank 0."""
         decided = self._decided(original_node.test)
         if decided is None:
             return updated_node
@@ -432,7 +442,7 @@ class PerWorker(Conversion):
     def leave_If(
         self, original_node: cst.If, updated_node: cst.If
     ) -> cst.BaseStatement | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
-        """What only rank 0 does, one process does; files of the script's own stay with one worker."""
+        """Replaces a condition about ranks by the branch of rank 0; only one worker writes the script's own files."""
         decided = self._decided(original_node.test)
         suite = updated_node.body
         body = (
@@ -473,16 +483,16 @@ class PerWorker(Conversion):
 
 
 def _steps(call: cst.Call) -> cst.Arg | None:
-    """The argument of `fit` or `fit_generator` that counts steps."""
+    """Returns the argument of `fit` or `fit_generator` that counts steps."""
     return argument(call, "steps_per_epoch", 1 if method(call) == "fit_generator" else None)
 
 
 def _trains(call: cst.Call) -> bool:
-    """Whether a call named `fit` is that of a Keras model, not of an encoder of labels."""
+    """Returns whether a call named `fit` is that of a Keras model, not of an encoder of labels."""
     parsed = ast.parse(code(call).strip(), mode="eval").body
     return isinstance(parsed, ast.Call) and understood.trains(parsed)
 
 
 def _averages(op: cst.BaseExpression) -> bool:
-    """Whether it is `hvd.Average`, or `average=True`: no choice between several."""
+    """Returns whether an argument is `hvd.Average` or `True`, and not a choice between several ops."""
     return isinstance(op, cst.Attribute | cst.Name) and code(op).rpartition(".")[2] in ("Average", "True")

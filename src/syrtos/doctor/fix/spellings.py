@@ -1,4 +1,4 @@
-"""Names and arguments of Keras 2, in the spelling of Keras 3."""
+"""Conversion of names and arguments of Keras 2 to the spelling of Keras 3."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _CONFIGS = ("tensorflow.ConfigProto", "tensorflow.compat.v1.ConfigProto")
 
 
 class Spellings(Conversion):
-    """What needs another word today, and what needs none any more."""
+    """Replaces words of Keras 2 that are others today, and removes those that are not needed any more."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -70,19 +70,19 @@ class Spellings(Conversion):
         self._changes_rates = bool(_RATES.search(code(node)))
 
     def visit_Assign(self, node: cst.Assign) -> None:
-        """Remembers names of configurations of sessions."""
+        """Remembers the names of optimizers, and of configurations of sessions."""
         if isinstance(node.value, cst.Call) and self.meaning(node.value.func).startswith("keras.optimizers."):
             self._optimizers.update(code(target.target) for target in node.targets)
         if isinstance(node.value, cst.Call) and self.name(node.value.func) in _CONFIGS:
             self._configs.update(target.target.value for target in node.targets if isinstance(target.target, cst.Name))
 
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
-        """Removes configurations of sessions, and what is set in them."""
+        """Removes configurations of sessions, and assignments to their attributes."""
         target = original_node.targets[0].target
         return cst.RemoveFromParent() if code(target).split(".")[0] in self._configs else updated_node
 
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> cst.Expr | cst.RemovalSentinel:
-        """Removes what sets a session."""
+        """Removes calls that set or get a session, or that enable eager execution."""
         call = original_node.value
         sets = isinstance(call, cst.Call) and (
             _SESSIONS.search(self.meaning(call.func)) or self.name(call.func).endswith("enable_eager_execution")
@@ -92,7 +92,7 @@ class Spellings(Conversion):
     def leave_ImportFrom(
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
     ) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
-        """Imports each name from where it is today."""
+        """Imports each name from the module that it is in today."""
         module = code(original_node.module) if original_node.module else ""
         if (
             not module.startswith(("keras", "tensorflow"))
@@ -121,7 +121,7 @@ class Spellings(Conversion):
         return found[0].rpartition(".")[0].replace("keras", root, 1) if found else module
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        """Methods and arguments."""
+        """Renames methods and arguments, and removes arguments that are gone."""
         name = method(original_node)
         self._leave_counts(original_node)
         if name in _METHODS and isinstance(updated_node.func, cst.Attribute):
@@ -157,7 +157,7 @@ class Spellings(Conversion):
         return updated_node
 
     def _leave_counts(self, call: cst.Call) -> None:
-        """Arguments of Keras 1 and 2 whose numbers mean something else today."""
+        """Leaves arguments of Keras 1 and 2 to be done by hand if their numbers mean something else today."""
         for name, text in _COUNTS.items():
             if (found := argument(call, name)) is not None and not m.matches(found.value, m.Integer("1")):
                 self.leave_alone(call, f"`{name}={code(found.value)}` {text}")
@@ -198,11 +198,11 @@ class Spellings(Conversion):
         return without(replaced(call, rate, schedule), "decay")
 
     def _is_optimizer(self, node: cst.BaseExpression) -> bool:
-        """Whether it is `model.optimizer`, or a name that was given an optimizer of Keras."""
+        """Returns whether a node is `model.optimizer`, or a name that was given an optimizer of Keras."""
         return code(node).endswith(".optimizer") or code(node) in self._optimizers
 
     def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
-        """`np_utils.to_categorical`, `K.get_value`, `optimizer.lr`, and optimizers of `legacy`."""
+        """Rewrites optimizers of `legacy` and `experimental`, `optimizer.lr` and `tf.AUTOTUNE`."""
         meaning, name = self.meaning(original_node), updated_node.attr.value
         if meaning.startswith(("keras.optimizers.legacy.", "keras.optimizers.experimental.")) and isinstance(
             updated_node.value, cst.Attribute
@@ -215,7 +215,7 @@ class Spellings(Conversion):
         return updated_node
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.Name:
-        """`np_utils`, which is `utils`."""
+        """Renames `np_utils` to `utils`."""
         return (
             cst.Name("utils")
             if original_node.value == "np_utils" and self.meaning(original_node) == "keras.utils.np_utils"
@@ -223,7 +223,7 @@ class Spellings(Conversion):
         )
 
     def leave_ImportAlias(self, original_node: cst.ImportAlias, updated_node: cst.ImportAlias) -> cst.ImportAlias:
-        """The same in imports."""
+        """Renames `np_utils` to `utils` in imports."""
         return (
             updated_node.with_changes(name=cst.Name("utils"))
             if code(original_node.name) == "np_utils"
@@ -241,7 +241,7 @@ def _renamed(argument: cst.Arg) -> cst.Arg:
 
 
 def _named(call: cst.Call, names: Sequence[str]) -> cst.Call:
-    """The call with names for its positional arguments after the first."""
+    """Returns the call with names for its positional arguments after the first, and `x` for `generator`."""
     equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
     args = [
         each.with_changes(keyword=cst.Name(name), equal=equal)

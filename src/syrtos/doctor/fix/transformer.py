@@ -1,4 +1,4 @@
-"""What all conversions share: names with their meaning, places, notes, and statements that vanish."""
+"""The base of all conversions: names with their meaning, places, notes, and statements that vanish."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from syrtos.doctor.script import canonical
 
 
 class Conversion(m.MatcherDecoratableTransformer):
-    """Changes a module, and keeps what it has to say about it.
+    """A change of a module, with remarks on it.
 
     Attributes:
-        notes: by line of the script, what has become different.
-        left: by line of the script, what can't be converted.
-        wants: names that the converted module must have: ``WORKERS``, ``syrtos``, ``learning_rate_callbacks``.
+        notes: pairs of a line of the script and what has become different.
+        left: pairs of a line of the script and what can't be converted.
+        wants: what the converted module must define: ``keras``, ``WORKERS``, ``syrtos``, ``learning_rate_callbacks``.
     """
 
     WORDS: ClassVar[tuple[str, ...]] = ("",)  # a module without any of them has nothing to convert
@@ -31,40 +31,40 @@ class Conversion(m.MatcherDecoratableTransformer):
         self.wants: set[str] = set()
 
     def name(self, node: cst.CSTNode) -> str:
-        """The dotted path that a name, an attribute or the function of a call stands for, as spelled; empty if unknown."""
+        """Returns the dotted path, as spelled, of a name, an attribute or a called function; empty if unknown."""
         found = self.get_metadata(QualifiedNameProvider, node, set())
         return min((each.name for each in found), default="")
 
     def meaning(self, node: cst.CSTNode) -> str:
-        """The same, with Keras as ``keras``."""
+        """Returns the dotted path of a node as `name` does, but with Keras as ``keras``."""
         return canonical(self.name(node))
 
     def line(self, node: cst.CSTNode) -> int:
-        """The line of a node, from 1."""
+        """Returns the line of a node, from 1."""
         place = self.get_metadata(PositionProvider, node)
         assert isinstance(place, CodeRange)
         return place.start.line
 
     def note(self, node: cst.CSTNode, text: str) -> None:
-        """Says what has become different."""
+        """Notes a change in what the script does."""
         self.notes.append((self.line(node), text))
 
     def leave_alone(self, node: cst.CSTNode, text: str) -> None:
-        """Says what can't be converted."""
+        """Notes that a node can't be converted, and why."""
         self.left.append((self.line(node), text))
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.BaseStatement | cst.RemovalSentinel:
-        """A line all of whose statements are gone is gone."""
+        """Removes a line that has lost all its statements."""
         return updated_node if updated_node.body else cst.RemoveFromParent()
 
     def leave_IndentedBlock(self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock) -> cst.BaseSuite:
-        """A block that lost all its statements passes."""
+        """Puts `pass` into a block that has lost all its statements."""
         return updated_node if updated_node.body else updated_node.with_changes(body=[PASS])
 
     def leave_For(self, original_node: cst.For, updated_node: cst.For) -> cst.BaseStatement | cst.RemovalSentinel:
-        """A loop that does nothing any more is gone."""
+        """Removes a loop that does nothing any more."""
         return (
             cst.RemoveFromParent() if is_empty(updated_node.body) and not is_empty(original_node.body) else updated_node
         )
@@ -74,19 +74,19 @@ PASS = cst.SimpleStatementLine([cst.Pass()])
 
 
 def convert(module: cst.Module, conversion: Conversion) -> cst.Module:
-    """The module after one conversion."""
+    """Returns the module after one conversion."""
     return MetadataWrapper(module).visit(conversion)
 
 
 def is_empty(suite: cst.BaseSuite) -> bool:
-    """Whether a block does nothing."""
+    """Returns whether a block does nothing."""
     return isinstance(suite, cst.IndentedBlock) and all(
         m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in suite.body
     )
 
 
 def argument(call: cst.Call, name: str, position: int | None = None) -> cst.Arg | None:
-    """The argument of a call, by its name or position."""
+    """Returns the argument of a call, by its name or position; None if it is not given."""
     for each in call.args:
         if each.keyword is not None and each.keyword.value == name:
             return each
@@ -95,7 +95,7 @@ def argument(call: cst.Call, name: str, position: int | None = None) -> cst.Arg 
 
 
 def without(call: cst.Call, *names: str) -> cst.Call:
-    """The call without arguments of these names."""
+    """Returns the call without arguments of these names."""
     kept = [each for each in call.args if each.keyword is None or each.keyword.value not in names]
     if len(kept) == len(call.args):
         return call
@@ -109,12 +109,12 @@ def without(call: cst.Call, *names: str) -> cst.Call:
 
 
 def replaced(call: cst.Call, old: cst.Arg, value: cst.BaseExpression) -> cst.Call:
-    """The call with another value in an argument."""
+    """Returns the call with another value in an argument."""
     return call.with_changes(args=[each.with_changes(value=value) if each is old else each for each in call.args])
 
 
 def with_keyword(call: cst.Call, name: str, value: cst.BaseExpression) -> cst.Call:
-    """The call with one more argument."""
+    """Returns the call with one more argument."""
     equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
     if not call.args:
         return call.with_changes(args=[cst.Arg(value, cst.Name(name), equal)])
@@ -127,19 +127,19 @@ def with_keyword(call: cst.Call, name: str, value: cst.BaseExpression) -> cst.Ca
 
 
 def method(call: cst.Call) -> str:
-    """The name of what is called."""
+    """Returns the name of the function or method that is called."""
     if isinstance(call.func, cst.Attribute):
         return call.func.attr.value
     return call.func.value if isinstance(call.func, cst.Name) else ""
 
 
 def code(node: cst.CSTNode) -> str:
-    """The text of a node."""
+    """Returns the text of a node."""
     return cst.Module([]).code_for_node(node)
 
 
 def times(expression: cst.BaseExpression, name: str) -> cst.BaseExpression:
-    """``expression * name``."""
+    """Returns the expression ``expression * name``."""
     simple = isinstance(expression, cst.Name | cst.Attribute | cst.Integer | cst.Float | cst.Call | cst.Subscript)
     left = (
         expression

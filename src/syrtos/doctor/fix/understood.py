@@ -1,4 +1,4 @@
-"""Whether a script of Horovod or SMDDP says what it does in ways that a conversion understands. What it does not understand, it must not guess."""
+"""Checks whether a conversion understands what a script of Horovod or SMDDP says. The rest must not be guessed."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ Problem = tuple[int, str]
 
 
 def speaks(script: Script) -> bool:
-    """Whether the script imports Horovod or SMDDP."""
+    """Returns whether the script imports Horovod or SMDDP."""
     return any(path.split(".")[0] in _ROOTS for path in script.imported.values()) or bool(list(_star_imports(script)))
 
 
 def problems(script: Script) -> list[Problem]:
-    """Line and reason of all that a conversion would have to guess."""
+    """Returns the line and reason of everything that a conversion would have to guess."""
     if not speaks(script):
         return []
     rules = (_star_imports, _clashes, _handed_over, _several_targets, _ranks, _sizes, _batches, _passes)
@@ -76,13 +76,13 @@ def problems(script: Script) -> list[Problem]:
 
 
 def trains(call: ast.Call) -> bool:
-    """Whether a call named `fit` is that of a Keras model: by its arguments, or by the name of what it is called on."""
+    """Returns whether a call named `fit` is that of a Keras model, by its arguments or by the name of the object."""
     on = ast.unparse(call.func.value).lower() if isinstance(call.func, ast.Attribute) else ""
     return isinstance(call.func, ast.Attribute) and ("model" in on or any(k.arg in _OF_FIT for k in call.keywords))
 
 
 def _ours(script: Script, node: ast.AST) -> str:
-    """The name of what a call calls of Horovod or SMDDP; empty for others."""
+    """Returns the name of the function of Horovod or SMDDP that a node calls; empty for other nodes."""
     path = (script.written(node.func) or "") if isinstance(node, ast.Call) else ""
     return path.rpartition(".")[2] if path.split(".")[0] in _ROOTS else ""
 
@@ -112,7 +112,7 @@ def _clashes(script: Script) -> Iterator[Problem]:
 
 
 def _handed_over(script: Script) -> Iterator[Problem]:
-    """The package itself as a value: as an argument, in a dictionary."""
+    """Yields uses of the package itself as a value: as an argument, or in a dictionary."""
     aliases = {name for name, path in script.imported.items() if path.split(".")[0] in _ROOTS}
     arguments = {node.arg for node in ast.walk(script.tree) if isinstance(node, ast.arg)}
     for node in ast.walk(script.tree):
@@ -127,12 +127,12 @@ def _handed_over(script: Script) -> Iterator[Problem]:
 
 @functools.lru_cache(maxsize=8)  # is asked for at each name of a script
 def _held(script: Script, names: frozenset[str]) -> set[str]:
-    """Names that hold a rank or a size: given once, alone, and nowhere a parameter."""
+    """Returns the names that are given a rank or a size (``names`` are its functions) anywhere in the script."""
     return {name for name, values in script.assigned.items() if any(_ours(script, value) in names for value in values)}
 
 
 def _several_targets(script: Script) -> Iterator[Problem]:
-    """Ranks and sizes that are not given to one name of their own."""
+    """Yields ranks and sizes that are not given to one name of their own."""
     arguments = {node.arg for node in ast.walk(script.tree) if isinstance(node, ast.arg)}
     for name in _held(script, _RANKS | _SIZES):
         values = script.assigned[name]
@@ -166,7 +166,10 @@ def _is(script: Script, node: ast.AST, names: frozenset[str]) -> bool:
 
 
 def _is_share(script: Script, outer: ast.AST) -> bool:
-    """Whether a node gives this worker's part: `shard(size, rank)`, `load(rank, size)`, `x[rank::size]`, `slice(rank, n, size)`."""
+    """Returns whether a node gives this worker's part of something.
+
+    Examples are `shard(size, rank)`, `load(rank, size)`, `x[rank::size]` and `slice(rank, n, size)`.
+    """
     if isinstance(outer, ast.Slice):
         parts = [outer.lower, outer.upper, outer.step]
     elif (
@@ -191,7 +194,7 @@ def _ranks(script: Script) -> Iterator[Problem]:
 
 
 def _is_harmless(script: Script, node: ast.AST) -> bool:
-    """Whether the constant 0 in place of a rank means what one process for all workers does."""
+    """Returns whether 0 in place of a rank means what one process does for all workers."""
     inner = node
     for outer in script.around(node):
         if _is_share(script, outer) or isinstance(
@@ -255,7 +258,7 @@ def _sizes(script: Script) -> Iterator[Problem]:
 
 
 def _batches(script: Script) -> Iterator[Problem]:
-    """Batches whose size is not where a conversion finds it."""
+    """Yields batches whose size is not where a conversion finds it."""
     batched = any(method(call) in _BATCHED for call in script.calls)
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ClassDef) and any(

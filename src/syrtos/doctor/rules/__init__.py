@@ -1,1 +1,1 @@
-"""One file per subject: each rule is a function from a program to findings."""
+"""Rules of the doctor, one file per subject: each rule is a function from a program to findings."""

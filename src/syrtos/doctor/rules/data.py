@@ -1,4 +1,4 @@
-"""What each worker reads, and in which order."""
+"""Rules about the data that each worker reads, and about its order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ _BATCHES = {"fit": ("batch_size", 2), "batch": ("batch_size", 0)}
 
 
 def own_randomness(program: Program) -> Iterator[Finding]:
-    """Random numbers that syrtos can't make equal on all workers: from the clock, the process's number or the operating system."""
+    """Finds random numbers that syrtos can't make equal on all workers.
+
+    They come from the clock, the number of the process or the operating system.
+    """
     if program.dialect:
         return  # each worker draws batches of its own
     says = (
@@ -78,7 +81,8 @@ def _from_clock(script: Script, node: ast.AST) -> bool:
 
 
 def seeded_by_rank(program: Program) -> Iterator[Finding]:
-    """A plain script whose workers shuffle by unequal seeds: they must read the same batches, of which each takes its rows."""
+    """Finds seeds that differ by rank in plain scripts, whose batches `fit` splits."""
+    # elsewhere all workers must read the same batches, of which each takes its rows
     if program.dialect or program.batch == "per-worker":
         return
     for script, call in program.calls():
@@ -97,7 +101,7 @@ def seeded_by_rank(program: Program) -> Iterator[Finding]:
 
 
 def same_batches(program: Program) -> Iterator[Finding]:
-    """Workers of Horovod or SMDDP that all draw the same batches: equal seeds (or no shuffle), and data that is not divided."""
+    """Finds equal seeds in scripts of Horovod or SMDDP without divided data: all workers draw the same batches."""
     if not program.dialect or program.uses("shard", "steps_per_worker", "from_sharded") or divides(program):
         return
     for script, call in program.calls():
@@ -133,7 +137,7 @@ def _same(script: Script, call: ast.Call, program: Program, why: str) -> Finding
 
 
 def divides(program: Program) -> bool:
-    """Whether the rank appears in an index, a seed or an argument, where it may choose data."""
+    """Returns whether the rank appears in an index or an argument (a seed, say), where it may choose data."""
     for script in program.scripts:
         for node in ast.walk(script.tree):
             if (
@@ -152,7 +156,7 @@ def divides(program: Program) -> bool:
 
 
 def uneven_batches(program: Program) -> Iterator[Finding]:
-    """Batches of which one worker computes noticeably more samples than the others, or some none."""
+    """Finds batches of which one worker computes noticeably more samples than the others, or some workers none."""
     if program.dialect or program.batch == "per-worker" or program.workers < 2:
         return
     for script, call in program.calls():
@@ -187,5 +191,6 @@ def uneven_batches(program: Program) -> Iterator[Finding]:
 
 
 def _feeds_fit(program: Program) -> bool:
-    """Whether `fit` splits batches: with a strategy in its RunConfig an Estimator has one for each worker."""
+    """Returns whether `fit` splits batches in this program."""
+    # with a strategy in its RunConfig, an Estimator has a batch for each worker
     return program.uses("fit") and not program.uses("RunConfig")

@@ -1,4 +1,7 @@
-"""Files that the script itself writes: what Keras and TensorFlow write, one worker writes; the rest is written by every worker."""
+"""Rules about files that the script itself writes.
+
+One worker writes what Keras and TensorFlow write; every worker writes the rest.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ _FOLDER = frozenset({"os.makedirs", "os.mkdir"})
 
 
 def files(program: Program) -> Iterator[Finding]:
-    """Files and folders that every worker would write, remove or unpack."""
+    """Finds files and folders that every worker would write, remove or unpack."""
     for script, call in program.calls():
         if not on_one_rank(script, call) and not _own(script, call) and (found := _written(program, script, call)):
             yield dataclasses.replace(found, fix=f"{_together(call)}{found.fix}")
@@ -133,7 +136,7 @@ def _is_picture(script: Script, node: ast.expr) -> bool:
 
 
 def _together(call: ast.Call) -> str:
-    """What comes first where a value to be written is computed by all workers together."""
+    """Returns the words that begin a fix if all workers compute the value to be written together; else nothing."""
     shared = [
         method(inner)
         for inner in ast.walk(call)
@@ -163,7 +166,10 @@ def _opened(script: Script, call: ast.Call) -> Finding | None:
 
 
 def _own(script: Script, call: ast.Call) -> bool:
-    """Whether the path is another one on each worker: it has the rank in it, or stands in a temporary folder, or in memory."""
+    """Returns whether each worker has a path of its own.
+
+    Such a path contains the rank or the number of the process, or is in a temporary folder or in memory.
+    """
     values = [*call.args, *(keyword.value for keyword in call.keywords)]
     if isinstance(call.func, ast.Attribute):
         values.append(call.func.value)

@@ -1,4 +1,4 @@
-"""What scripts of Horovod and SMDDP must say themselves: what is exchanged, and how workers begin alike."""
+"""Rules about the calls of Horovod and SMDDP that a script must make itself: exchanges, and the first broadcast."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COLLECTIVE = frozenset(
 
 
 def unwrapped(program: Program) -> Iterator[Finding]:
-    """No optimizer and no tape is wrapped: workers train apart, and never exchange gradients."""
+    """Finds scripts that wrap no optimizer and no tape: their workers train apart, and never exchange gradients."""
     if (
         not program.dialect
         or not trains(program)
@@ -63,7 +63,7 @@ def unwrapped(program: Program) -> Iterator[Finding]:
 
 
 def broadcast(program: Program) -> Iterator[Finding]:
-    """Workers that do not begin with the weights of rank 0."""
+    """Finds scripts in which nothing gives all workers the weights of rank 0."""
     if not program.dialect or not trains(program) or program.uses(*_BEGIN):
         return
     for script, call in program.calls():
@@ -84,7 +84,7 @@ def broadcast(program: Program) -> Iterator[Finding]:
 
 
 def wrapped_twice(program: Program) -> Iterator[Finding]:
-    """An optimizer that reduces gradients which another wrapper has reduced."""
+    """Finds optimizers that reduce gradients which another wrapper has reduced."""
     if not program.dialect:
         return
     for script in program.scripts:
@@ -113,7 +113,7 @@ def _twice(script: Script, call: ast.Call, says: str, fix: str) -> Finding:
 
 
 def _is_wrapped(script: Script, node: ast.expr, call: ast.Call) -> bool:
-    """Whether the argument of a wrapper is what a wrapper has returned before this line."""
+    """Returns whether ``node``, the argument of the wrapper ``call``, is the result of a wrapper before this line."""
     if isinstance(node, ast.Call):
         return method(node) in _WRAPPERS
     if not isinstance(node, ast.Name):
@@ -131,7 +131,7 @@ def _is_wrapped(script: Script, node: ast.expr, call: ast.Call) -> bool:
 
 
 def _same_branch(script: Script, first: ast.AST, second: ast.AST) -> bool:
-    """Whether both run: not in the two branches of one condition, and in the same function."""
+    """Returns whether both nodes may run: they are in the same function, and not in two branches of one condition."""
     if script.function_around(first) is not script.function_around(second):
         return False
     outer = [node for node in script.around(first) if isinstance(node, ast.If)]
@@ -147,7 +147,7 @@ def _branch(script: Script, condition: ast.If, node: ast.AST) -> bool:
 
 
 def _applies(script: Script, call: ast.Call) -> bool:
-    """Whether the wrapped optimizer applies gradients in a loop of the script's own."""
+    """Returns whether the wrapped optimizer applies gradients in the script's own loop."""
     around = script.parents.get(call)
     names = [t.id for t in around.targets if isinstance(t, ast.Name)] if isinstance(around, ast.Assign) else []
     return any(
@@ -160,7 +160,7 @@ def _applies(script: Script, call: ast.Call) -> bool:
 
 
 def old_callbacks(program: Program) -> Iterator[Finding]:
-    """Callbacks as they were called before Horovod 0.20."""
+    """Finds callbacks that are called as before Horovod 0.20, without ``initial_lr``."""
     for script, call in program.calls():
         if (
             method(call) in ("LearningRateWarmupCallback", "LearningRateScheduleCallback")
@@ -178,7 +178,7 @@ def old_callbacks(program: Program) -> Iterator[Finding]:
 
 
 def other_frameworks(program: Program) -> Iterator[Finding]:
-    """Parts of Horovod that syrtos does not serve."""
+    """Finds imports of parts of Horovod that syrtos does not serve."""
     for script in program.scripts:
         for node in ast.walk(script.tree):
             names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
@@ -196,7 +196,7 @@ def other_frameworks(program: Program) -> Iterator[Finding]:
 
 
 def one_rank_alone(program: Program) -> Iterator[Finding]:
-    """What all workers must call together, called by some of them."""
+    """Finds functions that all workers must call together, and that only some of them call."""
     for script, call in program.calls():
         path = script.written(call.func) or ""
         ours = path.startswith(("horovod.", "smdistributed.", "syrtos."))
@@ -226,7 +226,8 @@ def one_rank_alone(program: Program) -> Iterator[Finding]:
 
 
 def _for_one_rank(script: Script, call: ast.Call) -> bool:
-    """Whether a condition about this script's rank among several holds: not one about machines of an API that gives only one worker."""
+    """Returns whether a call runs only where a condition about ranks holds; ``f(...).fit(...)`` does not count."""
+    # `f(...).fit(...)` is of an API that gives only one worker: the condition is about machines, not about ranks
     return on_one_rank(script, call) and not (
         isinstance(call.func, ast.Attribute) and call.func.attr == "fit" and isinstance(call.func.value, ast.Call)
     )

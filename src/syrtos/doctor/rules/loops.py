@@ -1,4 +1,4 @@
-"""Loops of the script's own, and processes and devices that workers would share."""
+"""Rules about the script's own training loops, and about processes and devices that workers would share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SERVERS = (
 
 
 def own_loop(program: Program) -> Iterator[Finding]:
-    """A loop with a tape, without anything that splits its batches."""
+    """Finds a loop with a tape in which nothing splits the batches."""
     if program.dialect or program.rank_aware or program.uses(*_SPLITS) or _runs_on_strategy(program):
         return
     for script, call in program.calls():
@@ -52,7 +52,7 @@ def own_loop(program: Program) -> Iterator[Finding]:
 
 
 def compiled_updates(program: Program) -> Iterator[Finding]:
-    """An optimizer's update in a function that XLA compiles, which can't contain an exchange."""
+    """Finds updates by optimizers in functions that XLA compiles, which can't contain an exchange."""
     for script in program.scripts:
         for function in script.functions.values():
             compiled = [
@@ -77,7 +77,7 @@ def compiled_updates(program: Program) -> Iterator[Finding]:
 
 
 def servers(program: Program) -> Iterator[Finding]:
-    """A strategy that needs parameter servers."""
+    """Finds a strategy that needs parameter servers."""
     for script, call in program.calls():
         if method(call) == "ParameterServerStrategy" and "tensorflow" in (script.written(call.func) or ""):
             yield at(
@@ -101,7 +101,7 @@ def _runs_on_strategy(program: Program) -> bool:
 
 
 def _belongs_to_model(script: Script, function: ast.FunctionDef) -> bool:
-    """Whether `fit` calls it: `train_step`, or a method of a class that has one."""
+    """Returns whether `fit` calls a function: its class defines `train_step`, `test_step` or `call`."""
     around = script.parents.get(function)
     return isinstance(around, ast.ClassDef) and any(
         isinstance(inner, ast.FunctionDef) and inner.name in _OF_FIT for inner in around.body
@@ -109,7 +109,8 @@ def _belongs_to_model(script: Script, function: ast.FunctionDef) -> bool:
 
 
 def _is_applied(script: Script, call: ast.Call) -> bool:
-    """Whether gradients are applied by an optimizer anywhere: a tape alone may be for saliency maps."""
+    """Returns whether an optimizer applies gradients anywhere in the script."""
+    # a tape alone may be for saliency maps
     return any(
         method(each) in ("apply_gradients", "apply")
         and isinstance(each.func, ast.Attribute)
@@ -119,7 +120,7 @@ def _is_applied(script: Script, call: ast.Call) -> bool:
 
 
 def processes(program: Program) -> Iterator[Finding]:
-    """Input, trackers, ports and devices, of which there is one for all workers of a machine."""
+    """Finds inputs, trackers, ports and devices of which all workers of a machine share one."""
     for script, call in program.calls():
         path = script.meaning(call.func)
         if (
@@ -205,7 +206,7 @@ def _one_device(program: Program, script: Script, call: ast.Call) -> Finding | N
 
 
 def inputs(program: Program) -> Iterator[Finding]:
-    """Pipelines that every worker runs whole."""
+    """Finds an input pipeline that every worker runs whole."""
     if program.dialect:
         return
     for script, call in program.calls():

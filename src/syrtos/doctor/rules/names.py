@@ -1,4 +1,4 @@
-"""Names, arguments and file names that Keras 3 and TensorFlow 2 know no more."""
+"""Rules about names, arguments and file names that Keras 3 and TensorFlow 2 do not have."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _replaced() -> Mapping[str, Mapping[str, str | Mapping[str, str]]]:
 
 
 def instead(path: str) -> str | None:
-    """What to write in the place of a dotted path, where that is known."""
+    """Returns the text that replaces a dotted path; None if it is not known."""
     names, parts = _replaced()["names"], canonical(path).split(".")
     for length in range(len(parts), 1, -1):
         if found := names.get(".".join(parts[:length])):
@@ -76,19 +76,19 @@ def instead(path: str) -> str | None:
 
 
 def speaks_keras_2(program: Program) -> bool:
-    """Whether syrtos teaches Keras 3 the spellings of Keras 2 for this script."""
+    """Returns whether syrtos teaches Keras 3 the spellings of Keras 2 for this script."""
     return bool(program.dialect) or program.uses(*_ASKS)
 
 
 def is_legacy(program: Program) -> bool:
-    """Whether the script trains with Keras 2 itself."""
+    """Returns whether the script trains with Keras 2 itself."""
     return any(
         path.split(".")[0] == "tf_keras" for script in program.scripts for path in script.imported.values()
     ) or any("TF_USE_LEGACY_KERAS" in script.text for script in program.scripts)
 
 
 def dead_names(program: Program) -> Iterator[Finding]:
-    """Names of modules, functions and classes that are gone: each once for every file."""
+    """Finds names of modules, functions and classes that are gone, each once for every file."""
     legacy, spells = is_legacy(program), speaks_keras_2(program)
     for script in program.scripts:
         seen: set[str] = set()
@@ -112,7 +112,7 @@ def dead_names(program: Program) -> Iterator[Finding]:
 
 
 def _paths(script: Script) -> Iterator[tuple[ast.AST, str]]:
-    """Every dotted path of TensorFlow or Keras in a file, with where it stands."""
+    """Yields the dotted paths that a file imports or reads, with their nodes, in the order of the text."""
     for node in sorted(
         ast.walk(script.tree), key=lambda each: (getattr(each, "lineno", 0), getattr(each, "col_offset", 0))
     ):
@@ -170,12 +170,15 @@ def _dead(script: Script, node: ast.AST, path: str, gone: str) -> Finding:
 
 
 def _is_function(path: str) -> bool:
-    """Whether it is a loss or a metric as a function, which `keras2` adds to `tf.keras`."""
+    """Returns whether a path is that of a loss or metric function, which `keras2` adds to `tf.keras`."""
     return path.startswith(("keras.losses.", "keras.metrics.")) and path.rpartition(".")[2].islower()
 
 
 def _is_tried(script: Script, node: ast.AST) -> bool:
-    """Whether the script expects that the name may be missing: in a `try`, or behind a question about the version."""
+    """Returns whether the script expects that a name may be missing.
+
+    The name is in a `try`, or under a condition about the version.
+    """
     for outer in script.around(node):
         if isinstance(outer, ast.Try) and any(_catches(handler) for handler in outer.handlers):
             return True
@@ -192,7 +195,7 @@ def _catches(handler: ast.ExceptHandler) -> bool:
 
 
 def old_words(program: Program) -> Iterator[Finding]:
-    """Methods and arguments that are gone."""
+    """Finds methods and arguments that are gone."""
     if is_legacy(program):
         return
     attributes, arguments = _replaced()["attributes"], _replaced()["arguments"]
@@ -213,7 +216,7 @@ def old_words(program: Program) -> Iterator[Finding]:
 
 
 def _kinds(script: Script, call: ast.Call) -> Iterator[str]:
-    """Under which words the arguments of a call are listed."""
+    """Yields the headings in `replaced.toml` under which the arguments of a call are listed."""
     path, name = script.meaning(call.func), method(call)
     if of_optimizer(script, call):
         if path.startswith("keras."):
@@ -257,12 +260,13 @@ def _arguments(script: Script, call: ast.Call, kind: str, known: object, spells:
 
 
 def _on_model(call: ast.Call, name: str) -> bool:
-    """Whether it may be a Keras model: `workers` and the like are arguments of other things too."""
+    """Returns whether a call may be one of a Keras model's methods."""
+    # `workers` and the like are arguments of other things too
     return isinstance(call.func, ast.Attribute) and "tuner" not in ast.unparse(call.func.value).lower()
 
 
 def unsupported_values(program: Program) -> Iterator[Finding]:
-    """File names and metrics of Keras 2 whose meaning has changed, and optimizers that are shells."""
+    """Finds file names that Keras 3 refuses, the empty `keras.optimizers.legacy`, and `decay`, which is ignored."""
     if is_legacy(program):
         return
     for script, call in program.calls():
@@ -304,7 +308,10 @@ def unsupported_values(program: Program) -> Iterator[Finding]:
 
 
 def _text(script: Script, node: ast.expr | None) -> str | None:
-    """The end of a path, where it is known: of a literal, an f-string, a sum, `os.path.join`, or a name."""
+    """Returns the end of a path if it is known, else None.
+
+    The path may be a literal, an f-string, a sum, `os.path.join`, or a name.
+    """
     if isinstance(node, ast.JoinedStr) and node.values:
         return _text(script, node.values[-1])
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Div):
@@ -381,7 +388,7 @@ _MODEL_DIR = re.compile(r"SM_MODEL_DIR|model_dir|/opt/ml/model")
 
 
 def _expanded(script: Script, node: ast.expr) -> str:
-    """The text of an expression, and those of the names in it."""
+    """Returns the text of an expression, and the texts of the values of the names in it."""
     named = [
         value for inner in ast.walk(node) if isinstance(inner, ast.Name) for value in script.assigned.get(inner.id, [])
     ]
@@ -389,7 +396,7 @@ def _expanded(script: Script, node: ast.expr) -> str:
 
 
 def sessions(program: Program) -> Iterator[Finding]:
-    """Training in sessions of TensorFlow 1, in which nothing is exchanged."""
+    """Finds training in sessions of TensorFlow 1, in which nothing is exchanged."""
     for script, call in program.calls():
         if (script.written(call.func) or "") in _SESSIONS and program.uses("minimize", "apply_gradients"):
             yield at(
@@ -404,7 +411,7 @@ def sessions(program: Program) -> Iterator[Finding]:
 
 
 def refused_estimators(program: Program) -> Iterator[Finding]:
-    """Estimators with models of their own."""
+    """Finds Estimators with models of their own, which syrtos does not serve."""
     for script, call in program.calls():
         if found := _REFUSED.search((script.written(call.func) or "").replace("tensorflow.compat.v1", "tensorflow")):
             yield at(
@@ -418,7 +425,7 @@ def refused_estimators(program: Program) -> Iterator[Finding]:
 
 
 def renamed_metrics(program: Program) -> Iterator[Finding]:
-    """`acc`, which was the name of `accuracy` in the logs."""
+    """Finds uses of `acc`, the former name of `accuracy` in the logs."""
     named = {
         value.value
         for script, call in program.calls()

@@ -1,4 +1,7 @@
-"""Learning rates and numbers of steps, where a batch is one worker's: N workers train on N times the samples in a step."""
+"""Rules about learning rates and numbers of steps where each worker has a batch of its own.
+
+In a step N workers then train on N times the samples.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ _SHARDS = ("shard", "experimental_distribute_dataset", "distribute_datasets_from
 
 
 def rates(program: Program) -> Iterator[Finding]:
-    """A learning rate that is not scaled with the number of workers, or scaled twice, where each has a batch of its own."""
+    """Finds learning rates that are not scaled with the number of workers, or scaled twice."""
+    # only a batch of each worker's own makes the global batch grow with the number of workers
     if not trains(program) or not (program.dialect or program.batch == "per-worker") or program.scaled:
         return
     made = [(script, call) for script, call in program.calls() if of_optimizer(script, call)]
@@ -78,14 +82,17 @@ def _rate(call: ast.Call) -> ast.expr | None:
 
 
 def _products(script: Script, rate: ast.expr) -> Iterator[ast.expr]:
-    """A rate, and the values of its name."""
+    """Yields the expression of a rate and, for a name, the values that it is given."""
     yield rate
     if isinstance(rate, ast.Name):
         yield from script.assigned.get(rate.id, [])
 
 
 def _scaled_elsewhere(program: Program) -> bool:
-    """Whether something else than an optimizer's argument sets a rate by the number of workers: a callback, a schedule, an assignment."""
+    """Returns whether a callback or a schedule sets learning rates, or a rate depends on the number of workers.
+
+    Assignments and keyword arguments count if their names are those of a rate.
+    """
     for script in program.scripts:
         for node in ast.walk(script.tree):
             if isinstance(node, ast.Call) and "LearningRate" in method(node):
@@ -107,7 +114,7 @@ def _scaled_elsewhere(program: Program) -> bool:
 
 
 def steps(program: Program) -> Iterator[Finding]:
-    """Each of N workers makes all steps of an epoch, so an epoch trains on N times the samples."""
+    """Finds epochs of which each of N workers makes all steps, so that they train on N times the samples."""
     if (
         not program.dialect
         or divides(program)
@@ -144,14 +151,14 @@ def steps(program: Program) -> Iterator[Finding]:
 
 
 def _divides_by_size(script: Script, call: ast.Call) -> bool:
-    """Whether a call gives each worker a part of the data."""
+    """Returns whether a call gives each worker a part of the data."""
     return method(call) in _SHARDS or (
         method(call) in ("take", "array_split", "split") and any(depends_on(script, value) for value in call.args)
     )
 
 
 def _from_divided_data(script: Script, count: ast.expr) -> bool:
-    """Whether the count comes from the length of something, which may be this worker's part of the data, chosen by its rank."""
+    """Returns whether a count comes from a length that may be that of this worker's part of the data."""
     return any(isinstance(inner, ast.Call) and method(inner) == "len" for inner in ast.walk(count)) and bool(
         depends_on(script, count, "rank", "size")
     )

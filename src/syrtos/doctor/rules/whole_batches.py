@@ -1,6 +1,6 @@
-"""Steps of which a part needs the whole batch: it is gathered for that part, or no batch is split.
+"""Rules about steps of which a part needs the whole batch: it is gathered for that part, or no batch is split.
 
-What decides in a run is its first batch (`syrtos.keras.first_batch`); the text of a script shows the usual kinds.
+In a run the first batch decides (`syrtos.keras.first_batch`); the text of a script shows the usual kinds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MIXING = frozenset({"dice", "tversky", "circle"})
 
 
 def stateful_layers(program: Program) -> Iterator[Finding]:
-    """Layers that keep a state for each row of a batch, and models for batches of one size."""
+    """Finds layers that keep a state for each row of a batch, and models for batches of one size."""
     if not _is_split(program):
         return
     for script, call in program.calls():
@@ -44,7 +44,7 @@ def stateful_layers(program: Program) -> Iterator[Finding]:
 
 
 def mixing_losses(program: Program) -> Iterator[Finding]:
-    """Losses and metrics that mix the rows of a batch, or may: functions of the script's own."""
+    """Finds losses and metrics that mix the rows of a batch, and functions of the script's own that may."""
     if not _is_split(program):
         return
     for script, call in program.calls():
@@ -57,7 +57,7 @@ def mixing_losses(program: Program) -> Iterator[Finding]:
 
 
 def assigned_states(program: Program) -> Iterator[Finding]:
-    """Variables that a layer or a `train_step` assigns: counts, moving averages, codebooks."""
+    """Finds variables that a layer or a `train_step` assigns: counts, moving averages, codebooks."""
     if not _is_split(program):
         return
     for script, call in program.calls():
@@ -108,7 +108,7 @@ def _is_own_class(script: Script, name: str) -> bool:
 
 
 def _parts(script: Script, node: ast.expr | None) -> Iterator[ast.expr]:
-    """The losses or metrics in lists and dictionaries, and those that a name stands for."""
+    """Yields the losses or metrics in lists and dictionaries, and those that a name stands for."""
     if isinstance(node, ast.List | ast.Tuple):
         for each in node.elts:
             yield from _parts(script, each)
@@ -122,7 +122,7 @@ def _parts(script: Script, node: ast.expr | None) -> Iterator[ast.expr]:
 
 
 def _fixed_rows(script: Script, call: ast.Call) -> int:
-    """The number of rows that a batch of the model has to have; 0: any."""
+    """Returns the number of rows that a batch of the model must have; 0 if it may have any."""
     shape = argument(call, "batch_shape") or argument(call, "batch_input_shape")
     first = shape.elts[0] if isinstance(shape, ast.Tuple | ast.List) and shape.elts else None
     if first is None and method(call) in ("Input", "InputLayer"):
