@@ -21,7 +21,8 @@ class Policy:
     The plan does not change: a batch with a bad record has one sample fewer.
 
     Attributes:
-        on_bad_record: ``"fail"`` raises; ``"skip"`` leaves the record out and lists it; ``"quarantine"`` also keeps its bytes.
+        on_bad_record: ``"fail"`` raises; ``"skip"`` leaves the record out and lists it; ``"quarantine"`` also keeps its
+            bytes.
         budget: the most records that may be left out: a number, or below 1 a fraction of all.
         records: the number of records.
     """

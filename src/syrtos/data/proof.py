@@ -75,7 +75,7 @@ class SampleLedger:
 
     def end(self, position: Position) -> None:
         """Notes that training has ended at ``position``, and closes the file."""
-        # batches that were read ahead were not used
+        # batches after `position` may have been read ahead, and were not used
         self.reached(position, now=True)
         with self._lock:
             if self._file:
