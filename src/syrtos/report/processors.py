@@ -29,7 +29,7 @@ def machines(folder: Path) -> list[Machine]:
     """Returns the machines of a generation that were sampled often enough while it trained.
 
     Args:
-        folder: of the generation, which holds ``ledger/``.
+        folder: the folder of the generation, which holds ``ledger/``.
     """
     found: dict[int, list[Mapping[str, Any]]] = {}
     for sample in _while_training(folder):
