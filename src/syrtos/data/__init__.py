@@ -252,7 +252,7 @@ def from_source(
 
 
 def _check_same(source: Source) -> None:
-    """Raises DataError where workers see different files."""
+    """Raises DataError if workers see different data sets."""
     mine = f"{source.fingerprint}, {len(source)} records"
     if len(set(world.init().comm.agree("compare data sets", float(zlib.crc32(mine.encode()))))) > 1:
         everyone = world.current().comm.allgather_object(mine)

@@ -26,7 +26,7 @@ class Folder(Source):
     """
 
     def __init__(self, files: Sequence[File], suffixes: Sequence[str]) -> None:
-        """Raises DataError where no file has one of ``suffixes``."""
+        """Raises DataError if no file has one of ``suffixes``."""
         self._files = [file for file in files if file.name.lower().endswith(tuple(suffixes))]
         if not self._files:
             raise DataError(

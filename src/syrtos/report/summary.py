@@ -173,7 +173,7 @@ class Summary:
 
     @property
     def goodput(self) -> float:
-        """The part of the time that the run would have taken without the ends of its workers."""
+        """The part of the run's time that it would also have taken if its workers had not ended early."""
         lost = self.restarts.seconds + self.restarts.step_seconds
         return 1 - min(lost / self.seconds, 1.0) if self.seconds else 1.0
 
