@@ -1,9 +1,9 @@
 """A comparison of two runs: the parts that take longer in the second, by how much, and whether that is more than noise.
 
 Noise is measured in the runs themselves. The times of steps are cut into blocks, because steps that follow each other
-are not independent. Blocks are drawn with replacement, and the difference of medians is computed anew each time: the
-moving block bootstrap (Künsch 1989, doi:10.1214/aos/1176347265). The interval is that between which 95 % of the draws
-lie.
+are not independent. Blocks are drawn with replacement, and the change in percent of the median (of steps) or mean (of
+their parts) is computed anew each time: the moving block bootstrap (Künsch 1989, doi:10.1214/aos/1176347265). The
+interval is that between which 95 % of the draws lie.
 """
 
 from __future__ import annotations
