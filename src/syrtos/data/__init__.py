@@ -1,10 +1,10 @@
-"""Data sets of which each record is used once in an epoch, in an order that does not depend on the number of workers.
+"""Data sets that use each record once in an epoch, in an order that does not depend on the number of workers.
 
     train = syrtos.data.from_tfrecord("data/train-*.tfrecord", parse_fn, batch_size=256, shuffle=True, seed=1)
     model.fit(train, epochs=5)
 
-``batch_size`` is that of a global batch, which is split over the workers. Each worker reads only its own records. The result is passed to
-`fit`, `evaluate` and `predict`; its position is saved with the model.
+``batch_size`` is the size of a global batch, which is split over the workers. Each worker reads only its own records.
+The result is passed to `fit`, `evaluate` and `predict`; its position is saved with the model.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Options(TypedDict, total=False):
 
 
 class Dataset(Protocol):
-    """A data set for `fit`, `evaluate` and `predict`; Keras knows it as a `PyDataset`.
+    """A data set for `fit`, `evaluate` and `predict`; Keras sees it as a `PyDataset`.
 
     Attributes:
-        name: of this data set in the script, the same in each of its runs.
+        name: the name of this data set in the script, the same in each run of the script.
         position: how far the last training has come.
     """
 
@@ -80,22 +80,22 @@ class Dataset(Protocol):
     position: Position
 
     def __len__(self) -> int:
-        """Global batches in an epoch of `fit`."""
+        """Returns the number of global batches in an epoch of `fit`."""
         ...
 
     def __getitem__(self, index: int) -> Any:
-        """This worker's share of a batch: what ``parse`` has made of its records."""
+        """Returns this worker's share of a batch, as ``parse`` made it from the records."""
         ...
 
 
 def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], Any], **options: Unpack[Options]) -> Dataset:
-    """TFRecord files, plain or compressed (GZIP, ZLIB); the checksum of each record is verified.
+    """Makes a data set of TFRecord files, plain or compressed (GZIP, ZLIB), and verifies the checksum of each record.
 
     Args:
         pattern: files, folders or patterns with ``*``; paths, or ``s3://``, ``gs://``, ``az://``, ``http(s)://``.
-        parse_fn: from one record (a string tensor, or bytes) to features, ``(x, y)`` or ``(x, y, sample_weight)``. Written with
-            TensorFlow's operations it runs as a graph.
-        options: ``batch_size``, ``shuffle`` ... as of `from_source`.
+        parse_fn: turns one record (a string tensor, or bytes) into features, ``(x, y)`` or ``(x, y, sample_weight)``. A
+            function written with TensorFlow's operations runs as a graph.
+        options: ``batch_size``, ``shuffle`` and the other options of `from_source`.
 
     Returns:
         A data set for `fit`, `evaluate` and `predict`.
@@ -113,13 +113,14 @@ def from_jsonl(
     label: str | None = None,
     **options: Unpack[Options],
 ) -> Dataset:
-    """Files of JSON values, one to a line.
+    """Makes a data set of text files with one JSON value on each line.
 
     Args:
-        pattern: as of `from_tfrecord`.
-        parse_fn: from a value to features or ``(x, y)``, NumPy values; by default objects become features by name.
+        pattern: see `from_tfrecord`.
+        parse_fn: turns one value into features or ``(x, y)``, as NumPy values; by default objects become features by
+            name.
         label: the field that is the label.
-        options: as of `from_source`.
+        options: see `from_source`.
     """
     row = functools.partial(_row, json.loads, parse_fn, label)
     return from_source(_records(*_found(pattern), Lines()), _each(row), **options)
@@ -132,14 +133,14 @@ def from_csv(
     label: str | None = None,
     **options: Unpack[Options],
 ) -> Dataset:
-    """CSV files, each with a first line that names the columns.
+    """Makes a data set of CSV files; the first line of each file names the columns.
 
     Args:
-        pattern: as of `from_tfrecord`.
-        parse_fn: from a dict of values by column to features or ``(x, y)``; by default columns become features by name. Columns whose first
-            rows are numbers are float32.
+        pattern: see `from_tfrecord`.
+        parse_fn: turns a dict of values by column into features or ``(x, y)``; by default columns become features by
+            name. Columns whose first rows are numbers are float32.
         label: the column that is the label.
-        options: as of `from_source`.
+        options: see `from_source`.
     """
     found, kept = _found(pattern)
     source = _records(found, kept, Lines(quotes=True, header=True))
@@ -154,13 +155,13 @@ def from_csv(
 def from_parquet(
     pattern: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None, **options: Unpack[Options]
 ) -> Dataset:
-    """Parquet files: a batch is a dict of arrays by column, or ``(features, label)``.
+    """Makes a data set of Parquet files: a batch is a dict of arrays by column, or ``(features, label)``.
 
     Args:
-        pattern: as of `from_tfrecord`.
-        columns: those to read; all by default.
+        pattern: see `from_tfrecord`.
+        columns: the columns to read; all by default.
         label: the column that is the label.
-        options: as of `from_source`.
+        options: see `from_source`.
     """
     wanted = [*columns, *([label] if label and label not in columns else [])] if columns else None
     found, kept = _found(pattern)
@@ -169,11 +170,12 @@ def from_parquet(
 
 
 def from_arrays(*arrays: ArrayTree, **options: Unpack[Options]) -> Dataset:
-    """Arrays in memory, or mapped (``numpy.load(..., mmap_mode="r")``).
+    """Makes a data set of arrays in memory, or mapped (``numpy.load(..., mmap_mode="r")``).
 
     Args:
-        arrays: features, labels and sample weights; each an array, or a structure of arrays, with equal first dimensions.
-        options: as of `from_source`.
+        arrays: features, labels and sample weights; each an array, or a structure of arrays, with equal first
+            dimensions.
+        options: see `from_source`.
     """
     return from_source(Arrays(arrays[0] if len(arrays) == 1 else arrays), _same, **options)
 
@@ -186,14 +188,15 @@ def from_folder(
     suffixes: Sequence[str] = IMAGES,
     **options: Unpack[Options],
 ) -> Dataset:
-    """A folder with a folder for each class, of images or of other files.
+    """Makes a data set of a folder that has a folder for each class, of images or of other files.
 
     Args:
-        pattern: as of `from_tfrecord`.
-        parse_fn: from a file's bytes and the number of its class to ``(x, y)``; by default the image as float32, values 0 to 255.
+        pattern: see `from_tfrecord`.
+        parse_fn: turns a file's bytes and the number of its class into ``(x, y)``; by default the image as float32,
+            values 0 to 255.
         image_size: height and width that images are resized to.
-        suffixes: of the files that count.
-        options: as of `from_source`.
+        suffixes: the endings of the names of files that count.
+        options: see `from_source`.
     """
     room = importlib.import_module("syrtos.keras.parsing")
     source = Folder(_found(pattern)[0], suffixes)
@@ -210,23 +213,25 @@ def from_source(
     on_bad_record: OnBadRecord = "fail",
     bad_budget: float = 0.01,
 ) -> Dataset:
-    """Any source of records.
+    """Makes a data set of any source of records.
 
     Args:
         source: the records.
-        parse: from what ``source.read`` returns for some records to arrays or tensors whose first dimension they are.
-        batch_size: records of a batch.
-        shuffle: whether every epoch has another order; a number bounds the bytes of records that one process holds for it.
-        seed: of the order.
-        on_bad_record: the treatment of a record that can't be read or parsed: ``"fail"``, ``"skip"`` (left out, and listed) or
-            ``"quarantine"`` (its bytes are kept too).
+        parse: turns the result of ``source.read`` for some records into arrays or tensors whose first dimension counts
+            the records.
+        batch_size: the number of records in a batch.
+        shuffle: whether every epoch has another order; a number bounds the bytes of records that one process holds for
+            it.
+        seed: the seed of the order.
+        on_bad_record: the treatment of a record that can't be read or parsed: ``"fail"``, ``"skip"`` (left out, and
+            listed) or ``"quarantine"`` (its bytes are kept too).
         bad_budget: the most records that may be left out: a number, or below 1 a fraction of all.
 
     Returns:
         A data set for `fit`, `evaluate` and `predict`.
 
     Raises:
-        ConfigurationError: an option is none of those above.
+        ConfigurationError: an option has a value that is not allowed, or Keras 2 is in use.
         DataError: there are no records, or workers see different ones.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
@@ -247,7 +252,7 @@ def from_source(
 
 
 def _check_same(source: Source) -> None:
-    """Raises DataError where workers see different files."""
+    """Raises DataError if workers see different data sets."""
     mine = f"{source.fingerprint}, {len(source)} records"
     if len(set(world.init().comm.agree("compare data sets", float(zlib.crc32(mine.encode()))))) > 1:
         everyone = world.current().comm.allgather_object(mine)
@@ -259,7 +264,7 @@ def _check_same(source: Source) -> None:
 
 
 def _found(pattern: Patterns) -> tuple[list[File], cache.Cache]:
-    """The files, and the cache for their pieces and indexes."""
+    """Returns the files, and the cache for their pieces and indexes."""
     kept = cache.default()
     return find(pattern, kept), kept
 
@@ -273,7 +278,7 @@ def _each(parse_fn: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def _sample(source: Records) -> list[bytes]:
-    """The first records that can be read."""
+    """Returns the readable ones among the first records."""
     found = []
     for index in range(min(len(source), _SAMPLE)):
         with contextlib.suppress(BadRecord):

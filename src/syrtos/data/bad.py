@@ -1,4 +1,4 @@
-"""Records that can't be read: left out up to a budget, and listed."""
+"""Records that can't be read are left out up to a budget, and listed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Policy:
     The plan does not change: a batch with a bad record has one sample fewer.
 
     Attributes:
-        on_bad_record: ``"fail"`` raises; ``"skip"`` leaves the record out and lists it; ``"quarantine"`` also keeps its bytes.
+        on_bad_record: ``"fail"`` raises; ``"skip"`` leaves the record out and lists it; ``"quarantine"`` also keeps its
+            bytes.
         budget: the most records that may be left out: a number, or below 1 a fraction of all.
         records: the number of records.
     """
@@ -49,7 +50,7 @@ class Policy:
 
     @property
     def last(self) -> BadRecord | None:
-        """The one found last."""
+        """The bad record that was found last."""
         return next(reversed(self._found.values()), None)
 
     @property
@@ -58,7 +59,7 @@ class Policy:
         return int(self.budget * self.records) if self.budget < 1 else int(self.budget)
 
     def write_to(self, run_dir: str, rank: int) -> None:
-        """From now on bad records are listed under ``run_dir/data``."""
+        """Begins to list bad records in files under ``run_dir/data``."""
         if self._folder == Path(run_dir) / "data":
             return
         self._folder, self._rank = Path(run_dir) / "data", rank
@@ -67,11 +68,11 @@ class Policy:
             self._write(bad)
 
     def leave_out(self, bad: BadRecord) -> None:
-        """Notes a record, or raises.
+        """Notes a bad record, or raises.
 
         Raises:
             BadRecord: bad records are not to be left out.
-            DataError: there are more of them than the budget allows.
+            DataError: there are more bad records than the budget allows.
         """
         if self.on_bad_record == "fail":
             raise bad
@@ -83,7 +84,7 @@ class Policy:
         self.check(len(self._found))
 
     def check(self, together: int) -> None:
-        """Raises DataError where ``together`` records are more than may be left out."""
+        """Raises DataError if ``together`` records, the number left out, are more than the budget allows."""
         if together > self.allowed:
             raise DataError(
                 f"{together} records are bad, and at most {self.allowed} of {self.records} may be left out (`bad_budget={self.budget:g}`). "
@@ -106,19 +107,24 @@ class Policy:
 
 
 def bad_list(folder: Path, rank: int) -> Path:
-    """The file in which ``rank`` lists the records that it has left out."""
+    """Returns the file in which ``rank`` lists the records that it has left out."""
     return folder / f"bad-rank-{rank}.jsonl"
 
 
 def _end_line(path: Path) -> None:
-    """A worker that was killed may have left half a line: the next one begins anew."""
+    """Ends a last line that a killed worker left unfinished, so that the next one begins anew."""
+    # a worker that was killed may have left half a line
     if path.exists() and not path.read_bytes().endswith(b"\n"):
         with path.open("a", encoding="utf-8") as file:
             file.write("\n")
 
 
 def left_out(*folders: Path) -> list[dict[str, Any]]:
-    """The records that the workers of a run, with a folder for each generation, have left out, each once, in order."""
+    """Returns the records that a run has left out, each once, ordered by file and index.
+
+    Args:
+        folders: the folder of each generation of workers of the run.
+    """
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for path in (path for folder in folders for path in (folder / "data").glob("bad-rank-*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -1,7 +1,8 @@
 """A bounded folder of files that can be made again: pieces of remote objects, unpacked files, indexes.
 
-Workers of a host share it. A file appears complete or not at all (written beside and renamed), one process makes it while the others
-wait (a lock the kernel drops when its owner dies), and the files not used for longest go first.
+The workers of a host share it. A file appears complete or not at all (it is written beside its place and renamed). One
+process makes a file while the others wait, by a lock that the kernel drops when its owner dies. The files that were not
+used for longest are removed first.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _COUNT_EVERY = 60.0
 
 
 class Cache:
-    """Files by name under one folder.
+    """A folder of files, which are found by their names.
 
     Args:
-        folder: made when it is first needed.
-        limit: bytes of all files together.
+        folder: the folder, made when it is first needed.
+        limit: the most bytes of all files together.
     """
 
     def __init__(self, folder: Path, limit: int = _DEFAULT_BYTES) -> None:
@@ -46,13 +47,18 @@ class Cache:
         self._counted_at = -_COUNT_EVERY
 
     def file(self, kind: Kind, name: str, make: Callable[[Path], None]) -> Path:
-        """The path of the file of this name, made by ``make`` (it writes to the path it is given) if there is none.
+        """Returns the path of the file of this name, and makes it first if there is none.
 
-        ``make`` may ask for other files, of kinds further down in `Kind` only, so that no two wait for each other. A file may be gone when it
-        is opened, if others needed the room: then it is asked for again.
+        Another process may remove the file before it is opened, to make room: then the caller asks for it again.
+
+        Args:
+            kind: the kind of file.
+            name: the name, unique for its kind.
+            make: writes the file to the path that it is given. It may ask for files of kinds further down in `Kind`
+                only, so that no two processes wait for each other.
 
         Raises:
-            any error of ``make``; the file then still does not exist.
+            Exception: the error of ``make``; the file then still does not exist.
         """
         digest = hashlib.sha256(f"{kind} {name}".encode()).hexdigest()
         path = self._folder / digest[:2] / digest
@@ -88,7 +94,8 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self, kind: Kind, digest: str) -> Iterator[None]:
-        """One process at a time makes files whose names begin alike: a lock file each would never be removed."""
+        """Context manager: no other process makes files with this ``kind`` and start of ``digest`` at the same time."""
+        # a lock file for each file of the cache would never be removed, so files whose digests begin alike share one
         path = _made(self._folder / "locks" / kind) / digest[:3]
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -111,7 +118,7 @@ class Cache:
                 self._size -= bytes_
 
     def _files(self) -> Iterator[tuple[Path, float, int]]:
-        """Path, when it was last used, bytes. What a killed process left half written goes after an hour."""
+        """Yields each file's path, time of last use, and bytes; removes files left unfinished for more than an hour."""
         for path in self._folder.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):
                 facts = path.stat()
@@ -132,7 +139,7 @@ def _made(folder: Path) -> Path:
 
 
 def _touched(path: Path) -> bool:
-    """Whether the file is there; notes that it was used."""
+    """Returns whether the file is there, and notes that it was used."""
     try:
         os.utime(path)
     except FileNotFoundError:
@@ -141,7 +148,10 @@ def _touched(path: Path) -> bool:
 
 
 def default() -> Cache:
-    """The cache of this host: SYRTOS_CACHE (a folder) and SYRTOS_CACHE_BYTES, or ``~/.cache/syrtos`` with 20 GiB."""
+    """Returns the cache of this host.
+
+    It is in SYRTOS_CACHE (a folder) with at most SYRTOS_CACHE_BYTES; by default in ``~/.cache/syrtos`` with 20 GiB.
+    """
     env = settings.environment()
     folder = Path(env.get("SYRTOS_CACHE") or Path.home() / ".cache" / "syrtos")
     limit = env.get("SYRTOS_CACHE_BYTES") or str(_DEFAULT_BYTES)

@@ -1,4 +1,4 @@
-"""Files of a data set on this host, read at any place."""
+"""Files of a data set on this host, which can be read at any place."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Result = TypeVar("Result")
 
 
 class File(abc.ABC):
-    """One file.
+    """A file of a data set that can be read at any place.
 
     Attributes:
         name: its path or URL.
-        size: bytes; None if it is missing.
-        version: changes when the contents do.
+        size: its bytes; 0 if it is missing.
+        version: a text that changes when the contents do; ``"missing"`` if there is no file.
     """
 
     name: str
@@ -35,22 +35,22 @@ class File(abc.ABC):
 
     @abc.abstractmethod
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes of a range.
+        """Returns the bytes of a range.
 
         Raises:
-            DataError: it can't be read, or is shorter.
+            DataError: the file can't be read, or is shorter.
         """
 
     def windows(self, size: int = _WINDOW) -> Iterator[tuple[int, bytes]]:
-        """The whole file in pieces: where each begins, and its bytes."""
+        """Yields the whole file in pieces: where each begins, and its bytes."""
         for start in range(0, self.size, size):
             yield start, self.read(start, min(start + size, self.size))
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:  # noqa: B027
-        """Makes these ranges quick to read soon. Here they are already."""
+        """Makes these ranges quick to read soon; does nothing for files that already are."""
 
     def forget(self, start: int, stop: int) -> bool:
-        """Drops copies of a range that turned out to be damaged, once; whether reading it again may help."""
+        """Drops copies of a range that is damaged, once; returns whether reading it again may help."""
         return False
 
 
@@ -67,7 +67,7 @@ class LocalFile(File):
         self.version = f"{facts.st_size} {facts.st_mtime_ns}"
 
     def read(self, start: int, stop: int) -> bytes:
-        """See `File.read`."""
+        """Returns the bytes of a range; see `File.read`."""
         try:
             found = _mapped(self._path, self.version)[start:stop]
         except OSError as error:
@@ -82,22 +82,29 @@ class LocalFile(File):
 
 
 class CachedFile(File):
-    """A file of the cache, made again if others needed its room."""
+    """A file of the cache, which is made again if others needed its room."""
 
     def __init__(self, made: Callable[[], Path], name: str, version: str) -> None:
-        """``made`` gives its path; ``name`` and ``version`` are those of the file that this is a copy of."""
+        """Finds the file.
+
+        Args:
+            made: returns the path of the file of the cache, and makes it if it is gone.
+            name: the name of the file that it is a copy of.
+            version: the version of that file.
+        """
         self._made = made
         self.name, self.version = name, version
         from_cache(self._find)
 
     def _find(self) -> None:
-        """A file that was made again has another number: as long as the old one is mapped, its number is taken."""
+        """Asks for the file, and notes its path, size and inode number."""
+        # a file that was made again has another inode number: that of the old file is taken while it is mapped
         self._path = self._made()
         facts = self._path.stat()
         self.size, self._number = facts.st_size, str(facts.st_ino)
 
     def read(self, start: int, stop: int) -> bytes:
-        """See `File.read`."""
+        """Returns the bytes of a range; see `File.read`."""
 
         def again() -> bytes:
             self._find()
@@ -109,7 +116,9 @@ class CachedFile(File):
 
 
 def from_cache(use: Callable[[], Result]) -> Result:
-    """The result of ``use``, which asks for a file of the cache and opens it: again if others needed its room in between.
+    """Returns the result of ``use``, which asks for a file of the cache and opens it.
+
+    Calls ``use`` again if the file was removed in between, because others needed its room.
 
     Raises:
         DataError: the file was gone each time.
@@ -128,23 +137,27 @@ def from_cache(use: Callable[[], Result]) -> Result:
 
 
 def is_of_this_host(error: OSError) -> bool:
-    """Whether an error says nothing about the file that was read: the host lacks memory, descriptors, or room for the cache."""
+    """Returns whether an error is one of the host, and says nothing about the file that was read.
+
+    Such errors are a lack of memory, descriptors or disk space, and a file system that can't be written.
+    """
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @functools.lru_cache(maxsize=_MAPPED)
 def _mapped(path: str, version: str) -> mmap.mmap | bytes:
-    """A file's bytes; each that is mapped holds a descriptor, so only those used last are."""
+    """Returns a file's bytes, mapped into memory."""
+    # each mapped file holds a descriptor, so only the files used last stay mapped
     with open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
 
 
 class MissingFile(File):
-    """A file that was named and is not there."""
+    """A file that was named and does not exist."""
 
     def __init__(self, name: str) -> None:
         self.name, self.size, self.version = name, 0, "missing"
 
     def read(self, start: int, stop: int) -> bytes:
-        """Raises DataError."""
+        """Raises DataError, because there is nothing to read."""
         raise DataError(f"{self.name} is missing.")

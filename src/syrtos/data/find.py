@@ -17,16 +17,17 @@ Patterns = Pattern | Iterable[Pattern]
 
 
 def find(patterns: Patterns, cache: Cache) -> list[File]:
-    """The files that ``patterns`` match, each once; those of a pattern in order of their names.
+    """Returns the files that ``patterns`` match, each once; the files of one pattern are in order of their names.
 
     Args:
-        patterns: paths or URLs (``s3://``, ``gs://``, ``az://``, ``http(s)://``), each a file, a folder or a pattern with ``*``; ``**``
-            goes through folders. Files that begin with ``.`` or ``_`` are left out of folders and patterns, and so are folders that begin
-            with ``.``.
-        cache: where pieces of remote files are kept.
+        patterns: paths or URLs (``s3://``, ``gs://``, ``az://``, ``http(s)://``), each a file, a folder or a pattern
+            with ``*``; ``**`` goes through folders. Files that begin with ``.`` or ``_`` are left out of folders and
+            patterns, and so are folders that begin with ``.``.
+        cache: the cache that keeps pieces of remote files.
 
     Raises:
-        DataError: a pattern matches nothing. A file named without ``*`` that is missing is a `MissingFile`.
+        DataError: no pattern was given, a pattern matches nothing, or all files are missing. A file named without ``*``
+            that is missing is otherwise a `MissingFile`.
     """
     several = [patterns] if isinstance(patterns, str | os.PathLike) else [*patterns]
     if not several:

@@ -16,14 +16,17 @@ IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 
 
 class Folder(Source):
-    """Records are pairs of a file's bytes and its class's number; classes are in alphabetical order, as Keras has them.
+    """A folder of classes, whose records are pairs of a file's bytes and its class's number.
+
+    Classes are in alphabetical order, as Keras has them.
 
     Attributes:
-        classes: their names.
+        classes: the names of the classes.
+        labels: the number of each record's class, shape (records,), int64.
     """
 
     def __init__(self, files: Sequence[File], suffixes: Sequence[str]) -> None:
-        """Raises DataError where no file has one of ``suffixes``."""
+        """Raises DataError if no file has one of ``suffixes``."""
         self._files = [file for file in files if file.name.lower().endswith(tuple(suffixes))]
         if not self._files:
             raise DataError(
@@ -38,18 +41,18 @@ class Folder(Source):
 
     @property
     def nbytes(self) -> int:
-        """See `Source.nbytes`."""
+        """Bytes of all records together; see `Source.nbytes`."""
         return sum(file.size for file in self._files)
 
     @property
     def fingerprint(self) -> str:
-        """Of the files' names, with their classes, and sizes."""
+        """A hash of the files' names, with their classes, and sizes."""
         facts = [([_class_of(file), file.name.rpartition("/")[2]], file.size) for file in self._files]
         return fingerprint_of(facts)
 
     @property
     def groups(self) -> list[tuple[str, int, int]]:
-        """The classes."""
+        """Name, records and bytes of each class."""
         sizes = np.asarray([file.size for file in self._files])
         return [
             (name, int((self.labels == k).sum()), int(sizes[self.labels == k].sum()))
@@ -57,11 +60,11 @@ class Folder(Source):
         ]
 
     def place(self, index: int) -> tuple[str, int]:
-        """See `Source.place`."""
+        """Returns the file of a record, and 0: a record is a whole file."""
         return self._files[index].name, 0
 
     def read(self, indices: Indices) -> list[tuple[bytes, np.int64]]:
-        """See `Source.read`."""
+        """Returns pairs of a file's bytes and its class's number; see `Source.read`."""
         found = []
         for index in indices.tolist():
             file = self._files[index]
@@ -72,11 +75,11 @@ class Folder(Source):
         return found
 
     def prefetch(self, indices: Indices) -> None:
-        """See `Source.prefetch`."""
+        """Begins to fetch files; see `Source.prefetch`."""
         for index in indices.tolist():
             self._files[index].prefetch([(0, self._files[index].size)])
 
 
 def _class_of(file: File) -> str:
-    """The name of the folder that a file lies in."""
+    """Returns the name of the folder that a file lies in."""
     return (file.name if "/" in file.name else os.path.abspath(file.name)).rsplit("/", 2)[-2]

@@ -1,4 +1,4 @@
-"""Facts about a data set on disk or in a store, to look at before training."""
+"""Facts about a data set on disk or in a store, for a look before training."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Shape:
     """Facts about a data set.
 
     Attributes:
-        kind: of its files.
-        records: how many.
-        nbytes: of all records.
+        kind: the kind of its files.
+        records: the number of records.
+        nbytes: bytes of all records.
         groups: name, records and bytes of each file, or of each class of a folder.
-        damaged: records that are known to be bad without reading them.
+        damaged: the number of records that are known to be bad without reading them.
     """
 
     kind: str
@@ -46,24 +46,25 @@ class Shape:
 
     @property
     def skew(self) -> float:
-        """Records of the largest file over those of the mean one; 1 if all are equal."""
+        """The records of the largest file, divided by the mean; 1 if all are equal."""
         return max(count for _, count, _ in self.groups) * len(self.groups) / max(self.records, 1)
 
     def by_files(self, workers: int) -> list[int]:
-        """Records of each worker where workers take whole files in turn, as sharding by files does."""
+        """Returns the records of each worker if workers take whole files in turn, as sharding by files does."""
         return [sum(count for _, count, _ in self.groups[rank::workers]) for rank in range(workers)]
 
     def planned(self, workers: int, batch: int) -> list[int]:
-        """Records of each worker in a shuffled epoch of `syrtos.data`, with batches of so many."""
+        """Returns the records of each worker in a shuffled epoch of `syrtos.data`, with global batches of ``batch``."""
         plan = Plan("", self.records, batch, seed=0)
         return [sum(len(plan.share(step, rank, workers)) for step in range(plan.steps)) for rank in range(workers)]
 
 
 def inspect(patterns: Sequence[str], cache: Cache) -> Shape:
-    """Indexes the files of a data set.
+    """Indexes the files of a data set, and returns facts about it.
 
     Raises:
-        DataError: there are none, they are of several formats or of none that is known, they have no records, or can't be read.
+        DataError: there are no files, they are of several formats or of an unknown one, they have no records, or they
+            can't be read.
     """
     files = find(patterns, cache)
     kind, source = _opened(files, cache)
@@ -89,7 +90,7 @@ def _opened(files: list[File], cache: Cache) -> tuple[str, Source]:
 
 
 def _kind(file: File) -> str:
-    """The format that a file's name tells; of others it must be TFRecord by its first bytes."""
+    """Returns the format that a file's name shows; other files must be TFRecord by their first bytes."""
     name = file.name.lower()
     for kind, endings in _ENDINGS.items():
         if name.endswith(endings):

@@ -18,7 +18,9 @@ _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
 
 
 class Lines(Format):
-    """Lines that are not empty, without their line breaks (LF or CR LF). In CSV a line break inside quotes ends no record.
+    """A format whose records are lines that are not empty, without their line breaks (LF or CR LF).
+
+    In CSV a line break inside quotes ends no record.
 
     Args:
         quotes: whether quotes protect line breaks.
@@ -31,7 +33,7 @@ class Lines(Format):
         self._header = header
 
     def scan(self, file: File) -> np.ndarray:
-        """See `Format.scan`."""
+        """Finds the lines of a file; see `Format.scan`."""
         ends, returns, quoted, last = [], [], 0, 0
         for begin, window in file.windows():
             text = np.frombuffer(window, np.uint8)
@@ -52,10 +54,10 @@ class Lines(Format):
 
 
 def check_columns(files: Sequence[File]) -> list[str]:
-    """The columns, which the first lines of all CSV files must name alike.
+    """Returns the columns, which the first lines of all CSV files must name alike.
 
     Raises:
-        DataError: they differ, or a file is no text.
+        DataError: the columns differ, or a file is no text.
     """
     headers = [(file.name, _header_of(file)) for file in files if file.size]
     for name, header in headers:
@@ -79,7 +81,10 @@ def _header_of(file: File) -> list[str]:
 
 
 def csv_rows(columns: Sequence[str], numbers: Sequence[bool]) -> Callable[[bytes], dict[str, Any]]:
-    """Turns a line into values by column; numbers as float32 (an empty cell is NaN), others as text."""
+    """Returns a function that turns a line into values by column.
+
+    Numbers are float32 (an empty cell is NaN); other values are text.
+    """
 
     def row(line: bytes) -> dict[str, Any]:
         cells = next(csv.reader([line.decode("utf-8")]))
@@ -93,7 +98,10 @@ def csv_rows(columns: Sequence[str], numbers: Sequence[bool]) -> Callable[[bytes
 
 
 def are_numbers(lines: Sequence[bytes], columns: Sequence[str]) -> list[bool]:
-    """For each column whether all cells of these lines are numbers or empty, and one is a number. Bad lines don't count."""
+    """Returns for each column whether its cells are numbers or empty, and at least one is a number.
+
+    Lines with another number of cells don't count.
+    """
     read = csv.reader([line.decode("utf-8", errors="replace") for line in lines])
     cells = [row for row in read if len(row) == len(columns)]
     return [_all_numbers([row[k] for row in cells]) for k in range(len(columns))]

@@ -1,4 +1,4 @@
-"""From a plan and a source to one worker's batches."""
+"""Reading of one worker's batches from a source, in the order of a plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ MEMORY = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """How far training has come in a data set: ``place`` records of epoch ``epoch`` are done, by all workers together."""
+    """The place that training has reached in a data set.
+
+    All workers together have done ``place`` records of epoch ``epoch``.
+    """
 
     epoch: int = 0
     place: int = 0
@@ -36,11 +39,11 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """One worker's records of a global batch.
+    """The records of one worker in a global batch.
 
     Attributes:
-        plan: of the epoch.
-        step: which global batch.
+        plan: the plan of the epoch.
+        step: the number of the global batch in the plan, from 0.
         indices: the records, also those that were left out.
         left_out: the number of records that were left out.
     """
@@ -59,12 +62,13 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """One worker's shares of several global batches, which were read and parsed together.
+    """Several shares of one worker, which were read and parsed together.
 
     Attributes:
-        shares: one for each batch.
+        shares: a share of each global batch.
         data: the parsed records of all shares.
-        splits: rows of ``data`` before each batch, and all: one more than there are batches.
+        splits: the first row of ``data`` for each share, and the number of all rows; one entry more than there are
+            shares.
     """
 
     shares: list[Share]
@@ -78,12 +82,13 @@ class Loader:
 
     Attributes:
         source: the records.
-        parse: turns the result of ``source.read`` into a batch: arrays whose first dimension are the records.
-        batch: records in a batch of the script.
-        seed: of the order; None keeps the records in theirs.
-        policy: about bad records.
-        memory: bytes of records that shuffling may hold, in one process that reads all; less in each of several.
-        contiguous: whether shares are contiguous rows of batches also where records are shuffled, if no blocks have to be held for it.
+        parse: turns the result of ``source.read`` into a batch: arrays whose first dimension counts the records.
+        batch: the number of records in a batch of the script.
+        seed: the seed of the order; None keeps the records in their order.
+        policy: decides about bad records.
+        memory: the most bytes of records that shuffling holds, in one process that reads all; less in each of several.
+        contiguous: whether shares are contiguous rows of batches also where records are shuffled, if no blocks have to
+            be held for it.
     """
 
     source: Source
@@ -95,7 +100,7 @@ class Loader:
     contiguous: bool = False
 
     def plan(self, position: Position = Position(), workers: int = 1) -> Plan:
-        """The rest of an epoch. ``workers``: how many batches of the script make up a global batch."""
+        """Returns the plan of what is left of an epoch; ``workers`` batches of the script make up a global batch."""
         source = self.source
         block = block_records(len(source), source.nbytes, self.memory)
         return Plan(
@@ -113,11 +118,11 @@ class Loader:
         return self.source.fingerprint
 
     def load(self, plan: Plan, steps: range, rank: int = 0, size: int = 1) -> Chunk:
-        """A worker's shares of some global batches.
+        """Reads and parses a worker's shares of the global batches in ``steps``.
 
         Raises:
             BadRecord: a record can't be read, and must not be left out.
-            DataError: too many can't.
+            DataError: too many records can't be read.
         """
         shares = [self._share(plan, step, rank, size) for step in steps]
         indices = np.concatenate(shares)
@@ -130,7 +135,7 @@ class Loader:
         return Chunk(told, data, np.cumsum([0, *counts], dtype=np.int64))
 
     def chunks(self, plan: Plan, rank: int = 0, size: int = 1) -> Iterator[Chunk]:
-        """A worker's shares of all global batches of the plan, in order."""
+        """Yields a worker's shares of all global batches of the plan, in order."""
         together = self._together(plan, size)
         for first in range(0, plan.steps, together):
             steps = range(first, min(first + together, plan.steps))
@@ -138,12 +143,12 @@ class Loader:
             yield self.load(plan, steps, rank, size)
 
     def _together(self, plan: Plan, size: int) -> int:
-        """Small batches are read several at a time."""
+        """Returns the number of batches to read at a time: more than one if they are small."""
         share = plan.batch / size * self.source.nbytes / len(self.source)
         return int(min(max(_CHUNK_BYTES // max(share, 1), 1), _CHUNK_BATCHES))
 
     def _fetch(self, plan: Plan, steps: range, rank: int, size: int) -> None:
-        """Lets the source begin to fetch batches of the near future; at the beginning all until then."""
+        """Lets the source begin to fetch batches that are soon needed; at the plan's beginning also the first."""
         if type(self.source).prefetch is Source.prefetch:
             return
         far = range(steps.start + _FETCHED_AHEAD if steps.start else 0, min(steps.stop + _FETCHED_AHEAD, plan.steps))
@@ -151,7 +156,10 @@ class Loader:
             _fetchers().submit(self.source.prefetch, self._share(plan, each, rank, size))
 
     def _share(self, plan: Plan, step: int, rank: int, size: int) -> Indices:
-        """By the plan; where workers see different files, by the workers that can read each record."""
+        """Returns the indices of a worker's records in a global batch.
+
+        The plan assigns them. If workers see different files, each record goes to a worker that can read it.
+        """
         places = plan.places(step)
         readers = self.source.readers(plan.records_at(places), places) if size > 1 and self._divided else None
         if readers is not None:
@@ -164,11 +172,11 @@ class Loader:
         return self.source.readers(nothing, nothing) is not None
 
     def nothing(self) -> Any:
-        """A batch without rows."""
+        """Returns a batch without rows."""
         return mapped(lambda leaf: leaf[:0], self.example())
 
     def example(self) -> Any:
-        """A batch of the first record that can be read."""
+        """Returns a batch of the first record that can be read."""
         return self._example
 
     @functools.cached_property
@@ -180,7 +188,7 @@ class Loader:
         raise DataError("No record of the data set can be read: " + str(self.policy.last))
 
     def _read(self, indices: Indices, or_nothing: bool = True) -> tuple[Any, Indices]:
-        """The batch, and which records are in it."""
+        """Returns the parsed batch, and the indices of the records that are in it."""
         if not len(indices):
             return (self.nothing() if or_nothing else None), indices
         try:
@@ -194,7 +202,7 @@ class Loader:
         return self.parse(self.source.read(good)), good
 
     def _sorted_out(self, indices: Indices, error: Exception) -> Indices:
-        """The good ones among records of which not all are; raises ``error`` if each alone is."""
+        """Returns the indices of the good records after reading all failed; raises ``error`` if each alone is good."""
         good = []
         for index in indices.tolist():
             one, raw = np.asarray([index], np.int64), b""
@@ -216,7 +224,7 @@ class Loader:
 
 
 def _said(error: Exception) -> str:
-    """The error, and the line of the script's own that it came from."""
+    """Returns the error as a text, with the last line of the script's own code that it passed through."""
     text = [line for line in str(error).strip().splitlines() if line and not line.startswith("{{function_node")] or [""]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _of_a_library(frame.filename)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -231,7 +239,7 @@ def _of_a_library(filename: str) -> bool:
 
 
 def _bytes_of(raw: Any) -> bytes:
-    """The bytes of a record that was read alone, if it is of bytes."""
+    """Returns the bytes of a record that was read alone, or none if it is not of bytes."""
     first = raw[0] if isinstance(raw, list) and raw else raw
     first = first[0] if isinstance(first, tuple) else first
     return first if isinstance(first, bytes) else b""

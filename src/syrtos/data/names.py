@@ -1,4 +1,4 @@
-"""Names of files: what a pattern matches, and which files hold data."""
+"""Names of files: which of them a pattern matches, and which hold data."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ from collections.abc import Sequence
 
 
 def is_remote(name: str) -> bool:
-    """Whether it is a URL of an object store or of the web."""
+    """Returns whether a name is a URL of an object store or of the web."""
     return "://" in name and not name.startswith("file://")
 
 
 def is_pattern(path: str) -> bool:
-    """Whether it may name several files."""
+    """Returns whether a path has signs of a pattern, and so may name several files."""
     return any(sign in path for sign in "*?[")
 
 
 def is_data(path: str) -> bool:
-    """Whether a path below the folder that was named is one of data: files that begin with ``.`` or ``_`` are about the data, and folders
-    that begin with ``.`` belong to tools."""
+    """Returns whether a path, below the folder that was named, is that of a file with data."""
+    # files that begin with `.` or `_` are about the data, and folders that begin with `.` belong to tools
     *folders, name = path.split("/")
     return not name.startswith((".", "_")) and not any(folder.startswith(".") for folder in folders)
 
 
 def folder_of(pattern: str) -> str:
-    """The folder, with its ``/``, below which all matches of a pattern lie."""
+    """Returns the folder, with its ``/``, below which all matches of a pattern lie."""
     fixed = min((pattern.index(sign) for sign in "*?[" if sign in pattern), default=len(pattern))
     return pattern[: pattern.rfind("/", 0, fixed) + 1]
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a pattern matches, as Python's `glob` has it: ``*`` and ``?`` stay in a folder, ``**`` goes through any number of them."""
+    """Returns whether a pattern matches a path by the rules of Python's `glob`.
+
+    ``*`` and ``?`` stay in a folder; ``**`` goes through any number of folders.
+    """
     return _match(path.split("/"), pattern.split("/"))
 
 

@@ -1,4 +1,4 @@
-"""Parquet files, by columns."""
+"""Parquet files, read by columns."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _OPEN_GROUPS = 256
 
 
 class Parquet(Source):
-    """Rows of all files. A batch is a dict of arrays by column.
+    """The rows of all Parquet files; a batch is a dict of arrays by column.
 
-    Row groups are compressed as a whole: each is decoded once, into an Arrow file in the cache, which is then read at any row.
+    Row groups are compressed as a whole: each is decoded once, into an Arrow file in the cache, and any row of that
+    file can be read.
     """
 
     def __init__(self, files: Sequence[File], columns: Sequence[str] | None, cache: Cache) -> None:
-        """Reads the files' footers.
+        """Reads the footers of the files.
 
         Raises:
             ConfigurationError: pyarrow is not installed.
-            DataError: a file is missing or no Parquet, or has no such column.
+            DataError: a file is missing or no Parquet, or has no such column, or columns differ between files.
         """
         self._files = [*files]
         self._columns = list(columns) if columns else None
@@ -61,12 +62,12 @@ class Parquet(Source):
 
     @property
     def nbytes(self) -> int:
-        """See `Source.nbytes`."""
+        """Uncompressed bytes of all row groups together; see `Source.nbytes`."""
         return self._nbytes
 
     @property
     def fingerprint(self) -> str:
-        """Of names, sizes and rows of the files."""
+        """A hash of the names, sizes and rows of the files."""
         facts = [
             (Path(file.name).name, file.size, meta.num_rows)
             for file, meta in zip(self._files, self._metas, strict=True)
@@ -75,18 +76,18 @@ class Parquet(Source):
 
     @property
     def groups(self) -> list[tuple[str, int, int]]:
-        """See `Source.groups`."""
+        """Name, rows and bytes of each file; see `Source.groups`."""
         return [(file.name, meta.num_rows, file.size) for file, meta in zip(self._files, self._metas, strict=True)]
 
     def place(self, index: int) -> tuple[str, int]:
-        """The file, and the row in it."""
+        """Returns the file, and the row in it."""
         group = int(np.searchsorted(self._first, index, side="right") - 1)
         number = self._groups[group][0]
         begin = next(k for k, (file, _) in enumerate(self._groups) if file == number)
         return self._files[number].name, index - int(self._first[begin])
 
     def read(self, indices: Indices) -> dict[str, np.ndarray]:
-        """See `Source.read`."""
+        """Returns the rows as arrays by column; see `Source.read`."""
         groups = np.searchsorted(self._first, indices, side="right") - 1
         parts, order = [], []
         for group in np.unique(groups).tolist():
@@ -110,7 +111,7 @@ class Parquet(Source):
         return {}
 
     def _table(self, group: int) -> Any:
-        """The rows of a row group, mapped from the cache."""
+        """Returns the rows of a row group, mapped from the cache."""
         import pyarrow as pa
 
         found = self._tables.get(group)
@@ -133,7 +134,7 @@ class Parquet(Source):
 
 
 def _values(column: Any) -> np.ndarray:
-    """Numbers as they are, fixed-size lists as matrices, text as objects."""
+    """Returns a column as an array: numbers as they are, fixed-size lists as matrices, text as objects."""
     import pyarrow as pa
 
     array = column.combine_chunks()
@@ -160,7 +161,7 @@ def _parquet_file(file: File) -> Any:
 
 
 class _Seekable:
-    """A `File` as Python's own, for pyarrow."""
+    """A `File` with the interface of Python's own files, for pyarrow."""
 
     closed = False
 

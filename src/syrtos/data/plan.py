@@ -1,13 +1,16 @@
-"""The order of records, and each worker's share of it: pure functions of a few numbers. The order is equal for every number of workers.
+"""The order of records, and each worker's share of it, as pure functions of a few numbers.
 
-An epoch is a sequence of all records, each once; a global batch is the next so many of it. Shuffled, the sequence is made like this:
-records are cut into blocks of neighbours, the blocks are permuted, and so are the records inside each. The result is cut into
-`STREAMS` long pieces, and the sequence takes one record of each in turn. So
+The order is equal for every number of workers.
+
+An epoch is a sequence of all records, each once; a global batch is the next records of it. Without shuffling the
+sequence is the order of the records. Otherwise it is made like this: records are cut into blocks of neighbours, the
+blocks are permuted, and so are the records inside each block. The result is cut into `STREAMS` long pieces, and the
+sequence takes one record of each in turn. So
 
 - a batch mixes records of as many blocks as it has records;
 - a process that reads it all holds one block of each stream at a time, which bounds the memory (see `block_records`);
-- workers take the streams in turn, so each reads its own blocks and nothing else, however many they are;
-- any place is found without going through those before it.
+- workers take the streams in turn, so each reads its own blocks and nothing else, however many workers there are;
+- any place is found without going through the places before it.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ _TOGETHER = 1 << 15
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One epoch of a data set.
+    """The order of one epoch of a data set, cut into global batches.
 
     Attributes:
         fingerprint: identifies the data set; see `Source.fingerprint`.
         records: the number of records.
-        batch: records in a global batch, of all workers together; the last may have fewer.
-        epoch: counts from 0; each has another order if it is shuffled.
-        seed: of the order; None keeps the records as they are.
-        block: neighbours that are read together when shuffled.
-        first: place of the sequence with which the first global batch begins: where an interrupted epoch goes on.
+        batch: records in a global batch, of all workers together; the last batch may have fewer.
+        epoch: the number of the epoch, from 0; each epoch has another order if it is shuffled.
+        seed: the seed of the order; None keeps the records as they are.
+        block: the number of neighbours that are read together when shuffled.
+        first: the place of the sequence at which the first global batch begins: an interrupted epoch goes on there.
     """
 
     fingerprint: str
@@ -62,22 +65,26 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Global batches in the rest of the epoch."""
+        """The number of global batches in the rest of the epoch."""
         return -(-(self.records - self.first) // self.batch)
 
     def places(self, step: int) -> Indices:
-        """The places of the sequence that global batch ``step`` takes, shape (batch,); fewer in the last."""
+        """Returns the places of the sequence that global batch ``step`` takes, shape (batch,); fewer in the last."""
         return np.arange(self.place(step), self.place(step + 1), dtype=np.int64)
 
     def place(self, step: int) -> int:
-        """The place of the sequence with which global batch ``step`` begins; that after the last ends the epoch."""
+        """Returns the place of the sequence at which global batch ``step`` begins.
+
+        The place after the last batch is the end of the epoch.
+        """
         return min(self.first + step * self.batch, self.records)
 
     def share(self, step: int, rank: int = 0, size: int = 1, contiguous: bool = False) -> Indices:
-        """Indices of the records that ``rank`` of ``size`` workers reads for a global batch; possibly none.
+        """Returns the indices of the records that ``rank`` of ``size`` workers reads for a global batch; possibly none.
 
-        Shuffled, it is what lies in the streams of that worker; otherwise, or if asked for, the rank's contiguous rows of the batch. Either way the
-        shares of all ranks make up the batch, for every ``size``.
+        If records are shuffled, they are those in the streams of that worker. Without shuffling, with more workers than
+        streams, or if ``contiguous``, they are the rank's contiguous rows of the batch. Either way the shares of all
+        ranks make up the batch, for every ``size``.
         """
         places = self.places(step)
         if self.seed is None or size > STREAMS or contiguous:
@@ -86,13 +93,14 @@ class Plan:
         return self._batch(step)[places % STREAMS % size == rank]
 
     def _batch(self, step: int) -> Indices:
-        """Many batches are worked out at once: that is much cheaper."""
+        """Returns the record indices of a global batch."""
+        # many batches are computed at once, which is much cheaper
         together = max(1, _TOGETHER // self.batch)
         first, place = step - step % together, step % together * self.batch
         return _sequence(self, self.place(first), self.place(first + together))[place : place + self.batch]
 
     def records_at(self, places: Indices) -> Indices:
-        """Record indices at places of the sequence, in the same shape."""
+        """Returns record indices at places of the sequence, in the same shape."""
         if self.seed is None or not len(places):
             return places
         key = _number(self.fingerprint, self.seed, self.epoch)
@@ -102,7 +110,10 @@ class Plan:
         return self._shuffled(inside, key)
 
     def _shuffled(self, places: Indices, key: int) -> Indices:
-        """Blocks permuted, and records inside of each; all but the last block are full."""
+        """Returns record indices at places after permuting blocks, and records inside of each block.
+
+        All but the last block are full.
+        """
         if self.block == 1:
             return permuted(places, self.records, key)
         blocks = -(-self.records // self.block)
@@ -121,17 +132,17 @@ def _sequence(plan: Plan, start: int, stop: int) -> Indices:
 
 @functools.lru_cache(maxsize=8)
 def _place_of_last(blocks: int, key: int) -> int:
-    """The place of the last block, which may be shorter, after permuting."""
+    """Returns the place of the last block, which may be shorter, after permuting."""
     return int(np.argmax(permuted(np.arange(blocks), blocks, key)))
 
 
 def block_records(records: int, nbytes: int, memory: int) -> int:
-    """The largest block with which one process that reads the whole batch holds at most ``memory`` bytes of records.
+    """Returns the largest block with which one process that reads the whole batch holds at most ``memory`` bytes.
 
     Args:
-        records: how many there are.
+        records: the number of records.
         nbytes: their bytes together.
-        memory: bytes; data sets that fit are shuffled record by record.
+        memory: bytes of records; data sets that fit are shuffled record by record.
     """
     if nbytes <= memory or not records:
         return 1
@@ -139,10 +150,11 @@ def block_records(records: int, nbytes: int, memory: int) -> int:
 
 
 def permuted(values: Any, count: Any, key: Any) -> Indices:
-    """A permutation of ``0 .. count - 1`` that ``key`` selects, at ``values``.
+    """Returns the entries at ``values`` of a permutation of ``0 .. count - 1``, which ``key`` selects.
 
-    Rounds of adding, multiplying by an odd number and folding the upper half are each reversible on numbers of b bits; what leaves the
-    range is sent through again until it comes back into it (cycle walking: Black and Rogaway, *Ciphers with Arbitrary Finite Domains*).
+    Rounds of adding, multiplying by an odd number and folding the upper half are each reversible on numbers of b bits.
+    A value that leaves the range is sent through again until it comes back into it (cycle walking: Black and Rogaway,
+    *Ciphers with Arbitrary Finite Domains*).
 
     Args:
         values: int64, each below its ``count``; any shape.
@@ -171,7 +183,7 @@ def _round_trip(values: Indices, bits: Any, key: Any) -> Indices:
 
 
 def _mixed(x: Any) -> Any:
-    """SplitMix64 (Steele, Lea and Flood, 2014): 64 bits that look unrelated to ``x``."""
+    """Returns 64 bits that look unrelated to ``x``: SplitMix64 (Steele, Lea and Flood, 2014)."""
     with np.errstate(over="ignore"):
         x = np.asarray(x).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -184,5 +196,8 @@ def _number(*parts: object) -> int:
 
 
 def sum_of_records(indices: Indices) -> int:
-    """A number that tells multisets of records apart, and of two together is the sum of theirs modulo 2⁶⁴."""
+    """Returns a number that tells multisets of records apart.
+
+    The number of two multisets together is the sum of their numbers modulo 2⁶⁴.
+    """
     return int(np.add.reduce(_mixed(indices), dtype=np.uint64))

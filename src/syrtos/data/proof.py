@@ -1,9 +1,12 @@
-"""The sample ledger: the records that each worker has trained on. `verify` checks by it that each was used once in every epoch.
+"""The sample ledger: the records that each worker has trained on.
 
-Each worker appends a JSON line for each step to ``run_dir/data/samples-rank-R.jsonl``. A line holds the hash of the one before it, so none
-can be changed or left out unnoticed, and a sum that tells multisets of records apart (`plan.sum_of_records`): the sums of all lines of an
-epoch must add up to that of all records. A run that goes on from a checkpoint begins with a line that says from where; what had been
-trained after that was lost with the weights, and does not count.
+`verify` checks by it that each record was used once in every epoch.
+
+Each worker appends a JSON line for each step to ``run_dir/data/samples-NAME-rank-R.jsonl``, where NAME is the data
+set's. A line holds the hash of the one before it, so no line can be changed or left out unnoticed. It also holds a sum
+that tells multisets of records apart (`plan.sum_of_records`): the sums of all lines of an epoch must add up to the sum
+of all records. A run that goes on from a checkpoint begins with a line that says where it begins. Later steps of the
+generation before were lost with the weights, and do not count.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ _MARK_EVERY = 1.0
 
 
 class SampleLedger:
-    """One worker's lines about one training on one data set. Threads may share it."""
+    """The lines of one worker about one training on one data set; threads may share it."""
 
     def __init__(self, run_dir: str, name: str, rank: int, size: int) -> None:
         self._path = Path(run_dir) / "data" / f"samples-{name}-rank-{rank}.jsonl"
@@ -40,7 +43,7 @@ class SampleLedger:
         self._marked_at = 0.0
 
     def begin(self, plan: Plan, position: Position, generation: int) -> None:
-        """Training begins, or goes on, at ``position``. A new beginning starts a new file."""
+        """Notes that training begins, or goes on, at ``position``; a new beginning starts a new file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._chain = _mend(self._path) if position != Position() else ""
         self._file = self._path.open("a" if position != Position() else "w", encoding="utf-8")
@@ -48,7 +51,10 @@ class SampleLedger:
         self._write({"from": dataclasses.asdict(position), "generation": generation, **order})
 
     def add(self, share: Share) -> None:
-        """This worker has read its share of a step, and is about to train on it. After the end it is not written."""
+        """Notes that this worker has read its share of a step, and is about to train on it.
+
+        After `end` it does nothing.
+        """
         plan = share.plan
         self._write(
             {
@@ -61,13 +67,15 @@ class SampleLedger:
         )
 
     def reached(self, position: Position, now: bool = False) -> None:
-        """All before ``position`` is trained. Written once a second, or ``now``: it tells how far a run that was killed has trained."""
+        """Notes that all records before ``position`` are trained: once a second, or ``now``."""
+        # of a run that was killed, such lines show how far it has trained
         if now or time.monotonic() - self._marked_at > _MARK_EVERY:
             self._marked_at = time.monotonic()
             self._write({"until": dataclasses.asdict(position)})
 
     def end(self, position: Position) -> None:
-        """Training has ended at ``position``: batches that were read ahead were not used."""
+        """Notes that training has ended at ``position``, and closes the file."""
+        # batches after `position` may have been read ahead, and were not used
         self.reached(position, now=True)
         with self._lock:
             if self._file:
@@ -75,13 +83,14 @@ class SampleLedger:
             self._file = None
 
     def _write(self, facts: dict[str, Any]) -> None:
-        """Handed to the system at once: a killed worker must not lose steps that are in a checkpoint."""
+        """Appends a line, unless training has ended."""
         with self._lock:
             if self._file is None:
                 return
             facts = {**facts, "rank": self._rank, "of": self._size}
             self._chain = _link(self._chain, facts)
             self._file.write(json.dumps({**facts, "chain": self._chain}) + "\n")
+            # handed to the system at once: a killed worker must not lose steps that are in a checkpoint
             self._file.flush()
 
 
@@ -90,7 +99,7 @@ def _link(chain: str, facts: dict[str, Any]) -> str:
 
 
 def _mend(path: Path) -> str:
-    """Cuts off a last line that a killed worker has not finished; the hash of the last whole one."""
+    """Cuts off a last line that a killed worker has not finished; returns the hash of the last complete line."""
     if not path.exists():
         return ""
     text = path.read_bytes()
@@ -101,7 +110,7 @@ def _mend(path: Path) -> str:
 
 
 def next_generation(run_dir: str, name: str) -> int:
-    """The number of times that training on this data set was begun under ``run_dir``."""
+    """Returns the number of times that training on this data set was begun under ``run_dir``."""
     found = [0]
     for path in sorted((Path(run_dir) / "data").glob(f"samples-{name}-rank-*.jsonl")):
         with path.open(encoding="utf-8") as lines:
@@ -114,16 +123,16 @@ def next_generation(run_dir: str, name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """The ledgers' record of one epoch of one data set.
+    """The record of one epoch of one data set in the ledgers.
 
     Attributes:
-        data: name of the data set in this run.
-        epoch: which.
-        records: how many the data set has.
-        done: records that were trained on, each once.
-        left_out: bad ones among them.
-        steps: global batches.
-        workers: sizes of the worlds that took part, in order.
+        data: the name of the data set in this run.
+        epoch: the number of the epoch, from 0.
+        records: the number of records in the data set.
+        done: the number of records that were used, each once, including bad ones that were left out.
+        left_out: the number of bad records among them.
+        steps: the number of global batches.
+        workers: the sizes of the worlds that took part, in order.
     """
 
     data: str
@@ -136,15 +145,15 @@ class Epoch:
 
     @property
     def complete(self) -> bool:
-        """Whether each record was trained on."""
+        """Returns whether each record of the data set was used."""
         return self.done == self.records
 
 
 def verify(run_dir: Path) -> list[Epoch]:
-    """Checks the sample ledgers of a run.
+    """Checks the sample ledgers of a run, and returns the record of each epoch.
 
     Raises:
-        DataError: there are none, a line was changed, or a record was used twice or not at all.
+        DataError: there are no ledgers, a line was changed, or a record was used twice or passed over.
     """
     if not run_dir.is_dir():
         raise DataError(
@@ -161,7 +170,7 @@ def verify(run_dir: Path) -> list[Epoch]:
 
 
 def _checked(path: Path) -> list[dict[str, Any]]:
-    """The lines, which must hang together; each with its generation."""
+    """Returns the lines of a file, each with its generation, and raises DataError if the chain of hashes breaks."""
     chain, generation, lines = "", 0, []
     whole = path.read_bytes().rpartition(b"\n")[0]  # a killed worker has not finished the last line
     for number, text in enumerate(whole.splitlines(), 1):
@@ -178,7 +187,7 @@ def _checked(path: Path) -> list[dict[str, Any]]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """The facts of a line; none if it was damaged."""
+    """Returns the facts of a line; none if the line is damaged."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -200,7 +209,7 @@ def _epochs(name: str, ledgers: list[list[dict[str, Any]]]) -> Iterable[Epoch]:
 
 
 def _ends(lines: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
-    """The position up to which each generation is known to have trained."""
+    """Returns the position up to which each generation is known to have trained."""
     found = {line["generation"]: line["from"] for line in lines if "from" in line}
     for line in lines:
         if "until" in line:
@@ -209,7 +218,11 @@ def _ends(lines: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
 
 
 def _was_lost(line: dict[str, Any], begins: dict[int, dict[str, Any]], ends: dict[int, dict[str, int]]) -> bool:
-    """Whether a later generation went on from before this step; of the last, whether it is not known to be trained."""
+    """Returns whether a step does not count.
+
+    A step of an earlier generation is lost if a later generation went on from before it. A step of the last generation
+    is lost if it is not known to be trained.
+    """
     later = [begin["from"] for generation, begin in begins.items() if generation > line["generation"]]
     end = min(later, key=_place) if later else ends[line["generation"]]
     return (line["epoch"], line["places"][0]) >= _place(end)
@@ -247,9 +260,10 @@ def _epoch(name: str, plan: Plan, lines: list[dict[str, Any]]) -> Epoch:
 
 
 def _expected(plan: Plan, end: int) -> int:
-    """The sum of the first ``end`` records of the order; of all, it needs no plan."""
+    """Returns the sum of the first ``end`` records of the order."""
     total = 0
     for start in range(0, end, _CHUNK):
         places = np.arange(start, min(start + _CHUNK, end), dtype=np.int64)
+        # the sum of all records does not depend on their order, and needs no plan
         total += sum_of_records(places if end == plan.records else plan.records_at(places))
     return total % _MODULUS

@@ -1,4 +1,4 @@
-"""Files of records that lie one after another: where each lies is worked out once, and kept in an index."""
+"""Files whose records lie one after another; an index of their places is made once, and kept."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ class Format(abc.ABC):
     """The layout of records in a file.
 
     Attributes:
-        name: of the format and of its index's layout.
-        around: bytes before and after a record's own that `unwrap` needs.
+        name: the name of the format and of its index's layout.
+        around: the number of bytes before and after a record's own that `unwrap` needs.
     """
 
     name: str
     around: tuple[int, int] = (0, 0)
 
     def opened(self, file: File, cache: Cache) -> File:
-        """The file itself, or its unpacked copy."""
+        """Returns the file itself, or its unpacked copy."""
         return file
 
     def unwrap_all(self, raws: Sequence[bytes]) -> list[bytes]:
-        """`unwrap` of several, which is the quicker way."""
+        """Returns what `unwrap` makes of several records, which is quicker than one by one."""
         return [self.unwrap(raw) for raw in raws]
 
     @abc.abstractmethod
     def scan(self, file: File) -> Sequence[tuple[int, int, int]] | np.ndarray:
-        """Start, length and condition of each record, shape (records, 3), int64."""
+        """Returns start, length and condition of each record, shape (records, 3), int64."""
 
     def unwrap(self, raw: bytes) -> bytes:
-        """The record from its bytes and those around.
+        """Returns the record from its bytes and the bytes around it.
 
         Raises:
-            ValueError: they contradict each other.
+            ValueError: the bytes contradict each other.
         """
         return raw
 
 
 class Records(Source):
-    """The records of all files, file by file. A file that is missing counts as one record, which is bad.
+    """The records of all files, file by file; a file that is missing counts as one record, which is bad.
 
-    Workers may see different files, as on the hosts of a sharded SageMaker channel: the data set is all of them together, in the order of
-    their names, and a file is read by workers that see it.
+    Workers may see different files, as on the hosts of a sharded SageMaker channel. The data set is all of them
+    together, in the order of their names, and each file is read by the workers that see it.
     """
 
     def __init__(self, files: Sequence[File], layout: Format, cache: Cache, comm: Communicator | None = None) -> None:
@@ -80,24 +80,27 @@ class Records(Source):
 
     @property
     def nbytes(self) -> int:
-        """See `Source.nbytes`."""
+        """Bytes of all records together; see `Source.nbytes`."""
         return int(self._lengths.sum())
 
     @property
     def fingerprint(self) -> str:
-        """Of names, sizes and records of the files; not of their folder, which may differ between hosts."""
+        """A hash of names, sizes and numbers of records of the files.
+
+        Their folder does not count, as it may differ between hosts.
+        """
         counts = np.diff(self._first).tolist()
         facts = [(Path(file.name).name, file.size, count) for file, count in zip(self._files, counts, strict=True)]
         return fingerprint_of((self._format.name, facts))
 
     @property
     def groups(self) -> list[tuple[str, int, int]]:
-        """See `Source.groups`."""
+        """Name, records and bytes of each file; see `Source.groups`."""
         counts = np.diff(self._first).tolist()
         return [(file.name, count, file.size) for file, count in zip(self._files, counts, strict=True)]
 
     def readers(self, indices: Indices, places: Indices) -> Indices | None:
-        """See `Source.readers`."""
+        """Returns the rank that reads each record if files differ between workers; see `Source.readers`."""
         if self._seen_by is None:
             return None
         able = [self._seen_by[file] for file in self._files_of(indices).tolist()]
@@ -107,15 +110,15 @@ class Records(Source):
 
     @property
     def damaged(self) -> int:
-        """Records that are known to be bad before they are read."""
+        """The number of records that are known to be bad before they are read."""
         return int(np.count_nonzero(self._state))
 
     def place(self, index: int) -> tuple[str, int]:
-        """See `Source.place`."""
+        """Returns the file of a record, and the byte at which it begins; see `Source.place`."""
         return self._files[int(self._files_of(index))].name, int(self._starts[index])
 
     def read(self, indices: Indices) -> list[bytes]:
-        """See `Source.read`."""
+        """Returns the records as bytes; see `Source.read`."""
         before, after = self._format.around
         files = self._files_of(indices).tolist()
         starts = (self._starts[indices] - before).tolist()
@@ -130,7 +133,7 @@ class Records(Source):
             return [self._one(int(index), *place) for index, place in zip(indices, wanted, strict=True)]
 
     def prefetch(self, indices: Indices) -> None:
-        """See `Source.prefetch`."""
+        """Begins to fetch the ranges of these records; see `Source.prefetch`."""
         files = self._files_of(indices)
         for file in np.unique(files).tolist():
             mine = indices[files == file]
@@ -138,7 +141,7 @@ class Records(Source):
             self._opened(file).prefetch([*ranges])
 
     def _one(self, index: int, file: int, start: int, stop: int) -> bytes:
-        """A damaged copy of a good record is fetched anew; a bad record is bad."""
+        """Returns one record, and fetches a damaged copy of it anew; a record that stays bad raises BadRecord."""
         raw = b""
         while True:
             try:
@@ -154,7 +157,7 @@ class Records(Source):
         raise BadRecord(index, *self.place(index), _REASONS[int(self._state[index])])
 
     def _files_of(self, indices: Any) -> Any:
-        """The number of the file of a record, or of each of several."""
+        """Returns the number of the file of a record, or of each of several."""
         return np.searchsorted(self._first, indices, side="right") - 1
 
     @functools.cached_property
@@ -175,14 +178,14 @@ class _Elsewhere(File):
         self.name, self.size, self.version = name, size, "elsewhere"
 
     def read(self, start: int, stop: int) -> bytes:
-        """Raises DataError."""
+        """Raises DataError, because this worker can't read the file."""
         raise DataError(
             f"{self.name} is not seen by this worker. Put all files where each worker finds them, or read them by URL."
         )
 
 
 def _together(files: Sequence[File], comm: Communicator | None) -> tuple[list[File], list[list[int]] | None]:
-    """The files that any worker sees, and which ranks see each; None if all see all."""
+    """Returns the files that any worker sees, and the ranks that see each; None for the ranks if all see all."""
     mine = {(file.name, file.size): file for file in files if file.version != "missing"}
     lacking = [file.name for file in files if file.version == "missing"]
     everyone = comm.allgather_object({"seen": [*mine], "lacking": lacking}) if comm else []
@@ -207,7 +210,7 @@ def _together(files: Sequence[File], comm: Communicator | None) -> tuple[list[Fi
 def _all_tables(
     files: Sequence[File], seen_by: list[list[int]] | None, layout: Format, cache: Cache, comm: Communicator | None
 ) -> list[np.ndarray]:
-    """The index of each file: each worker makes a part of them, and all workers get all."""
+    """Returns the index of each file; each worker makes a part of the indexes, and all workers get all."""
     rank, size = (comm.rank, comm.size) if comm else (0, 1)
     makers = [seen_by[k][k % len(seen_by[k])] if seen_by else k % size for k in range(len(files))]
     mine = [_table(file, layout, cache) for file, maker in zip(files, makers, strict=True) if maker == rank]
@@ -221,7 +224,7 @@ def _all_tables(
 
 
 def _table(file: File, layout: Format, cache: Cache) -> np.ndarray:
-    """Shape (records, 3), int64; from the cache if the file is the one it was made from."""
+    """Returns the index of a file, shape (records, 3), int64; it is kept in the cache by the file's version."""
     if file.version == "missing":
         return np.asarray([[0, 0, MISSING]], np.int64)
 

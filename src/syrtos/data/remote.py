@@ -1,7 +1,7 @@
-"""Objects of S3, Google Cloud Storage, Azure or a web server, read in pieces that are kept in the host's cache.
+"""Objects of S3, Google Cloud Storage, Azure or a web server, read in pieces that the host's cache keeps.
 
-The client is obstore (the Rust `object_store`): it signs, pools connections and takes credentials and endpoints from the environment as
-each cloud's own tools do (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ...).
+The client is obstore (the Rust `object_store`): it signs, pools connections and takes credentials and endpoints from
+the environment as each cloud's own tools do (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ...).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RemoteFile(File):
         self.version = f"{meta['size']} {meta.get('e_tag') or meta['last_modified']}"
 
     def read(self, start: int, stop: int) -> bytes:
-        """See `File.read`."""
+        """Returns the bytes of a range; see `File.read`."""
         if stop > self.size:
             raise DataError(
                 f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}: it is truncated."
@@ -56,13 +56,13 @@ class RemoteFile(File):
         )
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """See `File.prefetch`."""
+        """Fetches the pieces of these ranges into the cache; see `File.prefetch`."""
         self._fetch_all(
             sorted({piece for start, stop in ranges for piece in range(start // _PIECE, -(-stop // _PIECE))})
         )
 
     def forget(self, start: int, stop: int) -> bool:
-        """See `File.forget`."""
+        """Removes the pieces of a range from the cache, once; see `File.forget`."""
         pieces = {*range(start // _PIECE, -(-stop // _PIECE))}
         if pieces <= self._forgotten:  # fetched again already
             return False
@@ -107,11 +107,11 @@ def _whole(body: Any, size: int) -> Any:
 
 
 def persistently(ask: Callable[[], Any], name: str) -> Any:
-    """Asks again after growing, random pauses, as long as the answer may still come.
+    """Asks again, up to a number of times, after growing random pauses, until an answer comes.
 
     Raises:
         DataError: there is no such object.
-        OutOfReachError: it did not come, or the store refuses.
+        OutOfReachError: no answer came, or the store refuses.
     """
     from obstore import exceptions
 
@@ -144,7 +144,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def find(pattern: str, cache: Cache) -> list[File]:
-    """Objects that a URL names: one, all under a prefix that ends with ``/``, or those that match ``*``."""
+    """Returns the objects that a URL names: one, all under a prefix with a final ``/``, or all that match a pattern."""
     import obstore
 
     base, path = _split(pattern)
@@ -173,7 +173,7 @@ def _any_under(store: Any, path: str, name: str) -> bool:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """The store's own URL, and the path in it."""
+    """Returns the URL of the store, and the path in it."""
     parts = urllib.parse.urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
 

@@ -1,4 +1,4 @@
-"""Sources of records: a source knows its number of records, and reads any of them."""
+"""Sources of records: a source knows the number of its records, and reads any of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from syrtos.errors import DataError
 
 
 class BadRecord(DataError):
-    """One record can't be read.
+    """Error: a record can't be read.
 
     Attributes:
-        index: the record's.
-        file: where it lies.
-        offset: at which byte, or row, of the file.
-        raw: the bytes that could be read of it.
+        index: the index of the record.
+        file: the file in which it lies.
+        offset: the byte, or row, of the file at which it begins.
+        reason: the reason why it can't be read.
+        raw: the bytes of it that could be read.
     """
 
     def __init__(self, index: int, file: str, offset: int, reason: str, raw: bytes = b"") -> None:
@@ -29,16 +30,16 @@ class BadRecord(DataError):
 
 
 class Source(abc.ABC):
-    """Records by index, 0 to ``len() - 1``."""
+    """Records that are read by their index, 0 to ``len() - 1``."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """The number of records."""
+        """Returns the number of records."""
 
     @property
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """Identifies the data set; equal on all workers that read the same one."""
+        """A text that identifies the data set; equal on all workers that read the same one."""
 
     @property
     @abc.abstractmethod
@@ -47,22 +48,25 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def read(self, indices: Indices) -> Any:
-        """The records: a list of them, or arrays whose first dimension they are.
+        """Returns the records: a list of them, or arrays whose first dimension counts them.
 
         Raises:
-            BadRecord: the first that can't be read.
+            BadRecord: the first record that can't be read.
         """
 
     @abc.abstractmethod
     def place(self, index: int) -> tuple[str, int]:
-        """The file of a record, and where in it."""
+        """Returns the file of a record, and the place in it."""
 
     def readers(self, indices: Indices, places: Indices) -> Indices | None:
-        """The ranks that read these records, where not every worker can read all: for each its rank, chosen by its place of the order."""
+        """Returns the rank that reads each of these records, chosen by its place of the order.
+
+        None if every worker can read all records.
+        """
         return None
 
     def prefetch(self, indices: Indices) -> None:  # noqa: B027
-        """Begins to fetch what `read` will ask for soon."""
+        """Begins to fetch records that `read` will ask for soon."""
 
     @property
     def groups(self) -> list[tuple[str, int, int]]:
@@ -71,15 +75,19 @@ class Source(abc.ABC):
 
 
 def fingerprint_of(facts: object) -> str:
-    """Of facts that are told apart by how they are written."""
+    """Returns a short hash of facts, by their `repr`."""
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 class Arrays(Source):
-    """Arrays in memory, or mapped from ``.npy`` files: their rows are the records."""
+    """Arrays in memory, or mapped from ``.npy`` files, whose rows are the records."""
 
     def __init__(self, arrays: Any) -> None:
-        """``arrays``: an array, or nested tuples, lists and dicts of arrays with equal first dimensions."""
+        """Checks that all arrays have rows, and as many.
+
+        Args:
+            arrays: an array, or nested tuples, lists and dicts of arrays with equal first dimensions.
+        """
         self._arrays = arrays
         scalars = [type(leaf).__name__ for leaf in leaves(arrays) if not getattr(leaf, "shape", ())]
         if scalars:
@@ -96,12 +104,12 @@ class Arrays(Source):
 
     @property
     def nbytes(self) -> int:
-        """See `Source.nbytes`."""
+        """Bytes of all arrays together; see `Source.nbytes`."""
         return sum(int(leaf.nbytes) for leaf in leaves(self._arrays))
 
     @property
     def fingerprint(self) -> str:
-        """Of shapes, dtypes and some of the rows."""
+        """A hash of shapes, dtypes and some of the rows."""
         digest = hashlib.sha256()
         some = np.unique(np.linspace(0, max(self._rows - 1, 0), 16).astype(np.int64)) if self._rows else []
         for leaf in leaves(self._arrays):
@@ -110,18 +118,18 @@ class Arrays(Source):
         return digest.hexdigest()[:16]
 
     def read(self, indices: Indices) -> Any:
-        """The same structure, with the rows of ``indices``."""
+        """Returns the rows of ``indices``, in the same structure of arrays."""
         if len(indices) and (np.diff(indices) == 1).all():
             indices = slice(int(indices[0]), int(indices[-1]) + 1)  # type: ignore[assignment]
         return mapped(lambda leaf: np.asarray(leaf[indices]), self._arrays)
 
     def place(self, index: int) -> tuple[str, int]:
-        """See `Source.place`."""
+        """Returns ``"array"``, and the row; see `Source.place`."""
         return "array", index
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The arrays of a structure of tuples, lists and dicts, in order."""
+    """Returns the arrays of a structure of tuples, lists and dicts, in order."""
     if isinstance(tree, dict):
         return [leaf for key in tree for leaf in leaves(tree[key])]
     if isinstance(tree, tuple | list):
@@ -130,7 +138,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def mapped(function: Any, tree: Any) -> Any:
-    """The structure with ``function`` of each array."""
+    """Returns the structure with ``function`` applied to each array."""
     if isinstance(tree, dict):
         return {key: mapped(function, part) for key, part in tree.items()}
     if isinstance(tree, tuple | list):
@@ -142,7 +150,7 @@ def mapped(function: Any, tree: Any) -> Any:
 
 
 def stacked(records: Sequence[Any]) -> Any:
-    """One structure of arrays from several equal structures (tuples, dicts) of scalars, lists and arrays."""
+    """Returns a structure of arrays from several equal structures (tuples, dicts) of scalars, lists and arrays."""
     first = records[0]
     if isinstance(first, dict):
         return {key: stacked([record[key] for record in records]) for key in first}

@@ -1,6 +1,7 @@
 """TFRecord files: length (8 bytes), its checksum (4), the record, its checksum (4); plain or compressed.
 
-The format: TensorFlow, `tensorflow/core/lib/io/record_writer.h`; checksums are CRC32C (RFC 3720), rotated and added to.
+The format is that of TensorFlow, `tensorflow/core/lib/io/record_writer.h`; checksums are CRC32C (RFC 3720), rotated and
+added to.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ _crc32c: Any = google_crc32c.value
 
 
 class TFRecord(Format):
-    """Its records are the bytes that were written, mostly `tf.train.Example`s."""
+    """The TFRecord format, whose records are the bytes that were written, mostly `tf.train.Example`s."""
 
     name = "tfrecord 1"
     around = (0, _FOOT.size)
 
     def opened(self, file: File, cache: Cache) -> File:
-        """A compressed file is unpacked once, into the cache: compressed bytes can't be entered in the middle."""
+        """Returns the file, or its copy in the cache if it is compressed: such a file is unpacked once."""
+        # compressed bytes can't be entered in the middle, so all of them are unpacked at once
         if not _is_packed(file.read(0, min(file.size, _HEAD.size))):
             return file
         made = functools.partial(
@@ -43,7 +45,7 @@ class TFRecord(Format):
         return CachedFile(made, file.name, file.version)
 
     def scan(self, file: File) -> list[tuple[int, int, int]]:
-        """See `Format.scan`."""
+        """Finds the records of a file; see `Format.scan`."""
         found: list[tuple[int, int, int]] = []
         next_at = 0
         head, crc = _HEAD.unpack_from, _crc32c
@@ -65,11 +67,11 @@ class TFRecord(Format):
         return found
 
     def unwrap(self, raw: bytes) -> bytes:
-        """See `Format.unwrap`."""
+        """Returns a record without its checksum; see `Format.unwrap`."""
         return self.unwrap_all([raw])[0]
 
     def unwrap_all(self, raws: Sequence[bytes]) -> list[bytes]:
-        """See `Format.unwrap_all`."""
+        """Returns records without their checksums; see `Format.unwrap_all`."""
         records = [raw[:-4] for raw in raws]
         sums = np.asarray([*map(_crc32c, records)], np.uint32)
         written = np.frombuffer(b"".join([raw[-4:] for raw in raws]), "<u4")
@@ -79,12 +81,12 @@ class TFRecord(Format):
 
 
 def _masked(crc: Any) -> Any:
-    """As checksums are written; of a number, or of uint32 numbers."""
+    """Returns checksums in the form in which they are written; takes a number or an array of uint32."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def is_tfrecord(file: File) -> bool:
-    """Whether a file, unpacked, is empty or begins with a length and its checksum."""
+    """Returns whether a file, unpacked, is empty or begins with a length and its checksum."""
     head = file.read(0, min(file.size, _LOOKED_AT))
     if _is_packed(head):
         try:
@@ -99,7 +101,7 @@ def _begins_with_length(head: bytes) -> bool:
 
 
 def _is_packed(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is gzip or zlib."""
+    """Returns whether a file that begins with these bytes is gzip or zlib."""
     if len(head) < _HEAD.size or _begins_with_length(head):
         return False
     return head[:3] == b"\x1f\x8b\x08" or (head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0)

@@ -1,1 +1,1 @@
-"""Reads what a run has left behind, and says where its time went and what to change: see `syrtos.report.facts`."""
+"""Reads the files of a run, and says where its time went and what to change: see `syrtos.report.facts`."""

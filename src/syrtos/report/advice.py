@@ -1,6 +1,7 @@
-"""What to change first in a run, and what that should gain: rules over its numbers, of which the one with the greatest gain is recommended.
+"""Recommendations of what to change in a run, with the gain that each should bring: rules over the run's numbers.
 
-Each gain is an upper bound of a kind: nothing else is taken to change. The run after it says whether it came true (`syrtos.report.promises`).
+The one with the greatest gain is recommended first. Each gain is an upper bound of a kind: nothing else is taken to
+change. The next run says whether it came true (`syrtos.report.promises`).
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class Finding:
     """Something that costs time.
 
     Attributes:
-        rule: its name.
+        rule: the name of the rule that found it.
         cost: what takes how much time, in words.
-        action: what to change.
-        saved: s of the time of training.
+        action: the change that is recommended, in words.
+        saved: s of the time of training that the change should save.
         training: s of training.
     """
 
@@ -52,7 +53,7 @@ class Finding:
 
     @property
     def gain(self) -> float:
-        """How many times as fast training is expected to be."""
+        """The factor by which training is expected to be faster."""
         return self.training / max(self.training - self.saved, self.training / 100)
 
     def __str__(self) -> str:
@@ -61,7 +62,7 @@ class Finding:
         return f"{self.cost}. {action}: training should be {faster}."
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the finding as plain values, for JSON."""
         return {
             "rule": self.rule,
             "cost": self.cost,
@@ -72,7 +73,7 @@ class Finding:
 
 
 def findings(situation: Situation) -> list[Finding]:
-    """What costs time in a run and can be changed, the greatest gain first."""
+    """Returns the findings of all rules that are worth a word, the greatest saving first."""
     found = [finding for rule in RULES if (finding := rule(situation)) is not None]
     worth = [f for f in found if f.saved >= max(_WORTH_SECONDS, _WORTH_SHARE * f.training)]
     return sorted(worth, key=lambda finding: -finding.saved)
@@ -99,7 +100,7 @@ _READING = {
 
 
 def slow_input(situation: Situation) -> Finding | None:
-    """All workers wait for their data."""
+    """Checks whether all workers wait for their data."""
     by_rank = [each["input"] for each in situation.by_rank]
     seconds = min(by_rank)  # what one worker waits more than the others is that worker's: `slow_worker`
     way = str(situation.facts.get("input", "own"))
@@ -111,10 +112,11 @@ def slow_input(situation: Situation) -> Finding | None:
 
 
 def slow_worker(situation: Situation) -> Finding | None:
-    """The others wait for one worker, or for the workers of one host. Of all of training, for what begins an epoch is a part of its first step on one
-    worker and none on another."""
+    """Checks whether the others wait for one worker, or for the workers of one host."""
     if situation.workers < 2:
         return None
+    # of all of training: the work at the beginning of an epoch is a part of its first step on one worker, and of no
+    # step on another
     by_rank = [_without_pauses(rank) for rank in situation.ranks]
     own = [sum(each.values()) for each in by_rank]
     slowest = int(np.argmax(own))
@@ -132,9 +134,10 @@ def slow_worker(situation: Situation) -> Finding | None:
 
 
 def _without_pauses(rank: Rank) -> dict[str, float]:
-    """Seconds of training that a worker spends by itself, by kind, without its longest lines: a pause is explained with its step, and is no slow worker."""
+    """Returns the seconds of training that a worker spends by itself, by kind, without its longest lines."""
     kinds = [number for number, kind in enumerate(KINDS) if kind not in _TOGETHER]
     lines = rank.lines.seconds[rank.lines.in_training][:, kinds]
+    # a pause is explained with its step, and is no slow worker
     longest = np.argsort(lines.sum(axis=1))[len(lines) - _PAUSES :]
     left = np.delete(lines, longest, axis=0) if len(lines) > 2 * _PAUSES else lines
     return dict(zip((KINDS[number] for number in kinds), left.sum(axis=0).tolist(), strict=True))
@@ -145,7 +148,10 @@ def _median_of_others(values: Sequence[float], rank: int) -> float:
 
 
 def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: float) -> Finding | None:
-    """What helps against one slow worker."""
+    """Returns the finding about one slow worker, with the change that suits the cause.
+
+    None for causes that have rules of their own.
+    """
     rank = situation.ranks[slowest].rank
     if cause in ("callbacks", "checkpoint"):
         return None  # rules of their own
@@ -172,7 +178,11 @@ def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: 
 
 
 def tiny_batches(situation: Situation) -> Finding | None:
-    """One worker alone would be faster: it computes all samples of a step in less time than workers take to compute a part and to meet."""
+    """Checks whether one worker alone would be faster.
+
+    It would be if it computed all samples of a step in less time than the workers take to compute a part each, to
+    exchange and to wait.
+    """
     if situation.workers < 2 or situation.facts.get("exchange") == "compiled":
         return None  # where XLA exchanges, computing is not told from exchanging
     # of the fastest worker, for waiting for slower ones is no fault of small batches
@@ -195,7 +205,7 @@ def tiny_batches(situation: Situation) -> Finding | None:
 
 
 def exchange_bound(situation: Situation) -> Finding | None:
-    """Workers of several hosts wait for their network."""
+    """Checks whether workers on several hosts wait for their network."""
     options = {"compress", "sync_every"} & situation.facts.keys()
     if situation.hosts < 2 or options:
         return None
@@ -211,7 +221,7 @@ def exchange_bound(situation: Situation) -> Finding | None:
 
 
 def update_bound(situation: Situation) -> Finding | None:
-    """Each worker updates all weights, where each could update its part."""
+    """Checks whether each worker updates all weights, while it could update a part."""
     facts = situation.facts
     if not facts.get("optimizer_state") or situation.workers < 2 or situation.hosts > 1:
         return None
@@ -225,7 +235,7 @@ def update_bound(situation: Situation) -> Finding | None:
 
 
 def slow_callback(situation: Situation) -> Finding | None:
-    """The others wait while a callback of rank 0 works, or a callback works on all of them."""
+    """Checks whether the others wait while a callback of rank 0 works, or a callback works on all of them."""
     of_each = [each["callbacks"] for each in situation.by_rank]
     told = situation.ranks[0].facts.get("callback_seconds") or {}
     taken = {name: spent for name, spent in told.items() if name not in _OUR_CALLBACKS}
@@ -241,7 +251,8 @@ def slow_callback(situation: Situation) -> Finding | None:
 
 
 def frequent_checkpoints(situation: Situation) -> Finding | None:
-    """The script saves often. Snapshots for restarts are not counted: how rarely they are made follows what they cost."""
+    """Checks whether the script saves often; snapshots for restarts are not counted."""
+    # snapshots for restarts are made more rarely the more they cost
     snapshots = [sum((rank.facts.get("snapshot_seconds") or {}).values()) for rank in situation.ranks]
     seconds = max(each["checkpoint"] - ours for each, ours in zip(situation.by_rank, snapshots, strict=True))
     action = "save a fifth as often (`save_freq`), or weights alone (`save_weights_only=True`); a run that is killed goes on from memory, not from these files"
@@ -250,7 +261,10 @@ def frequent_checkpoints(situation: Situation) -> Finding | None:
 
 
 def retracing(situation: Situation) -> Finding | None:
-    """One `tf.function` is made a graph again and again; that each of several functions is, or each model, is as it must be."""
+    """Checks whether one `tf.function` is made a graph again and again.
+
+    A graph for each of several functions, or of several models, is as it must be.
+    """
     again = [each.of("trace")[FIRST:] * each.count[FIRST:] for each in situation.steps]
     seconds = max(float(each.sum()) for each in again)
     told: dict[str, float] = dict(situation.facts.get("graphs") or {})
@@ -265,7 +279,7 @@ def retracing(situation: Situation) -> Finding | None:
 
 
 def frequent_evaluation(situation: Situation) -> Finding | None:
-    """`evaluate`, `predict` and validation take much of the time beside training."""
+    """Checks whether `evaluate`, `predict` and validation take much of the time beside training."""
     each = [float(rank.lines.wall[rank.lines.evaluates].sum()) for rank in situation.ranks]
     seconds, whole = float(np.mean(each)), situation.training + float(np.mean(each))
     cost = f"evaluation takes {seconds / whole:.0%} of training and evaluation"

@@ -1,8 +1,9 @@
-"""Two runs side by side: what takes longer in the second, by how much, and whether that is more than noise.
+"""A comparison of two runs: the parts that take longer in the second, by how much, and whether that is more than noise.
 
-Noise is measured in the runs themselves: the times of steps are cut into blocks (steps that follow each other are not independent), blocks are drawn with
-replacement, and the difference of medians is computed anew each time: the moving block bootstrap (Künsch 1989, doi:10.1214/aos/1176347265). What 95 % of
-the draws lie between is the interval.
+Noise is measured in the runs themselves. The times of steps are cut into blocks, because steps that follow each other
+are not independent. Blocks are drawn with replacement, and the change in percent of the median (of steps) or mean (of
+their parts) is computed anew each time: the moving block bootstrap (Künsch 1989, doi:10.1214/aos/1176347265). The
+interval is that between which 95 % of the draws lie.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _DRAWS, _BLOCKS, _FEWEST, _MOST = 1000, 20, 8, 2000
 
 
 def compared(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
-    """The comparison of two runs whose facts are given."""
+    """Returns the comparison of two runs whose facts are given."""
     a, b = (steps.of_rank(run, 0) for run in (first, second))
     rows = [_row("step", "a step (median)", a.wall[1:], b.wall[1:])]
     rows += [_row(kind, f"{SHARES[kind]} in a step (mean)", a.of(kind)[1:], b.of(kind)[1:]) for kind in KINDS]
@@ -39,7 +40,10 @@ def compared(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
 
 
 def _row(kind: str, words: str, a: Floats, b: Floats) -> dict[str, Any]:
-    """Mean milliseconds of both, and the change in percent with its interval; None where there are too few steps to tell."""
+    """Returns the mean milliseconds (for ``step`` the median) of both, and the change in percent with its interval.
+
+    The interval is None if there are too few steps to tell.
+    """
     use = np.median if kind == "step" else np.mean
     first, second = (float(use(x)) * 1e3 if len(x) else 0.0 for x in (a, b))
     change = (second / first - 1) * 100 if first > 0 else None
@@ -57,7 +61,7 @@ def _row(kind: str, words: str, a: Floats, b: Floats) -> dict[str, Any]:
 
 
 def _interval(a: Floats, b: Floats, use: Any) -> list[float]:
-    """95 % interval of the change in percent."""
+    """Returns the 95 % interval of the change in percent."""
     random = np.random.default_rng(0)
     firsts, seconds = (_draws(_thinned(values, use), use, random) for values in (a, b))
     low, high = np.percentile((seconds / np.maximum(firsts, _LEAST) - 1) * 100, [2.5, 97.5])
@@ -65,7 +69,7 @@ def _interval(a: Floats, b: Floats, use: Any) -> list[float]:
 
 
 def _thinned(values: Floats, use: Any) -> Floats:
-    """At most so many numbers: those of many steps are first summed up in groups that follow each other."""
+    """Returns at most ``_MOST`` numbers: more are first summed up by ``use`` in groups that follow each other."""
     return values if len(values) <= _MOST else np.array([use(group) for group in np.array_split(values, _MOST)])
 
 
@@ -77,7 +81,7 @@ def _draws(values: Floats, use: Any, random: np.random.Generator) -> Floats:
 
 
 def _asked(one: Facts, other: Facts) -> list[list[Any]]:
-    """What was asked for otherwise: name, first, second."""
+    """Returns the settings that differ between the runs: name, first, second."""
     sides: list[dict[str, Any]] = []
     for facts in (one, other):
         run = facts["run"]
@@ -98,7 +102,7 @@ def _asked(one: Facts, other: Facts) -> list[list[Any]]:
 
 
 def _logs(one: Facts, other: Facts) -> list[list[Any]]:
-    """The last value of each metric: name, first, second."""
+    """Returns the last value of each metric: name, first, second."""
     ends = [
         {
             name: (curve["epochs"] or curve["within"])[-1][1]
@@ -111,12 +115,15 @@ def _logs(one: Facts, other: Facts) -> list[list[Any]]:
 
 
 def _rates(one: Facts, other: Facts) -> str:
-    """One sentence about all of training, which steps of several kinds make another thing than the median step."""
+    """Returns a sentence about the speed of all of training.
+
+    It differs from that of the median step if there are steps of several kinds.
+    """
     return f"All in all {one['samples_per_second']:,.0f} and {other['samples_per_second']:,.0f} {other['rate_of']} per second of training."
 
 
 def _text(row: dict[str, Any]) -> str:
-    """One sentence about the step."""
+    """Returns a sentence about the step."""
     if row["change"] is None or row["interval"] is None:
         return "One of the runs has too few training steps to compare them."
     low, high = row["interval"]

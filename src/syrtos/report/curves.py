@@ -9,13 +9,14 @@ from typing import Any
 from syrtos.report.read import Run
 
 _RATE = "learning_rate"
-_RATES = (_RATE, "lr")  # the second as Keras 2 logs it
+_RATES = (_RATE, "lr")  # Keras 2 logs it by the second name
 
 
 def described(run: Run) -> dict[str, Any]:
-    """For each metric its points within epochs and at their ends; of what was trained twice the second time counts.
+    """Returns the points of each metric within epochs and at their ends, the learning rate, and the ends of epochs.
 
-    Within an epoch a point is the mean since the epoch began, as Keras shows it.
+    Of steps that were trained twice the second time counts. Within an epoch a point is the mean since the epoch began,
+    as Keras shows it.
     """
     within, ends = (
         list({point["step"]: point for point in _points(run, name)}.values()) for name in ("curve", "epochs")
@@ -52,7 +53,8 @@ def _points(run: Run, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _made(line: Mapping[str, Any]) -> int:
-    """Steps of the process so far; older versions have written down steps of the `fit`, or epochs alone."""
+    """Returns the number of steps of the process so far."""
+    # older versions have written down steps of the `fit`, or epochs alone
     return int(next((line[name] for name in ("trained", "step", "epoch") if line.get(name) is not None), 0))
 
 
@@ -69,5 +71,5 @@ def _rate(point: Mapping[str, Any]) -> float | None:
 
 
 def _finite(value: Any) -> float | None:
-    """A loss may be NaN, which JSON does not have."""
+    """Returns the value as a float; None if it is not finite, for JSON has no NaN."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What travels between workers in a step: bytes by variable, and the buckets in which they travel."""
+"""The exchange of gradients between workers in a step: bytes by variable, and the buckets in which they travel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN = 200  # variables, the largest first
 
 
 def described(run: Run) -> dict[str, Any]:
-    """For each group of gradients that an optimizer reduces its variables and buckets, and what was counted in a step."""
+    """Returns the variables and buckets of each group of gradients that an optimizer reduces, and counts for a step."""
     facts = run.facts
     plans = [_plan(plan) for name, plan in sorted(facts.items()) if name.startswith("exchanged ")]
     return {
@@ -40,7 +40,7 @@ def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _how(facts: Mapping[str, Any]) -> str:
-    """Which way gradients travel, in words."""
+    """Returns the way in which gradients travel, in words."""
     if facts.get("exchange") == "compiled":
         return "XLA exchanges gradients inside of its program, in an order of its own"
     if facts.get("training") == "asynchronous":

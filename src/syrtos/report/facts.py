@@ -1,4 +1,4 @@
-"""All that a report says about a run, as plain values: the page, the text and the JSON are made from it."""
+"""The facts of a report about a run, as plain values: the page, the text and the JSON are made from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Facts = dict[str, Any]
 
 
 def of_run(run: Run) -> Facts:
-    """The facts of a run; those of one that goes on are of what has been written down so far."""
+    """Returns the facts of a run; for one that goes on, those that have been written down so far."""
     found = situation.of(run)
     findings = advice.findings(found) if found else []
     seconds = waterfall.of_run(run)
@@ -73,7 +73,10 @@ def _run(run: Run) -> Facts:
 
 
 def shown_arguments(words: Sequence[str]) -> list[str]:
-    """A script's arguments without what is secret: values of names that say so (`--api-key=...`, `--token ...`), and users of addresses."""
+    """Returns a script's arguments without secrets.
+
+    Values of names that say so are hidden (`--api-key=...`, `--token ...`), and users in addresses.
+    """
     shown: list[str] = []
     before = ""
     for word in map(str, words):
@@ -89,13 +92,13 @@ def shown_arguments(words: Sequence[str]) -> list[str]:
 
 
 def changed_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not the defaults."""
+    """Returns the options that differ from the defaults."""
     defaults = vars(settings.Options())
     return {name: value for name, value in given.items() if name != "run_dir" and defaults.get(name) != value}
 
 
 def _nothing(run: Run, seconds: waterfall.Seconds, trains: bool) -> str:
-    """Why nothing is recommended."""
+    """Returns the reason why nothing is recommended."""
     if not trains:
         return "The run has not made enough training steps to say what to change."
     whole = sum(seconds.values()) or 1.0
@@ -105,7 +108,7 @@ def _nothing(run: Run, seconds: waterfall.Seconds, trains: bool) -> str:
 
 
 def _ranks(run: Run) -> list[Facts]:
-    """The workers of the last generation that has trained."""
+    """Returns the workers of the last generation that has trained, with their seconds."""
     number = list(run.generations).index(run.trained)
     return [
         {"rank": rank.rank, "host": steps.host_of(run, rank.rank), "seconds": seconds}
@@ -114,7 +117,7 @@ def _ranks(run: Run) -> list[Facts]:
 
 
 def _split(run: Run) -> str:
-    """What the first batch has shown, as a sentence; empty where all parts of the steps are Keras's own."""
+    """Returns a sentence about the check of the first batch; empty if all parts of the steps are Keras's own."""
     if why := run.facts.get("not_split"):
         return f"Not split: {why}. Each worker computes the whole batch."
     difference = run.facts.get("first_batch")
@@ -122,7 +125,10 @@ def _split(run: Run) -> str:
 
 
 def _data(run: Run) -> Facts:
-    """Whether each record was trained on exactly once in each epoch, where the data set tells records apart."""
+    """Returns what the sample ledgers say: whether each record was trained on exactly once in each epoch.
+
+    Nothing is proved for data sets that do not tell records apart.
+    """
     how = run.facts.get("input")
     if not any((run.folder / "data").glob("samples-*-rank-*.jsonl")):
         return {"how": how, "proof": "none"}
@@ -148,7 +154,7 @@ def _data(run: Run) -> Facts:
 
 
 def _incidents(run: Run) -> list[Facts]:
-    """The ends of generations that others followed, or that were no success."""
+    """Returns the ends of generations that others followed, or that were no success."""
     found, reached = [], 0
     for number, generation in enumerate(run.generations, 1):
         is_last = number == len(run.generations)
@@ -172,7 +178,7 @@ def _incidents(run: Run) -> list[Facts]:
 
 
 def _trace(run: Run) -> str | None:
-    """The file of a profile, if one was made."""
+    """Returns the file of a profile, relative to the run directory, if one was made."""
     found = [each.folder / "trace.json.gz" for each in reversed(run.generations)]
     path: Path | None = next((path for path in found if path.exists()), None)
     return None if path is None else str(path.relative_to(run.folder))

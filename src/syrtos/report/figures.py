@@ -1,4 +1,4 @@
-"""The numbers of a run while it goes on, for dashboards and trackers."""
+"""The figures of a run while it goes on, for dashboards and trackers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _RECENT = 100
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Numbers of one moment, by name: metrics as Keras names them, those of an epoch's end with `epoch/` before, figures of the system with `system/`.
+    """Numbers at one moment, by name.
+
+    Metrics have the names that Keras gives them, those of an epoch's end with `epoch/` before; figures of the system
+    begin with `system/`.
 
     Attributes:
         time: s since the epoch.
@@ -36,7 +39,7 @@ class Point:
 
 @dataclasses.dataclass
 class _Worker:
-    """What the lines of one worker have said so far."""
+    """The sums and latest values from the lines of one worker so far."""
 
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
     steps: int = 0
@@ -47,15 +50,15 @@ class _Worker:
 
 
 class Figures:
-    """The numbers of one run: each call of `points` reads what is new in its files, and brings the others up to date.
+    """The figures of one run; each call of `points` reads the new lines of its files and updates the other attributes.
 
     Attributes:
-        trained_before: training steps of the generations before the present one that are kept.
-        workers: what is known of each worker of the present generation, by rank.
+        trained_before: training steps of earlier generations that the present one goes on from.
+        workers: the figures of each worker of the present generation, by rank.
         logs: the last value of each metric.
-        learning_rate: the last one.
-        epoch: the last one that is known.
-        generations: of workers, so far.
+        learning_rate: the last known one.
+        epoch: the last epoch that is known.
+        generations: the number of generations of workers so far.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -77,13 +80,13 @@ class Figures:
 
     @property
     def step_seconds(self) -> float | None:
-        """The median of the last steps of the first worker; None before the second."""
+        """The median time of the last steps of the first worker; None before its second step."""
         recent = next((worker.recent for _, worker in sorted(self.workers.items())), ())
         return statistics.median(wall for wall, _ in recent) if len(recent) > 1 else None
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of all workers, in their last steps."""
+        """Samples per second of all workers, in their last steps."""
         rates = [
             sum(n for _, n in w.recent) / sum(s for s, _ in w.recent)
             for w in self.workers.values()
@@ -92,7 +95,7 @@ class Figures:
         return sum(rates) if rates else None
 
     def points(self) -> list[Point]:
-        """What has come since the last call, in order of time."""
+        """Returns the points that are new since the last call, in order of time."""
         found: list[Point] = []
         folders = all_folders(self._run_dir)
         for folder in folders[folders.index(self._folder) :]:

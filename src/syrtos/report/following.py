@@ -1,4 +1,4 @@
-"""Logs a run to trackers until it ends; a run that goes on later is logged further, not again."""
+"""Logging of a run to trackers until it ends; a run that goes on later is logged further, not again."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _ENDS: Mapping[str, Ended] = {"FINISHED": "finished", "STOPPED": "stopped"}
 
 
 def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> None:
-    """Logs what a run has written, and what it writes while ``goes_on()``. A tracker that fails is left out; the others go on.
+    """Logs what a run has written, and what it writes while ``goes_on()`` returns True.
+
+    A tracker that fails is left out; the others go on.
 
     Raises:
-        ConfigurationError: a tracker is not one, or all have failed.
+        ConfigurationError: a tracker is not known or not usable, or the run was not logged to all trackers to the end.
     """
     trackers.check(words)
     state = document(run_dir / _STATE)
@@ -68,7 +70,7 @@ def _log(tracker: Tracker, points: Sequence[Point]) -> None:
 
 
 def _guarded(word: str, used: dict[str, Tracker], call: Callable[[], object]) -> None:
-    """Calls it; a tracker that fails is no longer used."""
+    """Calls ``call``; a tracker that fails is no longer used."""
     try:
         call()
     except Exception as error:  # each tracker has errors of its own, and the run goes on without it
@@ -77,7 +79,7 @@ def _guarded(word: str, used: dict[str, Tracker], call: Callable[[], object]) ->
 
 
 def _about(run_dir: Path) -> About:
-    """What is known when the run begins: its request."""
+    """Returns the facts of a run that are known when it begins, from its request."""
     request = document(run_dir / "run.json")
     program = request.get("program") or {}
     script = str(program.get("name", "")) or run_dir.name
@@ -93,7 +95,7 @@ def _about(run_dir: Path) -> About:
 
 
 def _ended(run_dir: Path) -> tuple[Ended, Path | None]:
-    """How the run has ended, and the file of its report."""
+    """Returns how the run has ended, and the file of its report."""
     try:
         run = load(run_dir)
         how = _ENDS.get(run.generations[-1].outcome.get("end", ""), "failed")

@@ -1,8 +1,9 @@
-"""What a step would take with more workers: from the ledgers of a finished run, and a link's latency and bandwidth.
+"""A forecast of a step with more workers: from the ledgers of a finished run, and a link's latency and bandwidth.
 
-Each worker keeps its number of samples, so twice the workers train twice the samples in a step. Costs of collectives are those of Thakur, Rabenseifner
-and Gropp 2005 (doi:10.1177/1094342005051521): a sum of S bytes over H hosts sends 2 (H - 1) / H · S over each host's link, in 2 · ⌈log₂ H⌉ rounds of
-latency, or in 2 (H - 1) around a ring. Exchanges are taken to hide behind nothing, as on processors all of whose cores compute.
+Each worker keeps its number of samples, so twice the workers train twice the samples in a step. Costs of collectives
+are those of Thakur, Rabenseifner and Gropp 2005 (doi:10.1177/1094342005051521): a sum of S bytes over H hosts sends 2
+(H - 1) / H · S over each host's link, in 2 · ⌈log₂ H⌉ rounds of latency, or in 2 (H - 1) around a ring. Exchanges are
+taken to hide behind nothing, as on processors whose cores all compute.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SHARDING = 2.4e-10
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What joins the hosts.
+    """The network between the hosts.
 
     Attributes:
         latency: s from one host to another, of a message without content.
@@ -42,14 +43,14 @@ class Step:
     """The median training step of a run on one host.
 
     Attributes:
-        workers: of the run.
-        samples: of one worker.
-        own: s that a worker spends by itself, or waiting for slower ones.
+        workers: the number of workers of the run.
+        samples: samples of one worker.
+        own: s that a worker spends by itself, or waits for slower ones.
         update: s of these in the optimizer's update.
         inside: s in exchanges, which went through memory.
         gradients: bytes that each worker gives to be summed.
-        sums: exchanges of gradients.
-        meetings: all exchanges, those of gradients and small ones.
+        sums: the number of exchanges of gradients.
+        meetings: the number of all exchanges, those of gradients and small ones.
     """
 
     workers: int
@@ -64,7 +65,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the step is made: on ``hosts`` hosts with ``workers`` workers in all."""
+    """The machines that make the step: ``hosts`` hosts with ``workers`` workers in all, joined by a link."""
 
     workers: int
     hosts: int
@@ -72,22 +73,25 @@ class Place:
 
     @property
     def rounds(self) -> int:
-        """In which each host can hear of all others."""
+        """The number of rounds of messages after which each host can know of all others."""
         return math.ceil(math.log2(self.hosts))
 
     def wire(self, size: float) -> float:
-        """Seconds in which a host sends its part of a sum of ``size`` bytes."""
+        """Returns the seconds in which a host sends its part of a sum of ``size`` bytes."""
         return 2 * (self.hosts - 1) / self.hosts * size / self.link.bandwidth
 
 
 def hierarchical(step: Step, place: Place) -> float:
-    """Seconds of a step as syrtos makes it: through memory inside a host, and between hosts by all local ranks at once."""
+    """Returns the seconds of a step as syrtos makes it.
+
+    Exchanges go through memory inside a host, and between hosts by all local ranks at once.
+    """
     rounds = (step.meetings + 2 * step.sums) * place.rounds
     return _beside_wire(step, place) + place.wire(step.gradients) + rounds * place.link.latency
 
 
 def ring(step: Step, place: Place) -> float:
-    """Seconds of a step whose sums go around one ring of all workers."""
+    """Returns the seconds of a step whose sums go around one ring of all workers."""
     rounds = step.meetings * place.rounds + (2 * (place.workers - 1) * step.sums if place.hosts > 1 else 0)
     return _beside_wire(step, place) + place.wire(step.gradients) + rounds * place.link.latency
 
@@ -97,12 +101,15 @@ def _beside_wire(step: Step, place: Place) -> float:
 
 
 def sharded(step: Step, place: Place) -> float:
-    """Seconds of a step with `--shard-update`: each worker updates its part, and the parts are gathered. Between hosts as many bytes travel."""
+    """Returns the seconds of a step with `--shard-update`: each worker updates its part, and the parts are gathered.
+
+    Between hosts as many bytes travel as without it.
+    """
     return hierarchical(step, place) - step.update * (1 - 1 / place.workers) + SHARDING * step.gradients
 
 
 def local(step: Step, place: Place, every: int = 32) -> float:
-    """Seconds of a step, in the mean, with `--sync-every`."""
+    """Returns the mean seconds of a step with `--sync-every`."""
     return step.own + (hierarchical(step, place) - step.own) / every
 
 
@@ -115,10 +122,11 @@ WAYS: Mapping[str, Callable[[Step, Place], float]] = {
 
 
 def measured(run_dir: Path) -> Step:
-    """The step of a finished run, or of one generation of its workers.
+    """Returns the step of a finished run, or of one generation of its workers.
 
     Raises:
-        ConfigurationError: it is no run, it ran on several hosts or one worker, or it has too few steps of `fit`.
+        ConfigurationError: the folder is not that of a run; the run had one worker or several hosts, too few steps of
+            `fit`, an option that changes exchanges, or no exchange of gradients by MPI.
     """
     steps, facts = _read(run_dir)
     if problem := _problem(run_dir, steps, facts):
@@ -137,12 +145,12 @@ def measured(run_dir: Path) -> Step:
 
 
 def is_measured(run_dir: Path) -> bool:
-    """Whether `measured` can say something about it."""
+    """Returns whether `measured` accepts the folder."""
     return not _problem(run_dir, *_read(run_dir))
 
 
 def _read(run_dir: Path) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
-    """The steps of each worker, without the first ones, and the facts that rank 0 has told."""
+    """Returns the steps of each worker, without the first ones, and the facts that rank 0 has noted."""
     ranks = []
     while (path := ledger_path(run_dir, len(ranks))).exists():
         ranks.append(list(lines(path, [])))
@@ -152,7 +160,7 @@ def _read(run_dir: Path) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
 
 
 def _problem(run_dir: Path, steps: list[list[dict[str, Any]]], facts: Mapping[str, Any]) -> str:
-    """Why the run can't be forecast from; empty if it can."""
+    """Returns the reason why nothing can be forecast from the run; empty if it can."""
     if not steps:
         return f"{run_dir} is not the run directory of a run. Name the folder that `syrtos run` printed."
     if len(steps) == 1 or "hosts" in facts:
@@ -185,5 +193,5 @@ _OTHERWISE = {
 
 
 def _median(lines: list[dict[str, Any]], name: str) -> float:
-    """Of one step; several that were executed as one share their line."""
+    """Returns the median of a figure of one step; steps that were executed as one share their line."""
     return statistics.median(line.get(name, 0.0) / line["steps"] for line in lines)

@@ -8,28 +8,31 @@ from typing import Any
 
 
 class Tail:
-    """One file of lines, which may not be there yet: each call reads what is new."""
+    """A growing file of lines, which may not be there yet: each call of `read` returns the new ones."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines that have been written since the last call, but those that are damaged. The last one may be half written, by a worker that was killed:
-        it is left for later."""
+        """Returns the lines that have been written since the last call, without damaged ones.
+
+        A last line that is half written is left for a later call.
+        """
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
                 new = file.read()
         except FileNotFoundError:
             return []
+        # a worker that was killed may have left half a line
         whole = new.rfind(b"\n") + 1
         self._read += whole
         return [found for line in new[:whole].splitlines() if (found := parsed(line)) is not None]
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """A line; None if it is damaged."""
+    """Returns the object in a line; None if the line is damaged."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -38,7 +41,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def document(path: Path) -> dict[str, Any]:
-    """A whole file; empty if it is missing or damaged."""
+    """Returns the object in a whole file; empty if it is missing or damaged."""
     try:
         return parsed(path.read_bytes()) or {}
     except OSError:

@@ -1,4 +1,4 @@
-"""Processors, memory, disks, network and GPUs of each machine over a run."""
+"""Charts of processors, memory, disks, network and GPUs of each machine over a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNTERS = ("read", "written", "sent", "received")
 
 
 def described(run: Run) -> list[dict[str, Any]]:
-    """A record for each machine that was sampled, with its workers."""
+    """Returns a record for each machine that was sampled, with its workers."""
     numbers = sorted(
         {sample["machine"]["number"] for generation in run.generations for sample in _of_machines(generation)}
     )
@@ -69,7 +69,10 @@ def _of_gpu(sample: Mapping[str, Any], gpu: int, name: str) -> Any:
 
 
 def _worker(run: Run, rank: int) -> dict[str, Any]:
-    """Of a worker's process the most memory, and the cores that it has kept busy in the mean, from its first sample to its last."""
+    """Returns the most memory of a worker's process, and the mean number of cores that it kept busy.
+
+    The mean is taken from the worker's first sample to its last.
+    """
     samples = [sample for sample in run.trained.usage if sample.get("rank") == rank]
     memory = max((sample["memory"] for sample in samples), default=0)
     cores = 0.0

@@ -1,11 +1,14 @@
-"""The gradient noise scale: up to which batch size more samples in a step are worth it, and so how many workers.
+"""The gradient noise scale: the batch size up to which more samples in a step, and so more workers, are worth it.
 
-With batches of b samples on each of N workers and B = N·b in a step, the squared norm of a worker's gradient is |G|² + S/b in the mean and that of the mean
-over workers |G|² + S/B, where S is the sum of the variances of a sample's gradient and G the gradient of all data. Both unknowns follow from the two
-measurements; the noise scale is S/|G|², and at a batch of that size training takes twice the fewest possible steps, and twice the fewest possible samples
-(McCandlish et al., arXiv 1812.06162, section 2 and appendix A.1). S and |G|² are averaged over steps before one is divided by the other.
+With batches of b samples on each of N workers and B = N·b in a step, the squared norm of a worker's gradient is |G|² +
+S/b in the mean and that of the mean over workers |G|² + S/B, where S is the sum of the variances of a sample's gradient
+and G the gradient of all data. Both unknowns follow from the two measurements; the noise scale is S/|G|², and at a
+batch of that size training takes twice the fewest possible steps, and twice the fewest possible samples (McCandlish et
+al., arXiv 1812.06162, section 2 and appendix A.1). S and |G|² are averaged over steps before one is divided by the
+other.
 
-Where XLA exchanges (JAX) no worker sees its own gradient: there the two sizes are one step and the steps that Adam's first moment averages over.
+If XLA exchanges (JAX) no worker sees its own gradient: then the two sizes are one step and the steps that Adam's first
+moment averages over.
 """
 
 from __future__ import annotations
@@ -24,15 +27,18 @@ _NOT = "The gradient noise scale was not measured: "
 
 
 def described(run: Run) -> dict[str, Any]:
-    """The noise scale of the last generation that has trained, of the second half of its steps: it grows while a model learns.
+    """Returns the noise scale of the last generation that has trained, from the second half of its steps.
 
-    ``scale``: samples, with ``low`` and ``high`` (95 % of draws of blocks of steps); ``batch``: samples of a step; ``series``: step and scale over the run;
-    ``text``: what follows. Without ``scale`` the text says why there is none.
+    ``scale`` is in samples, with ``low`` and ``high`` (95 % of draws of blocks of steps); ``batch`` is the number of
+    samples of a step, ``series`` has step and scale over the run, ``supported`` is the number of workers that are worth
+    it, ``rates`` are factors for the learning rate, and ``text`` says what follows. If ``scale`` is missing, the text
+    says why.
     """
     measured = _by_moments(run) if run.facts.get("exchange") == "compiled" else _measured(run)
     if isinstance(measured, str):
         return {"text": _NOT + measured}
     at, variance, square, batch = measured
+    # the scale grows while a model learns
     half = slice(len(at) // 2, None)
     scale = _ratio(variance[half], square[half])
     low, high = _interval(variance[half], square[half])
@@ -57,7 +63,7 @@ def described(run: Run) -> dict[str, Any]:
 
 
 def _measured(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
-    """Step, S, |G|² of each measurement, and the samples of a step; or why there are none."""
+    """Returns step, S and |G|² of each measurement, and the samples of a step; or the reason why there are none."""
     ranks = [rank.lines for rank in run.trained.ranks]
     if len(ranks) < 2:
         return "it compares workers, and the run had one."
@@ -91,14 +97,17 @@ def _why(run: Run) -> str:
 
 
 def _by_moments(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
-    """The same from Adam's moments at the ends of epochs: E|g|² over some steps, and the squared norm of a running mean over fewer. A gradient that becomes
-    smaller makes the first larger too, so that only what is well above that change is noise."""
+    """Returns the same as `_measured`, from Adam's moments at the ends of epochs.
+
+    They give E|g|² over some steps, and the squared norm of a running mean over fewer.
+    """
     found = [(line["trained"], *line["moments"]) for line in run.trained.epochs if len(line.get("moments") or ()) == 4]
     if len(found) < 3:
         return "XLA exchanges gradients inside of its program, and only the moments of Adam, at the ends of three epochs or more, tell it there."
     at, squares, mean, kept, window = (np.array(column, np.float64) for column in zip(*found, strict=True))
     excess = np.asarray((squares - mean) / np.maximum(1 - kept, 1e-9), np.float64)  # S / B
     changes = np.abs(np.diff(np.log(squares))) / np.maximum(np.diff(at), 1) * window[1:]
+    # a gradient that becomes smaller makes E|g|² larger too, so only what is well above that change is noise
     clear = excess[1:] > _CLEAR * changes * squares[1:]
     if clear.sum() < 2:
         return "the gradients changed too much from epoch to epoch to tell their noise from that, by Adam's moments."
@@ -113,7 +122,7 @@ def _ratio(variance: Floats, square: Floats) -> float | None:
 
 
 def _interval(variance: Floats, square: Floats) -> tuple[float | None, float | None]:
-    """What 95 % of draws of blocks of steps lie between; None: it can't be told."""
+    """Returns the interval between which 95 % of draws of blocks of steps lie; None as its end if it has none."""
     random, size = np.random.default_rng(0), max(len(variance) // _BLOCKS, 1)
     starts = random.integers(0, len(variance) - size + 1, (_DRAWS, -(-len(variance) // size)))
     picked = (starts[:, :, None] + np.arange(size)).reshape(_DRAWS, -1)
@@ -125,15 +134,18 @@ def _interval(variance: Floats, square: Floats) -> tuple[float | None, float | N
 
 
 def _series(at: Floats, variance: Floats, square: Floats) -> list[list[float | None]]:
-    """Step and scale, of groups of measurements that follow each other."""
+    """Returns step and scale of groups of measurements that follow each other."""
     count = min(_WINDOWS, max(len(at) // 4, 1))
     groups = zip(*(np.array_split(values, count) for values in (at, variance, square)), strict=True)
     return [[float(steps[-1]), _ratio(noise, signal)] for steps, noise, signal in groups]
 
 
 def _rates(scale: float, batch: float) -> dict[str, float]:
-    """By what a rate that suits this batch would be multiplied for a batch as large as the noise scale: by linear scaling, by its square root, and by the
-    noise scale itself (equation 2.7: the best rate of SGD is proportional to 1 / (1 + scale/batch))."""
+    """Returns factors of a learning rate that suits this batch, for a batch as large as the noise scale.
+
+    They are by linear scaling, by its square root, and by the noise scale itself (equation 2.7: the best rate of SGD is
+    proportional to 1 / (1 + scale/batch)).
+    """
     ratio = scale / batch
     return {"linear": ratio, "square_root": math.sqrt(ratio), "noise_scale": (1 + ratio) / 2}
 
@@ -157,5 +169,5 @@ def _text(scale: float, low: float | None, high: float | None, batch: float, wor
 
 
 def _round(value: float) -> str:
-    """Two digits: more are noise."""
+    """Returns the value with two digits: more would be noise."""
     return f"{float(f'{value:.2g}'):,.{0 if value >= 10 else 1}f}"

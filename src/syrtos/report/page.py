@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: facts, code and the library of its charts are in it."""
+"""A report as one HTML file that holds all it needs: facts, code and the library of its charts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ _REFRESH = 5
 
 
 def page(facts: Sequence[Facts], comparison: Facts | None = None, live: bool = False) -> str:
-    """The HTML of the report about one run, or of the comparison of two; ``live``: the file is written again and again."""
+    """Returns the HTML of the report about one run, or of the comparison of two.
+
+    ``live``: the file is written again and again, and the page reads it anew.
+    """
     title = " and ".join(each["run"]["name"] for each in facts)
     return standalone(title, {"runs": list(facts), "comparison": comparison}, "SyrtosReport.whole", live=live)
 
 
 def standalone(title: str, facts: Any, function: str, code: str = "", live: bool = False) -> str:
-    """A page on which ``function``, of this room's JavaScript or of ``code``, shows facts: it is called with an element and with them."""
+    """Returns a page on which ``function`` shows facts: it is called with an element and with them.
+
+    ``function`` is one of this room's JavaScript, or of ``code``.
+    """
     title = html.escape(title)
     refresh = f'<meta http-equiv="refresh" content="{_REFRESH}">' if live else ""
     data = json.dumps(finite(facts), allow_nan=False)
@@ -55,12 +61,13 @@ def standalone(title: str, facts: Any, function: str, code: str = "", live: bool
 
 @functools.cache
 def static(name: str) -> str:
-    """A file of the page; also of that of `syrtos serve`."""
+    """Returns a static file of the page; `syrtos serve` uses them too."""
     return (resources.files("syrtos.report") / "static" / name).read_text(encoding="utf-8")
 
 
 def finite(value: Any) -> Any:
-    """A loss may be NaN, which JSON does not have: null stands for it."""
+    """Returns the value with None in place of numbers that are not finite."""
+    # a loss may be NaN, which JSON does not have
     if isinstance(value, dict):
         return {str(key): finite(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -29,7 +29,7 @@ def machines(folder: Path) -> list[Machine]:
     """Returns the machines of a generation that were sampled often enough while it trained.
 
     Args:
-        folder: of the generation, which holds ``ledger/``.
+        folder: the folder of the generation, which holds ``ledger/``.
     """
     found: dict[int, list[Mapping[str, Any]]] = {}
     for sample in _while_training(folder):
@@ -42,7 +42,7 @@ def machines(folder: Path) -> list[Machine]:
 
 
 def _while_training(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """Yields the machine's part of each sample between which and the one before training steps were made."""
+    """Yields the machine's part of each sample, if training steps were made since the sample before."""
     for path in sorted((folder / "ledger").glob("usage-*.jsonl")):
         before: int | None = None
         for sample in _lines(path):
@@ -60,7 +60,7 @@ def _while_training(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
-    """Yields the complete lines: a killed worker may leave half of one."""
+    """Yields the complete lines of a file; a killed worker may leave half of one."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             found = json.loads(line)

@@ -1,4 +1,4 @@
-"""The figures of runs as Prometheus reads them: https://prometheus.io/docs/instrumenting/exposition_formats/."""
+"""The figures of runs in Prometheus's format: https://prometheus.io/docs/instrumenting/exposition_formats/."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ _FAMILIES: Sequence[tuple[Any, str, str, tuple[str, ...], Callable[[Figures], It
 
 
 def families(runs: Mapping[str, Figures]) -> list[Metric]:
-    """The families of metrics of some runs, by name, which is the value of the label ``run``: Prometheus has a label ``job`` of its own."""
+    """Returns the families of metrics of some runs, which are given by name: the value of the label ``run``."""
     for figures in runs.values():
         figures.points()
     found = []
     for kind, name, meaning, labels, samples in _FAMILIES:
+        # not `job`, which Prometheus has as a label of its own
         family = kind(name, meaning, labels=["run", *labels])
         for run, figures in runs.items():
             for values, number in samples(figures):
@@ -64,7 +65,7 @@ def families(runs: Mapping[str, Figures]) -> list[Metric]:
 
 
 class _Collector:
-    """Reads the files of a run when it is asked, and not before."""
+    """A collector that reads the files of a run when it is asked, and not before."""
 
     def __init__(self, run_dir: Path) -> None:
         self._name, self._figures = run_dir.name, Figures(run_dir)
@@ -77,7 +78,9 @@ class _Collector:
 
 @contextmanager
 def serving(run_dir: Path, port: int) -> Iterator[int]:
-    """Inside, ``/metrics`` on the loopback interface has the figures of a run. Yields the port (0 asks for a free one).
+    """Context manager: ``/metrics`` on the loopback interface has the figures of a run.
+
+    Yields the port (0 asks for a free one).
 
     Raises:
         ConfigurationError: the port is taken.

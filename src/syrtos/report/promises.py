@@ -1,4 +1,4 @@
-"""Whether the gain that an earlier run of the same script was promised came true."""
+"""A check whether the gain that an earlier run of the same script was promised came true."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _FILE = "advice.json"
 
 
 def keep(run: Run) -> dict[str, Any]:
-    """Writes down what is recommended after a run, and how fast it trained. Returns it; empty if the run has not trained."""
+    """Writes down the recommendation after a run, and how fast it trained, and returns them.
+
+    Returns an empty dict if the run has not trained.
+    """
     found = situation.of(run)
     if found is None:
         return {}
@@ -31,12 +34,12 @@ def keep(run: Run) -> dict[str, Any]:
 
 
 def kept(run_dir: Path) -> dict[str, Any]:
-    """What `keep` has written; empty if it has written nothing that can be read."""
+    """Returns what `keep` has written; empty if there is nothing that can be read."""
     return document(run_dir / _FILE)
 
 
 def _before(run: Run, rate: float) -> dict[str, Any] | None:
-    """The last run of the same script beside this one, if it had a recommendation and something was changed since."""
+    """Returns facts of the last run of the same script, if it had a recommendation and something was changed since."""
     if run.generations[-1].outcome.get("end") != "FINISHED":
         return None
     candidates = sorted(run.folder.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -48,6 +51,7 @@ def _before(run: Run, rate: float) -> dict[str, Any] | None:
     if earlier is None:
         return None
     recommended, past = (kept(earlier).get(name) for name in ("recommended", "samples_per_second"))
+    # the same run again proves nothing
     changed = _changed(run.request, request)
     if not recommended or not past or not changed or not _followed(recommended["rule"], run.request, request):
         return None
@@ -70,7 +74,7 @@ def _same_script(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 
 def _changed(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """What is otherwise than in an earlier run, in words; empty if nothing is, for the same again proves nothing."""
+    """Returns the differences from an earlier run, in words; empty if there are none."""
     parts = {
         "the script's file": mine.get("sha256") != theirs.get("sha256"),
         "its arguments": (mine.get("program") or {}).get("arguments") != (theirs.get("program") or {}).get("arguments"),
@@ -83,7 +87,7 @@ def _changed(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def _followed(rule: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether what was changed may be what was recommended."""
+    """Returns whether the change may be the one that was recommended."""
     edited = any(mine.get(name) != theirs.get(name) for name in ("sha256", "program"))
     if rule == "tiny batches":
         return edited or (mine.get("workers") or 0) < (theirs.get("workers") or 0)

@@ -1,6 +1,7 @@
-"""Reads the record of a run: the ledgers of each generation of its workers, the curves of rank 0, and the samples of its machines.
+"""Reads the record of a run: the ledgers of each generation of its workers, the curves of rank 0, and machine samples.
 
-A record may be incomplete: of a run that goes on, that was killed, or that an older version wrote. What is missing is said, and the rest is read.
+A record may be incomplete: the run may go on, have been killed, or be written by an older version. The reader says what
+is missing, and reads the rest.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _PART = 50_000  # lines that become columns at once: as dictionaries they take f
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """The lines of a ledger as columns: one row for each.
+    """The lines of a ledger as columns, with one row for each line.
 
     Attributes:
-        phase: what was done.
+        phase: the kind of part of the run.
         start: s from the start of the process.
-        wall: s.
+        wall: s that passed.
         steps: training steps, or batches, in the line; 0 outside of steps.
-        samples: of this worker.
+        samples: samples of this worker.
         seconds: (rows, kinds) s by kind, see `KINDS`.
         own_square: the squared norm of this worker's gradient; 0 where it was not measured.
-        mean_square: that of the mean over all workers.
+        mean_square: the squared norm of the mean over all workers.
     """
 
     phase: npt.NDArray[np.str_]
@@ -52,42 +53,42 @@ class Lines:
     mean_square: Floats
 
     def of(self, kind: str) -> Floats:
-        """Seconds of one kind, by row."""
+        """Returns the seconds of one kind, by row."""
         return self.seconds[:, KINDS.index(kind)]  # type: ignore[arg-type]
 
     @functools.cached_property
     def trains(self) -> npt.NDArray[np.bool_]:
-        """Which rows are training steps."""
+        """A mask of the rows that are training steps."""
         return np.isin(self.phase, TRAINING) & (self.steps > 0)
 
     @functools.cached_property
     def in_training(self) -> npt.NDArray[np.bool_]:
-        """Which rows are of `fit`, but for evaluations, or of loops of the script's own."""
+        """A mask of the rows of `fit`, without evaluations, and of loops of the script's own."""
         return np.isin(self.phase, ("fit", *TRAINING))
 
     @functools.cached_property
     def evaluates(self) -> npt.NDArray[np.bool_]:
-        """Which rows are of `evaluate`, `predict` or validation."""
+        """A mask of the rows of `evaluate`, `predict` or validation."""
         return np.isin(self.phase, EVALUATION)
 
     @property
     def made(self) -> int:
-        """Training steps of all rows."""
+        """The number of training steps of all rows."""
         return int(self.steps[self.trains].sum())
 
     @property
     def end(self) -> float:
-        """Seconds from the start of the process to the end of the last line."""
+        """The seconds from the start of the process to the end of the last line."""
         return float(self.wall.sum())
 
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """One worker of a generation.
+    """The record of one worker of a generation.
 
     Attributes:
         rank: its number.
-        facts: what it has said about the run.
+        facts: what it has noted about the run.
         lines: its ledger.
         offset: s from the start of the run to that of its process, by the clock of the machine that launched the run.
     """
@@ -99,21 +100,21 @@ class Rank:
 
     @property
     def host(self) -> str:
-        """The name of its machine; empty where an older version has written none."""
+        """The name of its machine; empty if an older version has written none."""
         return str(self.facts.get("host", ""))
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """The workers of one generation.
+    """The record of the workers of one generation.
 
     Attributes:
-        folder: of its ledgers and logs.
-        ranks: those whose ledgers were found, in order.
+        folder: the folder of its ledgers and logs.
+        ranks: the workers whose ledgers were found, in order.
         began: s since the epoch; 0 if unknown.
         offset: s from the start of the run.
-        seconds: from its start to its end, or to its last line.
-        outcome: how it ended, in words; empty if it goes on or is not known.
+        seconds: s from its start to its end, or to its last line.
+        outcome: how it ended, in words; empty if it goes on or its end is not known.
         epochs: rank 0's lines about epochs.
         curve: rank 0's lines within epochs.
         usage: samples of machines and processes, in order.
@@ -136,12 +137,12 @@ class Generation:
 
     @property
     def trained_before(self) -> int:
-        """Training steps that it did not make, for they were in a snapshot."""
+        """The number of training steps that were in a snapshot, so that this generation did not make them."""
         return int(self.first.facts.get("trained", 0)) if self.first else 0
 
     @property
     def trained(self) -> int:
-        """Training steps that it has made."""
+        """The number of training steps that this generation has made."""
         return self.first.lines.made if self.first else 0
 
 
@@ -151,8 +152,8 @@ class Run:
 
     Attributes:
         folder: its run directory.
-        request: what was asked for, as `run.json` has it; empty if that is not there.
-        generations: of its workers, in order.
+        request: the request as `run.json` has it; empty if that is not there.
+        generations: the generations of its workers, in order.
         missing: what could not be read, in sentences.
         goes_on: whether it has no end yet.
     """
@@ -165,7 +166,7 @@ class Run:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What rank 0 has said, of the last generation that has trained, or else the last."""
+        """The facts that rank 0 has noted, of the last generation that has trained, or else of the last."""
         first = self.trained.first or next((each.first for each in reversed(self.generations) if each.first), None)
         return first.facts if first else {}
 
@@ -175,12 +176,15 @@ class Run:
         return next((each for each in reversed(self.generations) if each.trained), self.generations[-1])
 
     def kept(self, number: int) -> int | None:
-        """Up to which step of the run the work of a generation was kept, by its index; None if no generation after it has trained: all of it."""
+        """Returns the step of the run up to which the work of the generation with this index was kept.
+
+        None if no generation after it has trained, so that all of it was.
+        """
         return min((each.trained_before for each in self.generations[number + 1 :] if each.trained), default=None)
 
     @property
     def seconds(self) -> float:
-        """Of all generations."""
+        """The seconds of all generations together."""
         return sum(each.seconds for each in self.generations)
 
 
@@ -214,7 +218,10 @@ def load(run_dir: Path, goes_on: bool = False) -> Run:
 
 
 def _cut_off(last: Generation) -> list[str]:
-    """Of workers that have finished no ledger ends in the middle of a line, and those that train together have made the same steps."""
+    """Returns sentences about ledgers that are cut off, of a run that has finished.
+
+    No such ledger ends in the middle of a line, and workers that train together have made the same steps.
+    """
     if last.outcome.get("end") != "FINISHED":
         return []
     found = []
@@ -238,7 +245,7 @@ def _last_byte(path: Path) -> bytes:
 
 
 def _absent(request: Mapping[str, Any], last: Generation, run_dir: Path) -> list[str]:
-    """Workers of a run on hosts may have written on disks of their own."""
+    """Returns a sentence about workers without a ledger here: workers on other hosts may write to their own disks."""
     expected = int(request.get("resized") or request.get("workers") or 0)
     there = {each.rank for each in last.ranks}
     absent = sorted(set(range(expected)) - there) if last.ranks and not request.get("elastic") else []
@@ -289,7 +296,7 @@ def _rank(rank: int, path: Path, began: float, missing: list[str]) -> Rank:
 
 
 def _telling(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines that account for time; those of facts go into ``facts``."""
+    """Yields the lines that account for time; puts those of facts into ``facts``."""
     for line in found:
         if line.get("phase") != "facts":
             yield line
@@ -320,7 +327,11 @@ _CLOCKS = 0.5
 
 
 def _together(ranks: Sequence[Rank]) -> list[Rank]:
-    """The same with one clock: workers end a step at the same time, whatever the clocks of their machines say. Not where they train at their own pace."""
+    """Returns the workers with offsets by one clock, that of the first worker's machine.
+
+    Workers end a step at the same time, whatever the clocks of their machines say. Offsets stay as they are for workers
+    that train at their own pace, and for clocks that agree.
+    """
     if not ranks or ranks[0].facts.get("training") == "asynchronous" or "sync_every" in ranks[0].facts:
         return list(ranks)
     ends = [_ends(rank) for rank in ranks]
@@ -345,12 +356,13 @@ def _usage(folder: Path, missing: list[str]) -> list[Mapping[str, Any]]:
 
 
 def lines(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
-    """The lines of a file, as far as they can be read; says of others that they were left out. The last may be half written, by a worker that was killed."""
+    """Yields the lines of a file that can be read, and adds a sentence about the others to ``missing``."""
     if not path.exists():
         return
     damaged = 0
     with path.open("rb") as file:
         for line in file:
+            # a worker that was killed may have left half a line
             found = parsed(line) if line.endswith(b"\n") else {}
             if found:
                 yield found

@@ -1,4 +1,7 @@
-"""The numbers about a run that recommendations are made from: of training alone, in the last generation that has trained."""
+"""The numbers about a run that recommendations are made from.
+
+They are of training alone, in the last generation that has trained.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ FIRST = 2  # steps that trace, compile and touch memory for the first time
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """A run that has trained.
+    """The numbers about a run that has trained.
 
     Attributes:
         run: the whole record.
-        ranks: its workers.
-        steps: of each worker, of those that all have made.
+        ranks: the workers.
+        steps: the steps of each worker, as far as all workers have made them.
     """
 
     run: Run
@@ -33,22 +36,25 @@ class Situation:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """How things are done in this run."""
+        """The facts about how things are done in this run."""
         return self.run.facts
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """The number of workers."""
         return len(self.ranks)
 
     @property
     def hosts(self) -> int:
-        """How many hosts they are on."""
+        """The number of hosts of the workers."""
         return int(self.facts.get("hosts", 1))
 
     @functools.cached_property
     def by_rank(self) -> list[dict[str, float]]:
-        """Seconds of training of each worker, by kind: `fit` but for evaluations, and loops of the script's own."""
+        """The seconds of training of each worker, by kind.
+
+        Training is `fit` without evaluations, and loops of the script's own.
+        """
         found = []
         for rank in self.ranks:
             seconds = rank.lines.seconds[rank.lines.in_training]
@@ -56,40 +62,43 @@ class Situation:
         return found
 
     def seconds(self, kind: str) -> float:
-        """Seconds of training of one kind, of a worker in the mean."""
+        """Returns the seconds of training of one kind, of the mean worker."""
         return sum(each[kind] for each in self.by_rank) / max(self.workers, 1)
 
     @functools.cached_property
     def training(self) -> float:
-        """Seconds of training, of a worker in the mean."""
+        """The seconds of training of the mean worker, without profiling."""
         return sum(self.seconds(kind) for kind in KINDS if kind != "profile")
 
     @property
     def count(self) -> int:
-        """Training steps that were made."""
+        """The number of training steps that were made."""
         return int(self.steps[0].count.sum())
 
     def typical(self, kind: str) -> list[float]:
-        """Seconds of one kind in a step, for each worker: means, without the first steps."""
+        """Returns the mean seconds of one kind in a step, for each worker, without the first steps."""
         return [float(each.of(kind)[FIRST:].mean()) for each in self.steps]
 
     def meeting(self) -> float:
-        """Seconds of a step that go into exchanges and waiting on the worker that waits least: beyond that, workers wait for slower ones."""
+        """Returns the seconds of a step in exchanges and waiting, on the worker that spends least in them.
+
+        The others spend more because they wait for slower ones.
+        """
         return min(e + w for e, w in zip(self.typical("exchange"), self.typical("wait"), strict=True))
 
     def own(self) -> list[float]:
-        """Seconds that each worker spends by itself in a step: means, without the first steps."""
+        """Returns the mean seconds that each worker spends by itself in a step, without the first steps."""
         return [float(each.own[FIRST:].mean()) for each in self.steps]
 
     def samples(self) -> list[float]:
-        """Of each worker in a step: means."""
+        """Returns the mean number of samples of each worker in a step, without the first steps."""
         return [float(each.samples[FIRST:].mean()) for each in self.steps]
 
     def compute_with(self, worker: int, times: float) -> float:
-        """Seconds in which one of the workers would compute a step of so many times its samples.
+        """Returns the seconds in which a worker would compute a step of ``times`` as many samples as its own.
 
-        Computing is a fixed cost and one for each sample, which steps of unequal size tell apart (the last batch of an epoch); where there are none, all
-        of it is taken to grow with the samples, which is the most that it can.
+        Computing is a fixed cost and one for each sample. Steps of unequal size (the last batch of an epoch) tell them
+        apart; without such steps all of it is taken to grow with the samples, which is the most that it can.
         """
         steps = self.steps[worker]
         samples, compute = steps.samples[FIRST:], steps.of("compute")[FIRST:]
@@ -103,7 +112,7 @@ class Situation:
 
 
 def of(run: Run) -> Situation | None:
-    """The situation of a run that has made more than a few steps together on all of its workers; else None."""
+    """Returns the situation of a run that made more than a few steps together on all of its workers; else None."""
     found = steps.of_ranks(run)
     if not found or len(found[0].wall) <= FIRST + 1 or run.facts.get("training") == "asynchronous":
         return None
@@ -111,9 +120,12 @@ def of(run: Run) -> Situation | None:
 
 
 def samples_per_second(run: Run, without_first: bool = False) -> float:
-    """Of all workers of the last generation that has trained, per second of training but for evaluations; steps where samples are not known.
+    """Returns the samples of all workers of the last generation that has trained, per second of training.
 
-    ``without_first``: without building, tracing and the first steps, so that runs of different lengths can be compared.
+    Evaluations are left out. If samples are not known, the steps count instead.
+
+    ``without_first`` leaves out building, tracing and the first steps, so that runs of different lengths can be
+    compared.
     """
     samples = made = longest = 0.0
     for rank in run.trained.ranks:

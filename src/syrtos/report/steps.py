@@ -1,4 +1,4 @@
-"""Training steps over a run: how long each took, which took much longer than the others and why, and which workers were slow when."""
+"""Training steps over a run: how long each took, which took much longer and why, and which workers were slow when."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ _MUCH, _WORTH = 1.5, 0.01
 
 
 def median(values: Sequence[float] | Floats) -> float:
-    """The median; 0 of nothing."""
+    """Returns the median; 0 of an empty sequence."""
     return float(np.median(values)) if len(values) else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """The training steps of one worker over all generations: a row for each line of its ledgers, which may be of several steps that were executed as one.
+    """The training steps of one worker over all generations, with a row for each line of its ledgers.
+
+    A line may be of several steps that were executed as one.
 
     Attributes:
         at: s from the start of the run to the end of the line.
-        number: of the last step of the line, from 1.
+        number: the number of the last step of the line, from 1.
         wall: s of one step.
-        samples: of this worker, in one step.
+        samples: samples of this worker in one step.
         seconds: (rows, kinds) s of one step, by kind.
         count: steps of the line.
         generation: the index of the generation that made them.
@@ -48,26 +50,26 @@ class Steps:
     generation: Floats
 
     def of(self, kind: str) -> Floats:
-        """Seconds of one kind in a step, by row."""
+        """Returns the seconds of one kind in a step, by row."""
         return self.seconds[:, KINDS.index(kind)]  # type: ignore[arg-type]
 
     @property
     def own(self) -> Floats:
-        """Seconds of a step that the worker spent by itself: not in exchanges, nor waiting for other workers."""
+        """The seconds of a step that the worker spent by itself: not in exchanges, nor waiting for other workers."""
         return self.wall - self.of("exchange") - self.of("wait")
 
     @functools.cached_property
     def usual(self) -> Floats:
-        """Median seconds of a step, by kind."""
+        """The median seconds of a step, by kind."""
         return np.median(self.seconds, axis=0)
 
     def rows(self, count: int) -> Steps:
-        """The first rows."""
+        """Returns the first rows."""
         return Steps(*(getattr(self, field.name)[:count] for field in dataclasses.fields(self)))
 
 
 def of_rank(run: Run, rank: int) -> Steps:
-    """The steps of the worker with this rank; of those that were made again the second time."""
+    """Returns the steps of the worker with this rank; of steps that were made again the second time counts."""
     parts = [
         _of_lines(each, generation, number, run.kept(number))
         for number, generation in enumerate(run.generations)
@@ -78,7 +80,10 @@ def of_rank(run: Run, rank: int) -> Steps:
 
 
 def of_ranks(run: Run, number: int | None = None) -> list[Steps]:
-    """The steps of each worker of a generation, by its index, or of the last that has trained; of those that all have made."""
+    """Returns the steps of each worker of a generation, as far as all workers have made them.
+
+    ``number`` is the generation's index; by default it is the last that has trained.
+    """
     number = list(run.generations).index(run.trained) if number is None else number
     generation = run.generations[number]
     found = [_of_lines(rank, generation, number, None) for rank in generation.ranks]
@@ -106,7 +111,10 @@ def _joined(parts: Sequence[Steps]) -> Steps:
 
 
 def described(run: Run) -> dict[str, Any]:
-    """The steps of rank 0 for a chart: of many the least, median and most of each group that follows."""
+    """Returns the steps of rank 0 for a chart.
+
+    Many steps are shown by groups of neighbours, with the least, median and most of each.
+    """
     steps = of_rank(run, run.trained.first.rank if run.trained.first else 0)
     rows = len(steps.wall)
     ms = steps.wall * 1e3
@@ -127,7 +135,7 @@ def described(run: Run) -> dict[str, Any]:
 
 
 def _outliers(run: Run, steps: Steps) -> list[dict[str, Any]]:
-    """The steps that took longest, beyond what is usual, with the cause."""
+    """Returns the steps that took longest beyond the usual time, with the cause."""
     if len(steps.wall) < 4:
         return []
     usual = float(np.median(steps.wall))
@@ -148,7 +156,10 @@ def _outliers(run: Run, steps: Steps) -> list[dict[str, Any]]:
 
 
 def _why(run: Run, steps: Steps, row: int, others: Sequence[Steps]) -> str:
-    """The kind of time of which a step had more than usual, in words; of waiting, for whom. ``others``: the steps of all workers of its generation."""
+    """Returns the kind of time that a step had more of than usual, in words; of waiting, also the worker waited for.
+
+    ``others``: the steps of all workers of its generation.
+    """
     kind, more = _most_beyond(steps, row)
     words = f"{SHARES[kind]} took {more:,.3f} s longer than usual"
     if kind == "wait":
@@ -164,16 +175,16 @@ def _why(run: Run, steps: Steps, row: int, others: Sequence[Steps]) -> str:
 
 
 def _most_beyond(steps: Steps, row: int) -> tuple[str, float]:
-    """The kind, and the seconds beyond what is usual of all steps that were executed as one."""
+    """Returns the kind with the most seconds beyond the usual, and these, of all steps that were executed as one."""
     beyond = (steps.seconds[row] - steps.usual) * steps.count[row]
     k = int(beyond.argmax())
     return KINDS[k], float(beyond[k])
 
 
 def heat(run: Run) -> dict[str, Any]:
-    """Workers against time: what a step took each worker by itself, as a multiple of the median worker's at that time (with one worker: of its own median).
+    """Returns a map of workers against time: each worker's own time for a step, relative to the median worker's then.
 
-    Of the last generation that has trained.
+    With one worker the time is relative to its own median. The map is of the last generation that has trained.
     """
     generation = run.trained
     steps = of_ranks(run)
@@ -204,7 +215,7 @@ def _several_hosts(generation: Generation) -> bool:
 
 
 def host_of(run: Run, rank: int) -> str:
-    """The host of a worker; hosts of one name, as several on one machine have, are told apart by number."""
+    """Returns the host of a worker; hosts of one name, as several on one machine have, are told apart by number."""
     facts = next((each.facts for each in run.trained.ranks if each.rank == rank), {})
     node = facts.get("node")
     name = str(facts.get("host", "this machine"))

@@ -1,4 +1,4 @@
-"""Adds up the ledgers of a run."""
+"""Sums over the ledgers of a run."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Tally:
     """The sums of the ledger of one worker.
 
     Attributes:
-        seconds: from the start of the run to its end, by kind of `SHARES`.
-        steps: training steps.
-        samples: of this worker's share.
-        training: seconds of `fit` from begin to end, and of loops of the script's own from their first update to the last.
+        seconds: s from the start of the run to its end, by kind of `SHARES`.
+        steps: the number of training steps.
+        samples: samples of this worker.
+        training: s of `fit` from begin to end, and of loops of the script's own from their first update to the last.
         step_seconds: wall time of each record of training steps, divided by their number.
-        waited: seconds of training steps in which this worker waited for others.
-        stepping: seconds of training steps.
-        loop_steps: how many of the steps were updates of a loop of the script's own.
-        before_steps: seconds before the first training step.
+        waited: s of training steps in which this worker waited for others.
+        stepping: s of training steps.
+        loop_steps: the number of steps that were updates of a loop of the script's own.
+        before_steps: s before the first training step.
         facts: how things are done in this run.
     """
 
@@ -64,11 +64,11 @@ class Tally:
 
     @property
     def total(self) -> float:
-        """All seconds."""
+        """The seconds of all kinds together."""
         return sum(self.seconds.values())
 
     def add(self, record: dict[str, Any]) -> None:
-        """Counts one line."""
+        """Adds one line of the ledger."""
         phase = record["phase"]
         if phase == "facts":
             self.facts |= {key: value for key, value in record.items() if key != "phase"}
@@ -94,9 +94,9 @@ class Tally:
         self.step_seconds.append(record["wall"] / record["steps"])
 
     def completed(self, launcher: dict[str, float]) -> dict[str, float]:
-        """The seconds, with the time between the start of the run and that of the worker, and between its last line and the end of the run.
+        """Returns the seconds, with the time before the worker started and after its last line.
 
-        Clocks of two hosts differ: all of it is as long as the launcher's own clock says.
+        Clocks of two hosts differ: all seconds together are as many as the launcher's own clock says.
         """
         if "ended" not in launcher or "began" not in self.facts:
             return self.seconds
@@ -108,22 +108,27 @@ class Tally:
 
 
 def imported_before(facts: Mapping[str, Any], began: float, before: float) -> float:
-    """Seconds of the ``before`` that passed from the start of a generation, ``began``, to that of a worker, in which the process imported that it is forked
-    from."""
+    """Returns the seconds of ``before`` in which the process that the worker is forked from imported.
+
+    Args:
+        facts: the worker's facts.
+        began: the start of the generation, s since the epoch.
+        before: s from the start of the generation to that of the worker.
+    """
     first, last = facts.get("imported", (0.0, 0.0))
     return min(max(last - max(first, began), 0.0), before)
 
 
 @dataclasses.dataclass(frozen=True)
 class Restarts:
-    """What it has cost that workers were started again.
+    """The cost of starting workers again.
 
     Attributes:
-        number: of generations after the first.
-        seconds: from the last record of a generation until the next one trains, of all restarts: the time until the end was noticed, the start, and the
-            drawing of data that had been trained on.
-        steps: that were computed again.
-        step_seconds: of these.
+        number: the number of generations after the first.
+        seconds: s from the last record of a generation until the next one trains, of all restarts: the time until the
+            end was noticed, the start, and the drawing of data that had been trained on.
+        steps: the number of steps that were computed again.
+        step_seconds: s of these steps.
     """
 
     number: int = 0
@@ -137,19 +142,20 @@ class Summary:
     """The facts of one screen about a run.
 
     Attributes:
-        workers: ledgers found.
-        seconds: of all generations, from their start to their end.
-        steps: training steps: updates of the weights; those that were computed again count once.
+        workers: the number of ledgers found.
+        seconds: s of all generations, from their start to their end.
+        steps: the number of training steps: updates of the weights; those that were computed again count once.
         loops: whether they were made by loops of the script's own.
-        samples_per_second: training samples of all workers per second of training, where they are known, else 0.
-        steps_per_second: the same of steps.
-        step_ms: median wall time of one training step on rank 0, in milliseconds, its first step left out.
+        samples_per_second: training samples of all workers per second of training, if they are known, else 0.
+        steps_per_second: training steps per second of training.
+        step_ms: median wall time of one training step on rank 0, in milliseconds, without its first step.
         shares: part of all time of all ranks by kind; adds up to 1, or all 0 without ledgers.
-        training_seconds: `fit` from begin to end, or a loop of the script's own from its first update to its last: on rank 0, or, where workers train at their
-            own pace, on the one that took longest.
-        skew: the slowest rank (the others waited for it most), and the share of time by which it waited less than the mean.
+        training_seconds: s of `fit` from begin to end, or of a loop of the script's own from its first update to its
+            last: on rank 0, or, for workers that train at their own pace, on the one that took longest.
+        skew: the slowest rank (the others waited for it most), and the share of time by which it waited less than the
+            mean.
         facts: how things are done in this run, as rank 0 says.
-        restarts: what they have cost.
+        restarts: the cost of restarts.
     """
 
     workers: int
@@ -167,7 +173,7 @@ class Summary:
 
     @property
     def goodput(self) -> float:
-        """The part of the time that the run would have taken without the ends of its workers."""
+        """The part of the run's time that it would also have taken if its workers had not ended early."""
         lost = self.restarts.seconds + self.restarts.step_seconds
         return 1 - min(lost / self.seconds, 1.0) if self.seconds else 1.0
 
@@ -219,17 +225,17 @@ class _Generation:
 
     @property
     def trained_before(self) -> int:
-        """The steps that it did not compute, for they were in a snapshot."""
+        """The number of steps that were in a snapshot, so that it did not compute them."""
         return int(self.first.facts.get("trained", 0))
 
     @property
     def reached(self) -> int:
-        """The steps of the run that are made when it ends."""
+        """The number of steps of the run that are made when it ends."""
         return self.trained_before + self.first.steps
 
     @property
     def before_steps(self) -> float:
-        """Seconds until its first training step; all that there are if it has made none."""
+        """The seconds until its first training step; all its seconds if it has made none."""
         if not self.first.steps:
             return self.seconds
         before_process = self.first.facts.get("began", 0.0) - self.launcher.get("began", math.inf)
@@ -237,13 +243,18 @@ class _Generation:
 
     @property
     def after_lines(self) -> float:
-        """Seconds between the last line of its first worker and its end; 0 if it has made no step, for all of its time is `before_steps`."""
+        """The seconds between the last line of its first worker and its end; 0 if it has made no step."""
         ended = self.launcher.get("ended", 0.0) - self.first.facts.get("began", math.inf)
+        # without a step all of its time is `before_steps`
         return max(ended - self.first.total, 0.0) if self.first.steps else 0.0
 
 
 def _restarts(generations: list[_Generation]) -> Restarts:
-    """A generation that made no step has only cost time: the next one that trains goes on from where the last one that trained had come to."""
+    """Returns the cost of all restarts.
+
+    A generation that made no step has only cost time: the next one that trains goes on where the last one that trained
+    had come to.
+    """
     found, trained = Restarts(), None if not generations[0].first.steps else generations[0]
     for before, one in itertools.pairwise(generations):
         again = 0
@@ -261,18 +272,18 @@ def _restarts(generations: list[_Generation]) -> Restarts:
 
 
 class SecondsByRank:
-    """Seconds by kind, for each rank of a running run: each call reads only new lines."""
+    """The seconds by kind, for each rank of a running run; each call of `now` reads only new lines."""
 
     def __init__(self, run_dir: Path) -> None:
         self._reader = _Reader(run_dir)
 
     def now(self) -> list[dict[str, float]]:
-        """The sums so far, by rank."""
+        """Returns the sums so far, by rank."""
         return [rank.completed(self._reader.launcher()) for rank in self._reader.read()]
 
 
 class _Reader:
-    """Adds up the ledgers of a run."""
+    """Reads the ledgers of a run, and adds them up."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -280,7 +291,7 @@ class _Reader:
         self._tallies: dict[int, Tally] = {}
 
     def read(self) -> list[Tally]:
-        """The sums of all lines so far, by rank."""
+        """Returns the sums of all lines so far, by rank."""
         for rank, path in ledger_paths(self._run_dir).items():
             tally = self._tallies.setdefault(rank, Tally())
             for line in self._tails.setdefault(path, Tail(path)).read():
@@ -288,13 +299,16 @@ class _Reader:
         return [self._tallies[rank] for rank in sorted(self._tallies)]
 
     def launcher(self) -> dict[str, float]:
-        """When the run began and ended, as far as known."""
+        """Returns the times at which the run began and ended, as far as known."""
         path = launcher_path(self._run_dir)
         return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _skew(ranks: list[Tally]) -> tuple[int, float] | None:
-    """The rank that waits least is the slowest one: the others wait for it."""
+    """Returns the slowest rank, and the share of time by which it waited less than the mean.
+
+    None if it can't be told. The rank that waits least is the slowest one: the others wait for it.
+    """
     if len(ranks) < 2 or not all(rank.stepping for rank in ranks):
         return None
     waits = [rank.waited / rank.stepping for rank in ranks]

@@ -1,4 +1,4 @@
-"""A report as text."""
+"""A report as text, for a terminal."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _BAR = 32
 
 
 def _row(table: Table, *cells: str, style: str = "") -> None:
-    """Names come from scripts: nothing in them is markup."""
+    """Adds a row of plain text to a table."""
+    # names come from scripts: nothing in them is markup
     table.add_row(*map(Text, cells), style=style)
 
 
 def report(facts: Facts) -> RenderableType:
-    """The same facts as on the page, without its charts."""
+    """Returns the facts that the page shows, as text without charts."""
     return Group(*_report(facts))
 
 
@@ -119,7 +120,7 @@ def _others(facts: Facts) -> Iterator[RenderableType]:
 
 
 def comparison(facts: tuple[Facts, Facts], found: Facts) -> RenderableType:
-    """Two runs side by side."""
+    """Returns two runs side by side."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("", facts[0]["run"]["name"], facts[1]["run"]["name"], "change", "95 % interval"):
         table.add_column(heading, justify="left" if not heading else "right")

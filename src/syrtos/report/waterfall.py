@@ -1,7 +1,7 @@
-"""Where each second of a run went: the time of a worker in the mean, by kind. The parts add up to the run's time.
+"""The time of a run by kind, for the mean worker: where each second went. The parts add up to the run's time.
 
-What a restart has cost is a part of its own, "lost": steps that were computed again, the time until the end of the workers was noticed, and all time of the
-next generation before its first step.
+The cost of a restart is a part of its own, "lost": steps that were computed again, the time until the end of the
+workers was noticed, and all time of the next generation before its first step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Seconds = dict[str, float]
 
 
 def of_run(run: Run) -> Seconds:
-    """Seconds of a worker in the mean, by part; they add up to those of the run."""
+    """Returns the seconds of the mean worker, by part; they add up to those of the run."""
     total = dict.fromkeys(PARTS, 0.0)
     for generation, ranks in zip(run.generations, by_rank(run), strict=True):
         for seconds in ranks:
@@ -33,7 +33,7 @@ def of_run(run: Run) -> Seconds:
 
 
 def by_rank(run: Run) -> list[list[Seconds]]:
-    """The seconds of each worker of each generation; those of a worker add up to those of its generation."""
+    """Returns the seconds of each worker of each generation; a worker's parts add up to those of its generation."""
     found = []
     for number, generation in enumerate(run.generations):
         is_last = generation is run.generations[-1]
@@ -44,11 +44,14 @@ def by_rank(run: Run) -> list[list[Seconds]]:
 
 
 def _of_rank(rank: Rank, generation: Generation, kept: int | None, is_restart: bool, is_last: bool) -> Seconds:
-    """The seconds of one worker.
+    """Returns the seconds of one worker.
 
     Args:
-        kept: how many of its steps the generation after it had in its snapshot; None if none came after it that trained.
+        rank: the worker.
+        generation: its generation.
+        kept: the number of its steps that the next generation had in its snapshot; None if no later one trained.
         is_restart: whether workers had ended before it.
+        is_last: whether no generation follows.
     """
     lines = rank.lines
     lost = lost_lines(rank, kept, is_restart)
@@ -73,7 +76,7 @@ def _of_rank(rank: Rank, generation: Generation, kept: int | None, is_restart: b
 
 
 def lost_lines(rank: Rank, kept: int | None, is_restart: bool) -> npt.NDArray[np.bool_]:
-    """Which lines are of work that was lost, or of a restart."""
+    """Returns a mask of the lines of work that was lost, or of a restart."""
     lines = rank.lines
     count = np.cumsum(np.where(lines.trains, lines.steps, 0.0))
     lost = np.zeros(len(lines.wall), np.bool_)
@@ -87,6 +90,6 @@ def lost_lines(rank: Rank, kept: int | None, is_restart: bool) -> npt.NDArray[np
 
 
 def goodput(seconds: Mapping[str, float]) -> float:
-    """The part of the time that was not lost."""
+    """Returns the part of the time that was not lost."""
     whole = sum(seconds.values())
     return 1 - seconds["lost"] / whole if whole else 1.0

@@ -1,4 +1,7 @@
-"""Experiment trackers: what a run logs goes to them while it goes on, from a process of its own. `make` gives one by its name."""
+"""Experiment trackers, to which a run is logged while it goes on, from a process of its own.
+
+`make` returns a tracker by its name.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ class About:
     """A run, as a tracker describes it.
 
     Attributes:
-        name: of the run.
-        project: what runs of the same script have in common: the script's name.
+        name: the name of the run.
+        project: the name that runs of the same script share: the script's.
         folder: the run directory.
         parameters: options, arguments and versions, without secrets.
     """
@@ -35,30 +38,30 @@ class About:
 
 
 class Tracker(ABC):
-    """One place that runs are logged to."""
+    """A place that runs are logged to."""
 
     @abstractmethod
     def __init__(self, about: About, place: str, known_as: str) -> None:
-        """Begins, or goes on.
+        """Begins to log a run, or goes on.
 
         Args:
             about: the run.
-            place: what stands after the colon of `--track NAME:PLACE`; empty for the tracker's own default.
-            known_as: `known_as` of the same run when it was tracked before; empty at first.
+            place: the text after the colon of `--track NAME:PLACE`; empty for the tracker's own default.
+            known_as: the value of `known_as` when the same run was tracked before; empty at first.
         """
 
     @property
     def known_as(self) -> str:
-        """What the tracker calls the run, so that it can go on later."""
+        """The name that the tracker has for the run, so that it can go on later."""
         return ""
 
     @abstractmethod
     def log(self, points: Sequence[Point]) -> None:
-        """Writes down numbers of moments that follow each other."""
+        """Writes down points, which are in order of time."""
 
     @abstractmethod
     def end(self, how: Ended, report: Path | None) -> None:
-        """The run has ended; its report is a file."""
+        """Notes that the run has ended, and its report, a file, if there is one."""
 
 
 # By name: the file here and its class, the module that it needs, and what to install.
@@ -72,7 +75,7 @@ _TRACKERS = {
 
 
 def check(words: Sequence[str]) -> None:
-    """Raises ConfigurationError where one of these is no tracker, holds a password, or needs a package that is not installed."""
+    """Raises ConfigurationError if a word is no tracker, holds a password, or needs a package that is not installed."""
     for word in words:
         name, _, place = word.partition(":")
         if name not in _TRACKERS:
@@ -92,7 +95,7 @@ def check(words: Sequence[str]) -> None:
 
 
 def make(word: str, about: About, known_as: str = "") -> Tracker:
-    """The tracker that is written so."""
+    """Returns the tracker that a word of `--track` names."""
     name, _, place = word.partition(":")
     module, _, kind = _TRACKERS[name][0].partition(":")
     return getattr(importlib.import_module(f"syrtos.report.trackers.{module}"), kind)(about, place, known_as)

@@ -1,4 +1,4 @@
-"""Lines of JSON: the first has the parameters, each other one the numbers of a moment."""
+"""A file of JSON lines: the first has the parameters, each later one the numbers of one moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from syrtos.report.trackers import About, Ended, Tracker
 
 
 class JSONL(Tracker):
-    """A file: by default `metrics.jsonl` in the run directory."""
+    """Logs to a file: by default `metrics.jsonl` in the run directory."""
 
     def __init__(self, about: About, place: str, known_as: str) -> None:
         self._path = Path(place) if place else about.folder / "metrics.jsonl"

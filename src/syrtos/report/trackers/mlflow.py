@@ -1,4 +1,4 @@
-"""MLflow, through its client."""
+"""Logging to MLflow, through its client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _METRICS, _PARAMETERS, _LENGTH = 1000, 100, 6000
 
 
 class MLflow(Tracker):
-    """A tracking server or store: MLFLOW_TRACKING_URI by default; the experiment is named by MLFLOW_EXPERIMENT_NAME, or else by the script."""
+    """Logs to a tracking server or store: by default MLFLOW_TRACKING_URI.
+
+    The experiment is named by MLFLOW_EXPERIMENT_NAME, or else by the script.
+    """
 
     def __init__(self, about: About, place: str, known_as: str) -> None:
         if place:

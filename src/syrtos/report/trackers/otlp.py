@@ -1,4 +1,4 @@
-"""OpenTelemetry's metrics, sent by OTLP over HTTP: gauges `syrtos.NAME` with the run as an attribute."""
+"""Logging to OpenTelemetry, sent by OTLP over HTTP: gauges `syrtos.NAME` with the run as an attribute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EVERY = 5000  # ms
 
 
 class _Exporter(OTLPMetricExporter):
-    """Remembers whether the last export arrived: the SDK only logs it."""
+    """An exporter that remembers whether the last export arrived: the SDK only logs it."""
 
     arrived = True
 
@@ -30,7 +30,10 @@ class _Exporter(OTLPMetricExporter):
 
 
 class OTLP(Tracker):
-    """A collector: OTEL_EXPORTER_OTLP_ENDPOINT by default, or an address like http://127.0.0.1:4318/v1/metrics."""
+    """Logs to a collector: by default OTEL_EXPORTER_OTLP_ENDPOINT.
+
+    Another place is an address like http://127.0.0.1:4318/v1/metrics.
+    """
 
     def __init__(self, about: About, place: str, known_as: str) -> None:
         del known_as  # a collector knows no runs

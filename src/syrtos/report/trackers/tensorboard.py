@@ -1,4 +1,4 @@
-"""Event files of TensorBoard, written by its own writer, without TensorFlow."""
+"""Logging to TensorBoard: event files, written by its own writer, without TensorFlow."""
 # ruff: noqa: E402
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DT_STRING = 7  # of tensorflow/core/framework/types.proto
 
 
 class TensorBoard(Tracker):
-    """A folder of event files: by default `tensorboard` in the run directory."""
+    """Logs to a folder of event files: by default `tensorboard` in the run directory."""
 
     def __init__(self, about: About, place: str, known_as: str) -> None:
         folder = Path(place) / about.name if place else about.folder / "tensorboard"
@@ -54,7 +54,7 @@ class TensorBoard(Tracker):
         self._writer.close()
 
     def _text(self, tag: str, words: str) -> None:
-        """As the plugin "text" shows it."""
+        """Writes a text for the plugin "text" of TensorBoard."""
         shape = _shape.TensorShapeProto(dim=[_shape.TensorShapeProto.Dim(size=1)])
         tensor = _tensor.TensorProto(dtype=_DT_STRING, string_val=[words.encode()], tensor_shape=shape)
         metadata = _summary.SummaryMetadata(plugin_data=_summary.SummaryMetadata.PluginData(plugin_name="text"))

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline unless WANDB_MODE asks for something else."""
+"""Logging to Weights & Biases, offline unless WANDB_MODE says otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from syrtos.report.trackers import About, Ended, Tracker
 
 
 class WandB(Tracker):
-    """A project: by default the script's name. Offline runs lie in the run directory; `wandb sync` uploads them."""
+    """Logs to a project: by default the script's name.
+
+    Offline runs lie in the run directory; `wandb sync` uploads them.
+    """
 
     def __init__(self, about: About, place: str, known_as: str) -> None:
         self._run: Any = wandb.init(
