@@ -58,6 +58,7 @@ check: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/house.py src/syrtos .ci/house.toml
 
 parity: $(READY)
 	$(BIN)/python tests/parity/table.py --write docs/parity.md

@@ -8,6 +8,7 @@ folder, and neither munge nor systemd nor cgroups are needed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -51,7 +52,10 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdSpoolDir={folder}/%n
 SlurmdPidFile={folder}/%n.pid
 SlurmdLogFile={folder}/%n.log
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=off
 """
 _NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8\n"
 
@@ -89,6 +93,24 @@ class Slurm:
             done.stdout = output.read_text()
         return done
 
+    def jobs(self) -> list[str]:
+        """The numbers of the jobs that wait or run."""
+        return self._run(["squeue", "-h", "-o", "%i"]).stdout.split()
+
+    def fact(self, job: str, name: str) -> str:
+        """What Slurm says of a job under this name; empty if nothing."""
+        found = re.search(rf"\b{name}=(\S*)", self._run(["scontrol", "show", "job", job]).stdout)
+        return found[1] if found else ""
+
+    def signal(self, job: str, name: str) -> None:
+        """Send a signal to a job's batch script."""
+        self._run(["scancel", "--batch", f"--signal={name}", job])
+
+    def begin_now(self, job: str) -> None:
+        """Let a job that was requeued begin, for which Slurm waits two minutes."""
+        self.wait(lambda: self.fact(job, "JobState") == "PENDING", 60)
+        self._run(["scontrol", "update", f"jobid={job}", "StartTime=now"])
+
     def cancel(self) -> None:
         """End every job, and wait until none of their processes is left."""
         self._run(["scancel", "--user=root"])
@@ -96,7 +118,7 @@ class Slurm:
 
     def idle(self) -> bool:
         """Whether every node has registered and runs no job."""
-        states = self._run(["sinfo", "-hN", "-o", "%t"]).stdout.split()
+        states = self._run(["sinfo", "-hN", "-p", "all", "-o", "%t"]).stdout.split()
         return states == ["idle"] * self.nodes
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> None:

@@ -98,7 +98,7 @@ class State:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended."""
+        """Returns whether the run has ended."""
         return self.phase in ("finished", "failed", "stopped")
 
 

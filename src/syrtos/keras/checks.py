@@ -15,6 +15,8 @@ from syrtos.comm.communicator import Communicator
 _SECONDS, _PART = 2.0, 0.02
 # Checks that follow each other step by step while batches have too few rows to show anything.
 _WITH_FEW_ROWS = 8
+# Epochs after the first one whose first steps are checked, however long that takes.
+_EPOCHS = 3
 
 
 class Checks:
@@ -30,7 +32,7 @@ class Checks:
         self._gaps = 1, 1
         self._few = 0
         self._over = False
-        self._epoch = Checks.epochs
+        self._epoch = self._first_epoch = Checks.epochs
         self._spent = self._cost = self._step_seconds = 0.0
         self._last, self._last_steps = time.monotonic(), 0
 
@@ -42,8 +44,9 @@ class Checks:
         """Returns whether the next step is to be checked."""
         if self._over:
             return False
-        begins = Checks.epochs != self._epoch and self._spent + self._cost <= self._allowed()
-        return self._steps >= self._due or begins
+        begins = Checks.epochs != self._epoch
+        first_ones = Checks.epochs - self._first_epoch <= _EPOCHS
+        return self._steps >= self._due or (begins and (first_ones or self._spent + self._cost <= self._allowed()))
 
     @property
     def steps(self) -> int:

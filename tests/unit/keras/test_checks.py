@@ -69,6 +69,21 @@ def test_the_first_step_of_an_epoch_is_checked(together: Callable[..., list[Any]
     assert together(1, epochs) == [[False, True]]
 
 
+def test_the_first_epochs_are_checked_at_any_cost(together: Callable[..., list[Any]]) -> None:
+    def epochs(comm: InProcessCommunicator) -> list[bool]:
+        found, due = Checks(), []
+        found.made(comm, 30.0, False)
+        for _ in range(5):
+            found.count(1)
+            Checks.epochs += 1
+            due.append(found.is_due())
+            if due[-1]:
+                found.made(comm, 30.0, False)
+        return due
+
+    assert together(1, epochs) == [[True, True, True, False, False]]
+
+
 def test_an_end_is_an_end(together: Callable[..., list[Any]]) -> None:
     found = Checks()
     assert found.is_due()

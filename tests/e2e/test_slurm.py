@@ -1,0 +1,117 @@
+"""A real Slurm: its allocations, batch jobs, preemption and the way back into the queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pauses
+import pytest
+import slurm
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
+RUN = [str(pauses.SYRTOS), "run"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[slurm.Slurm]:
+    if reason := slurm.missing():
+        pytest.skip(reason)
+    with slurm.cluster(nodes=3) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return pauses.undisturbed(3, tmp_path_factory.mktemp("undisturbed"))
+
+
+def start(cluster: slurm.Slurm, folder: Path, *command: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "SLURM_CONF": str(cluster.folder / "slurm.conf")}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen([*command], env=env, cwd=folder, text=True, **streams)
+
+
+def on_slurm(cluster: slurm.Slurm, folder: Path, *options: str) -> subprocess.Popen[str]:
+    words = ["--on", "slurm", "-n", "3", "--with", "ntasks-per-node=1", "--run-dir", "run", *options]
+    return start(cluster, folder, *RUN, *words, str(pauses.SCRIPT), ".")
+
+
+def output_of(process: subprocess.Popen[str]) -> str:
+    return process.communicate(timeout=600)[0]
+
+
+def pids_of_agents(node: str) -> list[int]:
+    """The processes of `srun` that have started an agent on a node."""
+    done = subprocess.run(
+        ["pgrep", "-f", f"srun --unbuffered .* -w {node} "], capture_output=True, text=True, check=False
+    )
+    return [int(pid) for pid in done.stdout.split()]
+
+
+def test_an_allocation_whose_node_is_lost(cluster: slurm.Slurm, tmp_path: Path, expected: str) -> None:
+    run = start(cluster, tmp_path, "salloc", "-N3", "-n3", *RUN, "--run-dir", "run", str(pauses.SCRIPT), ".")
+    pauses.wait_for((tmp_path / "reached").exists)
+    for pid in pids_of_agents("n3"):
+        os.kill(pid, signal.SIGKILL)
+    (tmp_path / "go").touch()
+    said = output_of(run)
+    assert run.returncode == 0, said
+    assert "3 workers on n1, n2, n3" in said
+    assert "Generation 2 goes on from step " in said
+    assert pauses.weights_of(said) == expected
+
+
+def test_a_batch_job_before_its_time_limit_goes_back_into_the_queue(
+    cluster: slurm.Slurm, tmp_path: Path, expected: str
+) -> None:
+    run = on_slurm(cluster, tmp_path)
+    pauses.wait_for((tmp_path / "reached").exists)
+    (job,) = cluster.jobs()
+    cluster.signal(job, "USR1")  # as --signal has it sent
+    pauses.wait_for(lambda: cluster.fact(job, "Restarts") == "1")
+    (tmp_path / "go").touch()
+    cluster.begin_now(job)
+    said = output_of(run)
+    assert run.returncode == 0, said
+    assert "the same run was stopped" in said
+    assert said.count("epoch 1\n") == 1
+    assert pauses.weights_of(said) == expected
+
+
+def test_a_job_that_is_more_urgent_preempts(cluster: slurm.Slurm, tmp_path: Path, expected: str) -> None:
+    run = on_slurm(cluster, tmp_path)
+    pauses.wait_for((tmp_path / "reached").exists)
+    (job,) = cluster.jobs()
+    urgent = cluster.srun(["--partition=urgent", "-N3", "--exclusive", "true"], timeout=300)
+    assert urgent.returncode == 0, urgent.stderr
+    pauses.wait_for(lambda: cluster.fact(job, "Restarts") == "1")
+    (tmp_path / "go").touch()
+    cluster.begin_now(job)
+    said = output_of(run)
+    assert run.returncode == 0, said
+    assert "the same run was stopped" in said
+    assert pauses.weights_of(said) == expected
+
+
+def test_detached(cluster: slurm.Slurm, tmp_path: Path) -> None:
+    submitted = on_slurm(cluster, tmp_path, "--detach")
+    assert "run" in output_of(submitted)
+    pauses.wait_for((tmp_path / "reached").exists)
+    assert "run: running" in output_of(start(cluster, tmp_path, str(pauses.SYRTOS), "status", "run"))
+    assert "epoch 3\n" in output_of(start(cluster, tmp_path, str(pauses.SYRTOS), "logs", "run"))
+    output_of(start(cluster, tmp_path, str(pauses.SYRTOS), "stop", "run"))
+    said = output_of(start(cluster, tmp_path, str(pauses.SYRTOS), "logs", "-f", "run"))
+    assert "`syrtos resume" in said
+    state = start(cluster, tmp_path, str(pauses.SYRTOS), "status", "run")
+    assert "stopped (its state is saved" in output_of(state)
+    assert state.returncode == 75
+
+
+def test_what_slurm_refuses(cluster: slurm.Slurm, tmp_path: Path) -> None:
+    refused = on_slurm(cluster, tmp_path, "--with", "partition=nowhere")
+    assert "Slurm refuses the job: " in output_of(refused)
+    assert refused.returncode == 2

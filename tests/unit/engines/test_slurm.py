@@ -1,0 +1,66 @@
+"""The nodes of an allocation, and the batch script of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from syrtos.engines.engine import Wanted
+from syrtos.engines.slurm import allocation, batch
+from syrtos.errors import ConfigurationError
+from syrtos.launch.spec import Host
+
+WANTED = Wanted(
+    workers=8,
+    gpus=1,
+    run_dir=Path("/shared/run 1"),
+    words=("--track", "mlflow", "train.py", "--epochs", "3"),
+    values={"time": "2:00:00", "partition": "gpu"},
+    python="/env/bin/python",
+    folder=Path("/home/me"),
+)
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "4(x2),2"}
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation, "_names", lambda nodes: ["n1", "n2", "n3"])
+
+
+def counts(env: dict[str, str], workers: int | None = None) -> list[int] | None:
+    found = allocation.hosts_of(JOB | env, workers)
+    return found and [host.slots for host in found]
+
+
+def test_nodes_of_an_allocation() -> None:
+    assert allocation.hosts_of({}, None) is None
+    assert allocation.hosts_of(JOB, None) == (Host("n1", 1), Host("n2", 1), Host("n3", 1))
+    assert counts({"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"}) == [2, 2, 1]
+    assert counts({"SLURM_GPUS_ON_NODE": "4"}) == [4, 4, 4]
+    assert counts({}, 2) == [1, 1, 1]
+    assert counts({}, 10) == [4, 4, 2]
+    with pytest.raises(ConfigurationError, match="the allocation has 10 processors on 3 nodes"):
+        counts({}, 11)
+
+
+def test_batch_script(pytestconfig: pytest.Config) -> None:
+    golden = pytestconfig.rootpath / "tests" / "golden" / "slurm.sh"
+    assert batch.script(WANTED) == golden.read_text()
+
+
+def test_an_array_has_a_run_directory_for_each_task() -> None:
+    text = batch.script(
+        dataclasses.replace(WANTED, values={"array": "0-3", "signal": "USR2@60", "setup": "module load x"})
+    )
+    assert """--run-dir '/shared/run 1'/"$SLURM_ARRAY_TASK_ID" --track""" in text
+    assert """scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}\"""" in text
+    assert "#SBATCH --signal=B:USR2@60" in text
+    assert "kill -USR1 $launcher' USR2" in text
+    assert "\nmodule load x\n" in text
+
+
+def test_unknown_values_are_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"`--with tme=\.\.\.` means nothing to slurm\. Did you mean `time`\?"):
+        batch.script(dataclasses.replace(WANTED, values={"tme": "1"}))
