@@ -29,10 +29,8 @@ LINKS = {"1 Gbit/s": ("1gbit", 0), "100 Mbit/s": ("100mbit", 0), "100 Mbit/s, 50
 WAYS: dict[str, list[str]] = {
     "every step": [],
     "bf16": ["--compress", "bf16"],
-    "top 1 %": ["--compress", "topk:0.01"],
     "PowerSGD, rank 4": ["--compress", "powersgd:4"],
     "every 32 steps": ["--sync-every", "32"],
-    "every 32 steps, 4 parts": ["--sync-every", "32", "--outer-fragments", "4"],
     "every 100 steps": ["--sync-every", "100"],
     "every 100 steps, bf16": ["--sync-every", "100", "--compress", "bf16"],
 }

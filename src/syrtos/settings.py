@@ -14,7 +14,7 @@ from syrtos.errors import ConfigurationError
 BatchMode = Literal["global", "per-worker"]
 ScaleLR = Literal["none", "linear", "sqrt"]
 Exchange = Literal["auto", "mpi", "framework"]
-OnNaN = Literal["warn", "stop", "skip", "rollback"]
+OnNaN = Literal["warn", "stop", "skip"]
 OnDivergence = Literal["stop", "repair"]
 CompileUpdate = Literal["auto", "on", "off"]
 Verify = Literal["first", "off", "only"]
@@ -22,7 +22,7 @@ Verify = Literal["first", "off", "only"]
 _SECRET_NAME = re.compile(
     r"secret|passw|passphrase|pwd|credential|(api|access|private)[_-]?key|(^|[_-])(token|key|auth|pw)$", re.IGNORECASE
 )
-_CODEC = re.compile(r"none|auto|bf16|fp16|powersgd:[1-9]\d*|topk:0?\.\d*[1-9]\d*")
+_CODEC = re.compile(r"none|auto|bf16|fp16|powersgd:[1-9]\d*")
 
 _MOST_PROFILED = 200
 _STEPS = re.compile(r"steps=(\d{1,12}):(\d{1,12})")
@@ -101,9 +101,7 @@ class Options:
             collectives of Keras's backend; ``"auto"``: the framework's where gradients are on GPUs, and with JAX, MPI
             elsewhere.
         on_nan: the treatment of a gradient that is NaN or infinite, before it is applied: ``"stop"``: the run ends;
-            ``"skip"``: the batch is left out; ``"rollback"``: the batch is left out, and model and optimizer go back to
-            where they were some updates before; ``"warn"``: it is applied, and a loss that is not finite is reported
-            once.
+            ``"skip"``: the batch is left out; ``"warn"``: it is applied, and a loss that is not finite is reported once.
         on_divergence: the treatment of replicas that differ: ``"stop"``: the run ends; ``"repair"``: it goes on from
             the last snapshot, before each of which the replicas are compared.
         sync_every: in `fit`, steps that each worker trains alone before the workers exchange the change of their
@@ -111,8 +109,6 @@ class Options:
         outer_lr: with ``sync_every``, the rate of the outer optimizer, for which the mean change of the weights is the
             gradient.
         outer_momentum: with ``sync_every``, the Nesterov momentum of the outer optimizer.
-        outer_fragments: with ``sync_every``, the number of parts of the weights that travel one after the other while
-            workers train on; 0: all at once, and the workers wait.
         compress: the codec by which gradients, or changes of weights, travel between workers: see
             `syrtos.comm.compression`.
         compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables
@@ -143,7 +139,6 @@ class Options:
     sync_every: int = 0
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
-    outer_fragments: int = 0
     compress: str = "none"
     shard_update: bool = False
     verify: Verify = "first"
@@ -194,7 +189,7 @@ class Options:
             )
         if not _CODEC.fullmatch(self.compress):
             raise ConfigurationError(
-                "`compress` must be none, auto, bf16, fp16, powersgd:R (a rank of 1 or more) or topk:F (a fraction of the numbers below 1). "
+                "`compress` must be none, auto, bf16, fp16, or powersgd:R (a rank of 1 or more). "
                 f"Received: {self.compress!r}."
             )
         if self.servers and self.compress != "none":
@@ -241,26 +236,14 @@ class Options:
             raise ConfigurationError(f"`sync_every` must be 0 or more steps. Received: {self.sync_every}.")
         if not 0 <= self.outer_momentum < 1:
             raise ConfigurationError(f"`outer_momentum` must be in [0, 1). Received: {self.outer_momentum}.")
-        if (
-            self.outer_fragments < 0
-            or self.sync_every % max(self.outer_fragments, 1)
-            or self.outer_fragments > self.sync_every
-        ):
-            raise ConfigurationError(
-                f"`--outer-fragments F` needs `--sync-every H`, of which it must divide the steps (0: no fragments). Received: F = {self.outer_fragments}, "
-                f"H = {self.sync_every}."
-            )
         if not self.sync_every:
-            outer = {"--outer-lr": self.outer_lr != 1, "--outer-momentum": self.outer_momentum > 0}
-            if given := [name for name, is_given in outer.items() if is_given]:
-                raise ConfigurationError(f"`{given[0]}` was given without `--sync-every H`, whose meetings it is for.")
             return
         others = {
             "--ps": self.servers > 0,
             "--batch per-worker": self.batch == "per-worker",
             "--sync-batchnorm": self.sync_batchnorm,
             "--on-divergence repair": self.on_divergence == "repair",
-            f"--on-nan {self.on_nan}": self.on_nan in ("skip", "rollback"),
+            f"--on-nan {self.on_nan}": self.on_nan == "skip",
             f"--scale-lr {self.scale_lr}": self.scale_lr != "none",
         }
         if given := [name for name, is_given in others.items() if is_given]:

@@ -319,22 +319,6 @@ def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path: Path, backend: str) 
         assert found == dict.fromkeys(cases, "the same")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("torch", "jax"))]
-)
-def test_weights_go_back_some_updates(tmp_path: Path, backend: str) -> None:
-    command = ("-n", "2", "--on-nan", "rollback", SCRIPTS / "left_out.py", "rolled_back", "again_and_again")
-    env = {"KERAS_BACKEND": backend}
-    ended = run(tmp_path, *command, within=START, env=env, forked=True)
-    assert ended.code == 0, ended.stderr
-    assert "after step 251 of this fit, weights and optimizer went back to step 101" in ended.stderr
-    for rank in range(2):
-        found = json.loads((tmp_path / f"told-{rank}.json").read_text())
-        assert found["rolled_back"] == "the same"
-        assert "went back to step 101 for the third time" in found["again_and_again"]
-
-
 def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:
     ended = run(tmp_path, "-n", "2", SCRIPTS / "not_finite.py", "on_rank_1", within=START, forked=True)
     assert ended.stderr.count("syrtos: the loss is nan since batch 3 of epoch 1. ") == 1, ended.stderr

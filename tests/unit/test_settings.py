@@ -92,7 +92,7 @@ def test_options_can_not_be_changed() -> None:
     "other",
     [
         {"servers": 1, "staleness": 0}, {"batch": "per-worker"}, {"sync_batchnorm": True}, {"on_divergence": "repair"}, {"on_nan": "skip"},
-        {"on_nan": "rollback"}, {"scale_lr": "linear"},
+        {"scale_lr": "linear"},
     ],
 )  # fmt: skip
 def test_workers_that_train_alone_make_no_update_together(other: dict[str, Any]) -> None:
@@ -106,18 +106,3 @@ def test_workers_that_train_alone_make_no_update_together(other: dict[str, Any])
 def test_numbers_of_an_outer_optimizer_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         Options(**{"sync_every": 8, **wrong})
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"outer_fragments": 2}, {"sync_every": 8, "outer_fragments": 3}, {"sync_every": 8, "outer_fragments": -1}]
-)
-def test_fragments_divide_the_steps_of_a_round(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="of which it must divide the steps"):
-        Options(**wrong)
-
-
-@pytest.mark.parametrize("given", [{"outer_lr": 0.7}, {"outer_momentum": 0.9}])
-def test_an_outer_optimizer_without_rounds_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="without `--sync-every H`"):
-        Options(**given)
-    assert Options(sync_every=8, **given).sync_every == 8

@@ -136,8 +136,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--exchange", choices=get_args(Exchange), default=defaults.exchange,
                        help="what sums gradients: MPI, or the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
     group.add_argument("--on-nan", choices=get_args(OnNaN), default=defaults.on_nan,
-                       help="for a gradient that is NaN or infinite, before it is applied: stop the run; skip the batch; rollback: also go back 100 to 199 "
-                       "updates; warn: apply it, and say when the loss is (default)")  # fmt: skip
+                       help="for a gradient that is NaN or infinite, before it is applied: stop the run; skip the batch; warn: apply it, and say "
+                       "when the loss is (default)")  # fmt: skip
     group.add_argument("--on-divergence", choices=get_args(OnDivergence), default=defaults.on_divergence,
                        help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
     group.add_argument("--verify", choices=[way for way in get_args(Verify) if way != "only"], default=defaults.verify,
@@ -147,18 +147,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="whether XLA compiles the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
     group.add_argument("--shard-update", action="store_true",
                        help="a worker updates its part of each variable, and keeps the optimizer's state of that part alone (ZeRO stage 1)")  # fmt: skip
-    group.add_argument("--sync-every", type=int, default=defaults.sync_every, metavar="H",
-                       help="for slow networks: in `fit`, workers train alone for H steps (e.g. 32), then exchange the change of their weights, instead of "
-                       "gradients in each step; see docs/slow-networks.md")  # fmt: skip
-    group.add_argument("--outer-lr", type=float, default=defaults.outer_lr, metavar="RATE",
-                       help="with --sync-every: the rate at which the mean change of the weights is applied (default: %(default)s)")  # fmt: skip
-    group.add_argument("--outer-momentum", type=float, default=defaults.outer_momentum, metavar="M",
-                       help="with --sync-every: Nesterov momentum of the mean change (default: %(default)s)")  # fmt: skip
-    group.add_argument("--outer-fragments", type=int, default=defaults.outer_fragments, metavar="F",
-                       help="with --sync-every: exchange weights in F parts, one each H / F steps, while training goes on (default: all at once)")  # fmt: skip
+    group.add_argument("--sync-every", metavar="H[:RATE[:MOMENTUM]]",
+                       help="for slow networks: in `fit`, workers train alone for H steps (e.g. 32), then exchange the change of their weights, instead "
+                       "of gradients in each step; the mean change is applied at RATE (default: 1) with Nesterov MOMENTUM (default: 0); see "
+                       "docs/slow-networks.md")  # fmt: skip
     group.add_argument("--compress", default=defaults.compress, metavar="CODEC",
-                       help="for slow networks: gradients travel as bf16, fp16, powersgd:R (rank R) or topk:F (a fraction F of the numbers), and what was not "
-                       "sent is added to the next gradient; auto: bf16 where a link is slow enough (default: none)")  # fmt: skip
+                       help="for slow networks: gradients travel as bf16, fp16 or powersgd:R (rank R), and what was not sent is added to the next gradient; "
+                       " auto: bf16 where a link is slow enough (default: none)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
 
@@ -293,5 +288,28 @@ def _workers(asked: int | None, hosts: tuple[Host, ...], elastic: Elastic | None
 
 
 def _options(chosen: argparse.Namespace, run_dir: Path) -> Options:
-    names = {field.name for field in dataclasses.fields(Options)} - {"run_dir"}
-    return Options(run_dir=str(run_dir), **{name: getattr(chosen, name) for name in names})
+    names = {field.name for field in dataclasses.fields(Options)} - {"run_dir", *_OF_LOCAL_STEPS}
+    given = {name: getattr(chosen, name) for name in names}
+    return Options(run_dir=str(run_dir), **given, **_local_steps(chosen.sync_every))
+
+
+# The options that the value of --sync-every gives, in its order, with their kinds.
+_OF_LOCAL_STEPS: dict[str, type] = {"sync_every": int, "outer_lr": float, "outer_momentum": float}
+
+
+def _local_steps(text: str | None) -> dict[str, Any]:
+    """Returns the options that ``H:RATE:MOMENTUM`` gives.
+
+    Raises:
+        ConfigurationError: it is not written so.
+    """
+    parts = text.split(":") if text else []
+    try:
+        given = {name: kind(part) for (name, kind), part in zip(_OF_LOCAL_STEPS.items(), parts, strict=False)}
+    except ValueError:
+        given = {}
+    if len(given) < len(parts):
+        raise ConfigurationError(
+            f"`--sync-every` is written H, H:RATE or H:RATE:MOMENTUM, as 32:0.7:0.9. Received: {text!r}."
+        )
+    return given

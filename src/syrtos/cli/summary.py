@@ -156,9 +156,7 @@ def _sent(summary: Summary) -> str:
     codec = str(summary.facts.get("compress", "none"))
     coded = f" as {codec}" * (codec != "none")
     if "sync_every" in summary.facts:
-        fragments = summary.facts.get("fragments", 0)
-        hidden = f", in {fragments} part{'s' * (fragments > 1)} that travel while training goes on" if fragments else ""
-        return f"changes of weights{coded}, every {summary.facts['sync_every']} steps{hidden}"
+        return f"changes of weights{coded}, every {summary.facts['sync_every']} steps"
     if "asked_to_sync_every" in summary.facts and summary.workers > 1:
         return f"gradients{coded}, in each step: only `fit` of Keras trains as --sync-every asks, and the script has called none"
     return f"gradients{coded}" if coded else ""

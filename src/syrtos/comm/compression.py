@@ -4,8 +4,6 @@ That is error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.0
 do not converge. The codecs:
 
 - ``bf16``, ``fp16``: numbers of 16 bits, half the bytes; they are summed in float32.
-- ``topk:F``: the fraction F of the numbers with the largest values, and where they stand (Lin et al. 2018,
-arXiv:1712.01887).
 - ``powersgd:R``: matrices of rank R in the place of each gradient of two or more dimensions (Vogels et al. 2019,
 arXiv:1905.13727, algorithm 2).
 - ``auto``: ``bf16`` where a link between hosts is slow enough for it to pay, which is measured; else none.
@@ -19,7 +17,6 @@ import abc
 import dataclasses
 import functools
 import itertools
-import math
 import sys
 import time
 import weakref
@@ -85,7 +82,7 @@ def weighted_mean(
             world.current().ledger.norms.add(arrays, means, weight)
         return means
     memories = [_memory_of(kind, v, a) for v, a in zip(variables, arrays, strict=True)]
-    for memory in memories if world.current().options.on_nan in ("skip", "rollback") else ():
+    for memory in memories if world.current().options.on_nan == "skip" else ():
         memory.before = memory.residual, memory.basis
     with np.errstate(over="ignore", invalid="ignore"):  # of float16; what is infinite shows in the result
         sums = codec.mean(comm, arrays, weight, memories)
@@ -201,37 +198,6 @@ class Half(Codec):
         return rounded
 
 
-class TopK(Codec):
-    """A codec that sends the largest values of a bucket, each with its place."""
-
-    def __init__(self, fraction: float) -> None:
-        self._fraction = fraction
-
-    def mean(
-        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[Memory]
-    ) -> list[Array]:
-        flat = np.concatenate([(a + m.residual).reshape(-1) for a, m in zip(arrays, memories, strict=True)])
-        count = math.ceil(self._fraction * flat.size)
-        weights = comm.agree(f"compressed exchange top {count} of {flat.size}", weight)
-        total = np.zeros_like(flat)
-        if not sum(weights):
-            return self._split(total, arrays)
-        places = np.sort(np.argpartition(np.abs(flat), flat.size - count)[flat.size - count :]).astype(np.int32)
-        values = flat[places] * np.float32(weight / sum(weights)) if weight else np.zeros(count, np.float32)
-        everyone = comm.allgather(np.concatenate([places, values.view(np.int32)])).reshape(comm.size, 2, count)
-        for theirs, added in everyone:
-            total[theirs] += added.view(np.float32)
-        if weight:
-            flat[places] = 0.0
-            flat = _finite(flat)
-            for memory, rest in zip(memories, self._split(flat, arrays), strict=True):
-                memory.residual = rest.reshape(memory.residual.shape)
-        return self._split(total, arrays)
-
-    def _split(self, flat: Array, like: Sequence[Array]) -> list[Array]:
-        return np.split(flat, np.cumsum([array.size for array in like])[:-1])
-
-
 class PowerSGD(Codec):
     """A codec that sends an approximation of low rank of each matrix.
 
@@ -302,7 +268,6 @@ _CODECS: dict[str, Callable[[str], Codec]] = {
     "bf16": lambda _: Half(ml_dtypes.bfloat16),
     "fp16": lambda _: Half(np.float16),
     "powersgd": lambda rank: PowerSGD(int(rank)),
-    "topk": lambda fraction: TopK(float(fraction)),
 }
 
 
@@ -328,7 +293,7 @@ def _of_run() -> Codec | None:
     if isinstance(codec, PowerSGD) and not session.same_processors:
         raise ConfigurationError(
             "`--compress powersgd` multiplies matrices on each worker, and the hosts have processors of different kinds, whose last bits differ: the replicas "
-            "would diverge. Use bf16 or topk."
+            "would diverge. Use bf16."
         )
     if session.options.compress == "auto":
         codec = _measured(session)

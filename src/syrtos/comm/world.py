@@ -48,7 +48,6 @@ class Session:
             script.
         same_processors: whether all workers compute on processors of one kind, for which compilers make the same
             instructions.
-        others: communicators between all workers beside ``comm``, by name: see `beside`.
         rank_aware: whether the script has asked for its rank. Such a script decides itself which rank writes a file.
         end: ends this worker in the middle of its script, as if it had come to its end; all workers call it together.
             None outside of a run.
@@ -65,7 +64,6 @@ class Session:
     same_processors: bool = True
     rank_aware: bool = False
     end: Callable[[], NoReturn] | None = None
-    others: dict[str, Communicator] = dataclasses.field(default_factory=dict)
     errors: collections.deque[BaseException] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
@@ -132,17 +130,6 @@ def init(options: Options | None = None) -> Session:
             "syrtos.init() was called a second time with other options. Give them at the first call only."
         )
     return _session
-
-
-def beside(name: str) -> Communicator:
-    """Returns a communicator between all workers for exchanges that a thread makes while they make others.
-
-    All workers call this together; later calls with the same ``name`` return the same.
-    """
-    session = current()
-    if name not in session.others:
-        session.others[name] = session.comm.duplicate(session.watchdog.another(name))
-    return session.others[name]
 
 
 def current() -> Session:

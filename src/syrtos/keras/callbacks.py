@@ -31,7 +31,6 @@ from syrtos.keras import (
     moments,
     recovery,
     replicas,
-    rollback,
     sharding,
     snapshot,
     state,
@@ -256,7 +255,6 @@ class AfterUsers(_Quiet):
         if fitting.depth() <= 1:
             finite.begin()
         self._forget_what_was_not_sent()
-        self._rollback = rollback.Rollback(self.model) if rollback.is_asked() and self.model is not None else None
         self._session.ledger.become("build")
         self._before = self._exchanged(comm)
         if self._protection:
@@ -291,8 +289,6 @@ class AfterUsers(_Quiet):
         if compares and self._check_is_due():
             self._check()
         self._notice.look(self._epoch, _index(batch), logs)
-        if self._rollback:
-            self._rollback.batch_ended(self._steps)
         if self._protection:
             self._protection.batch_ended(self._epoch, count, logs, self._rounds is None or self._rounds.met)
         self._session.ledger.end_step(_index(batch), count)

@@ -57,12 +57,7 @@ def is_asked() -> bool:
 
 def leaves_out() -> bool:
     """Returns whether training goes on without an update whose gradients are not finite."""
-    return world.current().options.on_nan in ("skip", "rollback")
-
-
-def number_left_out() -> int:
-    """Returns how many updates this process has left out so far."""
-    return _left_out.number
+    return world.current().options.on_nan == "skip"
 
 
 def begin() -> None:

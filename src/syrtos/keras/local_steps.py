@@ -24,8 +24,7 @@ from syrtos.comm import compression, world
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, interrupts, keras_internals, snapshot, state
-from syrtos.keras.fragments import Fragments
+from syrtos.keras import backend, keras_internals, snapshot, state
 from syrtos.keras.patching import Method
 
 
@@ -125,12 +124,10 @@ class Rounds:
         self._samples = self._samples_of_epoch = self._samples_of_step = 0.0
         self._asked_to_stop = self._evaluates = False
         self.met = True
-        fragments = self._session.options.outer_fragments
-        self._fragments = Fragments(self._weights, self._stepped) if fragments else None
         for optimizer in self._optimizers():
             object.__setattr__(optimizer, state.EQUAL, False)  # a loop of the script's own makes them equal again
             self._give_restored(optimizer)
-        self._session.ledger.say(sync_every=self._session.options.sync_every, fragments=fragments)
+        self._session.ledger.say(sync_every=self._session.options.sync_every)
 
     def _give_restored(self, optimizer: Any) -> None:
         """Gives all workers rank 0's optimizer where they have made unequal numbers of updates.
@@ -161,8 +158,6 @@ class Rounds:
             self._anchors = _copied(self._weights)
             self._checksums = [state.checksum(variable) for variable in self._rest()]
             self._samples = 0.0
-            if self._fragments:
-                self._fragments.begin(self._anchors)
 
     def count(self, samples: float) -> None:
         """Counts the samples of a training step of this worker."""
@@ -174,11 +169,7 @@ class Rounds:
         """Counts the steps of a call of the training function, and meets the other workers if it is time."""
         self._since += steps
         self._since_epoch += steps
-        if self._fragments:
-            asks = self._asked_to_stop or bool(getattr(self._model, "stop_training", False)) or interrupts.asked()
-            self.met = self._fragments.batch_ended(self._since, self._samples, asks)
-        else:
-            self.met = self._since >= self._session.options.sync_every
+        self.met = self._since >= self._session.options.sync_every
         if self.met:
             self.meet()
 
@@ -274,8 +265,6 @@ class Rounds:
         """Gives all workers the same model, if they have trained since the last meeting."""
         if not self._since:
             return
-        if self._fragments:
-            self._fragments.land()
         with self._session.ledger.span("exchange"):
             total = sum(self._session.comm.agree("samples of a round", self._samples))
             if not total:
@@ -288,19 +277,12 @@ class Rounds:
         self._since = 0
 
     def _exchange_weights(self) -> None:
-        """Makes the outer step with the mean changes of the weights.
-
-        A fragment that was sent since the last meeting has made its outer step already: what was learnt since is
-        averaged.
-        """
-        every = [(range(len(self._weights)), self._samples, False)]
-        for indices, samples, was_sent in self._fragments.since_sent(self._samples) if self._fragments else every:
-            weights, anchors = ([found[i] for i in indices] for found in (self._weights, self._anchors))
-            changes = [anchor - state.memory_of(v) for anchor, v in zip(anchors, weights, strict=True)]
-            means = compression.mean_in_buckets(self._session.comm, changes, samples, state.held(weights))
-            for index, variable, anchor, mean in zip(indices, weights, anchors, means, strict=True):
-                new = anchor - mean if was_sent else self._stepped(index, anchor, mean)
-                backend.active().write(variable, new)
+        """Makes the outer step with the mean changes of the weights."""
+        weights, anchors = self._weights, self._anchors
+        changes = [anchor - state.memory_of(v) for anchor, v in zip(anchors, weights, strict=True)]
+        means = compression.mean_in_buckets(self._session.comm, changes, self._samples, state.held(weights))
+        for index, (variable, anchor, mean) in enumerate(zip(weights, anchors, means, strict=True)):
+            backend.active().write(variable, self._stepped(index, anchor, mean))
 
     def _stepped(self, index: int, weight: Array, gradient: Array) -> Array:
         """Returns a variable's weights after an outer step: SGD with Nesterov momentum, in Keras's form.

@@ -122,16 +122,6 @@ def not_trained() -> dict[str, Any]:
     return {**facts(model, history), "within": model.found}
 
 
-def uneven() -> dict[str, Any]:
-    """Rounds of one epoch: 49 samples in batches of 16, of which the last has one, four to a call where Keras can."""
-    keras.utils.set_random_seed(1)
-    x = np.random.default_rng(0).normal(size=(49, 6)).astype("float32")
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
-    several = {"steps_per_execution": 4} if keras.backend.backend() == "tensorflow" else {}
-    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"], **several)
-    return facts(model, model.fit(x, x[:, :1] * x[:, 1:2], batch_size=16, epochs=3, shuffle=False, verbose=0))
-
-
 def own_loop() -> dict[str, Any]:
     """A loop of the script's own, with a list of callbacks, before and after a `fit`."""
     keras.utils.set_random_seed(1)
@@ -180,8 +170,6 @@ def main() -> None:
         result = small([Killed(Path(more[0]))])
     elif mode == "not_trained":
         result = not_trained()
-    elif mode == "uneven":
-        result = uneven()
     elif mode == "own_loop":
         result = own_loop()
     elif mode == "stopped":

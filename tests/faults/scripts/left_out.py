@@ -82,28 +82,6 @@ def decaying() -> Any:
     return keras.optimizers.AdamW(rate, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3, clipnorm=1.0)
 
 
-def rolled_back() -> str:
-    """Batch 250 of 300 is wrong: copies were made after steps 1, 101 and 201, and the one of step 101 is gone back to."""
-    x, y = np.tile(X, (50, 1)), np.tile(Y, (50, 1))
-    wrong = x.copy()
-    wrong[BATCH * 250 + 3, 0] = np.inf
-    kept = np.r_[: BATCH * 101, BATCH * 251 : len(x)]
-    optimizer = decaying
-    return told_of(
-        furthest(
-            trained(wrong, y, optimizer=optimizer, epochs=1), trained(x[kept], y[kept], optimizer=optimizer, epochs=1)
-        )
-    )
-
-
-def again_and_again() -> str:
-    """Every batch from one on is wrong: going back does not help."""
-    x = np.tile(X, (50, 1))
-    x[BATCH * 250 :, 0] = np.inf
-    trained(x, np.tile(Y, (50, 1)), epochs=1)
-    return "trained"
-
-
 def always_wrong() -> str:
     """All batches are."""
     trained(np.full_like(X, np.nan)[np.arange(96 * 3) % 96], np.tile(Y, (3, 1)))
@@ -118,8 +96,6 @@ CASES: dict[str, Any] = {
     "accumulated": lambda: difference(1, optimizer=accumulating),
     "decay": lambda: difference(0, optimizer=decaying),
     "several_steps": lambda: difference(1, steps_per_execution=3),
-    "rolled_back": rolled_back,
-    "again_and_again": again_and_again,
     "always_wrong": always_wrong,
 }
 

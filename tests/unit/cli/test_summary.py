@@ -115,8 +115,8 @@ def test_a_run_that_spends_its_time_in_updates_is_told_what_helps(
     ("facts", "says"),
     [
         (
-            {"compress": "topk:0.01", "sync_every": 32, "asked_to_sync_every": 32},
-            "changes of weights as topk:0.01, every 32 steps",
+            {"compress": "bf16", "sync_every": 32, "asked_to_sync_every": 32},
+            "changes of weights as bf16, every 32 steps",
         ),
         ({"compress": "bf16"}, "gradients as bf16"),
         ({"asked_to_sync_every": 32}, "the script has called none"),
