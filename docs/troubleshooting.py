@@ -31,7 +31,11 @@ def page() -> str:
 def _group(group: dict[str, Any]) -> list[str]:
     lines = [f"## {group['title']}", ""]
     for entry in group["entry"]:
-        kind = [f"- **error:** [`{entry['error']}`](reference/errors.md#{entry['error'].lower()})"] if "error" in entry else []
+        kind = (
+            [f"- **error:** [`{entry['error']}`](reference/errors.md#{entry['error'].lower()})"]
+            if "error" in entry
+            else []
+        )
         lines += [f"### {entry['see']}", "", *kind, f"- **means:** {entry['means']}", f"- **do:** {entry['do']}", ""]
     return lines
 

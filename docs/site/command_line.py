@@ -58,7 +58,8 @@ def _shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [
         action
         for action in parser._actions
-        if action.help != argparse.SUPPRESS and not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
+        if action.help != argparse.SUPPRESS
+        and not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
     ]
 
 

@@ -1,6 +1,6 @@
 """What the site has beside the pages of docs/: files of the repository that pages link to, and parts that are made from the code.
 
-A page holds a line `<!-- made: NAME -->` where a part of `PARTS` goes. MkDocs calls the functions whose names begin with `on_`.
+MkDocs calls the functions whose names begin with `on_`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,15 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import command_line  # noqa: E402 - the folder is put on the path above
-import messages  # noqa: E402
-import options  # noqa: E402
+from parts import filled_in
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-
-PARTS: dict[str, Callable[[], str]] = {
-    "commands": command_line.page,
-    "options": options.table,
-    "harmless variables": options.harmless,
-    "errors": messages.by_class,
-}
 
 # Files at the root of the repository that are pages of the site.
 _ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
 _LINK = re.compile(r"(?<!!)\[([^\]]*(?:\[[^\]]*\][^\]]*)*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
-_MADE = re.compile(r"^<!-- made: (.+) -->$", re.MULTILINE)
 _FROM_ELSEWHERE = re.compile(
     r"<(?:script|img|iframe|source|link(?![^>]*rel=\"?(?:canonical|prev|next|edit)))\b[^>]*?(?:src|href)=\"?(?:https?:)?//[^>]*>"
 )
@@ -60,9 +50,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fills in the parts that are made from the code, and points links at the pages of the site."""
-    markdown = _MADE.sub(lambda found: PARTS[found[1]](), markdown)
-    source = DOCS / page.file.src_uri
-    return markdown if page.file.generated_by else _relinked(markdown, source, page.file.src_uri)
+    if page.file.generated_by:
+        return markdown
+    return _relinked(filled_in(markdown), DOCS / page.file.src_uri, page.file.src_uri)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Writes the colon before a block of code as Markdown has it: docstrings have two."""
+    return html.replace("::</p>", ":</p>")
 
 
 def on_post_build(config: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 from collections import defaultdict
@@ -11,12 +12,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from text import prose  # noqa: E402 - the folder is put on the path above
+from text import prose
 
-from syrtos import errors  # noqa: E402
+from syrtos import errors
 
 SOURCE = Path(errors.__file__).parent
-CLASSES = {name: error for name, error in inspect.getmembers(errors, inspect.isclass)}
+CLASSES = dict(inspect.getmembers(errors, inspect.isclass))
+
+_READ = (ast.Call, ast.Constant, ast.JoinedStr, ast.BinOp)
 
 # What stands in a text for a value that is known when the program runs.
 VALUE = "…"
@@ -36,7 +39,7 @@ def by_class() -> str:
 
 def of_errors() -> Iterator[tuple[str, str]]:
     """Yields class and message of each error that is made somewhere in the code."""
-    for _, node in _nodes():
+    for node in _nodes():
         if isinstance(node, ast.Call) and node.args:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in CLASSES:
@@ -45,13 +48,13 @@ def of_errors() -> Iterator[tuple[str, str]]:
 
 def texts() -> set[str]:
     """Returns every text in the code, with `VALUE` for each value in it."""
-    return {_text(node) for _, node in _nodes() if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp)}
+    return {_text(node) for node in _nodes() if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp)}
 
 
-def _nodes() -> Iterator[tuple[Path, ast.AST]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            yield path, node
+@functools.cache
+def _nodes() -> tuple[ast.AST, ...]:
+    trees = (ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py")))
+    return tuple(node for tree in trees for node in ast.walk(tree) if isinstance(node, _READ))
 
 
 def _text(node: ast.AST) -> str:
