@@ -10,6 +10,8 @@ from text import cell, prose
 from syrtos import cli
 from syrtos.cli import tune_batch, tune_lr, tune_search
 
+_TITLES = {"positional arguments": "argument", "options": "option"}
+
 
 def page() -> str:
     """Returns a section for each command: what it is for, its usage and its options."""
@@ -29,7 +31,9 @@ def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
 def _below(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help for choice in action._choices_actions}
             for word, child in action.choices.items():
+                child.description = child.description or helps.get(word)
                 yield f"{name} {word}", child
                 yield from _below(f"{name} {word}", child)
 
@@ -37,9 +41,9 @@ def _below(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, ar
 def _section(name: str, parser: argparse.ArgumentParser) -> list[str]:
     usage = parser.usage or " ".join(parser.format_usage().removeprefix("usage: ").split())
     lines = [f"## {name}", "", prose(parser.description or ""), "", "```", *_wrapped(usage), "```", ""]
-    rows = [(_names(action, parser), cell(_help(action, parser))) for action in _shown(parser)]
-    if rows:
-        lines += ["| | |", "|---|---|", *(f"| {names} | {text} |" for names, text in rows), ""]
+    for group in parser._action_groups:
+        if rows := [f"| {_names(action, parser)} | {cell(_help(action, parser))} |" for action in _shown(group)]:
+            lines += [f"| {_TITLES.get(group.title or '', group.title)} | |", "|---|---|", *rows, ""]
     return [*lines, prose(parser.epilog or ""), ""]
 
 
@@ -53,13 +57,11 @@ def _wrapped(usage: str, width: int = 100) -> list[str]:
     return [*lines, line]
 
 
-def _shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
     """Returns options and arguments that are no secret, without `-h`."""
+    hidden = argparse._HelpAction | argparse._SubParsersAction
     return [
-        action
-        for action in parser._actions
-        if action.help != argparse.SUPPRESS
-        and not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
+        action for action in group._group_actions if action.help != argparse.SUPPRESS and not isinstance(action, hidden)
     ]
 
 
@@ -67,10 +69,11 @@ def _names(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
     formatter = parser._get_formatter()
     default = action.dest.upper() if action.option_strings else action.dest
     value = formatter._format_args(action, default) if action.nargs != 0 else ""
-    if action.nargs in (argparse.PARSER, argparse.REMAINDER) or not action.option_strings:
-        return f"`{cell(value)}`"
-    return ", ".join(f"`{cell(name)}{' ' + cell(value) if value else ''}`" for name in action.option_strings)
+    names = [f"{name} {value}".rstrip() for name in action.option_strings] or [value]
+    return ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
 
 
 def _help(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
-    return parser._get_formatter()._expand_help(action) if action.help else "as for `syrtos run`"
+    if action.help:
+        return parser._get_formatter()._expand_help(action)
+    return "as for `syrtos run`" if "tune" in parser.prog else "as for Horovod's launcher"

@@ -31,7 +31,7 @@ def by_class() -> str:
     for name, message in of_errors():
         found[name].add(message)
     lines = ["```text", *_tree(), "```", ""]
-    for name, error in sorted(CLASSES.items(), key=lambda item: list(CLASSES).index(item[0])):
+    for name, error in sorted(CLASSES.items(), key=lambda item: (errors.__doc__ or "").index(item[0])):
         lines += [f"## {name}", "", inspect.getdoc(error) or "", ""]
         lines += [f"- {prose(message)}" for message in sorted(found[name]) if any(map(str.isalpha, message))] + [""]
     return "\n".join(lines)
