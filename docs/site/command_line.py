@@ -10,6 +10,12 @@ from text import cell, prose
 from syrtos import cli
 from syrtos.cli import tune_batch, tune_lr, tune_search
 
+# What options mean that have no text of their own, by the command.
+_OTHERS = {
+    "tune": "as for `syrtos run`",
+    "horovodrun": "as for Horovod's launcher",
+    "smddprun": "as for Horovod's launcher",
+}
 _TITLES = {"positional arguments": "argument", "options": "option"}
 
 
@@ -40,11 +46,15 @@ def _below(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, ar
 
 def _section(name: str, parser: argparse.ArgumentParser) -> list[str]:
     usage = parser.usage or " ".join(parser.format_usage().removeprefix("usage: ").split())
-    lines = [f"## {name}", "", prose(parser.description or ""), "", "```", *_wrapped(usage), "```", ""]
+    lines = [f"## {name}", "", prose(_sentence(parser.description or "")), "", "```", *_wrapped(usage), "```", ""]
     for group in parser._action_groups:
         if rows := [f"| {_names(action, parser)} | {cell(_help(action, parser))} |" for action in _shown(group)]:
             lines += [f"| {_TITLES.get(group.title or '', group.title)} | |", "|---|---|", *rows, ""]
     return [*lines, prose(parser.epilog or ""), ""]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
 def _wrapped(usage: str, width: int = 100) -> list[str]:
@@ -76,4 +86,4 @@ def _names(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
 def _help(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
     if action.help:
         return parser._get_formatter()._expand_help(action)
-    return "as for `syrtos run`" if "tune" in parser.prog else "as for Horovod's launcher"
+    return next((text for command, text in _OTHERS.items() if command in parser.prog), "")
