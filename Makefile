@@ -19,7 +19,7 @@ JOBS ?= 2
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
-.PHONY: demo environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples clean
+.PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples clean
 
 demo: .venv/demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/syrtos run -n 2 examples/digits.py
@@ -59,6 +59,10 @@ check: $(READY)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/house.py src/syrtos .ci/house.toml
+
+# The documentation as a site, in build/site. A link that leads nowhere is an error.
+docs: .venv/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 parity: $(READY)
 	$(BIN)/python tests/parity/table.py --write docs/parity.md
@@ -108,6 +112,11 @@ bench: $(READY) .venv/bench-ready
 	@echo "Installing $(BACKENDS), what the tests need and the tools into .venv: some minutes."
 	@$(PIP) -e '.[$(subst $(space),$(comma),$(strip $(BACKENDS))),$(if $(filter tensorflow,$(BACKENDS)),legacy$(comma))examples,remote,parquet,jobs,postgres,dev]'
 	@touch $@ $(BACKENDS:%=.venv/demo-%)
+
+.venv/docs-ready: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing syrtos and what makes the documentation into .venv."
+	@$(PIP) -e '.[docs]'
+	@touch $@
 
 # The peers of the benchmark. torch is pinned to a version that comes without CUDA where there is none.
 .venv/bench-ready: $(READY)

@@ -18,6 +18,7 @@ ROOMS = {
     "tune": "batch, rate, search",
     "notebook": "functions of cells",
     "jobs": "SageMaker-shaped jobs, the service",
+    "engines": "Slurm, Kubernetes, ...: what places the processes of a run",
     "report": "what a run has left behind: where its time went, what to change",
     "launch": "plan, supervise, judge; the worker",
     "keras": "hooks into Keras and TensorFlow",

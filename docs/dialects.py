@@ -36,7 +36,8 @@ def page() -> str:
 
 def _dialect(dialect: dict[str, Any]) -> list[str]:
     about = dialect["about"]
-    lines = [f"## {about['original']}\n", f"{about['meaning']} Start: `{about['start']}`.\n"]
+    start = " or ".join(f"`{command}`" for command in about["start"].split(", or "))
+    lines = [f"## {about['original']}\n", f"{about['meaning']} Start: {start}.\n"]
     for module, names in dialect["names"].items():
         lines += [f"### `{module}`\n", "| name | |", "|---|---|"]
         same = [f"`{name}`" for name, verdict in names.items() if verdict == "same"]

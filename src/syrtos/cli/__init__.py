@@ -37,16 +37,20 @@ _COMMANDS = {
 _OF_JOBS = ("sqlalchemy", "starlette", "uvicorn", "httptools", "botocore", "yaml", "prometheus_client", "optuna")
 
 
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """Returns the parser of the command line; with the name of a subcommand, one that knows no other file's."""
+    made = argparse.ArgumentParser(prog="syrtos", description="Distributed training for Keras.")
+    made.add_argument("--version", action="version", version=f"syrtos {__version__}")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in [_COMMANDS[command]] if command in _COMMANDS else dict.fromkeys(_COMMANDS.values()):
+        importlib.import_module(f"syrtos.cli.{name}").add_to(commands)
+    return made
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="syrtos", description="Distributed training for Keras.")
-    parser.add_argument("--version", action="version", version=f"syrtos {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     words = sys.argv[1:] if arguments is None else arguments
-    asked = _COMMANDS.get(words[0]) if words else None
-    for name in [asked] if asked else dict.fromkeys(_COMMANDS.values()):
-        importlib.import_module(f"syrtos.cli.{name}").add_to(commands)
-    chosen = parser.parse_args(words)
+    chosen = parser(words[0] if words else "").parse_args(words)
     chosen.words = words[1:]
     try:
         return chosen.main(chosen)

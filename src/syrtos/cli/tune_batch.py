@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from rich.console import Console
@@ -19,22 +20,27 @@ _HEADINGS = ("batch", "samples/s", "ms a step", "quartiles", "memory a worker", 
 _STEPS = 20
 
 
-def main(arguments: list[str]) -> int:
-    """Searches, prints, and returns the exit code: 1 where no batch fits."""
-    parser = tuning.parser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the form's options."""
+    made = tuning.parser(
         "batch",
         "Find the largest global batch that fits into memory, and the fastest, by short trials of an unchanged script.",
     )
-    parser.add_argument("--most", type=int, metavar="B", help="try no larger global batch")
-    parser.add_argument(
+    made.add_argument("--most", type=int, metavar="B", help="try no larger global batch")
+    made.add_argument(
         "--steps",
         type=int,
         default=_STEPS,
         metavar="S",
         help="steps that are measured in each trial (default: %(default)s)",
     )
-    tuning.add_script(parser)
-    chosen = parser.parse_args(arguments)
+    tuning.add_script(made)
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """Searches, prints, and returns the exit code: 1 where no batch fits."""
+    chosen = parser().parse_args(arguments)
     if chosen.steps < 3 or (chosen.most is not None and chosen.most < chosen.workers):
         raise ConfigurationError(
             f"`--steps` must be 3 or more, and `--most` at least the number of workers. Received: {chosen.steps} and {chosen.most}."

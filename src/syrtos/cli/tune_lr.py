@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,13 +21,13 @@ from syrtos.tune.terminal import chart
 _FROM, _TO, _STEPS, _LEAST = 1e-6, 1.0, 100, 20
 
 
-def main(arguments: list[str]) -> int:
-    """Tests, prints, and returns the exit code: 1 where no rate can be recommended."""
-    parser = tuning.parser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the form's options."""
+    made = tuning.parser(
         "lr",
         "Find a learning rate: it rises from batch to batch, until the loss diverges, in the first `fit` of an unchanged script.",
     )
-    parser.add_argument(
+    made.add_argument(
         "--from",
         type=float,
         default=_FROM,
@@ -34,18 +35,23 @@ def main(arguments: list[str]) -> int:
         metavar="RATE",
         help="of the first batch (default: %(default)s)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--to", type=float, default=_TO, dest="last", metavar="RATE", help="of the last batch (default: %(default)s)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--steps",
         type=int,
         default=_STEPS,
         metavar="S",
         help="batches over which the rate rises (default: %(default)s)",
     )
-    tuning.add_script(parser)
-    chosen = parser.parse_args(arguments)
+    tuning.add_script(made)
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """Tests, prints, and returns the exit code: 1 where no rate can be recommended."""
+    chosen = parser().parse_args(arguments)
     if not 0 < chosen.first < chosen.last < float("inf") or chosen.steps < _LEAST:
         raise ConfigurationError(
             f"The rate rises from more than 0 (`--from`) to a higher one (`--to`), over {_LEAST} batches or more (`--steps`). "

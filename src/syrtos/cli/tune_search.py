@@ -29,23 +29,28 @@ _LOOK = 0.5
 _SHOWN = 8  # trials, while they run
 
 
-def main(arguments: list[str]) -> int:
-    """Begins the search, or goes on with it, and follows it until it ends."""
-    from syrtos.jobs import local, search_file
-    from syrtos.jobs.home import Home
-
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the form's options."""
+    made = argparse.ArgumentParser(
         prog="syrtos tune",
         description="Looks for the best hyperparameters by training jobs. With a running `syrtos serve` they go through its queue; without one they run "
         "here. The same command again goes on with the trials that have finished, as long as the file and its script are the same.",
     )
-    parser.add_argument(
+    made.add_argument(
         "file",
         metavar="SEARCH.yaml",
         type=Path,
         help="a job as `syrtos submit` takes it, with objective and parameters",
     )
-    asked = search_file.read(parser.parse_args(arguments).file)
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """Begins the search, or goes on with it, and follows it until it ends."""
+    from syrtos.jobs import local, search_file
+    from syrtos.jobs.home import Home
+
+    asked = search_file.read(parser().parse_args(arguments).file)
     for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
         signal.signal(number, signal.default_int_handler)  # the end of this command ends the search
     with local.running(Home()) as (service, own):

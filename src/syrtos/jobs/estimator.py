@@ -34,16 +34,20 @@ class Estimator:
             instances train together.
         output_path: the place of ``model.tar.gz``: ``s3://``, ``file://`` or a folder.
         metric_definitions: ``[{"Name": ..., "Regex": ...}]``, searched for in the script's output.
-        checkpoint_s3_uri, checkpoint_local_path: the checkpoints that are copied while the job runs, and restored when
-            it starts.
-        use_spot_instances, max_wait: whether the job gives way to other jobs, and the seconds that it may wait and run
-            in all.
+        checkpoint_s3_uri: the place to which checkpoints are copied while the job runs, and from which they are
+            restored when it starts.
+        checkpoint_local_path: the folder in which the script writes them.
+        use_spot_instances: whether the job gives way to other jobs.
+        max_wait: the seconds that a job with spot instances may wait and run in all.
         max_run: the seconds that the job may train.
         max_retry_attempts: how often workers that die are started again, 1 to 30; training goes on from its last
             committed step.
         input_mode: ``File``, ``FastFile`` or ``Pipe``.
-        instance_type, role, framework_version, py_version, image_uri: recorded only; the job runs on this machine, in
-            this environment.
+        instance_type: recorded only; the job runs on this machine.
+        role: recorded only.
+        framework_version: recorded only; the job runs in this environment.
+        py_version: recorded only.
+        image_uri: recorded only.
         home: the service's folder.
     """
 
