@@ -90,7 +90,7 @@ def _share(situation: Situation, seconds: float) -> str:
 # -- rules ------------------------------------------------------------------------------------------------
 
 
-_OWN_RECORDS = "let each worker read its own records (`syrtos.data.from_tfrecord`, `from_arrays` or `from_files`)"
+_OWN_RECORDS = "let each worker read its own records (`syrtos.data.from_tfrecord`, `from_arrays` or `from_folder`)"
 _READING = {
     "records": _OWN_RECORDS,
     "sliced": _OWN_RECORDS,
