@@ -21,7 +21,7 @@ from syrtos.engines import placed
 from syrtos.engines.background import ended
 from syrtos.engines.engine import Engine, Reached, Submitted, Wanted
 from syrtos.engines.registry import engine_of
-from syrtos.errors import ConfigurationError
+from syrtos.errors import ConfigurationError, SyrtosError
 from syrtos.launch import output
 from syrtos.launch.agents import Agent
 from syrtos.launch.rendezvous import Cluster, Meeting, attend
@@ -94,6 +94,7 @@ def wanted_of(chosen: argparse.Namespace, run_dir: Path) -> Wanted:
         values=dict(text.split("=", 1) for text in chosen.engine_values),
         python=sys.executable,
         folder=Path.cwd(),
+        script=tuple(chosen.script),
     )
 
 
@@ -254,7 +255,10 @@ def follow(submitted: Submitted) -> int:
 def _tell_waiting(submitted: Submitted, over: threading.Event) -> None:
     told = ""
     while not over.wait(_EVERY):
-        state = submitted.state()
+        try:
+            state = submitted.state()
+        except SyrtosError:
+            continue  # an engine that does not answer for a moment; whoever reads the output is told
         if state.phase == "waiting" and state.why and state.why != told:
             output.say(state.why)
             told = state.why

@@ -43,6 +43,7 @@ class Wanted:
         values: what `--with NAME=VALUE` has given.
         python: the interpreter that runs syrtos here.
         folder: the folder in which the command was given.
+        script: the last of the words: the script and its arguments.
     """
 
     workers: int | None
@@ -52,6 +53,7 @@ class Wanted:
     values: Mapping[str, str]
     python: str
     folder: Path
+    script: tuple[str, ...] = ()
 
     def check(self, known: Mapping[str, str], engine: str) -> None:
         """Refuses values that the engine does not know.
