@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".venv-versions"
-EXTRAS = "tensorflow,jax,torch,legacy,examples,remote,parquet,jobs,postgres,dev"
+EXTRAS = "tensorflow,jax,torch,legacy,examples,remote,parquet,jobs,kubernetes,postgres,dev"
 FRAMEWORKS = ("keras", "tensorflow", "tf_keras")
 
 
