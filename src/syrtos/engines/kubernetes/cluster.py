@@ -16,6 +16,7 @@ from syrtos.engines.kubernetes.manifests import POD_LABELS
 from syrtos.engines.kubernetes.pods import CONTAINER, Object
 from syrtos.engines.kubernetes.request import Kind
 from syrtos.errors import ConfigurationError, LaunchError
+from syrtos.settings import environment
 
 # Group, version and plural of the kinds that own pods.
 _OWNERS = {
@@ -193,9 +194,10 @@ def _configured(context: str) -> tuple[Any, str]:
         ConfigurationError: nothing says it.
     """
     own = client.Configuration()
+    files = environment().get("KUBECONFIG") or config.KUBE_CONFIG_DEFAULT_LOCATION
     try:
-        config.load_kube_config(context=context or None, client_configuration=own)
-        contexts, active = cast("tuple[list[dict[str, Any]], dict[str, Any]]", config.list_kube_config_contexts())
+        config.load_kube_config(files, context or None, own)
+        contexts, active = cast("tuple[list[dict[str, Any]], dict[str, Any]]", config.list_kube_config_contexts(files))
         chosen = next((each for each in contexts if each["name"] == context), active)
         return own, chosen["context"].get("namespace") or "default"
     except config.ConfigException as error:
