@@ -1,0 +1,96 @@
+"""Runs of Kubernetes' objects, in pods that are namespaces of this machine: a whole life, and preemption.
+
+`pods` emulates controllers and kubelets: no real cluster is at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pods
+import pytest
+
+from syrtos.engines.engine import Wanted
+from syrtos.engines.kubernetes import manifests
+from syrtos.engines.kubernetes.request import request_of
+
+pytest.importorskip("yaml")
+
+SCRIPTS = Path(__file__).parent / "scripts"
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[pods.Machine]:
+    if reason := pods.missing():
+        pytest.skip(reason)
+    with pods.machine(tmp_path) as made:
+        yield made
+
+
+def started(machine: pods.Machine, kind: str, *, fast: bool) -> pods.Run:
+    """A run of two pods with a worker each, whose run directory is in a claim."""
+    (machine.claim("runs") / "out").mkdir()
+    if fast:
+        (machine.claim("runs") / "out" / "fast").touch()
+    wanted = Wanted(
+        workers=2,
+        gpus=0,
+        run_dir=machine.folder / "digits",
+        words=("-n", "2", "--oversubscribe", "preempted.py", "/runs/out"),
+        values={"image": "i", "kind": kind, "claim": "runs:/runs", "grace": "120", "env": "OMP_NUM_THREADS=1"},
+        python="python",
+        folder=SCRIPTS,
+        script=("preempted.py", "/runs/out"),
+    )
+    return machine.create(manifests.objects(request_of(wanted), "a secret of a test"))
+
+
+def weights(machine: pods.Machine) -> bytes:
+    return (machine.claim("runs") / "out" / "weights.bin").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The weights of a run that nothing happens to."""
+    if reason := pods.missing():
+        pytest.skip(reason)
+    with pods.machine(tmp_path_factory.mktemp("whole")) as machine:
+        run = started(machine, "JobSet", fast=True)
+        assert run.to_the_end() == [0, 0], run.text()
+        assert run.starts == 1
+        assert "host 0 | done" in run.printed
+        return weights(machine)
+
+
+@pytest.mark.parametrize("kind", ["TrainJob", pytest.param("Job", marks=pytest.mark.long)])
+def test_other_kinds_train_the_same(kind: str, machine: pods.Machine, whole: bytes) -> None:
+    run = started(machine, kind, fast=True)
+    assert run.to_the_end() == [0, 0], run.text()
+    assert weights(machine) == whole
+
+
+def test_a_run_whose_pods_are_all_preempted_goes_on(machine: pods.Machine, whole: bytes) -> None:
+    """As Kueue suspends it, and admits it again: the weights are bitwise those of a run that nothing happens to."""
+    run = started(machine, "JobSet", fast=False)
+    run.until_printed("epoch 2 ends")
+    assert run.delete_pods() == [75, 75], run.text()
+    (machine.claim("runs") / "out" / "fast").touch()
+    run.start()
+    assert run.to_the_end() == [0, 0], run.text()
+    assert "goes on" in run.text()
+    assert not any("epoch 0 ends" in line for line in run.printed[run.printed.index("host 0 | epoch 2 ends") :])
+    assert weights(machine) == whole
+
+
+@pytest.mark.parametrize("host", [1, pytest.param(0, marks=pytest.mark.long)])
+def test_a_run_one_of_whose_pods_is_evicted_goes_on(host: int, machine: pods.Machine, whole: bytes) -> None:
+    """All end with exit code 75, and the JobSet starts all again without counting it."""
+    run = started(machine, "JobSet", fast=False)
+    run.until_printed("epoch 2 ends")
+    assert run.delete_pods(host) == [75], run.text()
+    (machine.claim("runs") / "out" / "fast").touch()
+    assert run.to_the_end() == [0, 0], run.text()
+    assert run.starts == 2
+    assert weights(machine) == whole
