@@ -78,6 +78,8 @@ HARMLESS = (
 # Begin like harmless ones, and are none: never shown, sent to other hosts, or given to scripts.
 SECRET_VARIABLE = "SYRTOS_SECRET"
 DATABASE_VARIABLE = "SYRTOS_DATABASE_URL"
+# Set by Kubeflow Trainer, 2.2 and later: where the progress of a TrainJob is reported to, and the files with the authority and the token for it.
+KUBEFLOW_VARIABLES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from syrtos import settings
 from syrtos.cli import placing
 from syrtos.cli.execution import Met, Request, execute, this_machine
-from syrtos.cli.watching import TRACKERS, check
+from syrtos.cli.watching import TRACKERS, all_trackers, check
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import listed_by
 from syrtos.launch.plan import make_plan
@@ -181,13 +181,14 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, met: Met | None) -> int:
     )
     plan = make_plan(spec, this_machine(spec.hosts, met), settings.environment())
     policy = _policy(chosen, spec)
-    check(chosen.track, chosen.metrics_port)
+    track = all_trackers(chosen.track, settings.environment())
+    check(track, chosen.metrics_port)
     if chosen.dry_run:
         print(plan)
         return 0
     _warn_of_one_worker(chosen, spec)
     seed = random.SystemRandom().randrange(2**31)
-    return execute(Request(spec, policy, seed, tuple(chosen.track), chosen.metrics_port), run_dir, met=met)
+    return execute(Request(spec, policy, seed, track, chosen.metrics_port), run_dir, met=met)
 
 
 def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:

@@ -6,19 +6,26 @@ import contextlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from syrtos.errors import ConfigurationError
 from syrtos.report.json_files import document
+from syrtos.settings import KUBEFLOW_VARIABLES
 
 TRACKERS = (
-    "tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] (offline unless WANDB_MODE is set), jsonl[:FILE] or otlp[:URL] (OpenTelemetry); defaults are in "
-    "the run directory or the tracker's own"
+    "tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] (offline unless WANDB_MODE is set), jsonl[:FILE], otlp[:URL] (OpenTelemetry) or kubeflow (in a "
+    "TrainJob, where it is on by itself); defaults are in the run directory or the tracker's own"
 )
 _MADE = ("tracked.json", "advice.json", "trace.json.gz", "report.html", "metrics.jsonl")
 # Seconds that trackers may take after a run to log the rest, and after which that is said.
 _PATIENCE, _SAID = 120.0, 2.0
+
+
+def all_trackers(track: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the trackers that were asked for, and ``kubeflow`` in a TrainJob that wants to know of its progress."""
+    wanted = all(env.get(name) for name in KUBEFLOW_VARIABLES) and "kubeflow" not in track
+    return (*track, *(("kubeflow",) if wanted else ()))
 
 
 def check(track: Sequence[str], metrics_port: int | None) -> None:

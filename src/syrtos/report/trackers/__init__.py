@@ -71,6 +71,7 @@ _TRACKERS = {
     "wandb": ("wandb:WandB", "wandb", "wandb"),
     "jsonl": ("jsonl:JSONL", "json", ""),
     "otlp": ("otlp:OTLP", "opentelemetry", "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"),
+    "kubeflow": ("kubeflow:Kubeflow", "ssl", ""),
 }
 
 
