@@ -94,3 +94,11 @@ def test_a_run_one_of_whose_pods_is_evicted_goes_on(host: int, machine: pods.Mac
     assert run.to_the_end() == [0, 0], run.text()
     assert run.starts == 2
     assert weights(machine) == whole
+
+
+def test_a_pod_that_waits_for_others_ends_when_it_is_deleted(machine: pods.Machine) -> None:
+    """The first process of a container ignores signals that it does not answer: the kubelet would wait for the grace period."""
+    run = started(machine, "JobSet", fast=True)
+    run.pods[1].kill()
+    run.until_printed("waiting for host 1")
+    assert run.delete_pods(0) == [143], run.text()

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -192,6 +193,8 @@ def _meet(chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> in
 
 def _lead(cluster: Cluster, patience: float, chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> int:
     code = 1
+    # While it waits for others: the first process of a container ignores a SIGTERM that it does not answer.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     meeting = Meeting(cluster, patience)
 
     def on_return(take: Callable[[Agent], None]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from kubernetes_api import Emulated, emulated
 
+from syrtos.cli import main
 from syrtos.engines.engine import Submitted, Wanted
 from syrtos.engines.kubernetes import ENGINE
 from syrtos.errors import ConfigurationError, LaunchError
@@ -129,6 +130,27 @@ def test_the_same_command_takes_the_place_of_an_ended_run(server: Emulated, tmp_
     server.end_run("jobsets", "digits", "Failed", "FailedJobs", "jobset failed")
     submitted(tmp_path)
     assert server.objects["jobsets", "digits"]["metadata"]["uid"] != before
+
+
+def test_the_commands_follow_a_detached_run(
+    server: Emulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('training')\n")
+    words = ["run", "--on", "kubernetes", "-n", "2", "--with", "image=i", "--run-dir", "digits", "--detach", "train.py"]
+    assert main(words) == 0
+    command = server.objects["jobsets", "digits"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert command["containers"][0]["command"][-1] == "/syrtos/script/train.py"
+    assert b"is lost with the pods" in capfdbinary.readouterr().err
+    server.say(server.add_pod("digits", 0), "epoch 1")
+    assert main(["status", "digits"]) == 0
+    assert b"digits: running" in capfdbinary.readouterr().out
+    assert main(["logs", "digits"]) == 0
+    assert capfdbinary.readouterr().out == b"host 0 | epoch 1\n"
+    assert main(["stop", "digits"]) == 0
+    assert {kind for kind in server.names() if kind != "Pod"} == set()
+    assert main(["status", "digits"]) == 75
+    assert b"stopped" in capfdbinary.readouterr().out
 
 
 # -- refusals ------------------------------------------------------------------------------------------------
