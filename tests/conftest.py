@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 
-HELPERS = (".", "conformance", "contract", "e2e", "faults", "parity", "unit/data", "unit/engines/kubernetes", "unit/jobs", "unit/report")
+HELPERS = (
+    ".",
+    "conformance",
+    "contract",
+    "e2e",
+    "faults",
+    "parity",
+    "unit/data",
+    "unit/engines/kubernetes",
+    "unit/jobs",
+    "unit/report",
+)
 for folder in HELPERS:
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

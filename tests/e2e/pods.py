@@ -299,7 +299,7 @@ class _Pod:
     """A pod that runs."""
 
     def __init__(self, machine: Machine, spec: Spec, specs: Sequence[Spec], printed: list[str]) -> None:
-        self.spec, self._machine, self._printed = spec, machine, printed
+        self.spec, self._printed = spec, printed
         hosts = machine.folder / f"hosts-{spec.host}"
         hosts.write_text(_hosts(spec, specs))
         first = [
@@ -323,16 +323,17 @@ class _Pod:
         )
         netns._await_ready(self._process, f"pod {spec.name}")
         self._first = netns._only_child(self._process)
+        self._port = f"pod{self._first}"
+        self._in_switch = ["nsenter", "--target", str(machine.switch), "--net", "ip", "link"]
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def join_network(self) -> None:
         """Connects the pod, and lets its container begin."""
-        # A number of its own: the kernel takes away the network of an earlier pod of this host a little later.
-        port, switch, address = f"pod{self._first}", str(self._machine.switch), f"{_NETWORK}{self.spec.host + 10}"
-        in_switch, inside = ["nsenter", "--target", switch, "--net"], ["nsenter", "--target", str(self._first), "--net"]
-        _do(*in_switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(self._first))
-        _do(*in_switch, "ip", "link", "set", port, "master", "bridge", "up")
+        first, address = str(self._first), f"{_NETWORK}{self.spec.host + 10}"
+        inside = ["nsenter", "--target", first, "--net"]
+        _do(*self._in_switch, "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", first)
+        _do(*self._in_switch, "set", self._port, "master", "bridge", "up")
         for words in (f"addr add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
             _do(*inside, "ip", *words.split())
         assert self._process.stdin is not None
@@ -357,6 +358,8 @@ class _Pod:
         """Ends the container at once, as with its node."""
         self._process.kill()
         self._process.wait()
+        # The kernel does it too, but later, and the next pod of this host has the same address.
+        subprocess.run([*self._in_switch, "del", self._port], env={"PATH": _PATH}, capture_output=True, check=False)
         self._reader.join(10.0)
 
     def _read(self) -> None:

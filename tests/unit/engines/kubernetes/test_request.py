@@ -111,7 +111,7 @@ def test_workers_that_can_not_be_divided(workers: int, fits: str, tmp_path: Path
 )
 def test_wrong_values(values: dict[str, str], told: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(told)):
-        asked(tmp_path, **values)
+        request_of(dataclasses.replace(wanted(tmp_path), values={"image": "i", **values}))
 
 
 @pytest.mark.parametrize(

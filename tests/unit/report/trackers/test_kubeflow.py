@@ -112,7 +112,7 @@ def test_a_controller_that_is_away_ends_nothing(
 
 
 def test_it_is_on_by_itself_in_a_train_job(controller: Controller) -> None:
-    env = dict.fromkeys(KUBEFLOW_VARIABLES, "x")
+    env: dict[str, str] = dict.fromkeys(KUBEFLOW_VARIABLES, "x")
     assert all_trackers(["jsonl"], env) == ("jsonl", "kubeflow")
     assert all_trackers(["kubeflow"], env) == ("kubeflow",)
     assert all_trackers([], {}) == ()
