@@ -102,3 +102,14 @@ def test_a_pod_that_waits_for_others_ends_when_it_is_deleted(machine: pods.Machi
     run.pods[1].kill()
     run.until_printed("waiting for host 1")
     assert run.delete_pods(0) == [143], run.text()
+
+
+def test_a_run_whose_node_is_lost_goes_on(machine: pods.Machine, whole: bytes) -> None:
+    """Its pod has no time to save anything: the JobSet starts all pods again, and counts it."""
+    run = started(machine, "JobSet", fast=False)
+    run.until_printed("epoch 2 ends")
+    run.pods[1].kill()
+    (machine.claim("runs") / "out" / "fast").touch()
+    assert run.to_the_end() == [0, 0], run.text()
+    assert run.starts == 2
+    assert weights(machine) == whole
