@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -141,13 +142,15 @@ class Cluster:
         return self._plain(listed)["items"]
 
     def _events(self, name: str) -> list[Object]:
-        """Returns the events of a run's objects, whose names begin with the run's; none without the right to read them."""
+        """Returns the events of a run's objects; none without the right to read them."""
         try:
             listed = self._core.list_namespaced_event(self.namespace, _request_timeout=_SECONDS)
         except ApiException:
             return []
         events: list[Object] = self._plain(listed)["items"]
-        mine = [each for each in events if str(each.get("involvedObject", {}).get("name", "")).startswith(name)]
+        # Its own, its Job's and its pods': another run's name may begin with this one's.
+        names = re.compile(rf"{name}(-node-0)?(-\d+-[a-z0-9]+)?")
+        mine = [each for each in events if names.fullmatch(str(each.get("involvedObject", {}).get("name", "")))]
         return sorted(mine, key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
 
     def log(self, pod: str, follow: bool) -> Iterator[bytes]:

@@ -231,6 +231,10 @@ def test_why_a_pod_waits_is_told(server: Emulated, tmp_path: Path) -> None:
 
 def test_why_there_are_no_pods_is_told(server: Emulated, tmp_path: Path) -> None:
     run = submitted(tmp_path)
+    about = {"kind": "Job", "name": "digits-2-node-0", "namespace": "training"}
+    other = {"metadata": {"name": "o"}, "involvedObject": about, "reason": "FailedCreate", "message": "of another run"}
+    server.put("events", other)
+    assert run.state().why == ""
     about = {"kind": "Job", "name": "digits-node-0", "namespace": "training"}
     message = (
         'Error creating: pods "x" is forbidden: exceeded quota: team, requested: cpu=2, used: cpu=9, limited: cpu=10'
