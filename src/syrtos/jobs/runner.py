@@ -247,8 +247,8 @@ class Runner:
         """Logs that instances run copies of a command that syrtos does not know."""
         if self._job.unconnected:
             self._say(
-                f"syrtos: each of the {len(self._job.hosts)} instances runs a copy of the command {self._job.unconnected!r}, and the copies make no world: "
-                "each trains a model of its own. Name a Python script as the entry point, or write `python -m syrtos train.py` in the command."
+                f"syrtos: each of the {len(self._job.hosts)} instances runs a copy of {self._job.unconnected!r}. Unless it starts "
+                "`python -m syrtos train.py`, the copies make no world, and each trains a model of its own. An entry point that is a Python script trains on all."
             )
 
     def _kept_folders(self) -> list[Checkpoints]:
