@@ -247,8 +247,8 @@ class Runner:
         """Logs that instances run copies of a command that syrtos does not know."""
         if self._job.unconnected:
             self._say(
-                f"syrtos: each of the {len(self._job.hosts)} instances runs a copy of {self._job.unconnected!r}. Unless it starts "
-                "`python -m syrtos train.py`, the copies make no world, and each trains a model of its own. An entry point that is a Python script trains on all."
+                f"syrtos: each of the {len(self._job.hosts)} instances runs a copy of {self._job.unconnected!r}. Unless it starts `python -m syrtos "
+                "train.py`, the copies make no world, and each trains a model of its own. A Python script as the entry point trains on all."
             )
 
     def _kept_folders(self) -> list[Checkpoints]:
