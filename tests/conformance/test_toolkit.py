@@ -8,7 +8,7 @@ from typing import Any
 
 import environments
 import pytest
-from sdks import HYPERPARAMETERS, SOURCE, Ran, Service, needs, unpacked
+from sdks import HYPERPARAMETERS, SOURCE, Ran, Service, needs, same_weights, unpacked
 
 pytestmark = [needs("toolkit"), pytest.mark.slow]
 
@@ -101,3 +101,19 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def test_a_line_of_the_shell_makes_a_world_of_all_instances(
+    service: Service, digits: Path, plain_model: Path, tmp_path: Path
+) -> None:
+    """SDK v2 on SageMaker itself: `entry_point="run.sh"`, which the toolkit starts on each instance."""
+    asked = request("toolkit-world", 2, [_TRAIN])
+    asked["InputDataConfig"] += [channel("source", "code")]
+    asked["Environment"] = {"SAGEMAKER_PROGRAM": "run.sh", "SYRTOS_SECRET": "known to both"}
+    own = {name: json.dumps(HYPERPARAMETERS[name]) for name in ("epochs", "batch-size", "learning_rate")}
+    asked["HyperParameters"] = {**own, "sagemaker_submit_directory": "/opt/ml/input/data/source"}
+    ran = created(service, digits, tmp_path, asked)
+    lines = "\n".join(ran.answer["lines"])
+    assert "2 workers on algo-1, algo-2" in lines
+    assert "known to both" not in lines
+    same_weights(unpacked(ran.answer["model"], tmp_path / "model") / "digits.keras", plain_model)

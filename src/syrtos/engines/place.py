@@ -37,6 +37,8 @@ class Place:
         first: the address of host 0, at which all meet.
         port: the port there.
         workers: workers on this host; 0: one for each of its GPUs, or one.
+        name: the name of this host in the run; empty: that of the machine. Where machines are replaced, and a run goes on
+            on others, it must not be theirs.
     """
 
     engine: str
@@ -45,6 +47,7 @@ class Place:
     first: str
     port: int = _PORT
     workers: int = 0
+    name: str = ""
 
 
 def place_of(env: Mapping[str, str]) -> Place | None:
@@ -124,7 +127,9 @@ def _sagemaker(env: Mapping[str, str]) -> Place | None:
         rank = hosts.index(env["SM_CURRENT_HOST"])
     except (KeyError, ValueError, TypeError):
         return None
-    return Place("SageMaker", rank, len(hosts), hosts[0], workers=_count(env.get("SM_NUM_GPUS")))
+    return Place(
+        "SageMaker", rank, len(hosts), hosts[0], workers=_count(env.get("SM_NUM_GPUS")), name=env["SM_CURRENT_HOST"]
+    )
 
 
 def _skypilot(env: Mapping[str, str]) -> Place | None:

@@ -43,6 +43,6 @@ def _cluster_at(place: Place) -> Cluster:
         names=tuple(f"host {rank}" for rank in range(place.hosts)),
         rank=place.rank,
         address=(place.first, place.port),
-        host=socket.gethostname(),
+        host=place.name or socket.gethostname(),
         workers=cores if place.workers < 0 else place.workers or resources.gpus() or 1,
     )

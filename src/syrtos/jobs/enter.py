@@ -1,7 +1,7 @@
 """Makes a process part of an instance, with its own ``/opt/ml``, host name and ``/etc/hosts``, and runs a command.
 
 `python -m syrtos.jobs.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.enter --as-root AGENT ...`. The command
-replaces the process.
+replaces the process. With `--as-root --no-network` all below have a network in which there is nothing but themselves.
 
 If the kernel lets users make namespaces (user_namespaces(7)), paths and names are as on SageMaker, and each process of
 an instance mounts the same folders. If it does not, the command gets its folders by variables.
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import fcntl
 import functools
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,8 @@ from syrtos.launch.signalling import die_with_parent
 from syrtos.settings import FOR_WORKERS, environment
 
 _NEW_MOUNTS, _NEW_NAMES, _NEW_USER = 0x00020000, 0x04000000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+_SET_FLAGS, _IS_UP = 0x8914, 1  # SIOCSIFFLAGS and IFF_UP of netdevice(7)
 _READ_ONLY, _REMOUNT, _BIND, _MOVE, _RECURSIVE, _PRIVATE = 1, 32, 4096, 8192, 16384, 1 << 18  # MS_* of mount(2)
 _RELATIVE_TIMES = 1 << 21
 
@@ -64,8 +68,12 @@ def main() -> NoReturn:
     """Enters the instance and becomes the command."""
     if sys.argv[1] == "--as-root":
         become_root()
+        words = sys.argv[2:]
+        if words[0] == "--no-network":
+            words = words[1:]
+            _leave_network()
         die_with_parent()  # the kernel has forgotten it with the change of user
-        os.execvp(sys.argv[2], sys.argv[2:])
+        os.execvp(words[0], words)
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
     if spec.isolated:
         _isolate(spec)
@@ -83,6 +91,13 @@ def main() -> NoReturn:
     except OSError as error:
         print(f"syrtos: {sys.argv[2]} can't be run: {error.strerror}.", file=sys.stderr, flush=True)
         os._exit(127)
+
+
+def _leave_network() -> None:
+    """Gives this process and its children a network with a loopback interface alone, by which instances still meet."""
+    unshare(_NEW_NETWORK)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh22x", b"lo", _IS_UP))
 
 
 def _write_to(output: str) -> None:
@@ -147,6 +162,13 @@ def become_root() -> None:
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+
+
+@functools.cache
+def can_leave_network() -> bool:
+    """Returns whether this kernel and user can take the network from a job, which is tried out in a process."""
+    tried = [sys.executable, "-m", "syrtos.jobs.enter", "--as-root", "--no-network", "true"]
+    return can_isolate() and subprocess.run(tried, capture_output=True, check=False).returncode == 0
 
 
 @functools.cache

@@ -58,13 +58,18 @@ class Distribution:
 
     Attributes:
         kind: the name of SageMaker's setting; ``copies``: unconnected processes of a command that syrtos does not know.
-        per_host: processes on each instance.
+        per_host: workers on each instance. A job's own driver starts them; else of a command each instance runs one copy.
         variables: environment variables that the job's MPI options ask for (``-x NAME=VALUE``).
     """
 
     kind: Kind = "none"
     per_host: int = 1
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that syrtos starts on each instance."""
+        return 1 if self.kind == "copies" else self.per_host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +81,15 @@ class Program:
         source: the place of ``sourcedir.tar.gz``; empty: the source is the channel ``code``.
         arguments: the arguments of its command line.
         requirements: a pip requirements file in the source folder, installed if it exists; empty: none.
+        driven: whether the job brings the driver that starts the script: `syrtos.sagemaker.Syrtos`. The job's command then
+            runs on each instance, as on SageMaker.
     """
 
     entry: str
     source: str
     arguments: tuple[str, ...]
     requirements: str = "requirements.txt"
+    driven: bool = False
 
     @property
     def is_python(self) -> bool:
@@ -129,6 +137,33 @@ class Job:
         """The meaning of a batch: global if instances see the same files, per worker with a sharded channel."""
         sharded = len(self.hosts) > 1 and any(channel.sharded for channel in self.channels)
         return "per-worker" if sharded else "global"
+
+    @property
+    def tensorboard(self) -> tuple[str, str] | None:
+        """The URI at which TensorBoard's files are kept, and the folder to which the script writes them; None: nowhere."""
+        config = self.request.get("TensorBoardOutputConfig")
+        if not config:
+            return None
+        # where SDK v2 looks for them (estimator.latest_job_tensorboard_artifacts_path)
+        uri = f"{config['S3OutputPath'].rstrip('/')}/{self.name}/tensorboard-output"
+        return uri, (config.get("LocalPath") or "/opt/ml/output/tensorboard").rstrip("/")
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether its processes may reach nothing but each other."""
+        return bool(self.request.get("EnableNetworkIsolation"))
+
+    @property
+    def unconnected(self) -> str:
+        """The command of which several instances run copies that know nothing of each other; empty if there is none.
+
+        Copies that were asked for by SYRTOS_DISTRIBUTION don't count, nor those of a driver, which connects them.
+        """
+        wanted = (self.request.get("Environment") or {}).get("SYRTOS_DISTRIBUTION") == "none"
+        driven = self.program is not None and self.program.driven
+        if self.distribution.kind != "copies" or len(self.hosts) < 2 or wanted or driven:
+            return ""
+        return self.program.entry if self.program else " ".join(self.command)
 
     @property
     def artifacts(self) -> str:
@@ -180,6 +215,7 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
     copies = (
         program is None
         or not program.is_python
+        or program.driven
         or (request.get("Environment") or {}).get("SYRTOS_DISTRIBUTION") == "none"
     )
     distribution = _distribution_v3(drivers, gpus) if drivers else _distribution_v2(hyperparameters, gpus)
@@ -191,7 +227,7 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
         hosts=tuple(f"algo-{k + 1}" for k in range(_instances(resources))),
         channels=tuple(_channel(channel, mode) for channel in request.get("InputDataConfig") or ()),
         hyperparameters=hyperparameters,
-        distribution=Distribution("copies") if copies else distribution,
+        distribution=_copies(program, distribution) if copies else distribution,
         program=program,
         command=command,
         spot=bool(request.get("EnableManagedSpotTraining")),
@@ -201,6 +237,10 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
             stop.get("MaxPendingTimeInSeconds"),
         ),
     )
+
+
+def _copies(program: Program | None, distribution: Distribution) -> Distribution:
+    return Distribution("copies", distribution.per_host if program and program.driven else 1)
 
 
 def _check(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> None:
@@ -379,7 +419,13 @@ def _program_v3(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> Progr
         return None  # a command, or a shell script: their own driver runs it
     values = of_script(request.get("HyperParameters") or {})
     arguments = tuple(word for name, value in values.items() for word in ("--" + name, _as_json(value)))
-    return Program(_entry(entry), "", arguments, _entry(code["requirements"]) if code.get("requirements") else "")
+    return Program(
+        entry=_entry(entry),
+        source="",
+        arguments=arguments,
+        requirements=_entry(code["requirements"]) if code.get("requirements") else "",
+        driven=(drivers.get("distributed") or {}).get("engine") == "syrtos",
+    )
 
 
 def _as_json(value: Any) -> str:
@@ -388,7 +434,8 @@ def _as_json(value: Any) -> str:
 
 def _distribution_v3(drivers: Mapping[str, Any], gpus: int) -> Distribution:
     described = drivers.get("distributed") or {}
-    per_host = _count(described.get("process_count_per_node") or max(gpus, 1))
+    asked = described.get("workers_per_host") or described.get("process_count_per_node")  # ours, and the SDK's
+    per_host = _count(asked or max(gpus, 1))
     if "mpi_additional_options" in described:
         options = [str(word) for word in described["mpi_additional_options"] or ()]
         return Distribution("mpi", per_host, _exported(shlex.join(options)))

@@ -61,6 +61,10 @@ from syrtos.launch.worker import version
 LOCK = "runner.lock"
 _LOOK = 0.2
 _LONGEST_REASON = 1024
+# Debugger, profiler and experiments are services of SageMaker's own.
+_WITHOUT_EFFECT = (
+    "DebugHookConfig", "DebugRuleConfigurations", "ProfilerConfig", "ProfilerRuleConfigurations", "ExperimentConfig",
+)  # fmt: skip
 _OF_ANOTHER_ATTEMPT = ("Restarting", "Pending")
 
 
@@ -113,7 +117,8 @@ class Runner:
         self._streams = logs.of(home.job(name) / "logs")
         secret = job_secret(home, record.access_key)
         self._redact = secrecy.Redactor([secret, *secrecy.secrets_of(record.request)])
-        self._credentials = _credentials(home, record.access_key, secret)
+        # a job without a network gets none on SageMaker either
+        self._credentials = {} if self._job.is_offline else _credentials(home, record.access_key, secret)
         self._metrics = metrics.Metrics(record.request["AlgorithmSpecification"].get("MetricDefinitions") or ())
         self._metrics.values.update(record.metrics)
         self._series = series.Recorder(home.job(name))
@@ -160,13 +165,15 @@ class Runner:
         self._write_contract()
         self._fill_channels()
         python = self._fetch_program()
-        checkpoints = self._restore_checkpoints()
+        kept = self._kept_folders()
         if self._why:
             raise _Ended
         self._say_versions()
+        self._say_what_has_no_effect()
+        self._say_no_world()
         self._describe(python)
         self._move("Training")
-        outcome = self._train(python, checkpoints)
+        outcome = self._train(python, kept)
         self._finished = outcome.end is End.FINISHED
         if self._home.reserve.is_needed() and not self._finished and not self._why:
             self._fail_for_room(self._reason(outcome))
@@ -231,35 +238,67 @@ class Runner:
         env = training.base_environment(settings.environment(), mark(self._home, self._name))
         runs.write(self._run_dir, shown, versions.of(python, env))
 
-    def _restore_checkpoints(self) -> Checkpoints | None:
-        if self._job.checkpoints is None:
-            return None
+    def _say_what_has_no_effect(self) -> None:
+        """Logs the parts of the request that are recorded, and that nothing here obeys."""
+        if ignored := [name for name in _WITHOUT_EFFECT if self._job.request.get(name)]:
+            self._say(f"syrtos: recorded, and without effect here: {', '.join(ignored)}")
+
+    def _say_no_world(self) -> None:
+        """Logs that instances run copies of a command that syrtos does not know."""
+        if self._job.unconnected:
+            self._say(
+                f"syrtos: each of the {len(self._job.hosts)} instances runs a copy of {self._job.unconnected!r}. Unless it starts `python -m syrtos "
+                "train.py`, the copies make no world, and each trains a model of its own. A Python script as the entry point trains on all."
+            )
+
+    def _kept_folders(self) -> list[Checkpoints]:
+        """Returns what copies folders of the instances to their URIs, also while the job runs."""
+        kept = [] if self._job.checkpoints is None else [self._restored_checkpoints(self._job.checkpoints[0])]
+        if self._job.tensorboard:
+            uri, path = self._job.tensorboard
+            folders = {self._folders.seen(self._job, host, path) for host in range(len(self._job.hosts))}
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            kept.append(Checkpoints(self._places, uri, sorted(folders)))
+        return kept
+
+    def _restored_checkpoints(self, uri: str) -> Checkpoints:
         folders = self._folders.outputs(self._job, "checkpoints")
-        checkpoints = Checkpoints(self._places, self._job.checkpoints[0], folders)
+        checkpoints = Checkpoints(self._places, uri, folders)
         found = checkpoints.restore()
         if found:
-            self._say(f"{found} files of checkpoints restored from {self._job.checkpoints[0]}")
+            self._say(f"{found} files of checkpoints restored from {uri}")
         return checkpoints
 
     # -- training ------------------------------------------------------------------------------
 
-    def _train(self, python: Path, checkpoints: Checkpoints | None) -> Outcome:
+    def _train(self, python: Path, kept: Sequence[Checkpoints]) -> Outcome:
         variables = training.base_environment(settings.environment(), mark(self._home, self._name))
         takers = [self._taker(stream) for stream in self._streams]
         self._workers = Workers(self._job, self._folders, self._places, python, variables, self._credentials, takers)
-        if checkpoints:
-            checkpoints.start()
+        for each in kept:
+            each.start()
         try:
             outcome = self._generations(self._workers)
         finally:
             self._trained = True
-            if checkpoints:
-                checkpoints.finish()
+            self._keep_record()
+            for each in kept:
+                each.finish()
         if self._workers.broken and not self._why:
             raise DataError(
                 f"A channel could not be streamed to its end: {self._workers.broken}"
             ) from self._workers.broken
         return outcome
+
+    def _keep_record(self) -> None:
+        """Keeps the ledgers of a run that the job's own driver has started, for the report about the attempt."""
+        if self._job.program and self._job.program.driven:
+            left_out = shutil.ignore_patterns("run.json", "snapshots", "logs", ".lock")
+            with contextlib.suppress(OSError):  # it has not come so far as to train
+                shutil.copytree(
+                    self._folders.driven_run_dir(self._job), self._run_dir, ignore=left_out, dirs_exist_ok=True
+                )
 
     def _generations(self, workers: Workers) -> Outcome:
         """Trains once, or in several generations of workers if the job asks for retries and workers die."""
@@ -343,10 +382,10 @@ class Runner:
             path = self._folders.failure(host)
             if path.is_file() and (text := path.read_text(errors="replace").strip()):
                 return f"AlgorithmError: {text}"
-        slot = (
-            None if outcome.rank is None else outcome.rank % self._job.slots
-        )  # a server is on the instance of its number
-        where = "" if slot is None else f" on algo-{slot // self._job.distribution.per_host + 1}"
+        each = self._job.distribution.processes
+        # a server is on the instance of its number
+        slot = None if outcome.rank is None else outcome.rank % (len(self._job.hosts) * each)
+        where = "" if slot is None else f" on algo-{slot // each + 1}"
         command = f'Command "{self._job.program.entry if self._job.program else " ".join(self._job.command)}"'
         words = outcome.failures[0]["text"].strip().splitlines() if outcome.failures else []
         text = words[-1] if words else str(outcome) if outcome.status == 0 else self._last_words()
@@ -447,7 +486,8 @@ class Runner:
         )
 
     def _save(self) -> None:
-        epochs = metrics.epochs(self._run_dir)
+        driven = self._job.program is not None and self._job.program.driven and not self._trained
+        epochs = metrics.epochs(self._folders.driven_run_dir(self._job) if driven else self._run_dir)
         found, values = metrics.progress(epochs), {**self._logged(epochs), **self._metrics.values}
 
         def changed(record: Record) -> Record | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.jobs import logs, metrics, states, training
+from syrtos.jobs import enter, logs, metrics, states, training
 from syrtos.jobs.credentials import new_access_key
 from syrtos.jobs.home import ACCOUNT, REGION, Home
 from syrtos.jobs.objects import ObjectStore
@@ -99,6 +99,7 @@ class Service:
             job = read(request, drivers_of(request, self.places), training.gpus())
             metrics.Metrics((request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ())
             self._check_folders(job.channels)
+            _check_network(job)
         except (ConfigurationError, DataError) as error:
             raise ApiError("ValidationException", str(error)) from error
         if job.slots > self.capacity:
@@ -221,10 +222,20 @@ class Service:
         uris += [
             (request.get("OutputDataConfig") or {}).get("S3OutputPath"),
             (request.get("CheckpointConfig") or {}).get("S3Uri"),
+            (request.get("TensorBoardOutputConfig") or {}).get("S3OutputPath"),
         ]
         code = source_of(request.get("HyperParameters") or {})
         for uri in filter(None, [*uris, code if "://" in code else ""]):  # a path is one of the instance
             self.places.allow(uri)
+
+
+def _check_network(job: Job) -> None:
+    """Raises ConfigurationError for a job that is to have no network, where the kernel can't take it away."""
+    if job.is_offline and not enter.can_leave_network():
+        raise ConfigurationError(
+            "EnableNetworkIsolation can't be enforced here: the kernel lets this user make no network namespaces (user_namespaces(7)). "
+            "Allow them, run the service as root, or leave it out."
+        )
 
 
 def arn(name: str) -> str:

@@ -52,6 +52,19 @@ class Folders:
         """Returns the folder that all instances of a world share: one of them writes, all may read."""
         return self.job / "shared" / name
 
+    def seen(self, job: Job, host: int, path: str) -> Path:
+        """Returns the folder that an instance sees at a path; one outside of ``/opt/ml`` needs a mount of its own."""
+        if not path.startswith(f"{ML}/"):
+            return self.job / "instances" / job.hosts[host] / "outside" / path.lstrip("/")
+        for name in () if job.distribution.kind == "copies" else _SHARED:
+            if f"{path}/".startswith(f"{ML}/{name}/"):
+                return self.shared(path.removeprefix(f"{ML}/"))
+        return self.ml(host) / path.removeprefix(f"{ML}/")
+
+    def driven_run_dir(self, job: Job) -> Path:
+        """Returns the run directory of the run that a job's driver has started on its first instance."""
+        return self.outputs(job, "checkpoints")[0] / "syrtos"
+
     def failure(self, host: int) -> Path:
         """Returns the file to which a script writes why it has failed."""
         return self.ml(host) / "output" / "failure"
@@ -124,10 +137,8 @@ def make_plan(
         env: this process's environment.
         credentials: environment variables with which a script reaches the service.
     """
-    if job.checkpoints and not folders.isolated and job.checkpoints[1].rstrip("/") != f"{ML}/checkpoints":
-        raise ConfigurationError(
-            f"The kernel does not allow user namespaces: checkpoints can't be at {job.checkpoints[1]}. Leave CheckpointConfig.LocalPath out."
-        )
+    if not folders.isolated:
+        _check_without_namespaces(job)
     servers = len(job.hosts) if _wants_servers(job, folders) else 0
     options = Options(batch=job.batch, run_dir=str(run_dir), servers=servers)
     here = Path(sys.executable)
@@ -135,7 +146,7 @@ def make_plan(
     groups: list[Group] = []
     for host in [*range(len(job.hosts)), *range(servers)]:
         first = groups[-1].ranks.stop if groups else 0
-        count = job.distribution.per_host if len(groups) < len(job.hosts) else 1
+        count = job.distribution.processes if len(groups) < len(job.hosts) else 1
         command = _command(job, folders, host, python, {"PATH": path, **credentials}, run_dir)
         groups.append(Group(command, range(first, first + count)))
     environment = {OPTIONS_VARIABLE: options.to_json(), "UCX_NET_DEVICES": "lo", "PATH": path}
@@ -143,9 +154,33 @@ def make_plan(
         environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
     spared = frozenset(range(1, job.slots)) if options.asynchronous else frozenset[int]()
     # all instances are in one namespace of users, so that their processes may share memory: an agent in it starts them
-    inside = (str(here), "-m", "syrtos.jobs.enter", "--as-root", str(here), "-P", "-m", "syrtos.launch.agent")
+    network = ("--no-network",) if job.is_offline else ()
+    inside = (str(here), "-m", "syrtos.jobs.enter", "--as-root", *network, str(here), "-P", "-m", "syrtos.launch.agent")
     agents = {"": inside} if folders.isolated else {}
     return Plan(tuple(groups), environment, spared, agents, reports=job.distribution.kind != "copies")
+
+
+def _check_without_namespaces(job: Job) -> None:
+    """Refuses what needs mounts or a network of the instance's own, where the kernel allows neither.
+
+    Raises:
+        ConfigurationError: the job asks for it.
+    """
+    why = "The kernel does not allow user namespaces:"
+    if job.checkpoints and job.checkpoints[1].rstrip("/") != f"{ML}/checkpoints":
+        raise ConfigurationError(
+            f"{why} checkpoints can't be at {job.checkpoints[1]}. Leave CheckpointConfig.LocalPath out."
+        )
+    if job.tensorboard and not job.tensorboard[1].startswith(f"{ML}/"):
+        raise ConfigurationError(
+            f"{why} TensorBoard's files can't be at {job.tensorboard[1]}. Name a folder below {ML} as TensorBoardOutputConfig.LocalPath."
+        )
+    if job.is_offline:
+        raise ConfigurationError(f"{why} the network can't be taken from a job. Leave EnableNetworkIsolation out.")
+    if job.program and job.program.driven:
+        raise ConfigurationError(
+            f"{why} SageMaker's sm_train.sh, which starts the job's driver, finds no {ML}. Leave `distributed` out: the job trains on all instances as well."
+        )
 
 
 def _command(
@@ -169,6 +204,8 @@ def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], o
             mounts = {f"{ML}/{name}": str(folders.shared(name)) for name in _SHARED}
         kept = folders.outputs(job, "checkpoints")[host if job.distribution.kind == "copies" else 0]
         mounts |= {job.checkpoints[1].rstrip("/"): str(kept)} if job.checkpoints else {}
+        if job.tensorboard and not job.tensorboard[1].startswith(f"{ML}/"):
+            mounts[job.tensorboard[1]] = str(folders.seen(job, host, job.tensorboard[1]))
     fixed = [f"{ML}/input/data/{channel.name}" for channel in job.channels if channel.mode == "FastFile"]
     code = place.inside(job.program.folder) if job.program else ""
     own = {"PYTHONPATH": code} if code else {}
@@ -196,7 +233,7 @@ def _worker(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
 def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
     program = job.program
     place = folders.place(job, host, 0)
-    if program is None:
+    if program is None or program.driven:
         return [word.replace(ML, place.root) for word in job.command]
     if program.is_python:
         return [str(python), program.entry, *arguments(job, place)]

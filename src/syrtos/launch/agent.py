@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from syrtos.launch import local, losses
+from syrtos.launch import local, losses, records
 from syrtos.launch.channel import Channel, Message
 from syrtos.launch.engine import Ended
 from syrtos.launch.held_snapshots import HeldSnapshots
@@ -107,6 +107,7 @@ class _Agent:
         self.kill()
         if message["is"] == "kill":
             self._channel.send("killed")
+            self._send_records(message)
             return
         env = self._snapshots.with_places({**environment(), **message["environment"]})
         try:
@@ -115,6 +116,12 @@ class _Agent:
             self._pending = message, env
         except OSError as error:
             self._channel.send("failed", text=str(error))
+
+    def _send_records(self, message: Message) -> None:
+        if message["ledgers"]:
+            for data, facts in records.pieces(Path(message["run_dir"]), message["ledgers"]):
+                self._channel.send("record", data, **facts)
+            self._channel.send("recorded")
 
     def _start(self, message: Message, env: dict[str, str]) -> None:
         self._pending = None
@@ -202,8 +209,9 @@ class _Workers:
     """The workers of one generation on this host."""
 
     def __init__(self, channel: Channel, asked: Message, env: Mapping[str, str], start: local.Start) -> None:
-        if run_dir := options_from(env).run_dir:
-            losses.forget(Path(run_dir))  # of an earlier run
+        if run_dir := options_from(env).run_dir:  # of an earlier run
+            losses.forget(Path(run_dir))
+            records.forget(Path(run_dir), [rank for group in asked["groups"] for rank in range(*group["ranks"])])
         self.env = env
         self._channel = channel
         self._ended: list[Ended] = []

@@ -16,6 +16,8 @@ from syrtos.launch.agents import LONGEST_KILL, Agent, Agents
 from syrtos.launch.channel import Message
 from syrtos.launch.engine import Ended, Engine, Outputs, Vitals
 from syrtos.launch.plan import Plan, forwarded
+from syrtos.launch.records import Records
+from syrtos.settings import options_from
 
 
 class Hosts(Engine):
@@ -36,6 +38,7 @@ class Hosts(Engine):
         self._left = set(self._host_of)
         self._started = False
         self._killed: dict[str, threading.Event] = {}
+        self._records = Records(plan)
         self._vitals: dict[int, Vitals] = {}
         self._writers: dict[tuple[int, int], IO[bytes]] = {}
         _allow_descriptors(4 * len(self._host_of) + 256)
@@ -116,6 +119,10 @@ class Hosts(Engine):
             self._vitals |= {int(rank): Vitals(*vitals) for rank, vitals in message["vitals"].items()}
         elif kind == "killed" and agent.host in self._killed:
             self._killed[agent.host].set()
+        elif kind == "record":
+            self._records.take(agent.host, message)
+        elif kind == "recorded":
+            self._records.all_are_here(agent.host)
         elif kind in ("lost", "failed"):
             self._lose(agent, f"could not be started: {message['text']}" if kind == "failed" else agent.lost)
 
@@ -130,6 +137,7 @@ class Hosts(Engine):
                 self._news.put(Ended(rank, None, why))
         if agent.host in self._killed:
             self._killed[agent.host].set()
+        self._records.all_are_here(agent.host)
 
     # -- the processes ---------------------------------------------------------------------------
 
@@ -147,14 +155,18 @@ class Hosts(Engine):
         if self._started:
             asked = [agent for agent in self._agents.values() if not agent.lost]
             self._killed = {agent.host: threading.Event() for agent in asked}
+            run_dir = options_from(self._plan.environment).run_dir
             for agent in asked:
-                agent.send("kill")
+                agent.send("kill", run_dir=run_dir, ledgers=self._records.missing(agent.host))
+                if agent.lost:  # since then: nothing will come
+                    self._records.all_are_here(agent.host)
             deadline = time.monotonic() + LONGEST_KILL
             for agent in asked:
                 if not self._killed[agent.host].wait(max(deadline - time.monotonic(), 0.0)):
                     agent.give_up(
                         f"was on {agent.host or 'this machine'}, whose agent has not ended its workers in {LONGEST_KILL:.0f} s"
                     )
+            self._records.wait()
         for agent in self._agents.values():
             agent.listen(lambda message: None)
         for writer in self._writers.values():

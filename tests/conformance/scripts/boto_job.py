@@ -13,7 +13,7 @@ from client import ASKED, answer
 s3, sagemaker, logs = (boto3.client(name) for name in ("s3", "sagemaker", "logs"))
 if "ours" not in [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]:
     s3.create_bucket(Bucket="ours", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
-for path in Path(ASKED["source"]).glob("*.py"):
+for path in filter(Path.is_file, Path(ASKED["source"]).iterdir()):
     s3.upload_file(str(path), "ours", f"code/{path.name}")
 packed = io.BytesIO()
 with tarfile.open(fileobj=packed, mode="w:gz") as tar:
@@ -30,12 +30,14 @@ sagemaker.create_training_job(
     **request,
 )
 sagemaker.get_waiter("training_job_completed_or_stopped").wait(
-    TrainingJobName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 120}
+    TrainingJobName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 220}
 )
 files = []
+there = [found["Key"] for found in s3.list_objects_v2(Bucket="ours", Prefix=f"output/{name}/output/")["Contents"]]
 for kind in ("model", "output"):
     files.append(str(Path(ASKED["folder"]) / f"{kind}.tar.gz"))
-    s3.download_file("ours", f"output/{name}/output/{kind}.tar.gz", files[-1])
+    if (key := f"output/{name}/output/{kind}.tar.gz") in there:
+        s3.download_file("ours", key, files[-1])
 shown = logs.filter_log_events(logGroupName="/aws/sagemaker/TrainingJobs", logStreamNamePrefix=name + "/")
 answer(
     description=sagemaker.describe_training_job(TrainingJobName=name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from sagemaker.train.configs import Compute, InputData, SourceCode
 from sagemaker.train.distributed import MPI
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")  # the SDK shows a job's output through `logging`
-mpi = ASKED.get("mpi")
+mpi, syrtos = ASKED.get("mpi"), ASKED.get("syrtos")
+if syrtos:
+    sys.path.append(str(Path(__file__).parents[3] / "src"))  # after the SDK's packages: it brings none of ours
+    from syrtos.sagemaker import Syrtos
 trainer = ModelTrainer(
     training_image="syrtos",
     source_code=SourceCode(source_dir=ASKED["source"], **ASKED["code"]),
@@ -23,7 +27,7 @@ trainer = ModelTrainer(
     hyperparameters=ASKED.get("hyperparameters", {}),
     environment=ASKED.get("environment", {}),
     base_job_name=ASKED["name"],
-    distributed=MPI(**mpi) if mpi else None,
+    distributed=MPI(**mpi) if mpi else Syrtos(**syrtos) if syrtos else None,  # pyright: ignore[reportPossiblyUnboundVariable]
 )
 inputs = [InputData(channel_name="train", data_source=ASKED["data"])]
 error = ""
@@ -43,4 +47,15 @@ if "measured" in ASKED:
     analytics = TrainingJobAnalytics(job.training_job_name, metric_names=ASKED["measured"], period=1)
     measured = analytics.dataframe().to_dict("list")
 described = boto3.client("sagemaker").describe_training_job(TrainingJobName=job.training_job_name)
+for name in ASKED.get("wanted", ()):  # channels as the SDK has uploaded them
+    (uri,) = (
+        each["DataSource"]["S3DataSource"]["S3Uri"]
+        for each in described["InputDataConfig"]
+        if each["ChannelName"] == name
+    )
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    for found in boto3.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]:
+        path = Path(ASKED["folder"]) / name / found["Key"].removeprefix(prefix).lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        boto3.client("s3").download_file(bucket, found["Key"], str(path))
 answer(error=error, archive=archive, description=described, measured=measured)

@@ -34,7 +34,8 @@ TORCH = {"PET_NODE_RANK": "1", "PET_NNODES": "3", "PET_MASTER_ADDR": "job-node-0
         ),
         (
             {"SM_HOSTS": json.dumps(["algo-2", "algo-1"]), "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "8"},
-            Place("SageMaker", 1, 2, "algo-1", workers=8),
+            # not the machine's own name, which is another one when an interrupted job goes on
+            Place("SageMaker", 1, 2, "algo-1", workers=8, name="algo-2"),
         ),
         (
             {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"},

@@ -361,3 +361,57 @@ def test_parts_that_only_other_jobs_can_do_without(part: str) -> None:
     """SageMaker's model does not ask for them."""
     with pytest.raises(ConfigurationError):
         read({name: value for name, value in request().items() if name != part}, {})
+
+
+# -- what is said, and what a job brings itself ------------------------------------------------------------
+
+SYRTOS = {"engine": "syrtos", "workers_per_host": 3, "options": []}
+
+
+def of_v3(distributed: Mapping[str, Any], entry: str = "train.py", **facts: Any) -> Job:
+    """As SDK v3 sends it: a command that starts the drivers of a channel."""
+    algorithm = {
+        "TrainingInputMode": "File",
+        "ContainerEntrypoint": ["/bin/bash"],
+        "ContainerArguments": ["sm_train.sh"],
+    }
+    drivers = {"sourcecode": {"entry_script": entry}, "distributed": distributed}
+    return read(request(AlgorithmSpecification=algorithm, **facts), drivers)
+
+
+def test_a_job_that_brings_our_driver_runs_it() -> None:
+    job = of_v3(SYRTOS)
+    assert job.program is not None
+    assert job.program.driven
+    assert job.distribution == Distribution("copies", 3)
+    assert (job.distribution.processes, job.slots) == (1, 6)
+    assert job.unconnected == ""
+
+
+@pytest.mark.parametrize("distributed", [{}, {"process_count_per_node": 2, "smp": None}])
+def test_other_drivers_are_replaced_by_a_world(distributed: Mapping[str, Any]) -> None:
+    job = of_v3(distributed)
+    assert job.program is not None
+    assert not job.program.driven
+    assert job.distribution.kind == "none"
+
+
+def test_copies_that_make_no_world_are_known() -> None:
+    assert read(request({"sagemaker_program": '"train.sh"'}), {}).unconnected == "train.sh"
+    assert of_v3({}, "train.sh").unconnected == "/bin/bash sm_train.sh"
+    assert read(request(), {}).unconnected == ""
+    assert read(request(Environment={"SYRTOS_DISTRIBUTION": "none"}), {}).unconnected == ""
+    alone = {"InstanceType": "ml.x", "InstanceCount": 1, "VolumeSizeInGB": 1}
+    assert read(request({"sagemaker_program": '"train.sh"'}, ResourceConfig=alone), {}).unconnected == ""
+
+
+def test_tensorboards_files_go_where_the_sdk_looks_for_them() -> None:
+    """estimator.latest_job_tensorboard_artifacts_path of SDK v2."""
+    assert read(request(), {}).tensorboard is None
+    found = read(request(TensorBoardOutputConfig={"S3OutputPath": "s3://b/tb/"}), {}).tensorboard
+    assert found == ("s3://b/tb/job/tensorboard-output", "/opt/ml/output/tensorboard")
+    asked = {"S3OutputPath": "s3://b/tb", "LocalPath": "/tmp/tb/"}
+    assert read(request(TensorBoardOutputConfig=asked), {}).tensorboard == (
+        "s3://b/tb/job/tensorboard-output",
+        "/tmp/tb",
+    )

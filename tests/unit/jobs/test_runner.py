@@ -125,6 +125,36 @@ def test_pipes_beside_channels_of_similar_names(
     assert [event.text for event in stream.all()] == ["contentcontent read"]
 
 
+def test_copies_and_what_has_no_effect_are_said_and_files_of_tensorboard_reach_their_uri(server: Server) -> None:
+    script = (
+        "mkdir -p $SM_OUTPUT_DIR/tensorboard/train && echo event > $SM_OUTPUT_DIR/tensorboard/train/$SM_CURRENT_HOST"
+    )
+    resources = {"InstanceType": "ml.x", "InstanceCount": 2, "VolumeSizeInGB": 1}
+    more = {
+        "TensorBoardOutputConfig": {"S3OutputPath": "s3://bucket/tb"},
+        "ProfilerConfig": {"S3OutputPath": "s3://x/y"},
+    }
+    request = record("copies", script, ResourceConfig=resources, **more).request
+    server.service.capacity = 2
+    server.service.create_training_job({**request, "RoleArn": "arn:aws:iam::000000000000:role/x"})
+    deadline = time.monotonic() + 30
+    while not end_of(server.service.store, "copies").state.final and time.monotonic() < deadline:
+        time.sleep(0.05)
+    found = end_of(server.service.store, "copies")
+    assert found.state.status == "Completed", found.failure
+    files = server.service.places.under("s3://bucket/tb/copies/tensorboard-output/")
+    assert sorted(file.name for file in files) == ["train/algo-1", "train/algo-2"]
+    first, _ = logs.of(server.service.home.job("copies") / "logs")
+    said = [event.text for event in first.all()]
+    assert said[0] == "syrtos: recorded, and without effect here: ProfilerConfig"
+    assert "the copies make no world" in said[1]
+
+
+def test_a_job_without_a_network_has_no_keys(home: Home) -> None:
+    _, attempt = prepared(home, record("offline", EnableNetworkIsolation=True))
+    assert attempt._credentials == {}
+
+
 def test_a_runner_runs_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = prepared(home, record("once"))
     lock = try_lock(home.job("once") / runner.LOCK)
