@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from syrtos.errors import SyrtosError
 from syrtos.launch.spec import Host
 
+# Where the socket is, for commands of the run.
+VARIABLE = "SYRTOS_RAY_DOOR"
 _LONGEST = 1 << 16
 
 

@@ -16,14 +16,12 @@ from syrtos.engines.ray import door
 from syrtos.errors import SyrtosError
 from syrtos.settings import environment
 
-# Where that process is asked.
-DOOR_VARIABLE = "SYRTOS_RAY_DOOR"
 _PIECE = 1 << 18
 
 
 def main(words: Sequence[str]) -> str | int:
     """Does what the words ask for; returns an exit code, or a sentence."""
-    path = environment().get(DOOR_VARIABLE, "")
+    path = environment().get(door.VARIABLE, "")
     try:
         if not words:
             print(*door.ask(path)[0].split(), sep="\n")

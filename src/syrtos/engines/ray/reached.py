@@ -17,7 +17,7 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.engines.engine import Reached
 from syrtos.engines.ray.asked import Asked
-from syrtos.engines.ray.reach import DOOR_VARIABLE
+from syrtos.engines.ray.door import VARIABLE
 from syrtos.errors import LaunchError
 from syrtos.launch import output, signalling
 from syrtos.launch.spec import Host
@@ -52,7 +52,7 @@ def reached(asked: Asked, run_dir: Path) -> Iterator[Reached]:
         with process, _ended(process, over):
             hosts = _hosts(process, asked)
             threading.Thread(target=_watch, args=(process, over, run_dir), name="syrtos-ray", daemon=True).start()
-            settings.set_environment({DOOR_VARIABLE: door})
+            settings.set_environment({VARIABLE: door})
             yield Reached(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
 
 
