@@ -45,6 +45,10 @@ class RayCluster:
         """The address of the head's dashboard, to which jobs are submitted."""
         return f"http://{self._cluster.head_node.webui_url}"
 
+    def why_no_jobs(self) -> str | None:
+        """Says why no jobs can be submitted here; None where they can."""
+        return None if self._cluster.head_node.webui_url else "needs Ray's dashboard: `pip install 'ray[default]'`"
+
     def add(self) -> None:
         """Starts a further node."""
         self._nodes.append(self._cluster.add_node(num_cpus=1))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 from contextlib import AbstractContextManager
 
+from syrtos import settings
 from syrtos.engines.engine import Engine, Reached, Wanted
 from syrtos.engines.ray.asked import SETTINGS, asked_of
-from syrtos.engines.ray.reached import reached
+from syrtos.engines.ray.door import VARIABLE
+from syrtos.engines.ray.reached import at_door, reached
 from syrtos.errors import ConfigurationError
 
 
@@ -21,7 +23,8 @@ class Ray(Engine):
         asked = asked_of(wanted)
         if importlib.util.find_spec("ray") is None:
             raise ConfigurationError("`--on ray` needs the package ray: `pip install 'syrtos[ray]'`.")
-        return reached(asked, wanted.run_dir)
+        opened = settings.environment().get(VARIABLE)
+        return at_door(opened) if opened else reached(asked, wanted.run_dir)
 
 
 ENGINE = Ray()

@@ -7,7 +7,7 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from syrtos.engines.ray.asked import Asked, why_never, why_no_bundles, why_unfit, why_waiting
@@ -35,12 +35,13 @@ class Places:
     of its own, which Ray removes when this process ends.
     """
 
-    def __init__(self, asked: Asked, is_over: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, asked: Asked, is_over: Callable[[], bool] = lambda: False, parcel: bytes = b"") -> None:
         """Connects to the cluster, and waits for the places.
 
         Args:
             asked: the request.
             is_over: whether to give up waiting, as nobody wants them any more.
+            parcel: a function that workers are to call, as `syrtos.notebook.parcel` packs it; empty: there is none.
 
         Raises:
             LaunchError: there is no cluster, it has not what was asked for, or nodes lack what workers need.
@@ -55,6 +56,7 @@ class Places:
             group, bundles = self._group()
             self._actors = [self._actor(group, bundle) for bundle in bundles]
             self._await_actors()
+            self._parcel: Any = ray.put(parcel) if parcel else b""
             self._links = Links(ray.util.get_node_ip_address())
             self._stack.callback(self._links.close)
         except BaseException:
@@ -161,7 +163,7 @@ class Places:
     def _start(self, place: int, command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, int]:
         tickets = [self._links.ticket(), self._links.ticket()]
         started = self._actors[place].start.remote(
-            self._links.address, self._links.key, tickets, list(command), dict(variables)
+            self._links.address, self._links.key, tickets, list(command), dict(variables), self._parcel
         )
         try:
             ray.get(started, timeout=_START)
@@ -190,6 +192,23 @@ class Places:
 
     def _question(self, actor: Any) -> Any:
         return actor.facts.remote(self._asked.python, self._asked.folder)
+
+    def result(self) -> bytes:
+        """Returns what rank 0's call has returned, pickled; empty if there is nothing, or its node is lost."""
+        return next((found for found in self._told([actor.result.remote() for actor in self._actors]) if found), b"")
+
+    def epochs(self, run_dir: str) -> dict[str, list[str]]:
+        """Returns the lines about ends of epochs that rank 0 has written, by the file's name."""
+        found: dict[str, list[str]] = {}
+        for told in self._told([actor.epochs.remote(run_dir) for actor in self._actors]):
+            found |= {name: lines for name, lines in told.items() if len(lines) > len(found.get(name, []))}
+        return found
+
+    def _told(self, answers: Sequence[Any]) -> Iterator[Any]:
+        """Yields the answers of actors that are there."""
+        for answer in ray.wait(list(answers), num_returns=len(answers), timeout=_LOOK)[0]:
+            with contextlib.suppress(ray.exceptions.RayError):
+                yield ray.get(answer)
 
     def close(self) -> None:
         """Ends the agents, and gives the places back."""

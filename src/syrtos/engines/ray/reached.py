@@ -17,10 +17,10 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.engines.engine import Reached
 from syrtos.engines.ray.asked import Asked
-from syrtos.engines.ray.door import VARIABLE
+from syrtos.engines.ray.door import VARIABLE, ask
 from syrtos.errors import LaunchError
 from syrtos.launch import output, signalling
-from syrtos.launch.spec import Host
+from syrtos.launch.spec import Host, parse_hosts
 
 _COMMAND = shlex.join([sys.executable, "-P", "-m", "syrtos.engines.ray.reach"])
 _LONGEST_END = 15.0  # seconds
@@ -54,6 +54,14 @@ def reached(asked: Asked, run_dir: Path) -> Iterator[Reached]:
             threading.Thread(target=_watch, args=(process, over, run_dir), name="syrtos-ray", daemon=True).start()
             settings.set_environment({VARIABLE: door})
             yield Reached(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
+
+
+@contextlib.contextmanager
+def at_door(path: str) -> Iterator[Reached]:
+    """Context manager: yields the hosts of places that the process which has started this one holds, as `syrtos.ray.run` does."""
+    settings.take("CUDA_VISIBLE_DEVICES")
+    hosts = parse_hosts(ask(path)[0].replace(" ", ","))
+    yield Reached(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
 
 
 @contextlib.contextmanager
