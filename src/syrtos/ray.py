@@ -86,7 +86,7 @@ def run(
         with launcher.memory() as result:
             result.write(places.result())
             result.flush()
-            return launcher.unpickled(result, options["run_dir"])
+            return launcher.result_of(result, options["run_dir"])
 
 
 def _command(workers: int, least: int | None, options: Mapping[str, object]) -> tuple[str, ...]:

@@ -29,7 +29,10 @@ class RayCluster:
 
     def __init__(self, nodes: int, dashboard: bool = False) -> None:
         """Starts ``nodes`` nodes, each with one CPU."""
-        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # other tests would leave them no time
+        os.environ |= {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
+        }  # other tests would leave them no time
         self._ray: Any = importlib.import_module("ray")
         cluster_utils: Any = importlib.import_module("ray.cluster_utils")
         head = {"num_cpus": 1, "include_dashboard": dashboard}

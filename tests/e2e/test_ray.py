@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +69,11 @@ def start(folder: Path, *words: object, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def on(cluster: RayCluster, folder: Path, *words: object, workers: int = NODES, **env: str) -> subprocess.Popen[str]:
+def on(
+    cluster: RayCluster, folder: Path, *words: object, workers: int = NODES, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Starts a run on the cluster."""
-    return start(folder, "--on", "ray", "--with", f"address={cluster.address}", "-n", workers, *words, **env)
+    return start(folder, "--on", "ray", "--with", f"address={cluster.address}", "-n", workers, *words, **(env or {}))
 
 
 def training(folder: Path) -> tuple[object, ...]:
@@ -116,7 +118,7 @@ def test_the_result_is_that_of_this_machine(cluster: RayCluster, here: Path, tmp
 
 
 def test_a_lost_node_s_worker_runs_on_the_others(cluster: RayCluster, here: Path, tmp_path: Path) -> None:
-    run = on(cluster, tmp_path, *training(tmp_path), **SLOW)
+    run = on(cluster, tmp_path, *training(tmp_path), env=SLOW)
     until(lambda: steps(tmp_path) > 10, run)
     cluster.kill(2)
     code, said = ended(run)
@@ -127,7 +129,7 @@ def test_a_lost_node_s_worker_runs_on_the_others(cluster: RayCluster, here: Path
 
 
 def test_an_elastic_run_takes_a_node_that_comes_later(cluster: RayCluster, here: Path, tmp_path: Path) -> None:
-    run = on(cluster, tmp_path, "--min-workers", 2, *training(tmp_path), PACE="1.0")
+    run = on(cluster, tmp_path, "--min-workers", 2, *training(tmp_path), env={"PACE": "1.0"})
     until(lambda: steps(tmp_path) > 5, run)
     cluster.kill(2)
     until(lambda: (tmp_path / "run" / "generation-2" / "logs" / "rank-1.log").exists(), run)
@@ -158,11 +160,15 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_when_the_launcher_ends(cluster: RayCluster, tmp_path: Path, number: signal.Signals) -> None:
-    run = on(cluster, tmp_path, *training(tmp_path), **SLOW)
-    until(lambda: steps(tmp_path) > 2, run)
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import time, syrtos\nsyrtos.init()\nopen(f'{tmp_path}/{{syrtos.rank()}}', 'w').close()\ntime.sleep(900)\n"
+    )
+    run = on(cluster, tmp_path, script)
+    until(lambda: all((tmp_path / str(rank)).exists() for rank in range(NODES)), run)
     run.send_signal(number)
     code, said = ended(run)
-    assert code == {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGKILL: -9}[number], said
+    assert code == (-9 if number == signal.SIGKILL else 128 + number), said
     cluster.until_nothing_is_left()
     cluster.until_free(NODES)
 

@@ -74,7 +74,7 @@ def notebook_launcher(
     with memory() as parcel_file, memory() as result:
         parcel.pack(function, args, f"/proc/{os.getpid()}/fd/{result.fileno()}", parcel_file)
         run((*command, "-m", "syrtos.notebook.call"), env, parcel_file)
-        return unpickled(result, options["run_dir"])
+        return result_of(result, options["run_dir"])
 
 
 def check(function: object, args: object, workers: object) -> None:
@@ -220,7 +220,7 @@ def _interrupts(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[N
         signal.signal(signal.SIGINT, before)
 
 
-def unpickled(file: IO[bytes], run_dir: object) -> object:
+def result_of(file: IO[bytes], run_dir: object) -> object:
     if not os.fstat(file.fileno()).st_size:
         raise LaunchError(
             "rank 0 ended without returning, as after `sys.exit(0)`: there is no result. Let the function come to its end, or return early. "

@@ -9,7 +9,7 @@ from syrtos import settings
 from syrtos.engines.engine import Engine, Reached, Wanted
 from syrtos.engines.ray.asked import SETTINGS, asked_of
 from syrtos.engines.ray.door import VARIABLE
-from syrtos.engines.ray.reached import at_door, reached
+from syrtos.engines.ray.reached import at_door, reach_cluster
 from syrtos.errors import ConfigurationError
 
 
@@ -24,7 +24,7 @@ class Ray(Engine):
         if importlib.util.find_spec("ray") is None:
             raise ConfigurationError("`--on ray` needs the package ray: `pip install 'syrtos[ray]'`.")
         opened = settings.environment().get(VARIABLE)
-        return at_door(opened) if opened else reached(asked, wanted.run_dir)
+        return at_door(opened) if opened else reach_cluster(asked, wanted.run_dir)
 
 
 ENGINE = Ray()

@@ -59,7 +59,7 @@ class Door:
     def _answer(self, asking: socket.socket) -> None:
         with contextlib.suppress(OSError), asking:  # who has asked may be gone
             try:
-                text, descriptors = self._answered(_line(asking))
+                text, descriptors = self._answer_to(_line(asking))
             except SyrtosError as error:
                 text, descriptors = f"!{error}", ()
             except Exception as error:  # else who has asked would not know why
@@ -70,7 +70,7 @@ class Door:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _answered(self, question: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
+    def _answer_to(self, question: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
         if "host" in question:
             return "", self._starts.start(question["host"], question["command"])
         return " ".join(f"{host.name}:{host.slots}" for host in self._starts.hosts()), ()

@@ -83,9 +83,9 @@ class Place:
             agent = subprocess.Popen(
                 command,
                 env={**environment(), **variables, **of_call},
-                stdin=link,
-                stdout=link,
-                stderr=complaints,
+                stdin=link.fileno(),
+                stdout=link.fileno(),
+                stderr=complaints.fileno(),
                 start_new_session=True,
                 preexec_fn=signalling.die_with_parent,
             )

@@ -22,7 +22,7 @@ from syrtos.launch.spec import Host
 ray: Any = importlib.import_module("ray")
 _strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
 
-_LOOK = 5.0  # seconds that actors have to say where they are: those that are just moved have no time to
+_LOOK = 2.0  # seconds that actors have to say where they are: those that are just moved have no time to
 _START = 50.0  # seconds for an agent to connect; a launcher waits for 60
 _QUIET = 5.0  # seconds before it is said what a run waits for
 _OF_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -132,6 +132,7 @@ class Places:
                 raise LaunchError(_not_up(error)) from error
             if why := why_unfit(self._asked, facts["address"], facts):
                 raise LaunchError(why)
+            self._spots.append(_spot(facts))
 
     def _give_up_if_over(self) -> None:
         if self._is_over():
@@ -176,35 +177,40 @@ class Places:
         return descriptors[0], descriptors[1]
 
     def _look(self) -> None:
-        """Asks all actors where they are."""
+        """Asks all actors where they are; one that has no time is where it was, as long as its node is there."""
         answers = {
             place: self._answers.pop(place, None) or self._question(actor) for place, actor in enumerate(self._actors)
         }
         ready, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=_LOOK)
-        self._spots = [None] * len(answers)
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        spots: list[Spot | None] = [spot if spot and spot.node in alive else None for spot in self._spots]
         for place, answer in answers.items():
             if answer not in ready:
                 self._answers[place] = answer
                 continue
-            with contextlib.suppress(ray.exceptions.RayError):  # its node is lost
-                facts = ray.get(answer)
-                self._spots[place] = Spot(facts["node"], facts["address"], tuple(map(str, facts["gpus"])))
+            try:
+                spots[place] = _spot(ray.get(answer))
+            except ray.exceptions.RayError:  # its node is lost
+                spots[place] = None
+        self._spots = spots
 
     def _question(self, actor: Any) -> Any:
         return actor.facts.remote(self._asked.python, self._asked.folder)
 
     def result(self) -> bytes:
         """Returns what rank 0's call has returned, pickled; empty if there is nothing, or its node is lost."""
-        return next((found for found in self._told([actor.result.remote() for actor in self._actors]) if found), b"")
+        return next(
+            (found for found in self._answers_of([actor.result.remote() for actor in self._actors]) if found), b""
+        )
 
     def epochs(self, run_dir: str) -> dict[str, list[str]]:
         """Returns the lines about ends of epochs that rank 0 has written, by the file's name."""
         found: dict[str, list[str]] = {}
-        for told in self._told([actor.epochs.remote(run_dir) for actor in self._actors]):
+        for told in self._answers_of([actor.epochs.remote(run_dir) for actor in self._actors]):
             found |= {name: lines for name, lines in told.items() if len(lines) > len(found.get(name, []))}
         return found
 
-    def _told(self, answers: Sequence[Any]) -> Iterator[Any]:
+    def _answers_of(self, answers: Sequence[Any]) -> Iterator[Any]:
         """Yields the answers of actors that are there."""
         for answer in ray.wait(list(answers), num_returns=len(answers), timeout=_LOOK)[0]:
             with contextlib.suppress(ray.exceptions.RayError):
@@ -213,6 +219,10 @@ class Places:
     def close(self) -> None:
         """Ends the agents, and gives the places back."""
         self._stack.close()
+
+
+def _spot(facts: Mapping[str, Any]) -> Spot:
+    return Spot(facts["node"], facts["address"], tuple(map(str, facts["gpus"])))
 
 
 def _kill(actor: Any) -> None:

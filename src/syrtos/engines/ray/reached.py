@@ -27,7 +27,7 @@ _LONGEST_END = 15.0  # seconds
 
 
 @contextlib.contextmanager
-def reached(asked: Asked, run_dir: Path) -> Iterator[Reached]:
+def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
     """Context manager: yields the hosts on which Ray has placed the workers.
 
     If the connection to the cluster is lost meanwhile, the run is stopped: workers save their state.
@@ -49,7 +49,7 @@ def reached(asked: Asked, run_dir: Path) -> Iterator[Reached]:
             start_new_session=True,  # it outlives Ctrl-C until the workers have ended
         )
         over = threading.Event()
-        with process, _ended(process, over):
+        with process, _closing(process, over):
             hosts = _hosts(process, asked)
             threading.Thread(target=_watch, args=(process, over, run_dir), name="syrtos-ray", daemon=True).start()
             settings.set_environment({VARIABLE: door})
@@ -65,7 +65,7 @@ def at_door(path: str) -> Iterator[Reached]:
 
 
 @contextlib.contextmanager
-def _ended(process: subprocess.Popen[bytes], over: threading.Event) -> Iterator[None]:
+def _closing(process: subprocess.Popen[bytes], over: threading.Event) -> Iterator[None]:
     """Context manager: at its end the process that is connected to Ray gives the places back, and ends."""
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,26 +14,25 @@ from syrtos.engines.ray.asked import Asked, asked_of, why_never, why_no_bundles,
 from syrtos.errors import ConfigurationError
 
 
-def asked(workers: int | None = 4, gpus: int = 0, **values: str) -> Asked:
-    named = {name.replace("_", "-"): value for name, value in values.items()}
-    return asked_of(Wanted(workers, gpus, Path("/run"), (), named, "/python", Path("/here")))
+def asked(values: Mapping[str, str] | None = None, workers: int | None = 4, gpus: int = 0) -> Asked:
+    return asked_of(Wanted(workers, gpus, Path("/run"), (), values or {}, "/python", Path("/here")))
 
 
 def test_each_worker_has_a_bundle() -> None:
     assert asked().bundle == {"CPU": 1.0}
-    assert asked(gpus=2, cpus_per_worker="0.5").bundle == {"CPU": 0.5, "GPU": 2}
-    assert asked(strategy="strict-spread").strategy == "STRICT_SPREAD"
+    assert asked({"cpus-per-worker": "0.5"}, gpus=2).bundle == {"CPU": 0.5, "GPU": 2}
+    assert asked({"strategy": "strict-spread"}).strategy == "STRICT_SPREAD"
 
 
 def test_it_travels_as_json() -> None:
-    whole = asked(gpus=1, address="10.0.0.1:6379", wait="5")
+    whole = asked({"address": "10.0.0.1:6379", "wait": "5"}, gpus=1)
     assert Asked(**json.loads(json.dumps(dataclasses.asdict(whole)))) == whole
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"cpus_per_worker": "0"}, "must be a number above 0. Received: '0'"),
+        ({"cpus-per-worker": "0"}, "must be a number above 0. Received: '0'"),
         ({"wait": "long"}, "`--with wait` must be a number above 0. Received: 'long'"),
         ({"strategy": "best"}, "one of PACK, SPREAD, STRICT_SPREAD, STRICT_PACK. Received: 'best'"),
         ({"address": "ray://10.0.0.1:10001"}, "ray job submit --working-dir"),
@@ -41,7 +41,7 @@ def test_it_travels_as_json() -> None:
 )
 def test_values_that_ray_has_not_are_refused(values: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        asked(**values)
+        asked(values)
     assert said in str(refused.value)
 
 
@@ -57,7 +57,7 @@ def test_what_a_run_waits_for() -> None:
         "an autoscaler starts nodes"
     )
     assert why_waiting(asked(), {"CPU": 4.0}, {"CPU": 1.0}, 1).endswith(": others use them")
-    spread = why_waiting(asked(strategy="STRICT_SPREAD"), {"CPU": 64.0}, {"CPU": 64.0}, 3)
+    spread = why_waiting(asked({"strategy": "STRICT_SPREAD"}), {"CPU": 64.0}, {"CPU": 64.0}, 3)
     assert spread.endswith("there are too few nodes, unless an autoscaler starts nodes")
 
 

@@ -27,7 +27,7 @@ class Cat:
         ours, theirs = socket.socketpair()
         read, write = os.pipe()
         with theirs:
-            subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=write)
+            subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=write)
         os.close(write)
         return ours.detach(), read
 
