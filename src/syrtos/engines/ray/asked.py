@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syrtos.engines.engine import Wanted
-from syrtos.errors import ConfigurationError
+from syrtos.errors import ConfigurationError, LaunchError
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_SPREAD", "STRICT_PACK")
 _WAIT = 600.0  # seconds: an autoscaler needs minutes for a node
@@ -106,6 +106,22 @@ def _address(text: str | None) -> str | None:
     return text or None
 
 
+def free_bundles(asked: Asked, specs: Sequence[Mapping[str, float]]) -> list[int]:
+    """Returns bundles that take a worker each; the first of a group is that of the process which has asked for it.
+
+    Raises:
+        LaunchError: there are too few.
+    """
+    fitting = [
+        number
+        for number, spec in enumerate(specs)
+        if number and all(spec.get(name, 0.0) >= count for name, count in asked.bundle.items())
+    ]
+    if len(fitting) < asked.workers:
+        raise LaunchError(_why_no_bundles(asked, len(specs), len(fitting)))
+    return fitting[: asked.workers]
+
+
 # -- sentences -----------------------------------------------------------------------------------
 
 
@@ -135,7 +151,7 @@ def why_never(asked: Asked, waiting: str) -> str:
     )
 
 
-def why_no_bundles(asked: Asked, bundles: int, fitting: int) -> str:
+def _why_no_bundles(asked: Asked, bundles: int, fitting: int) -> str:
     """Returns why a placement group that is there already does not take the workers, and what to do.
 
     Args:

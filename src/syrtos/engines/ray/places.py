@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from syrtos.engines.ray.asked import Asked, why_never, why_no_bundles, why_unfit, why_waiting
+from syrtos.engines.ray.asked import Asked, free_bundles, why_never, why_unfit, why_waiting
 from syrtos.engines.ray.links import Links
 from syrtos.engines.ray.nodes import Nodes, Spot, gpus_of
 from syrtos.engines.ray.place import Place
@@ -78,7 +78,7 @@ class Places:
         """Returns a placement group, and its bundles for workers."""
         asked, around = self._asked, ray.util.get_current_placement_group()
         if around is not None:
-            return around, _free_bundles(asked, around.bundle_specs)
+            return around, free_bundles(asked, around.bundle_specs)
         group = ray.util.placement_group([asked.bundle] * asked.workers, strategy=asked.strategy)
         self._stack.callback(ray.util.remove_placement_group, group)
         began, told = time.monotonic(), ""
@@ -228,22 +228,6 @@ def _spot(facts: Mapping[str, Any]) -> Spot:
 def _kill(actor: Any) -> None:
     with contextlib.suppress(Exception):  # the cluster may be gone
         ray.kill(actor)
-
-
-def _free_bundles(asked: Asked, specs: Sequence[Mapping[str, float]]) -> list[int]:
-    """Returns bundles that take a worker each; the first of a group is that of the process which has asked for it.
-
-    Raises:
-        LaunchError: there are too few.
-    """
-    fitting = [
-        number
-        for number, spec in enumerate(specs)
-        if number and all(spec.get(name, 0.0) >= count for name, count in asked.bundle.items())
-    ]
-    if len(fitting) < asked.workers:
-        raise LaunchError(why_no_bundles(asked, len(specs), len(fitting)))
-    return fitting[: asked.workers]
 
 
 def _unreachable(address: str | None, error: Exception) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from syrtos.engines.engine import Wanted
-from syrtos.engines.ray.asked import Asked, asked_of, why_never, why_no_bundles, why_unfit, why_waiting
-from syrtos.errors import ConfigurationError
+from syrtos.engines.ray.asked import Asked, asked_of, free_bundles, why_never, why_unfit, why_waiting
+from syrtos.errors import ConfigurationError, LaunchError
 
 
 def asked(values: Mapping[str, str] | None = None, workers: int | None = 4, gpus: int = 0) -> Asked:
@@ -63,7 +63,16 @@ def test_what_a_run_waits_for() -> None:
 
 def test_what_can_be_done_is_said() -> None:
     assert "`--with wait=1200`" in why_never(asked(), "others use them")
-    assert "[{'CPU': 1.0}] * 4)`" in why_no_bundles(asked(), 3, 2)
+
+
+def test_workers_take_bundles_that_are_large_enough_from_the_second_on() -> None:
+    specs = [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 0.5}, {"CPU": 4.0, "GPU": 1.0}]
+    assert free_bundles(asked(workers=2), specs) == [1, 3]
+    assert free_bundles(asked(workers=1, gpus=1), specs) == [3]
+    with pytest.raises(LaunchError) as refused:
+        free_bundles(asked(workers=3), specs)
+    assert "of the 4 bundles of the placement group around this process 2 beside the first" in str(refused.value)
+    assert "[{'CPU': 1.0}] * 3)`" in str(refused.value)
 
 
 def test_what_a_node_lacks() -> None:
