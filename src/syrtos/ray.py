@@ -81,7 +81,7 @@ def run(
     ):
         env = launcher.environment_of_workers(settings.environment()) | {door.VARIABLE: path}
         env.pop("CUDA_VISIBLE_DEVICES", None)  # this process's own: workers have what Ray gives them
-        with _reporting(places, str(Path(str(options["run_dir"])).resolve())):
+        with reporting(places, str(Path(str(options["run_dir"])).resolve())):
             launcher.run(command, env, subprocess.DEVNULL)
         with launcher.memory() as result:
             result.write(places.result())
@@ -128,7 +128,7 @@ def _places(asked: Asked, packed: bytes) -> contextlib.closing[Places]:
 
 
 @contextlib.contextmanager
-def _reporting(places: Places, run_dir: str) -> Iterator[None]:
+def reporting(places: Places, run_dir: str) -> Iterator[None]:
     """Context manager: the logs of epochs are reported to the session of Ray Tune or Ray Train that is active here."""
     report = _report_of_session()
     if report is None:
