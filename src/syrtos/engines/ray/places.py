@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from syrtos.engines.ray.asked import Asked, free_bundles, why_never, why_unfit, why_waiting
@@ -17,6 +19,7 @@ from syrtos.engines.ray.place import Place
 from syrtos.errors import LaunchError
 from syrtos.launch import output
 from syrtos.launch.spec import Host
+from syrtos.settings import environment
 
 # By their names: type checkers, and tests of what needs no Ray, do without it.
 ray: Any = importlib.import_module("ray")
@@ -25,6 +28,9 @@ _strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
 _LOOK = 2.0  # seconds that actors have to say where they are: those that are just moved have no time to
 _START = 50.0  # seconds for an agent to connect; a launcher waits for 60
 _QUIET = 5.0  # seconds before it is said what a run waits for
+_KNOCK = 10.0  # seconds
+# Where Ray notes the cluster of this machine.
+_CURRENT = Path("/tmp/ray/ray_current_cluster")
 _OF_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -69,6 +75,7 @@ class Places:
         if ray.is_initialized():
             return
         try:
+            _knock(self._asked.address)
             ray.init(address=self._asked.address or "auto", logging_level=logging.WARNING)
         except Exception as error:  # it has no kind of its own for most
             raise LaunchError(_unreachable(self._asked.address, error)) from error
@@ -230,9 +237,22 @@ def _kill(actor: Any) -> None:
         ray.kill(actor)
 
 
+def _knock(address: str | None) -> None:
+    """Connects to a cluster's address, and leaves again: Ray itself tries for minutes where nobody is.
+
+    Raises:
+        OSError: nobody is there.
+    """
+    if not address:
+        address = environment().get("RAY_ADDRESS") or (_CURRENT.read_text() if _CURRENT.exists() else "")
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK).close()
+
+
 def _unreachable(address: str | None, error: Exception) -> str:
     where = f"at {address}" if address else "on this machine (RAY_ADDRESS and /tmp/ray name none)"
-    said = "" if isinstance(error, ConnectionError) and address is None else f": {_first_line(error)}"
+    said = "" if type(error) is ConnectionError and address is None else f": {_first_line(error)}"
     return (
         f"No Ray cluster was found {where}{said}. Give the command on a node of a cluster (`ray start --head` starts one of this machine), name it "
         "(`--with address=10.0.0.1:6379`), or submit the command: `ray job submit --working-dir . -- syrtos run --on ray ...`."
