@@ -21,7 +21,6 @@ ROOMS = {
     "jobs": "SageMaker-shaped jobs, the service",
     "engines": "Slurm, Kubernetes, ...: what places the processes of a run",
     "report": "what a run has left behind: where its time went, what to change",
-    "engines": "what places processes: Slurm, Ray, a scheduler",
     "launch": "plan, supervise, judge; the worker",
     "keras": "hooks into Keras and TensorFlow",
     "api": "rank, size, allreduce, ...",
