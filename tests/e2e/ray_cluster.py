@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,18 +28,20 @@ class RayCluster:
         address: the address for `--with address=`.
     """
 
-    def __init__(self, nodes: int, dashboard: bool = False) -> None:
-        """Starts ``nodes`` nodes, each with one CPU."""
+    def __init__(self, nodes: int, cpus: int = 1, dashboard: bool = False) -> None:
+        """Starts ``nodes`` nodes, each with so many CPUs."""
         os.environ |= {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
         }  # other tests would leave them no time
         self._ray: Any = importlib.import_module("ray")
         cluster_utils: Any = importlib.import_module("ray.cluster_utils")
-        head = {"num_cpus": 1, "include_dashboard": dashboard}
+        head = {"num_cpus": cpus, "include_dashboard": dashboard}
+        if dashboard:
+            head["dashboard_port"] = _free_port()
         self._cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
-        self._nodes = [self._cluster.head_node]
+        self._cpus, self._nodes = cpus, [self._cluster.head_node]
         self._ray.init(address=self.address, log_to_driver=False)
         for _ in range(nodes - 1):
             self.add()
@@ -54,7 +57,7 @@ class RayCluster:
 
     def add(self) -> None:
         """Starts a further node."""
-        self._nodes.append(self._cluster.add_node(num_cpus=1))
+        self._nodes.append(self._cluster.add_node(num_cpus=self._cpus))
 
     def kill(self, node: int) -> None:
         """Kills the processes of a node, as in a power cut."""
@@ -86,6 +89,12 @@ class RayCluster:
         self._cluster.shutdown()
 
 
+def _free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
 def of_syrtos() -> Iterator[str]:
     """The command lines of processes of syrtos that Ray's processes have started, and of those that speak with Ray."""
     for process in psutil.process_iter():
@@ -100,9 +109,9 @@ def _is_of_ray(env: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def cluster(nodes: int = 3, dashboard: bool = False) -> Iterator[RayCluster]:
+def cluster(nodes: int = 3, cpus: int = 1, dashboard: bool = False) -> Iterator[RayCluster]:
     """Context manager: a cluster with so many nodes."""
-    started = RayCluster(nodes, dashboard)
+    started = RayCluster(nodes, cpus, dashboard)
     try:
         yield started
     finally:

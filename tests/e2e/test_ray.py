@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[RayCluster]:
-    with ray_cluster.cluster(NODES, dashboard=True) as cluster:
+    with ray_cluster.cluster(NODES) as cluster:
         yield cluster
 
 
@@ -180,22 +180,6 @@ def test_ctrl_c_ends_the_wait_for_places(cluster: RayCluster, tmp_path: Path) ->
     run.send_signal(signal.SIGINT)
     assert ended(run)[0] == 130
     cluster.until_nothing_is_left()
-
-
-def test_a_job_of_ray_brings_its_folder_along(cluster: RayCluster, tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    (folder / "job.py").write_text("import os, syrtos\nsyrtos.init()\nprint('in', os.getcwd(), syrtos.size())\n")
-    if (reason := cluster.why_no_jobs()) is not None:
-        pytest.skip(reason)
-    submit = (sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", cluster.dashboard)
-    run = (*SYRTOS, "run", "--on", "ray", "-n", str(NODES), "--run-dir", str(tmp_path / "run"), "job.py")
-    done = subprocess.run(
-        [*submit, "--working-dir", str(folder), "--", *run], capture_output=True, text=True, timeout=LONG, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "/working_dir_files/" in done.stdout
-    assert f" {NODES}\n" in done.stdout
 
 
 def test_a_function_is_called_on_workers(cluster: RayCluster, tmp_path: Path) -> None:

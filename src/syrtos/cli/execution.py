@@ -117,7 +117,7 @@ class Request:
         if self.spec.elastic:
             names = [name for name in names if name not in ("hosts", "workers")]
         if self.spec.placed:
-            names = [name for name in names if name not in ("hosts", "elastic")]
+            names = [name for name in names if name != "hosts"]
         options = [name for name, value in described["options"].items() if value != found.get("options", {}).get(name)]
         unknown = [] if described["sha256"] else ["the module's files, which are not known"]
         readable = {"options": ", ".join(options), "sha256": "the script's file"}
