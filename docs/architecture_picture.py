@@ -13,6 +13,7 @@ ROOMS = {
     "__main__": "python -m syrtos",
     "cli": "one file per command",
     "dialects": "old APIs over the core, one leaf each",
+    "ray": "functions on a Ray cluster",
     "testing": "run_world, faults: for users too",
     "doctor": "what will be wrong",
     "tune": "batch, rate, search",

@@ -82,8 +82,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "data":
-        return importlib.import_module("syrtos.data")
+    if name in ("data", "ray"):
+        return importlib.import_module(f"syrtos.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'syrtos' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES.get(name, "syrtos.api")), name)

@@ -36,6 +36,9 @@ INPUT_VARIABLE = "SYRTOS_INPUT"
 TASKS_VARIABLE = "SYRTOS_TASKS"
 SNAPSHOTS_VARIABLE = "SYRTOS_SNAPSHOTS"
 TRIAL_VARIABLE = "SYRTOS_TRIAL"
+# Where workers find a function that they are to call, and leave its result: two files in the memory of a process of this user, and their name there.
+CALL_VARIABLE = "SYRTOS_CALL"
+CALL_NAME = "syrtos-notebook"
 # When a process began to import the frameworks from which this one is forked, and when it had, in seconds since the epoch.
 IMPORTED_VARIABLE = "SYRTOS_IMPORTED"
 # "1": each worker is a new interpreter, and imports by itself. "first", which the launcher sets: those are that are started before any has imported.

@@ -110,12 +110,14 @@ class Request:
     def differences(self, found: Mapping[str, Any]) -> list[str]:
         """Returns the names of what this request asks for otherwise than the request that ``found`` describes.
 
-        The hosts of an elastic run may be others.
+        The hosts of an elastic run may be others, and those that an engine has chosen.
         """
         described = self.described()
         names = [name for name in described if described[name] != found.get(name)]
         if self.spec.elastic:
             names = [name for name in names if name not in ("hosts", "workers")]
+        if self.spec.placed:
+            names = [name for name in names if name != "hosts"]
         options = [name for name, value in described["options"].items() if value != found.get("options", {}).get(name)]
         unknown = [] if described["sha256"] else ["the module's files, which are not known"]
         readable = {"options": ", ".join(options), "sha256": "the script's file"}

@@ -32,6 +32,8 @@ from syrtos.report.json_files import document
 _FACTS = "engine.json"
 # The word after --on for hosts on each of which this command was started.
 PLACED = "placed"
+# For launchers none of whose hosts is this machine, whatever their names.
+_NOWHERE = Met("", {}, lambda take: None)
 _EVERY = 2.0  # seconds between two questions about a run that waits
 _INTERRUPTED = 130
 # Options of this command that the launcher does not get which the engine starts; those with a value, and those without.
@@ -56,6 +58,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         metavar="G",
         help="with --on: GPUs that each worker asks the engine for",
     )
+    parser.set_defaults(are_placed=False)
     group.add_argument(
         "--detach",
         action="store_true",
@@ -163,13 +166,14 @@ def _reach(
     chosen: argparse.Namespace, reached: AbstractContextManager[Reached], launch: Callable[[Met | None], int]
 ) -> int:
     with reached as found:
-        if found.discover:
+        chosen.are_placed = True
+        if found.discover and (chosen.min_workers is not None or not found.hosts):
             chosen.discover = found.discover
         elif found.hosts:
             chosen.hosts = ",".join(f"{host.name}:{host.slots}" for host in found.hosts)
         if found.command:
             chosen.ssh = found.command
-        return launch(None)
+        return launch(_NOWHERE if found.is_for_all else None)
 
 
 # -- hosts that something has started ----------------------------------------------------------------------

@@ -178,6 +178,7 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, met: Met | None) -> int:
         ssh=chosen.ssh,
         forward=tuple(chosen.env),
         elastic=elastic,
+        placed=chosen.are_placed,
     )
     plan = make_plan(spec, this_machine(spec.hosts, met), settings.environment())
     policy = _policy(chosen, spec)

@@ -76,12 +76,15 @@ class Reached:
     Attributes:
         hosts: the hosts, and the number of workers that each takes.
         command: the words before a host's name and a command that is to run there, as `--ssh` has them.
-        discover: a command that prints the hosts of the moment; empty: they stay as they are.
+        discover: a command that prints the hosts of the moment, for runs that follow them (`--min-workers`); empty: they
+            stay as they are.
+        is_for_all: whether the command also starts the agent of a host that is this machine.
     """
 
     hosts: tuple[Host, ...]
     command: str
     discover: str = ""
+    is_for_all: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Spec:
         ssh: command used to reach hosts, with options of its own.
         forward: names of variables that workers of other hosts get from this process, beside those that all get.
         elastic: how the number of workers follows the hosts; None: it is fixed.
+        placed: whether an engine has chosen the hosts: they may be others when the run goes on.
     """
 
     program: Program
@@ -66,6 +67,7 @@ class Spec:
     ssh: str = "ssh"
     forward: tuple[str, ...] = ()
     elastic: Elastic | None = None
+    placed: bool = False
 
     @property
     def processes(self) -> int:

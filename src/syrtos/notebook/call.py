@@ -1,6 +1,6 @@
 """The program of a notebook's workers.
 
-It reads a function from standard input, calls it, and gives back rank 0's result.
+It reads a function from standard input, or from where a variable says, calls it, and gives back rank 0's result.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from syrtos import api
 from syrtos.errors import ConfigurationError
 from syrtos.launch.import_hook import after_import
 from syrtos.notebook import parcel
+from syrtos.settings import CALL_VARIABLE, environment
 
 
 def main() -> None:
@@ -26,11 +27,14 @@ def main() -> None:
     Raises:
         ConfigurationError: standard input holds no function of a notebook.
     """
-    if not os.readlink("/proc/self/fd/0").startswith(f"/memfd:{parcel.NAME} "):  # nothing else is unpickled
+    source, _, result_path = environment().get(CALL_VARIABLE, "").partition(":")
+    source = source or "/proc/self/fd/0"
+    if not os.readlink(source).startswith(f"/memfd:{parcel.NAME} "):  # nothing else is unpickled
         raise ConfigurationError(
             "The function of this run was in the memory of a notebook, and is gone: call `syrtos.notebook_launcher` there again."
         )
-    head, function_and_args = parcel.unpack(sys.stdin.buffer)
+    file = open(source, "rb") if result_path else sys.stdin.buffer  # noqa: SIM115 - it is read to the end of the call
+    head, function_and_args = parcel.unpack(file)
     sys.path[:] = head.path
     linecache.cache.update({name: (sum(map(len, lines)), None, lines, name) for name, lines in head.sources.items()})
     after_import("keras", lambda: _configure(head.keras))
@@ -39,7 +43,7 @@ def main() -> None:
     vars(sys.modules["__main__"]).update(getattr(function, "__globals__", {}))
     result = function(*args)
     if api.rank() == 0:
-        Path(head.result).write_bytes(_packed(result))
+        Path(result_path or head.result).write_bytes(_packed(result))
 
 
 def _configure(settings: dict[str, str]) -> None:

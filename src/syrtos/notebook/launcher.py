@@ -66,18 +66,18 @@ def notebook_launcher(
             without returning.
         KeyboardInterrupt: the kernel was interrupted; no worker is left.
     """
-    _check(function, args, workers)
+    check(function, args, workers)
     _check_cores(workers, bool(options.get("oversubscribe")))
-    env = _environment(settings.environment())
+    env = environment_of_workers(settings.environment())
     options = {"grace": _GRACE, "run_dir": new_run_dir(), **options}
-    command = (sys.executable, "-P", "-m", "syrtos", "run", "-n", str(workers), *_flags(options))
-    with _memory() as parcel_file, _memory() as result:
+    command = (sys.executable, "-P", "-m", "syrtos", "run", "-n", str(workers), *flags(options))
+    with memory() as parcel_file, memory() as result:
         parcel.pack(function, args, f"/proc/{os.getpid()}/fd/{result.fileno()}", parcel_file)
-        _run((*command, "-m", "syrtos.notebook.call"), env, parcel_file)
-        return _result(result, options["run_dir"])
+        run((*command, "-m", "syrtos.notebook.call"), env, parcel_file)
+        return result_of(result, options["run_dir"])
 
 
-def _check(function: object, args: object, workers: object) -> None:
+def check(function: object, args: object, workers: object) -> None:
     """Raises ConfigurationError if no workers can be started."""
     if not callable(function):
         raise ConfigurationError(
@@ -110,7 +110,7 @@ def _check_cores(workers: int, oversubscribe: bool) -> None:
         )
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
+def environment_of_workers(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the workers' environment.
 
     It has the backend that Keras uses here, however it was chosen, and no display of plots that only a kernel has.
@@ -124,7 +124,7 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _flags(options: Mapping[str, object]) -> Iterator[str]:
+def flags(options: Mapping[str, object]) -> Iterator[str]:
     """Yields the options of `syrtos run` in the form of its command line.
 
     Raises:
@@ -158,13 +158,13 @@ def _refuse(name: str, known: set[str]) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _memory() -> Iterator[IO[bytes]]:
+def memory() -> Iterator[IO[bytes]]:
     """Context manager: yields a file that has no name, is on no disk, and is gone at the end."""
     with os.fdopen(os.memfd_create(parcel.NAME), "w+b") as file:
         yield file
 
 
-def _run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes]) -> None:
+def run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes] | int) -> None:
     """Runs the workers to their end.
 
     Raises:
@@ -220,7 +220,7 @@ def _interrupts(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[N
         signal.signal(signal.SIGINT, before)
 
 
-def _result(file: IO[bytes], run_dir: object) -> object:
+def result_of(file: IO[bytes], run_dir: object) -> object:
     if not os.fstat(file.fileno()).st_size:
         raise LaunchError(
             "rank 0 ended without returning, as after `sys.exit(0)`: there is no result. Let the function come to its end, or return early. "

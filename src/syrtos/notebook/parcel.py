@@ -20,12 +20,13 @@ from typing import IO, TYPE_CHECKING
 
 from syrtos.errors import ConfigurationError
 from syrtos.notebook import refusals
+from syrtos.settings import CALL_NAME
 
 if TYPE_CHECKING:
     from cloudpickle import Pickler
 
 # The name of memory files, for people who look at a process.
-NAME = "syrtos-notebook"
+NAME = CALL_NAME
 # The most bytes of a parcel: each worker gets a copy.
 LARGEST = 1 << 30
 

@@ -72,6 +72,10 @@ def test_it_is_told_what_differs(tmp_path: Path, request_in: Request) -> None:
     assert other.differences(found) == ["workers", "timeout"]
     elastic = dataclasses.replace(request_in.spec, workers=1, hosts=(Host("a", 1),), elastic=Elastic(1))
     assert dataclasses.replace(request_in, spec=elastic).differences(found) == ["elastic"]
+    elsewhere = dataclasses.replace(request_in.spec, hosts=(Host("b", 2),))
+    assert dataclasses.replace(request_in, spec=elsewhere).differences(found) == ["hosts"]
+    placed = dataclasses.replace(elsewhere, placed=True)
+    assert dataclasses.replace(request_in, spec=placed).differences(found) == []
 
 
 def test_no_snapshot_is_removed_without_a_word(tmp_path: Path, request_in: Request) -> None:

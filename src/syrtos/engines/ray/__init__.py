@@ -1,0 +1,30 @@
+"""Ray: workers run on the nodes of a Ray cluster, in the places that a placement group reserves for them."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import AbstractContextManager
+
+from syrtos import settings
+from syrtos.engines.engine import Engine, Reached, Wanted
+from syrtos.engines.ray.asked import SETTINGS, asked_of
+from syrtos.engines.ray.door import VARIABLE
+from syrtos.engines.ray.reached import at_door, reach_cluster
+from syrtos.errors import ConfigurationError
+
+
+class Ray(Engine):
+    """Runs on clusters of Ray 2."""
+
+    name = "ray"
+    settings = SETTINGS
+
+    def reach(self, wanted: Wanted) -> AbstractContextManager[Reached] | None:
+        asked = asked_of(wanted)
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigurationError("`--on ray` needs the package ray: `pip install 'syrtos[ray]'`.")
+        opened = settings.environment().get(VARIABLE)
+        return at_door(opened) if opened else reach_cluster(asked, wanted.run_dir)
+
+
+ENGINE = Ray()

@@ -1,0 +1,187 @@
+"""What a run asks Ray for, made from the command line; sentences about a request that Ray does not fulfil."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from syrtos.engines.engine import Wanted
+from syrtos.errors import ConfigurationError, LaunchError
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_SPREAD", "STRICT_PACK")
+_WAIT = 600.0  # seconds: an autoscaler needs minutes for a node
+SETTINGS = {
+    "address": "the cluster, as `ray.init(address=...)` has it (default: RAY_ADDRESS, else the cluster of this machine)",
+    "cpus-per-worker": "CPUs of each worker, as Ray counts them (default: 1)",
+    "strategy": f"how workers are placed on nodes: {', '.join(STRATEGIES)} (default: PACK)",
+    "wait": f"seconds to wait for nodes that are busy, or that an autoscaler has to start (default: {_WAIT:.0f})",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A request for places of workers.
+
+    Attributes:
+        workers: the number of workers.
+        cpus: CPUs of each.
+        gpus: GPUs of each.
+        strategy: one of Ray's strategies for placement groups.
+        address: the cluster's address; None: RAY_ADDRESS, or the cluster of this machine.
+        wait: seconds to wait for the places.
+        python: the interpreter that agents and workers run.
+        folder: the folder in which workers begin.
+    """
+
+    workers: int
+    cpus: float
+    gpus: float
+    strategy: str
+    address: str | None
+    wait: float
+    python: str
+    folder: str
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What one worker needs, as Ray's bundles have it."""
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
+    def __str__(self) -> str:
+        each = " and ".join(f"{_number(count)} {name}" for name, count in self.bundle.items())
+        return f"{self.workers} x {each}" + f" ({self.strategy})" * (self.strategy != "PACK")
+
+
+def asked_of(wanted: Wanted) -> Asked:
+    """Returns the request of a command line.
+
+    Raises:
+        ConfigurationError: the number of workers is missing, or a value is none that Ray has.
+    """
+    wanted.check(SETTINGS, "ray")
+    if wanted.workers is None:
+        raise ConfigurationError("`--on ray` needs the number of workers, for which Ray is asked for places: `-n 4`.")
+    values = wanted.values
+    return Asked(
+        workers=wanted.workers,
+        cpus=_positive("cpus-per-worker", values.get("cpus-per-worker", "1")),
+        gpus=wanted.gpus,
+        strategy=_strategy(values.get("strategy", "PACK")),
+        address=_address(values.get("address")),
+        wait=_positive("wait", values.get("wait", str(_WAIT))),
+        python=wanted.python,
+        folder=str(wanted.folder),
+    )
+
+
+def _positive(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < 1e9:
+        raise ConfigurationError(f"`--with {name}` must be a number above 0. Received: {text!r}.")
+    return number
+
+
+def _strategy(text: str) -> str:
+    found = text.upper().replace("-", "_")
+    if found not in STRATEGIES:
+        raise ConfigurationError(f"`--with strategy` must be one of {', '.join(STRATEGIES)}. Received: {text!r}.")
+    return found
+
+
+def _address(text: str | None) -> str | None:
+    """Returns an address at which a node of the cluster is reached.
+
+    Raises:
+        ConfigurationError: it is one of Ray Client, or of Ray Jobs.
+    """
+    if text and text.startswith(("ray://", "http://", "https://")):
+        raise ConfigurationError(
+            f"`--with address={text}` is an address for clients outside of the cluster, and the launcher of a run must be on one of its nodes: agents "
+            "connect to it. Give the command on a node, or submit it: `ray job submit --working-dir . -- syrtos run --on ray ...`."
+        )
+    return text or None
+
+
+def free_bundles(asked: Asked, specs: Sequence[Mapping[str, float]]) -> list[int]:
+    """Returns bundles that take a worker each; the first of a group is that of the process which has asked for it.
+
+    Raises:
+        LaunchError: there are too few.
+    """
+    fitting = [
+        number
+        for number, spec in enumerate(specs)
+        if number and all(spec.get(name, 0.0) >= count for name, count in asked.bundle.items())
+    ]
+    if len(fitting) < asked.workers:
+        raise LaunchError(_why_no_bundles(asked, len(specs), len(fitting)))
+    return fitting[: asked.workers]
+
+
+# -- sentences -----------------------------------------------------------------------------------
+
+
+def why_waiting(asked: Asked, has: Mapping[str, float], free: Mapping[str, float], nodes: int) -> str:
+    """Returns why there are no places yet, with what the cluster has.
+
+    Args:
+        asked: the request.
+        has: the resources of all nodes, as `ray.cluster_resources` returns them.
+        free: those that nothing has taken.
+        nodes: the number of nodes.
+    """
+    said = f"{asked} were asked for, and the cluster has {_listed(asked, has)} on {nodes} node{'s' * (nodes != 1)}, of which {_listed(asked, free)} free"
+    missing = [name for name, count in asked.bundle.items() if count * asked.workers > has.get(name, 0.0)]
+    spread = asked.strategy == "STRICT_SPREAD" and nodes < asked.workers
+    if not missing and not spread:
+        return f"{said}: others use them"
+    lacks = "nodes" if spread and not missing else " and ".join(f"{name}s" for name in missing)
+    return f"{said}: there are too few {lacks}, unless an autoscaler starts nodes"
+
+
+def why_never(asked: Asked, waiting: str) -> str:
+    """Returns why a run has got no places in time, and what to do; ``waiting`` is why it has waited."""
+    return (
+        f"Ray has found no places for {asked.workers} workers in {asked.wait:.0f} s: {waiting}. Ask for less (`-n`, `--with cpus-per-worker=0.5`), start "
+        f"nodes, or wait longer (`--with wait={2 * asked.wait:.0f}`); `ray status` shows who uses what."
+    )
+
+
+def _why_no_bundles(asked: Asked, bundles: int, fitting: int) -> str:
+    """Returns why a placement group that is there already does not take the workers, and what to do.
+
+    Args:
+        asked: the request.
+        bundles: the number of its bundles.
+        fitting: those that take a worker; the first does not count.
+    """
+    return (
+        f"{asked} were asked for, and of the {bundles} bundles of the placement group around this process {fitting} beside the first take such a worker. Ask "
+        f"for one for each, as in `tune.PlacementGroupFactory([{{'CPU': 1}}] + [{asked.bundle}] * {asked.workers})`."
+    )
+
+
+def why_unfit(asked: Asked, address: str, facts: Mapping[str, Any]) -> str:
+    """Returns what a node lacks that a run needs there; empty if it has all."""
+    lacks = [
+        *([] if facts["has_python"] else [f"the interpreter {asked.python}"]),
+        *([] if facts["has_folder"] else [f"the folder {asked.folder}"]),
+    ]
+    if not lacks:
+        return ""
+    return (
+        f"The node {address} has not {' nor '.join(lacks)}, which workers need at the same path on every node. Share them between the nodes, or let Ray bring "
+        "them: `ray job submit --working-dir . -- syrtos run --on ray ...`."
+    )
+
+
+def _listed(asked: Asked, resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{_number(resources.get(name, 0.0))} {name}" for name in asked.bundle)
+
+
+def _number(count: float) -> str:
+    return f"{count:g}"

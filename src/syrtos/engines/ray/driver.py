@@ -1,0 +1,77 @@
+"""The one process of a run that is connected to Ray: `python -m syrtos.engines.ray.driver DOOR`.
+
+It is not the launcher: Ray ends a process whose head node is lost, and a process with Ray's threads can't be forked at
+ease. The request comes as a line of JSON on standard input, whose end is the end of the run; an answer of one line goes
+to standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+from syrtos.engines.ray.asked import Asked
+from syrtos.engines.ray.door import Door
+from syrtos.errors import SyrtosError
+
+_LONGEST_END = 8.0  # seconds
+
+
+def main(path: str) -> int:
+    """Serves a run until its launcher is gone."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # Ray prints what its processes say
+    asked = Asked(**json.loads(_line(0)))
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(0, over), name="syrtos-launcher", daemon=True).start()
+    try:
+        with _places(asked, path, over) as hosts:
+            _tell(answers, hosts=hosts)
+            over.wait()
+    except SyrtosError as error:
+        _tell(answers, error=str(error))
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def _places(asked: Asked, path: str, over: threading.Event) -> Iterator[list[tuple[str, int]]]:
+    """Context manager: yields the hosts, on which agents can be started at the door."""
+    from syrtos.engines.ray.places import Places  # only here: it takes a second to import, and the launcher may be gone
+
+    with (
+        contextlib.closing(Places(asked, over.is_set)) as places,
+        contextlib.closing(Door(path, places)),
+    ):
+        yield [(host.name, host.slots) for host in places.hosts()]
+
+
+def _line(launcher: int) -> bytes:
+    """Reads a line without a buffer, whose lock a thread that reads on would hold at the end of this process."""
+    line = b""
+    while not line.endswith(b"\n") and (piece := os.read(launcher, 1)):
+        line += piece
+    return line
+
+
+def _watch(launcher: int, over: threading.Event) -> None:
+    """Waits for the end of the launcher; ends this process if it does not end by itself then."""
+    with contextlib.suppress(OSError):
+        while os.read(launcher, 1):
+            pass
+    over.set()
+    threading.Event().wait(_LONGEST_END)
+    os._exit(1)
+
+
+def _tell(answers: int, **facts: object) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(answers, json.dumps(facts).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,110 @@
+"""The actor that takes a worker's place on a node: it reserves what the worker needs, and starts an agent there when asked to."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from syrtos.engines.ray import links
+from syrtos.launch import signalling
+from syrtos.settings import CALL_NAME, CALL_VARIABLE, environment
+
+
+class Call:
+    """A function that workers call, and the result of rank 0, in files of this process's memory, which have no names."""
+
+    def __init__(self, parcel: bytes) -> None:
+        self._parcel, self._result = (os.memfd_create(CALL_NAME) for _ in range(2))
+        view = memoryview(parcel)
+        while view:
+            view = view[os.write(self._parcel, view) :]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variable by which workers find them."""
+        return {CALL_VARIABLE: ":".join(f"/proc/{os.getpid()}/fd/{file}" for file in (self._parcel, self._result))}
+
+    def result(self) -> bytes:
+        """Returns what rank 0 has left; empty if it has not, or was elsewhere."""
+        with os.fdopen(os.dup(self._result), "rb") as file:
+            file.seek(0)
+            return file.read()
+
+
+class Place:
+    """A worker's place. Ray makes it anew on another node when its own is lost."""
+
+    def __init__(self) -> None:
+        self._agents: list[subprocess.Popen[bytes]] = []
+        self._call: Call | None = None
+
+    def facts(self, python: str, folder: str) -> dict[str, Any]:
+        """Returns where the place is, and whether the interpreter and the folder of the run are there."""
+        ray: Any = importlib.import_module("ray")  # not above: tests of what needs no Ray import this file
+        context = ray.get_runtime_context()
+        return {
+            "node": context.get_node_id(),
+            "address": ray.util.get_node_ip_address(),
+            "gpus": list(context.get_accelerator_ids().get("GPU", [])),
+            "has_python": os.access(python, os.X_OK),
+            "has_folder": os.path.isdir(folder),
+        }
+
+    def start(
+        self,
+        address: tuple[str, int],
+        key: bytes,
+        tickets: Sequence[str],
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        parcel: bytes = b"",
+    ) -> None:
+        """Starts an agent whose standard input and output are a connection to the run, and whose errors go another.
+
+        It ends with this process: Ray's main thread, which calls this, lives as long.
+
+        Args:
+            address: where the run listens.
+            key: what it must be shown to know.
+            tickets: the words by which it knows the two connections.
+            command: the agent's command.
+            variables: variables on top of this process's.
+            parcel: a function that workers are to call, as `syrtos.notebook.parcel` packs it; empty: there is none.
+        """
+        self._agents = [agent for agent in self._agents if agent.poll() is None]
+        if parcel and self._call is None:
+            self._call = Call(parcel)
+        of_call = self._call.variables if self._call else {}
+        with links.dial(address, key, tickets[0]) as link, links.dial(address, key, tickets[1]) as complaints:
+            agent = subprocess.Popen(
+                command,
+                env={**environment(), **variables, **of_call},
+                stdin=link.fileno(),
+                stdout=link.fileno(),
+                stderr=complaints.fileno(),
+                start_new_session=True,
+                preexec_fn=signalling.die_with_parent,
+            )
+        self._agents.append(agent)
+
+    def result(self) -> bytes:
+        """Returns the result of the function that workers have called, if rank 0 was on this node."""
+        return self._call.result() if self._call else b""
+
+    def epochs(self, run_dir: str) -> dict[str, list[str]]:
+        """Returns the lines about ends of epochs that rank 0 has written on this node, by the file's name."""
+        found = Path(run_dir).glob("generation-*/ledger/epochs.jsonl")
+        first = Path(run_dir, "ledger", "epochs.jsonl")
+        return {str(path): _lines(path) for path in (first, *sorted(found))}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        *whole, _ = path.read_text().split("\n")  # what follows the last of them is still written
+    except OSError:
+        return []
+    return whole
