@@ -110,7 +110,7 @@ bench: $(READY) .venv/bench-ready
 
 .venv/ready-%: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing $(BACKENDS), what the tests need and the tools into .venv: some minutes."
-	@$(PIP) -e '.[$(subst $(space),$(comma),$(strip $(BACKENDS))),$(if $(filter tensorflow,$(BACKENDS)),legacy$(comma))examples,remote,parquet,jobs,kubernetes,postgres,dev]'
+	@$(PIP) -e '.[$(subst $(space),$(comma),$(strip $(BACKENDS))),$(if $(filter tensorflow,$(BACKENDS)),legacy$(comma))examples,remote,parquet,jobs,kubernetes,ray,postgres,dev]'
 	@touch $@ $(BACKENDS:%=.venv/demo-%)
 
 .venv/docs-ready: pyproject.toml constraints.txt | .venv/bin/python
