@@ -295,7 +295,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
     ):
         snapshots = (OnHosts(agents) if agents else Here()) if policy.restarts else None
         if snapshots:
-            members.committed = snapshots.committed
+            members.committed = snapshots.committed_number
         supervised = functools.partial(
             supervise,
             grace=spec.grace,
@@ -311,7 +311,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
         def start(folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
             nonlocal began
             try:
-                now, without = members.begin(snapshots.committed() if snapshots else 0)
+                now, without = members.begin(snapshots.committed_number() if snapshots else 0)
             except ConfigurationError as error:
                 return Outcome(End.NOT_STARTED, 1, why=str(error))
             if without:

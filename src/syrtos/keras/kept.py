@@ -87,7 +87,7 @@ class Kept:
         self.slots = Slots([tuple(pair) for pair in told["places"]])
         self.folder = Path(told["folder"])
         self.world, self._comm = world.current().world, world.current().comm
-        self.number = self.slots.committed()
+        self.number = self.slots.committed_number()
         self.fits = 0
         self.kept = 0  # bytes of the states of `fit`s that have ended
         self._has_room = self.number > 0  # which is known once there is a snapshot

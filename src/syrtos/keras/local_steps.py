@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from syrtos.checkpoint.encoding import Arrays, typed
+from syrtos.checkpoint.encoding import Arrays, as_dtype
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
@@ -429,7 +429,7 @@ def _is_floating(variable: Any) -> bool:
 
 def _like(array: Array, value: Array) -> Array:
     """Returns an array that comes from a snapshot, as bytes or not, in the dtype and shape of another."""
-    return typed(array, value.dtype).reshape(value.shape)
+    return as_dtype(array, value.dtype).reshape(value.shape)
 
 
 def meeting_at_end_of_epoch(original: Method) -> Method:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from syrtos.checkpoint import encoding
-from syrtos.checkpoint.encoding import Arrays, NotStorable, decode, encode, typed
+from syrtos.checkpoint.encoding import Arrays, NotStorable, as_dtype, decode, encode
 from syrtos.checkpoint.head import facts_of
 from syrtos.comm.objects import dtype_of
 from syrtos.errors import SnapshotError
@@ -131,7 +131,7 @@ def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays
     if count == size:
         return facts, arrays
     for name, dtype in facts["added up"].items():
-        everyone = [typed(encoding.unpack(piece)[name], dtype_of(dtype)) for piece in pieces]
+        everyone = [as_dtype(encoding.unpack(piece)[name], dtype_of(dtype)) for piece in pieces]
         arrays[name] = sum(everyone[1:], everyone[0]) if rank == 0 else np.zeros_like(everyone[0])
     facts["borrowed"] = rank >= count
     return facts, arrays
@@ -176,7 +176,7 @@ def put_back_variables(model: Any, alike: Arrays, mine: Arrays, facts: Facts) ->
 
 def _assign(variable: Any, value: Any) -> None:
     dtype = dtype_of(state.dtype_name(variable))
-    backend.active().write(variable, typed(value, dtype).reshape(tuple(variable.shape)))
+    backend.active().write(variable, as_dtype(value, dtype).reshape(tuple(variable.shape)))
 
 
 # -- callbacks -------------------------------------------------------------------------------------------

@@ -106,10 +106,10 @@ def run(
             decision = decide(policy, attempts)
             if not decision.again:
                 break
-            begins = f"goes on from {_place(snapshots)}" if snapshots.committed() else "begins anew"
+            begins = f"goes on from {_place(snapshots)}" if snapshots.committed_number() else "begins anew"
             say(_announcement(outcome, number + 1, begins, folder))
             _wait(decision.wait, came)
-        place = _place(snapshots) if snapshots.committed() else ""
+        place = _place(snapshots) if snapshots.committed_number() else ""
     if outcome.end is End.FINISHED or not durable:
         folders.forget(kept)
     before = str(attempts[-2].outcome) if len(attempts) > 1 else ""
@@ -219,7 +219,7 @@ def _copy(snapshots: Snapshots, folder: Path) -> None:
 
 def _place(snapshots: Snapshots) -> str:
     """Returns in words how far training is in the committed snapshot."""
-    number = snapshots.committed()
+    number = snapshots.committed_number()
     try:
         place = head.first_facts(snapshots.pieces(0, number))["place"]
     except OSError:  # a host was lost just now; another may have it

@@ -29,7 +29,7 @@ class Snapshots(folders.Slots, Protocol):
         ...
 
     def settle(self) -> int:
-        """Drops snapshots that are not committed, after the end of a generation, and returns `committed`."""
+        """Drops snapshots that are not committed, after the end of a generation, and returns `committed_number`."""
         ...
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Here(Slots):
         self.open(self._memory.places)
 
     def settle(self) -> int:
-        number = self.committed()
+        number = self.committed_number()
         self.drop_all_but(number)
         return number
 
@@ -87,7 +87,7 @@ class OnHosts:
         self._room = max(self._room, parts)
         return {"parts": self._room}
 
-    def committed(self) -> int:
+    def committed_number(self) -> int:
         if self._loaded:
             return self._loaded_number
         return max((number for _, numbers in self._whole(self._agents.there()) for number in numbers), default=0)

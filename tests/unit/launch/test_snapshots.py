@@ -48,9 +48,9 @@ def read(snapshots: OnHosts | Here, number: int) -> list[bytes]:
 
 def test_nothing_is_committed_at_the_beginning(agents: Agents) -> None:
     snapshots = OnHosts(agents)
-    assert (snapshots.committed(), snapshots.settle()) == (0, 0)
+    assert (snapshots.committed_number(), snapshots.settle()) == (0, 0)
     agents.before_start(agents.there())
-    assert snapshots.committed() == 0
+    assert snapshots.committed_number() == 0
 
 
 def test_the_newest_that_all_hosts_have_is_kept(agents: Agents) -> None:
@@ -59,8 +59,8 @@ def test_the_newest_that_all_hosts_have_is_kept(agents: Agents) -> None:
     for agent in (a, b):
         commit(snapshots, agent, 1, b"first", agent.host.encode())
     commit(snapshots, a, 2, b"second", b"a")
-    assert snapshots.committed() == 2
-    assert snapshots.settle() == snapshots.committed() == 1
+    assert snapshots.committed_number() == 2
+    assert snapshots.settle() == snapshots.committed_number() == 1
     assert read(snapshots, 1)[0] == b"first"
     with pytest.raises(BlockingIOError):
         snapshots.parts(2)
@@ -89,7 +89,7 @@ def test_what_was_loaded_is_sent_before_the_start(agents: Agents) -> None:
     snapshots = OnHosts(agents)
     for part, data in enumerate((b"one", b"two")):
         snapshots.write(part, 5, 2, data)
-    assert (snapshots.committed(), read(snapshots, 5)) == (5, [b"one", b"two"])
+    assert (snapshots.committed_number(), read(snapshots, 5)) == (5, [b"one", b"two"])
     agents.before_start(agents.there())
     assert [numbers for _, numbers in snapshots._whole(agents.there())] == [{5}, {5}]
     assert read(snapshots, 5) == [b"one", b"two"]

@@ -133,7 +133,7 @@ class State:
             shapes: list[list[int]] = from_bytes(found["shapes"])
             dtypes = [dtype_of(name) for name in from_bytes(found["dtypes"])]
             self._saved_arrays = [
-                encoding.typed(found[f"v{i}"], dtype).reshape(shape)
+                encoding.as_dtype(found[f"v{i}"], dtype).reshape(shape)
                 for i, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True))
             ]
             self.restore()
