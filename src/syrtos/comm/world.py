@@ -48,7 +48,7 @@ class Session:
             script.
         same_processors: whether all workers compute on processors of one kind, for which compilers make the same
             instructions.
-        others: communicators between all workers beside ``comm``, by name: see `beside`.
+        others: communicators between all workers beside ``comm``, by name: see `thread_communicator`.
         rank_aware: whether the script has asked for its rank. Such a script decides itself which rank writes a file.
         end: ends this worker in the middle of its script, as if it had come to its end; all workers call it together.
             None outside of a run.
@@ -71,9 +71,9 @@ class Session:
     )
 
     def __post_init__(self) -> None:
-        self.watchdog.on_wait = self._waited
+        self.watchdog.on_wait = self._count_wait
 
-    def _waited(self, seconds: float) -> None:
+    def _count_wait(self, seconds: float) -> None:
         if not self.comm.background.ahead:  # else this worker computes meanwhile
             self.ledger.spend("wait", seconds)
 
@@ -134,7 +134,7 @@ def init(options: Options | None = None) -> Session:
     return _session
 
 
-def beside(name: str) -> Communicator:
+def thread_communicator(name: str) -> Communicator:
     """Returns a communicator between all workers for exchanges that a thread makes while they make others.
 
     All workers call this together; later calls with the same ``name`` return the same.
@@ -193,7 +193,7 @@ def explicit() -> bool:
     return _sharing is not None and current().servers is None
 
 
-def joined() -> bool:
+def is_initialized() -> bool:
     """Returns whether `init` has been called."""
     return _session is not None
 

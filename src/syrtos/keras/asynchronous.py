@@ -49,7 +49,7 @@ _whole = 0
 
 def servers() -> Servers | None:
     """Returns the parameter servers of this run; None if it has none."""
-    return world.current().servers if world.joined() else None
+    return world.current().servers if world.is_initialized() else None
 
 
 def own() -> Servers | None:

@@ -52,9 +52,9 @@ class Fragments:
         options = world.current().options
         self._weights, self._step = weights, step
         self._count, self._every = options.outer_fragments, options.sync_every // options.outer_fragments
-        self._comm = world.beside("outer")
+        self._comm = world.thread_communicator("outer")
         self._comm.background.settle()  # of an earlier `fit` that has failed
-        compression.chosen(self._comm, state.held(weights))  # which may measure the link, by all workers together
+        compression.choose_codec(self._comm, state.held(weights))  # which may measure the link, by all workers together
         self._anchors: list[Array] = []
         self._sent: _Sent | None = None
         self._turns = 0

@@ -43,7 +43,7 @@ class _Within:
 
 def is_asked() -> bool:
     """Returns whether optimizers are sharded in this run."""
-    return world.joined() and world.current().options.shard_update and world.sharing().world.size > 1
+    return world.is_initialized() and world.current().options.shard_update and world.sharing().world.size > 1
 
 
 def divisible(optimizer: Any) -> int:

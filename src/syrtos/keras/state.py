@@ -56,7 +56,7 @@ def of_model(model: Any) -> list[Any]:
 
 def optimizers_differ() -> bool:
     """Returns whether each worker has an optimizer of its own, and trains alone for some steps: `--sync-every`."""
-    return world.joined() and world.current().options.sync_every > 0 and world.current().world.size > 1
+    return world.is_initialized() and world.current().options.sync_every > 0 and world.current().world.size > 1
 
 
 def of_optimizer(optimizer: Any) -> list[Any]:

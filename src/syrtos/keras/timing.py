@@ -44,7 +44,7 @@ def tracing(name: str, function: object) -> contextlib.AbstractContextManager[No
 
     Functions of one name are told apart by a number.
     """
-    if world.joined():
+    if world.is_initialized():
         known = _numbers.setdefault(name, {})
         number = known.setdefault(id(function), len(known) + 1)
         world.current().ledger.add("graphs", name if number == 1 else f"{name} ({number})", 1)
@@ -57,7 +57,7 @@ def waiting_for_data() -> contextlib.AbstractContextManager[None]:
 
 
 def _span(kind: Kind) -> contextlib.AbstractContextManager[None]:
-    return world.current().ledger.span(kind) if world.joined() else contextlib.nullcontext()
+    return world.current().ledger.span(kind) if world.is_initialized() else contextlib.nullcontext()
 
 
 # -- loops of the script's own -----------------------------------------------------------------------
@@ -77,7 +77,7 @@ def computing(function: Any = None) -> Iterator[None]:
     This is a `tf.function`, `strategy.run`, a tape, or an update of an optimizer. A call in which an optimizer makes an
     update is a step; ``function`` is known by it when it is called again.
     """
-    ledger = world.current().ledger if world.joined() else None
+    ledger = world.current().ledger if world.is_initialized() else None
     if ledger is None or not ledger.in_script or not backend.active().eager():
         yield
         return

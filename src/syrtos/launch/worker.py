@@ -258,7 +258,7 @@ class _Worker:
     def _size(self) -> int:
         from syrtos.comm import world
 
-        return world.current().world.size if world.joined() else 1
+        return world.current().world.size if world.is_initialized() else 1
 
     def _report_failure(self, text: str, code: int) -> None:
         """Reports a failure by event, and in a file in case the event is lost when everything ends at once."""
@@ -337,7 +337,7 @@ class _Worker:
         if self._forked():
             sys.stdout.flush()
             _exit(code)
-        if world.joined():
+        if world.is_initialized():
             world.current().ledger.close()
         sys.stdout.flush()
         sys.stderr.flush()
