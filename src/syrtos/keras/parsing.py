@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from syrtos.data.sources import leaves, stacked
+from syrtos.data.sources import leaves, stack_records
 
 Parse = Callable[[Any], Any]
 
@@ -40,7 +40,7 @@ def _are_tensors(returned: Any) -> bool:
 
 
 def _one_by_one(parse_fn: Callable[..., Any], records: Sequence[Any]) -> Any:
-    return stacked([parse_fn(*record) if isinstance(record, tuple) else parse_fn(record) for record in records])
+    return stack_records([parse_fn(*record) if isinstance(record, tuple) else parse_fn(record) for record in records])
 
 
 def _in_graph(parse_fn: Callable[..., Any]) -> Parse:

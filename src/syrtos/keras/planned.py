@@ -286,7 +286,7 @@ class Stream:
             self._pass()
         self._pass_left_out()
         if self._samples:
-            self._samples.reached(self.position)
+            self._samples.note_reached(self.position)
 
     def records(self, steps: int) -> list[tuple[int, str, int]]:
         """Returns the records of this worker's shares of the next batches to be `trained`, as far as they are drawn.
@@ -329,9 +329,9 @@ class Stream:
         self._epoch = self.position.epoch
         policy, everyone = self.dataset.loader.policy, world.current().comm
         if session.options.asynchronous:  # a worker may be dead: none is asked
-            policy.check(len(policy.known))
-        elif any(everyone.agree("bad records", float(len(policy.known)))):
-            policy.check(len(set().union(*everyone.allgather_object(sorted(policy.known)))))
+            policy.check(len(policy.left_out_records))
+        elif any(everyone.agree("bad records", float(len(policy.left_out_records)))):
+            policy.check(len(set().union(*everyone.allgather_object(sorted(policy.left_out_records)))))
 
     def epoch_begins(self) -> int:
         """Begins an epoch, and returns the steps that are left of it."""
@@ -341,7 +341,7 @@ class Stream:
     def mark(self) -> None:
         """Writes down how far training has come, as the model is saved now."""
         if self._samples:
-            self._samples.reached(self.position, now=True)
+            self._samples.note_reached(self.position, now=True)
 
     def close(self) -> None:
         """Ends training at the last step: what was drawn after it was not trained on."""
