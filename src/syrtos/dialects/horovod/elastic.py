@@ -127,7 +127,7 @@ class State:
         Returns:
             Whether there is a commit, on all workers.
         """
-        found = self._committed() if basics.rank() == 0 else None
+        found = self._committed_state() if basics.rank() == 0 else None
         if found is not None:
             self._saved = from_bytes(found["attributes"])
             shapes: list[list[int]] = from_bytes(found["shapes"])
@@ -140,7 +140,7 @@ class State:
         return bool(basics.session().comm.broadcast_object(found is not None))
 
     @staticmethod
-    def _committed() -> Arrays | None:
+    def _committed_state() -> Arrays | None:
         if recovery.keeps_snapshots():
             return recovery.committed_state()
         path = _path()
