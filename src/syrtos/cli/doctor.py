@@ -115,9 +115,9 @@ def _fixed(chosen: argparse.Namespace) -> int:
     """Shows or writes the script in today's Keras."""
     from syrtos.doctor.fix import convert
 
-    result = convert.converted(chosen.script, chosen.workers)
+    result = convert.convert_script(chosen.script, chosen.workers)
     convert.show(result)
-    if chosen.write and (result.changed or result.left):
+    if chosen.write and (result.is_changed or result.left):
         convert.write(result)
     return int(bool(result.left))
 
