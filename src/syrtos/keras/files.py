@@ -244,16 +244,16 @@ def once(name: str, work: Callable[[], Any], fetched: bool = False) -> Any:
     if _thread.busy or not world.is_initialized():
         return work()
     session = world.current() if fetched else world.sharing()
-    alone = session.world.size == 1 and not asynchronous.own()
+    alone = session.world.size == 1 and not asynchronous.asynchronous_servers()
     with session.ledger.span("input" if fetched else "checkpoint"):
         if alone or not world.current().options.run_dir:
             return work()
-        with _claimed(name if fetched else os.path.realpath(name), session, fetched) as claim:
+        with _holding_claim(name if fetched else os.path.realpath(name), session, fetched) as claim:
             return claim.settle(work)
 
 
 @contextlib.contextmanager
-def _claimed(key: str, session: world.Session, fetched: bool) -> Iterator[claims.Claim]:
+def _holding_claim(key: str, session: world.Session, fetched: bool) -> Iterator[claims.Claim]:
     """Context manager: takes the claim on a key, and holds it.
 
     Rank 0 (of each host, for a fetch) takes it when it comes. Ranks that come earlier wait for that, but not for ever:
@@ -272,7 +272,7 @@ def _claimed(key: str, session: world.Session, fetched: bool) -> Iterator[claims
             _let_the_first_begin(turn, mine, call, session)
         elif mine[1] > 1 and not fetched:
             _let_the_others_come(call, session)
-    with claim.held():
+    with claim.holding():
         if meets and first:
             turn.tell(mine)
         try:
@@ -323,7 +323,7 @@ def _meetings(session: world.Session) -> int:
     """
     if world.explicit():
         return 0
-    servers = asynchronous.own()
+    servers = asynchronous.asynchronous_servers()
     session.comm.background.settle()  # it counts too
     return servers.rounds if servers else session.comm.meetings
 

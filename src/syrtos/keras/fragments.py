@@ -54,7 +54,9 @@ class Fragments:
         self._count, self._every = options.outer_fragments, options.sync_every // options.outer_fragments
         self._comm = world.thread_communicator("outer")
         self._comm.background.settle()  # of an earlier `fit` that has failed
-        compression.choose_codec(self._comm, state.held(weights))  # which may measure the link, by all workers together
+        compression.choose_codec(
+            self._comm, state.held_objects(weights)
+        )  # which may measure the link, by all workers together
         self._anchors: list[Array] = []
         self._sent: _Sent | None = None
         self._turns = 0
@@ -119,7 +121,7 @@ class Fragments:
         changes = [self._anchors[i] - value for i, value in zip(indices, values, strict=True)]
         weight = samples - self._samples_when_sent.get(fragment, 0.0)
         self._samples_when_sent[fragment] = samples
-        held = state.held([self._weights[i] for i in indices])
+        held = state.held_objects([self._weights[i] for i in indices])
 
         def exchange() -> tuple[list[Array], bool]:
             asked = any(self._comm.agree("a fragment; meet?", float(asks)))

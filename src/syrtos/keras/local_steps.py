@@ -126,7 +126,7 @@ class Rounds:
         self._asked_to_stop = self._evaluates = False
         self.met = True
         fragments = self._session.options.outer_fragments
-        self._fragments = Fragments(self._weights, self._stepped) if fragments else None
+        self._fragments = Fragments(self._weights, self._outer_step) if fragments else None
         for optimizer in self._optimizers():
             object.__setattr__(optimizer, state.EQUAL, False)  # a loop of the script's own makes them equal again
             self._give_restored(optimizer)
@@ -154,11 +154,11 @@ class Rounds:
         workers hold the same weights.
         """
         if not self._since_epoch:
-            self._metrics_before = _copied(state.of_metrics(self._model))
+            self._metrics_before = _copy_values(state.of_metrics(self._model))
             self._samples_of_epoch = 0.0
         if not self._since:
             self._check_trains_the_same()
-            self._anchors = _copied(self._weights)
+            self._anchors = _copy_values(self._weights)
             self._checksums = [state.checksum(variable) for variable in self._rest()]
             self._samples = 0.0
             if self._fragments:
@@ -175,7 +175,9 @@ class Rounds:
         self._since += steps
         self._since_epoch += steps
         if self._fragments:
-            asks = self._asked_to_stop or bool(getattr(self._model, "stop_training", False)) or interrupts.asked()
+            asks = (
+                self._asked_to_stop or bool(getattr(self._model, "stop_training", False)) or interrupts.is_interrupted()
+            )
             self.met = self._fragments.batch_ended(self._since, self._samples, asks)
         else:
             self.met = self._since >= self._session.options.sync_every
@@ -203,7 +205,7 @@ class Rounds:
         """
         if self.trains(model):
             self._evaluates = False
-            self._metrics_before = _copied(state.of_metrics(self._model))
+            self._metrics_before = _copy_values(state.of_metrics(self._model))
 
     def trains(self, model: Any) -> bool:
         """Returns whether this model is the one that `fit` trains."""
@@ -221,7 +223,7 @@ class Rounds:
         with self._session.ledger.span("exchange"):
             metric_of = self._metric_of(logs)
             self._add_up_metrics()
-            return self._averaged(logs, metric_of)
+            return self._average_logs(logs, metric_of)
 
     # -- kept in snapshots -----------------------------------------------------------------------
 
@@ -297,12 +299,12 @@ class Rounds:
         for indices, samples, was_sent in self._fragments.since_sent(self._samples) if self._fragments else every:
             weights, anchors = ([found[i] for i in indices] for found in (self._weights, self._anchors))
             changes = [anchor - state.memory_of(v) for anchor, v in zip(anchors, weights, strict=True)]
-            means = compression.mean_in_buckets(self._session.comm, changes, samples, state.held(weights))
+            means = compression.mean_in_buckets(self._session.comm, changes, samples, state.held_objects(weights))
             for index, variable, anchor, mean in zip(indices, weights, anchors, means, strict=True):
-                new = anchor - mean if was_sent else self._stepped(index, anchor, mean)
+                new = anchor - mean if was_sent else self._outer_step(index, anchor, mean)
                 backend.active().write(variable, new)
 
-    def _stepped(self, index: int, weight: Array, gradient: Array) -> Array:
+    def _outer_step(self, index: int, weight: Array, gradient: Array) -> Array:
         """Returns a variable's weights after an outer step: SGD with Nesterov momentum, in Keras's form.
 
         Sutskever et al. 2013, `keras.optimizers.SGD`. ``index``: the number of the variable.
@@ -390,7 +392,7 @@ class Rounds:
                 found[name] = results.index(value)
         return self._session.comm.broadcast_object(found)
 
-    def _averaged(self, logs: Any, metric_of: dict[str, int]) -> Any:
+    def _average_logs(self, logs: Any, metric_of: dict[str, int]) -> Any:
         """Returns the logs of all workers.
 
         Results of metrics count all samples now. Other logs are the means of what the last step of each worker has
@@ -406,7 +408,7 @@ class Rounds:
         return {**dict(logs or {}), **means, **results}
 
 
-def _copied(variables: Sequence[Any]) -> list[Array]:
+def _copy_values(variables: Sequence[Any]) -> list[Array]:
     return [np.array(state.memory_of(variable)) for variable in variables]
 
 

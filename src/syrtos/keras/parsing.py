@@ -67,13 +67,13 @@ def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
         )
         with tf.device("/cpu:0"):
             if not chosen:
-                chosen.append(_traced(at_once, columns) or in_parallel)
+                chosen.append(_trace(at_once, columns) or in_parallel)
             return chosen[0](columns)
 
     return parse
 
 
-def _traced(function: Callable[..., Any], columns: Any) -> Any:
+def _trace(function: Callable[..., Any], columns: Any) -> Any:
     """Returns a graph for any number of records.
 
     None where an operation has no form for many, e.g. one that decodes images.

@@ -86,7 +86,7 @@ class Rollback:
         for variable, value in zip(self._variables(), copy.values, strict=True):
             backend.active().write(variable, value)
         self._copies = [copy]
-        compression.forget(state.held(snapshot.trainable(self._model)))  # it is of the weights that are left
+        compression.forget(state.held_objects(snapshot.trainable(self._model)))  # it is of the weights that are left
         if world.current().world.rank == 0:
             print(
                 f"syrtos: after step {step} of this fit, weights and optimizer went back to step {copy.step}; training goes on with the next batch",

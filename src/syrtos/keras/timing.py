@@ -83,7 +83,7 @@ def computing(function: Any = None) -> Iterator[None]:
         return
     outer = _call()
     if outer is not None:
-        with _nested(outer, function):
+        with _nested_call(outer, function):
             yield
         return
     ledger.before_update()
@@ -99,7 +99,7 @@ def computing(function: Any = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _nested(outer: _Call, function: Any) -> Iterator[None]:
+def _nested_call(outer: _Call, function: Any) -> Iterator[None]:
     """Context manager around a call inside of another.
 
     A `tf.function` that is known to make updates makes the outer call a step.
@@ -138,7 +138,7 @@ def recording(original: Method) -> Method:
     return enter
 
 
-def recorded(original: Method) -> Method:
+def end_computing_after(original: Method) -> Method:
     """Wraps a tape's `__exit__`: what follows is no longer counted as computed."""
 
     def leave(self: Any, *details: Any) -> Any:

@@ -137,7 +137,7 @@ class Estimator:
             seed = self._seed(graph)
             step = v1.train.get_or_create_global_step()
             batch = self._inputs(input_fn, ModeKeys.TRAIN)
-            with graphs.GraphScope(world.current(), batch, training=True).entered() as scope:
+            with graphs.GraphScope(world.current(), batch, training=True).as_current_step() as scope:
                 if seed is not None:  # the same data, and other noise on it
                     v1.set_random_seed(seed + shares.SEED_STRIDE * world.current().world.rank)
                 features, labels = scope.data
@@ -206,7 +206,7 @@ class Estimator:
             self._seed(graph)
             step = v1.train.get_or_create_global_step()
             batch = self._inputs(input_fn, ModeKeys.EVAL)
-            with graphs.GraphScope(world.current(), batch, training=False).entered() as scope:
+            with graphs.GraphScope(world.current(), batch, training=False).as_current_step() as scope:
                 features, labels = scope.data
                 spec = self._call_model_fn(features, labels, ModeKeys.EVAL)
                 metrics = graphs.metrics_of(spec)

@@ -37,7 +37,7 @@ def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any
     own_shard = "input_context" in asked
     if isinstance(found, tf.data.Dataset):
         iterator = tf.compat.v1.data.make_initializable_iterator(
-            tf_internals.counted(_share_dataset(found, how, own_shard))
+            tf_internals.counted_pipeline(_share_dataset(found, how, own_shard))
         )
         tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
         found = iterator.get_next()
