@@ -33,7 +33,7 @@ from syrtos.launch.policy import Policy
 from syrtos.launch.program import Program
 from syrtos.launch.snapshots import Here, OnHosts
 from syrtos.launch.spec import Elastic, Host, Spec
-from syrtos.launch.standard_input import given, has_data
+from syrtos.launch.standard_input import has_data, input_descriptor
 from syrtos.launch.standby import Standby
 from syrtos.launch.supervise import supervise
 from syrtos.observe.clock import process_age
@@ -303,7 +303,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
             standby=standby,
             agents=agents,
             standby_after=0.0 if policy.asked else _STANDBY_AFTER,
-            changed=members.changed if snapshots else lambda: "",
+            changed=members.reason_to_replace if snapshots else lambda: "",
         )
 
         new_interpreters: dict[str, str] = {}
@@ -411,7 +411,7 @@ def _run_once(
 
 def _input(spec: Spec) -> int | None:
     """Returns the descriptor of standard input for the workers; workers of other hosts get none."""
-    source = given()
+    source = input_descriptor()
     if source is not None and spec.hosts and has_data(source):
         print(
             "syrtos: standard input reaches workers of this machine only: with --hosts they find it empty. Give the script a file's name.",

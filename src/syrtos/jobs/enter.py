@@ -75,7 +75,7 @@ def main() -> NoReturn:
             os.close(int(env["PMI_FD"]))  # for workers
         mpi = ("PMI_", "MPI_LOCAL")
         env = {name: value for name, value in env.items() if name not in FOR_WORKERS and not name.startswith(mpi)}
-        events.started(2, spec.rank)
+        events.report_start(2, spec.rank)
         _write_to(spec.output)
     os.chdir(spec.folder)
     try:

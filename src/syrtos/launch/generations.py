@@ -85,12 +85,12 @@ def run(
     decision, folder, outcome = Decision(False), run_dir, Outcome()
 
     def variables(workers: int) -> dict[str, str]:
-        described = {**snapshots.described(workers), "folder": str(kept)}
+        described = {**snapshots.facts_for_writers(workers), "folder": str(kept)}
         return {SNAPSHOTS_VARIABLE: json.dumps(described), SEED_VARIABLE: str(seed)}
 
     came: list[int] = []  # signals that came when no workers were there to take them
     with (
-        signalling.answered(came.append),
+        signalling.answering_signals(came.append),
         closing(snapshots),
         _durable(snapshots, kept, resume) if durable else nullcontext(),
     ):
@@ -102,7 +102,7 @@ def run(
             number = first + len(attempts)
             folder = generation_folder(run_dir, number)
             outcome = start(folder, variables)
-            attempts.append(Attempt(outcome, _settled(snapshots, kept if durable else None)))
+            attempts.append(Attempt(outcome, _settle(snapshots, kept if durable else None)))
             decision = decide(policy, attempts)
             if not decision.again:
                 break
@@ -116,7 +116,7 @@ def run(
     return Ended(outcome, folder, decision.reason, place, before)
 
 
-def _settled(snapshots: Snapshots, folder: Path | None) -> int:
+def _settle(snapshots: Snapshots, folder: Path | None) -> int:
     """Settles the snapshots after a generation, and returns the number of the one that is kept.
 
     If memory has none any more, as all hosts were lost, the copy in ``folder`` is loaded.
@@ -234,4 +234,4 @@ def _place(snapshots: Snapshots) -> str:
 
 def _announcement(outcome: Outcome, number: int, begins: str, folder: Path) -> str:
     """Returns the line about an incident; the rest is in the logs."""
-    return f"{outcome.told()} Generation {number} {begins}. Logs of this one: {folder / 'logs'}"
+    return f"{outcome.sentence()} Generation {number} {begins}. Logs of this one: {folder / 'logs'}"

@@ -150,7 +150,7 @@ class _Trying:
             return f"was ended: {ran.outcome.why}", True
         limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
         found = out_of_memory(ran.outcome, ran.log, limited)
-        return found or f"failed: {ran.outcome.told().rstrip('.')}", bool(found)
+        return found or f"failed: {ran.outcome.sentence().rstrip('.')}", bool(found)
 
     def _tried(self, found: Any) -> Tried:
         self.result.optimizer, self.result.rate = found["optimizer"], found["rate"]
