@@ -195,8 +195,10 @@ def _write_together(kind: str, comm: Communicator, ahead: Callable[[float], floa
 def recordings() -> float:
     """Returns what this worker has recorded, as the bits of a number: 1 a profile, 2 a timeline."""
     asked, ledger = world.current().options.profiled, world.current().ledger
-    if asked and PROFILE not in state.recordings and world.current().world.rank == 0 and ledger.reached < asked[1]:
-        print(f"syrtos: nothing was profiled: the script has made {ledger.reached} training steps.", file=sys.stderr)
+    if asked and PROFILE not in state.recordings and world.current().world.rank == 0 and ledger.steps_of_run < asked[1]:
+        print(
+            f"syrtos: nothing was profiled: the script has made {ledger.steps_of_run} training steps.", file=sys.stderr
+        )
     return float((PROFILE in state.recordings) + 2 * (TIMELINE in state.recordings))
 
 

@@ -95,7 +95,7 @@ def computing(function: Any = None) -> Iterator[None]:
         _local.call = None
     if call.updates:
         _remember(function)
-        ledger.updated()
+        ledger.note_update()
 
 
 @contextlib.contextmanager

@@ -182,7 +182,7 @@ def telling_of_sum() -> Callable[[], None] | None:
 
     It is None eagerly, where more than the update follows.
     """
-    return None if tf.executing_eagerly() else world.current().ledger.summed
+    return None if tf.executing_eagerly() else world.current().ledger.note_sum
 
 
 def _exchange_parts(comm: Communicator, bucket: list[tf.Tensor], weight: tf.Tensor, bounds: Bounds) -> list[tf.Tensor]:
