@@ -17,7 +17,7 @@ from typing import Any
 from syrtos.jobs import runs
 from syrtos.jobs.home import write
 from syrtos.observe.ledger import epochs_path
-from syrtos.report.json_files import parsed
+from syrtos.report.json_files import parse_line
 
 _LIMIT = 4 << 20  # bytes of a job's file; then neighbours become one
 _LARGEST = 2.0**360  # CloudWatch takes no number beyond
@@ -192,4 +192,4 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             data = file.read(4 * _LIMIT)
     except OSError:
         return
-    yield from (facts for line in data.splitlines() if (facts := parsed(line)) is not None)
+    yield from (facts for line in data.splitlines() if (facts := parse_line(line)) is not None)
