@@ -219,7 +219,7 @@ def _submit(engine: Engine, wanted: Wanted, detach: bool) -> int:
     return follow(engine.submitted(facts))
 
 
-def found(run_dir: Path) -> Submitted | None:
+def find_submitted(run_dir: Path) -> Submitted | None:
     """Returns the run that was submitted with this run directory; None if there is none."""
     kept: dict[str, Any] = document(run_dir / _FACTS)
     return engine_of(kept["engine"]).submitted(kept["facts"]) if kept else None
@@ -276,7 +276,7 @@ def print_status(run_dir: Path) -> int:
     Raises:
         ConfigurationError: there is no run in the folder.
     """
-    submitted = found(run_dir)
+    submitted = find_submitted(run_dir)
     state = submitted.state() if submitted else ended(run_dir)
     if state is None:
         facts: Mapping[str, Any] = document(run_dir / "run.json")
@@ -294,7 +294,7 @@ def print_output(run_dir: Path, follow_it: bool) -> int:
     Raises:
         ConfigurationError: the run was not submitted.
     """
-    submitted = _submitted(run_dir)
+    submitted = _require_submitted(run_dir)
     try:
         _print_pieces(submitted.output(follow_it))
     except KeyboardInterrupt:
@@ -308,12 +308,12 @@ def stop(run_dir: Path) -> int:
     Raises:
         ConfigurationError: the run was not submitted.
     """
-    _submitted(run_dir).stop()
+    _require_submitted(run_dir).stop()
     return 0
 
 
-def _submitted(run_dir: Path) -> Submitted:
-    submitted = found(run_dir)
+def _require_submitted(run_dir: Path) -> Submitted:
+    submitted = find_submitted(run_dir)
     if submitted is None:
         raise ConfigurationError(
             f"The run in {run_dir} was not submitted (`syrtos run --detach`, `--on`): its own terminal shows its output and stops it with Ctrl-C. Its workers' "

@@ -69,7 +69,7 @@ def main(chosen: argparse.Namespace) -> int:
     try:
         while True:
             began = time.monotonic()
-            runs = _loaded(run_dirs, chosen.follow)
+            runs = _load_runs(run_dirs, chosen.follow)
             live = chosen.follow and any(run.goes_on for run in runs)
             _once(chosen, runs, output, console, live)
             if not live:
@@ -81,7 +81,7 @@ def main(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _loaded(run_dirs: list[Path], follow: bool) -> list[Run]:
+def _load_runs(run_dirs: list[Path], follow: bool) -> list[Run]:
     """Reads the runs; with ``follow``, waits while runs that go on have written nothing yet."""
     with Console(stderr=True).status("reading ledgers"):
         while True:

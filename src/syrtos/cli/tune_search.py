@@ -114,10 +114,10 @@ def _create(service: Service, asked: SearchFile) -> None:
         Operations(service).create_hyper_parameter_tuning_job(request)
     except ApiError as error:
         raise ConfigurationError(str(error)) from error
-    _say(f"begins the search {asked.name}{_learnt(service, asked.name)}")
+    _say(f"begins the search {asked.name}{_warm_start_text(service, asked.name)}")
 
 
-def _learnt(service: Service, name: str) -> str:
+def _warm_start_text(service: Service, name: str) -> str:
     """Returns how many results of earlier searches count, as the end of a sentence; empty if none are inherited."""
     from syrtos.jobs.tuning import warm_start
 
