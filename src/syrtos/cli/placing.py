@@ -18,7 +18,7 @@ from syrtos import settings
 from syrtos.checkpoint import durable
 from syrtos.cli.execution import Met
 from syrtos.engines import placed
-from syrtos.engines.background import ended
+from syrtos.engines.background import read_end
 from syrtos.engines.engine import Engine, Reached, Submitted, Wanted
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError
@@ -216,13 +216,13 @@ def _submit(engine: Engine, wanted: Wanted, detach: bool) -> int:
               file=sys.stderr)  # fmt: skip
         print(wanted.run_dir)
         return 0
-    return follow(engine.submitted(facts))
+    return follow(engine.submitted_run(facts))
 
 
 def find_submitted(run_dir: Path) -> Submitted | None:
     """Returns the run that was submitted with this run directory; None if there is none."""
     kept: dict[str, Any] = document(run_dir / _FACTS)
-    return engine_of(kept["engine"]).submitted(kept["facts"]) if kept else None
+    return engine_of(kept["engine"]).submitted_run(kept["facts"]) if kept else None
 
 
 def follow(submitted: Submitted) -> int:
@@ -277,7 +277,7 @@ def print_status(run_dir: Path) -> int:
         ConfigurationError: there is no run in the folder.
     """
     submitted = find_submitted(run_dir)
-    state = submitted.state() if submitted else ended(run_dir)
+    state = submitted.state() if submitted else read_end(run_dir)
     if state is None:
         facts: Mapping[str, Any] = document(run_dir / "run.json")
         if not facts:
