@@ -202,9 +202,9 @@ def main() -> None:
     parser.add_argument("--dialect", choices=[*DIALECTS, "estimator"], default="")
     parser.add_argument("--model", choices=list(models.MODELS), default="mlp")
     chosen = parser.parse_args()
-    size = world.current().world.size if world.joined() else 1
+    size = world.current().world.size if world.is_initialized() else 1
     median, what = measured(chosen)
-    if not world.joined() or syrtos.rank() == 0:
+    if not world.is_initialized() or syrtos.rank() == 0:
         line = {"peer": "syrtos", "workers": size, "median_ms": round(median, 4), "repeats": chosen.repeats}
         print(json.dumps(line | what), flush=True)
 

@@ -44,7 +44,7 @@ def script(model: str) -> list[str]:
 def on_one_host(model: str, workers: int, run_dir: str) -> forecast.Step:
     command = [SYRTOS, "run", "-n", str(workers), "--oversubscribe", *PLAIN, "--run-dir", run_dir, *script(model)]
     subprocess.run(command, env={**os.environ, **ONE_THREAD}, check=True, capture_output=True)
-    return forecast.measured(Path(run_dir))
+    return forecast.measured_step(Path(run_dir))
 
 
 def on_hosts(hosts: netns.Hosts, workers: int, run_dir: str, *words: str) -> str:

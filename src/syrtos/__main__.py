@@ -24,11 +24,11 @@ def main() -> None:
         if placed.cluster_to_form(settings.environment()) is not None:
             sys.exit(command(["run", "--on", placing.PLACED, *sys.argv[1:]]))
     except SyrtosError as error:
-        sys.exit(_refused(error))
+        sys.exit(_print_error(error))
     worker.main(sys.argv[1:])
 
 
-def _refused(error: SyrtosError) -> int:
+def _print_error(error: SyrtosError) -> int:
     print(f"syrtos: {error}", file=sys.stderr)
     return 2
 

@@ -70,12 +70,12 @@ def init(options: Options | None = None) -> None:
 
 def is_initialized() -> bool:
     """Returns whether the world has been joined."""
-    return world.joined()
+    return world.is_initialized()
 
 
 def shutdown() -> None:
     """Writes down what the ledger still holds. MPI itself ends with the process."""
-    if world.joined():
+    if world.is_initialized():
         world.current().ledger.flush()
 
 

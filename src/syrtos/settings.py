@@ -150,7 +150,7 @@ class Options:
     profile: str = ""
 
     @property
-    def profiled(self) -> tuple[int, int] | None:
+    def profiled_steps(self) -> tuple[int, int] | None:
         """The first step that is profiled, and the one after the last; None if none is."""
         found = _STEPS.fullmatch(self.profile)
         return (int(found[1]), int(found[2])) if found else None
@@ -211,11 +211,11 @@ class Options:
                 raise ConfigurationError(f"`{name}` must be more than 0. Received: {getattr(self, name)}.")
 
     def _check_profile(self) -> None:
-        if self.profile and (self.profiled is None or self.profiled[0] >= self.profiled[1]):
+        if self.profile and (self.profiled_steps is None or self.profiled_steps[0] >= self.profiled_steps[1]):
             raise ConfigurationError(
                 f"`--profile` takes two numbers of training steps, as steps=20:30 for those after step 20 up to step 30. Received: {self.profile!r}."
             )
-        if self.profiled and self.profiled[1] - self.profiled[0] > _MOST_PROFILED:
+        if self.profiled_steps and self.profiled_steps[1] - self.profiled_steps[0] > _MOST_PROFILED:
             raise ConfigurationError(
                 f"`--profile` takes at most {_MOST_PROFILED} steps: the framework's profiler keeps all that it sees in memory. Received: {self.profile!r}."
             )

@@ -384,7 +384,7 @@ def with_windows() -> str:
     assert comm._windows.nbytes < 1 << 20
     comm.close()
     assert (total == comm.size).all()
-    segments._unnamed = segments._named  # what workers in containers of their own use
+    segments._create_unnamed = segments._create_named  # what workers in containers of their own use
     memory = np.frombuffer(segments.create(MPI.COMM_WORLD, 1 << 16), np.uint8)
     memory[MPI.COMM_WORLD.Get_rank()] = 1
     MPI.COMM_WORLD.Barrier()

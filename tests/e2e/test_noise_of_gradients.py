@@ -27,7 +27,7 @@ def test_the_noise_scale_is_that_of_all_samples(tmp_path: Path, backend: str, op
     assert done.returncode == 0, done.stdout + done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("noise scale"))
     truth = float(line.split()[-1])
-    found = noise_scale.described(load(tmp_path))
+    found = noise_scale.describe_noise_scale(load(tmp_path))
     assert found["scale"] == pytest.approx(truth, rel=off), found["text"]
     assert found["batch"] == 64
 
@@ -40,4 +40,4 @@ def test_moments_that_are_split_over_workers_are_left_alone(tmp_path: Path) -> N
     done = forking.run(forking.syrtos_run(tmp_path, 2, script), {"KERAS_BACKEND": "jax"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trained" in done.stdout
-    assert "scale" not in noise_scale.described(load(tmp_path))
+    assert "scale" not in noise_scale.describe_noise_scale(load(tmp_path))

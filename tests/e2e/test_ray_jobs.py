@@ -70,7 +70,7 @@ def test_a_trial_of_tune_has_workers_in_its_bundles(cluster: RayCluster, tmp_pat
 
         model = keras.Sequential([keras.layers.Dense(width), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-        model.fit(numpy.ones((64, 4)), numpy.ones(64), epochs=2, verbose=0)
+        model.fit(numpy.ones((64, 4)), numpy.ones(64), epochs=2, verbose=0)  # pyright: ignore[reportArgumentType]
         return syrtos.size()
 
     def trial(config: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ def test_a_search_from_its_begin_to_its_end(server: Server, page: Page, search: 
     failed = sum(trial.status == "Failed" for trial in trials)
     assert 0 < failed < 8
     expect(page.locator("#search-progress")).to_contain_text(f"{failed} failed")
-    best = min((trial for trial in trials if trial.succeeded), key=lambda trial: trial.objective or 0.0)
+    best = min((trial for trial in trials if trial.has_succeeded), key=lambda trial: trial.objective or 0.0)
     expect(page.locator("#search-best")).to_contain_text(best.name)
     check_table(page, best.number)
     check_charts(page, 8 - failed)

@@ -31,8 +31,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def start(cluster: slurm.Slurm, folder: Path, *command: str) -> subprocess.Popen[str]:
     env = {**os.environ, "SLURM_CONF": str(cluster.folder / "slurm.conf")}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen([*command], env=env, cwd=folder, text=True, **streams)
+    return subprocess.Popen(
+        [*command], env=env, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 def on_slurm(cluster: slurm.Slurm, folder: Path, *options: str) -> subprocess.Popen[str]:

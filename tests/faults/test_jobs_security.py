@@ -177,7 +177,7 @@ def waiting(server: Server, name: str, **facts: Any) -> tuple[Record, Credential
     key = f"SYRJ{name.upper()}"
     request = job(name, **facts)
     record = Record(
-        name=name, request=request, tags={}, state=states.created(time.time()), created=time.time(), modified=time.time(),
+        name=name, request=request, tags={}, state=states.initial_state(time.time()), created=time.time(), modified=time.time(),
         slots=99, spot=False, access_key=key,
     )  # fmt: skip
     assert server.service.store.add(record)
@@ -185,7 +185,7 @@ def waiting(server: Server, name: str, **facts: Any) -> tuple[Record, Credential
 
 
 def end(server: Server, name: str) -> None:
-    server.service.store.change(name, lambda record: None if record.state.final else record.moved("Stopped"))
+    server.service.store.change(name, lambda record: None if record.state.final else record.with_transition("Stopped"))
 
 
 # -- signatures --------------------------------------------------------------------------------------------

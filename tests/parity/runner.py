@@ -37,7 +37,7 @@ def main(out: Path, names: list[str]) -> None:
 def _write(path: Path, result: dict[str, Any]) -> None:
     from syrtos.comm import world
 
-    if world.joined() and world.current().world.size > 1:
+    if world.is_initialized() and world.current().world.size > 1:
         comm = world.current().comm
         everyone = comm.allgather_object({k: v.tolist() for k, v in result.items() if k.startswith("log")})
         if any(other != everyone[0] for other in everyone):

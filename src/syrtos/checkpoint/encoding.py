@@ -102,10 +102,10 @@ def decode(encoded: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     if "dict" in found:
         return {decode(k, arrays): decode(v, arrays) for k, v in found["dict"]}
     name = found.get("array", found.get("scalar"))
-    array = typed(arrays[str(name)], np.dtype(found["dtype"])).reshape(found["shape"])
+    array = as_dtype(arrays[str(name)], np.dtype(found["dtype"])).reshape(found["shape"])
     return array[()] if "scalar" in found else array
 
 
-def typed(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def as_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Returns an array that `unpack` gave in the dtype that it was packed with."""
     return array if array.dtype == dtype else array.reshape(-1).view(dtype)

@@ -27,7 +27,7 @@ class Slots(Protocol):
     It is `syrtos.checkpoint.slots.Slots`, or the memory of other hosts.
     """
 
-    def committed(self) -> int:
+    def committed_number(self) -> int:
         """Returns the number of the newest snapshot; 0 if there is none."""
         ...
 
@@ -59,7 +59,7 @@ def save(slots: Slots, folder: Path) -> int:
         BlockingIOError: workers have replaced it in the meantime; the next will do.
         OSError: the folder can't be written to.
     """
-    number = slots.committed()
+    number = slots.committed_number()
     if number == 0 or _place(folder, number).exists():
         return number
     draft = folder / f".{_PREFIX}{number}"

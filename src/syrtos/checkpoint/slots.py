@@ -82,7 +82,7 @@ class Slots:
     def _has(self, number: int, parts: int) -> bool:
         return all(_head(pair[number % 2])[:2] == (number, parts) for pair in self._slots[:parts])
 
-    def committed(self) -> int:
+    def committed_number(self) -> int:
         """Returns the number of the newest snapshot of which all parts are written; 0 if there is none."""
         return max(self.whole(), default=0)
 

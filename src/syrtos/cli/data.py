@@ -87,7 +87,10 @@ def _balance(shape: Shape, workers: int, batch: int) -> Table:
         box=None,
         padding=(0, 2, 0, 0),
     )
-    for name, counts in (("syrtos.data", shape.planned(workers, batch)), ("whole files", shape.by_files(workers))):
+    for name, counts in (
+        ("syrtos.data", shape.records_per_worker(workers, batch)),
+        ("whole files", shape.by_files(workers)),
+    ):
         longer = max(counts) * workers / max(sum(counts), 1) - 1
         table.add_row(name, _spread(counts), f"{min(counts):,}", f"{max(counts):,}", f"{longer:.1%}")
     return table

@@ -73,7 +73,7 @@ def main(chosen: argparse.Namespace) -> int:
     if chosen.workers < 1:
         raise ConfigurationError(f"`-n` must be 1 or more. Received: {chosen.workers}.")
     if chosen.fix or chosen.write:
-        return _fixed(chosen)
+        return _convert_script(chosen)
     from syrtos.doctor import diagnosis, program
 
     found = diagnosis.findings(program.load(chosen.script, chosen.workers, chosen.batch, bool(chosen.scale_lr)))
@@ -92,7 +92,7 @@ def _print(found: Sequence[Finding], script: Path, workers: int) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for finding in found:
         word = finding.severity.name.lower()
-        place = f"{_shown(finding.path)}:{finding.line}:{finding.column}"
+        place = f"{_relative_path(finding.path)}:{finding.line}:{finding.column}"
         console.print(
             Text.assemble(
                 (place, "bold"), "  ", (word, _COLOURS[finding.severity]), f" [{finding.rule}] {finding.says}."
@@ -106,18 +106,18 @@ def _print(found: Sequence[Finding], script: Path, workers: int) -> None:
     )
 
 
-def _shown(path: Path) -> Path:
+def _relative_path(path: Path) -> Path:
     here = Path.cwd()
     return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
 
 
-def _fixed(chosen: argparse.Namespace) -> int:
+def _convert_script(chosen: argparse.Namespace) -> int:
     """Shows or writes the script in today's Keras."""
     from syrtos.doctor.fix import convert
 
-    result = convert.converted(chosen.script, chosen.workers)
+    result = convert.convert_script(chosen.script, chosen.workers)
     convert.show(result)
-    if chosen.write and (result.changed or result.left):
+    if chosen.write and (result.is_changed or result.left):
         convert.write(result)
     return int(bool(result.left))
 

@@ -33,7 +33,7 @@ from syrtos.launch.policy import Policy
 from syrtos.launch.program import Program
 from syrtos.launch.snapshots import Here, OnHosts
 from syrtos.launch.spec import Elastic, Host, Spec
-from syrtos.launch.standard_input import given, has_data
+from syrtos.launch.standard_input import has_data, input_descriptor
 from syrtos.launch.standby import Standby
 from syrtos.launch.supervise import supervise
 from syrtos.observe.clock import process_age
@@ -86,7 +86,7 @@ class Request:
     track: tuple[str, ...] = ()
     metrics_port: int | None = None
 
-    def described(self) -> dict[str, Any]:
+    def identifying_facts(self) -> dict[str, Any]:
         """Returns all that tells requests apart, which is everything but the seed and the watching, as JSON has it."""
         spec = self.spec
         name = spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve())
@@ -112,7 +112,7 @@ class Request:
 
         The hosts of an elastic run may be others, and those that an engine has chosen.
         """
-        described = self.described()
+        described = self.identifying_facts()
         names = [name for name in described if described[name] != found.get(name)]
         if self.spec.elastic:
             names = [name for name in names if name not in ("hosts", "workers")]
@@ -127,7 +127,7 @@ class Request:
         """Writes the request into the run directory, so that the run can be resumed from there."""
         watched = {"track": self.track, "metrics_port": self.metrics_port}
         facts = {"seed": self.seed, **watched, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        (run_dir / _REQUEST).write_text(json.dumps(self.described() | facts, indent=2) + "\n")
+        (run_dir / _REQUEST).write_text(json.dumps(self.identifying_facts() | facts, indent=2) + "\n")
 
 
 def _digest(script: str) -> str:
@@ -191,7 +191,7 @@ def execute(
 ) -> int:
     """Runs a request, prints what a person wants to know, and returns the exit code.
 
-    ``changes`` of what was asked for are written down, so that the run is also resumed with them: see `changed`.
+    ``changes`` of what was asked for are written down, so that the run is also resumed with them: see `request_changes`.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ def execute(
         raise ConfigurationError(
             f"The run directory {run_dir} can't be written to: {error.strerror}. Name another with --run-dir."
         ) from error
-    with _locked(run_dir):
+    with _run_lock(run_dir):
         if not resume and generations.has_snapshot(run_dir):
             if _goes_on(request, run_dir):
                 print(f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr)
@@ -250,7 +250,7 @@ def _may_be_forgotten(request: Request, run_dir: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
+def _run_lock(run_dir: Path) -> Iterator[None]:
     """Context manager: no other process runs anything in this folder.
 
     The kernel drops the lock when this process ends, however it does.
@@ -297,7 +297,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
     ):
         snapshots = (OnHosts(agents) if agents else Here()) if policy.restarts else None
         if snapshots:
-            members.committed = snapshots.committed
+            members.committed = snapshots.committed_number
         supervised = functools.partial(
             supervise,
             grace=spec.grace,
@@ -305,7 +305,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
             standby=standby,
             agents=agents,
             standby_after=0.0 if policy.asked else _STANDBY_AFTER,
-            changed=members.changed if snapshots else lambda: "",
+            changed=members.reason_to_replace if snapshots else lambda: "",
         )
 
         new_interpreters: dict[str, str] = {}
@@ -313,7 +313,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
         def start(folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
             nonlocal began
             try:
-                now, without = members.begin(snapshots.committed() if snapshots else 0)
+                now, without = members.begin(snapshots.committed_number() if snapshots else 0)
             except ConfigurationError as error:
                 return Outcome(End.NOT_STARTED, 1, why=str(error))
             if without:
@@ -368,14 +368,14 @@ def _note(run_dir: Path, **facts: object) -> None:
     durable.replace(path, (json.dumps({**json.loads(path.read_text()), **facts}, indent=2) + "\n").encode())
 
 
-def changed(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:
+def request_changes(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:
     """Returns another number of workers, or other hosts, in the form in which the request keeps them."""
     changes: dict[str, object] = {} if workers is None else {"resized": workers}
     return changes | ({"moved": [dataclasses.asdict(host) for host in hosts]} if hosts else {})
 
 
 def _on_resize(run_dir: Path, workers: int) -> None:
-    _note(run_dir, **changed(workers))
+    _note(run_dir, **request_changes(workers))
 
 
 def _agents(spec: Spec, met: Met | None) -> Agents | None:
@@ -413,7 +413,7 @@ def _run_once(
 
 def _input(spec: Spec) -> int | None:
     """Returns the descriptor of standard input for the workers; workers of other hosts get none."""
-    source = given()
+    source = input_descriptor()
     if source is not None and spec.hosts and has_data(source):
         print(
             "syrtos: standard input reaches workers of this machine only: with --hosts they find it empty. Give the script a file's name.",

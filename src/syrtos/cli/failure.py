@@ -31,7 +31,7 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
 
     The log is in ``run_dir``, the folder of the worker's generation.
     """
-    reported = outcome.failures or _reported(run_dir)
+    reported = outcome.failures or _reported_failures(run_dir)
     if outcome.end is End.STOPPED:
         _say(f"stopped by {signal_name(outcome.code - 128)}. Run directory: {run_dir}")
     elif outcome.end is End.HUNG:
@@ -49,7 +49,7 @@ def _is_consequence(outcome: Outcome) -> bool:
     return bool(outcome.failures) and outcome.end in (End.CRASHED, End.LOST)
 
 
-def _reported(run_dir: Path) -> list[dict[str, Any]]:
+def _reported_failures(run_dir: Path) -> list[dict[str, Any]]:
     """Returns the failures that workers left in files, the first one first."""
     found = []
     for path in run_dir.glob("logs/rank-*.failure"):

@@ -68,7 +68,7 @@ def main(chosen: argparse.Namespace) -> int:
     for name, values in given.items():
         if wrong := [value for value in values if not 0 < value < math.inf]:  # NaN too
             raise ConfigurationError(f"`{name}` must be more than 0, and finite. Received: {wrong[0]}.")
-    step = forecast.measured(_trained(chosen.run_dir.resolve()))
+    step = forecast.measured_step(_last_trained_folder(chosen.run_dir.resolve()))
     rows = [
         _row(step, workers, chosen.per_host or step.workers, Link(chosen.latency * 1e-6, gbit * 1e9 / 8), gbit)
         for gbit in dict.fromkeys(chosen.gbit)
@@ -82,7 +82,7 @@ def main(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _trained(run_dir: Path) -> Path:
+def _last_trained_folder(run_dir: Path) -> Path:
     """Returns the folder of the last generation that has trained to the end of a `fit`; the run's own if none has."""
     folders = generations.all_folders(run_dir) if run_dir.is_dir() else []
     return next((folder for folder in reversed(folders) if forecast.is_measured(folder)), run_dir)

@@ -99,11 +99,11 @@ def main(chosen: argparse.Namespace) -> int:
         settings.set_environment({_TIMELINE: str(Path(chosen.timeline_filename).absolute())})
     parser = argparse.ArgumentParser(prog="syrtos")
     run.add_to(parser.add_subparsers())
-    words = translated(chosen)
+    words = translate_arguments(chosen)
     return run.main(parser.parse_args(["run", *words], argparse.Namespace(words=words)))
 
 
-def translated(chosen: argparse.Namespace) -> list[str]:
+def translate_arguments(chosen: argparse.Namespace) -> list[str]:
     """Returns the arguments of `syrtos run` that mean the same.
 
     Raises:

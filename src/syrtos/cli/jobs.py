@@ -75,9 +75,9 @@ def _epoch(record: Record) -> str:
 
 def _describe(chosen: argparse.Namespace) -> int:
     from syrtos.jobs import local
-    from syrtos.jobs.service import described
+    from syrtos.jobs.service import describe_job
 
-    print(json.dumps(described(local.found(_service(), chosen.name)), indent=2))
+    print(json.dumps(describe_job(local.find_record(_service(), chosen.name)), indent=2))
     return 0
 
 
@@ -91,8 +91,8 @@ def _logs(chosen: argparse.Namespace) -> int:
     from syrtos.jobs import local
 
     service = _service()
-    over = local.found(service, chosen.name).state.final
-    if chosen.follow and not over and not local.attended(service, chosen.name):
+    over = local.find_record(service, chosen.name).state.final
+    if chosen.follow and not over and not local.is_attended(service, chosen.name):
         print("syrtos: no service runs: the job goes on when one is started (`syrtos serve`).", file=sys.stderr)
     several = _instances(service, chosen.name) > 1
     out = Console(highlight=False, markup=False, soft_wrap=True)

@@ -19,7 +19,7 @@ from syrtos import settings
 from syrtos.checkpoint import durable
 from syrtos.cli.execution import Met
 from syrtos.engines import placed
-from syrtos.engines.background import ended
+from syrtos.engines.background import read_end
 from syrtos.engines.engine import Engine, Reached, Submitted, Wanted
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
@@ -224,13 +224,13 @@ def _submit(engine: Engine, wanted: Wanted, detach: bool) -> int:
               file=sys.stderr)  # fmt: skip
         print(wanted.run_dir)
         return 0
-    return follow(engine.submitted(facts))
+    return follow(engine.submitted_run(facts))
 
 
-def found(run_dir: Path) -> Submitted | None:
+def find_submitted(run_dir: Path) -> Submitted | None:
     """Returns the run that was submitted with this run directory; None if there is none."""
     kept: dict[str, Any] = document(run_dir / _FACTS)
-    return engine_of(kept["engine"]).submitted(kept["facts"]) if kept else None
+    return engine_of(kept["engine"]).submitted_run(kept["facts"]) if kept else None
 
 
 def follow(submitted: Submitted) -> int:
@@ -287,8 +287,8 @@ def print_status(run_dir: Path) -> int:
     Raises:
         ConfigurationError: there is no run in the folder.
     """
-    submitted = found(run_dir)
-    state = submitted.state() if submitted else ended(run_dir)
+    submitted = find_submitted(run_dir)
+    state = submitted.state() if submitted else read_end(run_dir)
     if state is None:
         facts: Mapping[str, Any] = document(run_dir / "run.json")
         if not facts:
@@ -305,7 +305,7 @@ def print_output(run_dir: Path, follow_it: bool) -> int:
     Raises:
         ConfigurationError: the run was not submitted.
     """
-    submitted = _submitted(run_dir)
+    submitted = _require_submitted(run_dir)
     try:
         _print_pieces(submitted.output(follow_it))
     except KeyboardInterrupt:
@@ -319,12 +319,12 @@ def stop(run_dir: Path) -> int:
     Raises:
         ConfigurationError: the run was not submitted.
     """
-    _submitted(run_dir).stop()
+    _require_submitted(run_dir).stop()
     return 0
 
 
-def _submitted(run_dir: Path) -> Submitted:
-    submitted = found(run_dir)
+def _require_submitted(run_dir: Path) -> Submitted:
+    submitted = find_submitted(run_dir)
     if submitted is None:
         raise ConfigurationError(
             f"The run in {run_dir} was not submitted (`syrtos run --detach`, `--on`): its own terminal shows its output and stops it with Ctrl-C. Its workers' "

@@ -69,7 +69,7 @@ def main(chosen: argparse.Namespace) -> int:
     try:
         while True:
             began = time.monotonic()
-            runs = _loaded(run_dirs, chosen.follow)
+            runs = _load_runs(run_dirs, chosen.follow)
             live = chosen.follow and any(run.goes_on for run in runs)
             _once(chosen, runs, output, console, live)
             if not live:
@@ -81,7 +81,7 @@ def main(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _loaded(run_dirs: list[Path], follow: bool) -> list[Run]:
+def _load_runs(run_dirs: list[Path], follow: bool) -> list[Run]:
     """Reads the runs; with ``follow``, waits while runs that go on have written nothing yet."""
     with Console(stderr=True).status("reading ledgers"):
         while True:
@@ -96,7 +96,7 @@ def _loaded(run_dirs: list[Path], follow: bool) -> list[Run]:
 
 def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console, live: bool = False) -> None:
     found = [facts.of_run(run) for run in runs]
-    comparison = compare.compared(runs[0], runs[1], (found[0], found[1])) if len(runs) > 1 else None
+    comparison = compare.compare_runs(runs[0], runs[1], (found[0], found[1])) if len(runs) > 1 else None
     if chosen.json:
         everything = found[0] if comparison is None else {"runs": found, "comparison": comparison}
         print(json.dumps(page.finite(everything), allow_nan=False))

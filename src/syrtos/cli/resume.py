@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos import settings
-from syrtos.cli.execution import changed, execute, read_request, this_machine
+from syrtos.cli.execution import execute, read_request, request_changes, this_machine
 from syrtos.cli.run import check_may_resize
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
@@ -33,13 +33,13 @@ def main(chosen: argparse.Namespace) -> int:
     """Resumes the run, and returns its exit code."""
     run_dir = chosen.run_dir.resolve()
     request = read_request(run_dir)
-    spec = _changed(request.spec, chosen)
+    spec = _resized_spec(request.spec, chosen)
     make_plan(spec, this_machine(spec.hosts), settings.environment())  # refused before anything is written
-    changes = changed(chosen.workers, spec.hosts if chosen.hosts else ())
+    changes = request_changes(chosen.workers, spec.hosts if chosen.hosts else ())
     return execute(dataclasses.replace(request, spec=spec), run_dir, resume=True, changes=changes)
 
 
-def _changed(spec: Spec, chosen: argparse.Namespace) -> Spec:
+def _resized_spec(spec: Spec, chosen: argparse.Namespace) -> Spec:
     """Returns the request with the hosts and the number of workers that the command names.
 
     Raises:

@@ -57,7 +57,7 @@ def main(chosen: argparse.Namespace) -> int:
     """Creates the job, and follows it until it ends."""
     from syrtos.jobs.estimator import Estimator
 
-    facts, inputs = _asked(chosen)
+    facts, inputs = _read_request(chosen)
     estimator = Estimator(**facts)
     for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
         signal.signal(number, signal.default_int_handler)  # the end of this command ends the job
@@ -78,7 +78,7 @@ def main(chosen: argparse.Namespace) -> int:
     return 0 if job["TrainingJobStatus"] == "Completed" else 1
 
 
-def _asked(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+def _read_request(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     facts: dict[str, Any] = {"entry_point": str(chosen.what)}
     if chosen.what.suffix in (".yaml", ".yml"):
         from syrtos.jobs import job_file

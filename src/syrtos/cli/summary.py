@@ -102,7 +102,7 @@ def _table(summary: Summary) -> Table:
     span = "of all generations" if summary.restarts.number else "from the start of the run to its end"
     table.add_row("time", f"{summary.seconds:,.1f} s, {span}")
     if summary.steps:
-        table.add_row("steps", f"{summary.steps:,} {_counted(summary)}(median {summary.step_ms:.1f} ms)")
+        table.add_row("steps", f"{summary.steps:,} {_step_kind(summary)}(median {summary.step_ms:.1f} ms)")
     if summary.restarts.number:
         table.add_row("restarts", _restarts(summary))
         table.add_row("goodput", f"{summary.goodput:.1%} of the time was not lost to restarts")
@@ -110,7 +110,7 @@ def _table(summary: Summary) -> Table:
         table.add_row("left out", f"updates whose gradients were not finite: {summary.facts['left_out']:,}")
     if update := _update(summary):
         table.add_row("optimizer", update)
-    if sent := _sent(summary):
+    if sent := _exchange_text(summary):
         table.add_row("sent", sent)
     if "input" in summary.facts:
         table.add_row("data", _WAYS[summary.facts["input"]])
@@ -151,7 +151,7 @@ def _update(summary: Summary) -> str:
     return compiled
 
 
-def _sent(summary: Summary) -> str:
+def _exchange_text(summary: Summary) -> str:
     """Returns what workers exchange; empty where it is each gradient as it is."""
     codec = str(summary.facts.get("compress", "none"))
     coded = f" as {codec}" * (codec != "none")
@@ -169,7 +169,7 @@ def _restarts(summary: Summary) -> str:
     return f"{restarts.number}: {restarts.seconds:,.1f} s until training went on{again}"
 
 
-def _counted(summary: Summary) -> str:
+def _step_kind(summary: Summary) -> str:
     """Returns the kind of step that is counted; empty where it is a batch of `fit`."""
     if summary.facts.get("training") == "asynchronous":
         return "of all workers "

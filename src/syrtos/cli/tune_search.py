@@ -119,17 +119,17 @@ def _create(service: Service, asked: SearchFile) -> None:
         Operations(service).create_hyper_parameter_tuning_job(request)
     except ApiError as error:
         raise ConfigurationError(str(error)) from error
-    _say(f"begins the search {asked.name}{_learnt(service, asked.name)}")
+    _say(f"begins the search {asked.name}{_warm_start_text(service, asked.name)}")
 
 
-def _learnt(service: Service, name: str) -> str:
+def _warm_start_text(service: Service, name: str) -> str:
     """Returns how many results of earlier searches count, as the end of a sentence; empty if none are inherited."""
     from syrtos.jobs.tuning import warm_start
 
     record, search, _ = _look(service, name)
     if not record.inherited:
         return ""
-    count = len(warm_start.known(service, search, record.inherited))
+    count = len(warm_start.known_trials(service, search, record.inherited))
     return f", which learns from {count} of {len(record.inherited)} trials of {' and '.join(search.parents)} (with a result, and in range)"
 
 
@@ -178,7 +178,7 @@ def _tell(search: Search, trials: Sequence[Trial], told: set[str]) -> None:
     for trial in trials:
         if not trial.active and trial.name not in told:
             told.add(trial.name)
-            value = f"{search.metric} {_number(trial.objective)}" if trial.succeeded else trial.status
+            value = f"{search.metric} {_number(trial.objective)}" if trial.has_succeeded else trial.status
             more = f"; `syrtos logs {trial.name}` shows its output" if trial.status == "Failed" else ""
             _say(f"trial {trial.number} of {search.trials}: {value}, {_values(trial)}{more}")
 
@@ -234,7 +234,7 @@ def _show_results(service: Service, asked: SearchFile) -> None:
 
     _, search, trials = _look(service, asked.name)
     sign = -1 if search.maximize else 1
-    order = sorted(trials, key=lambda t: (not t.succeeded, sign * (t.objective or 0.0), t.number))
+    order = sorted(trials, key=lambda t: (not t.has_succeeded, sign * (t.objective or 0.0), t.number))
     out = Console(highlight=False)
     if trials:
         out.print(_table(search, order))

@@ -98,7 +98,7 @@ class Communicator(abc.ABC):
             everyone = self._allgather(array.reshape(-1), [array.size] * self.size).reshape(self.size, -1)
             wide = everyone.astype(np.float32) if is_half(array.dtype) else everyone
             return adasum.combine(list(wide)).reshape(array.shape).astype(array.dtype, copy=False)
-        result = self.reduced([array.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
+        result = self.reduce_parts([array.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
         mean = op is ReduceOp.MEAN and not is_half(array.dtype)
         return (result / self.size if mean else result).astype(array.dtype, copy=False)
 
@@ -119,7 +119,7 @@ class Communicator(abc.ABC):
         self.sums, self.summed = self.sums + 1, self.summed + sum(part.nbytes for part in parts)
         total = float(sum(weights))
         shares = [w / total if total else 0.0 for w in weights]
-        return self.reduced(parts, ReduceOp.SUM, shares, lend), total
+        return self.reduce_parts(parts, ReduceOp.SUM, shares, lend), total
 
     def allgather(self, array: npt.ArrayLike) -> Array:
         """Concatenates the workers' arrays along the first axis, in rank order; row counts may differ.
@@ -141,7 +141,7 @@ class Communicator(abc.ABC):
             OutOfStepError: shapes or dtypes differ between workers.
         """
         array = contiguous(array)
-        self.agree(f"broadcast from {self._known(root)} {signature(array)}")
+        self.agree(f"broadcast from {self._check_root(root)} {signature(array)}")
         return self._broadcast(array.copy(), root)
 
     def reducescatter(self, array: npt.ArrayLike, op: ReduceOp = ReduceOp.SUM) -> Array:
@@ -209,15 +209,15 @@ class Communicator(abc.ABC):
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
         """Copies ``root``'s value to every worker: plain data, see `syrtos.comm.objects`; nothing is unpickled."""
-        data = self._encoded(value) if self.rank == root else np.zeros(0, np.uint8)
-        sizes = self.agree(f"broadcast object from {self._known(root)}", data.size)
+        data = self._encode(value) if self.rank == root else np.zeros(0, np.uint8)
+        sizes = self.agree(f"broadcast object from {self._check_root(root)}", data.size)
         if self.rank != root:
             data = np.zeros(int(sizes[root]), np.uint8)
         return from_bytes(self._broadcast(data, root))
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Returns the values of all workers in rank order, on every worker: plain data, see `syrtos.comm.objects`."""
-        data = self._encoded(value)
+        data = self._encode(value)
         sizes = [int(n) for n in self.agree("allgather object", data.size)]
         chunks = np.split(self._allgather(data, sizes), np.cumsum(sizes)[:-1])
         return [from_bytes(chunk) for chunk in chunks]
@@ -237,7 +237,7 @@ class Communicator(abc.ABC):
         tags, values = self.meet(of_call(call), value, call)
         if began and (recorder := trace.state.recorder):
             recorder.add("agreement", call, began, time.perf_counter())
-        if joined := tags.joined:
+        if joined := tags.joined_ranks:
             self.hear(tags, call)
             nothing = 1.0 if call.startswith("exchange ") else 0.0
             return [nothing if rank in joined else mine for rank, mine in enumerate(values)]
@@ -254,7 +254,9 @@ class Communicator(abc.ABC):
             if not tags.passing:
                 return tags, values
 
-    def reduced(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
+    def reduce_parts(
+        self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False
+    ) -> list[Array]:
         """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]``; all workers have agreed to it.
 
         The results are new arrays, or with ``lend`` memory that is not to be written to. Means of 16-bit floats come
@@ -281,7 +283,7 @@ class Communicator(abc.ABC):
         counts = [stop - start for start, stop in bounds]
         received = self._alltoall(array, counts, [counts[self.rank]] * self.size).reshape(self.size, -1)
         shares = self._mean_shares() if op is ReduceOp.MEAN else shares
-        wide = [_widened(part, share) for part, share in zip(received, shares, strict=True)]
+        wide = [_widen(part, share) for part, share in zip(received, shares, strict=True)]
         return self._allgather(functools.reduce(UFUNC[op], wide).astype(array.dtype), counts)
 
     def in_float32(self, reduce: Reduce, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
@@ -342,7 +344,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
-        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only), as `reduced` does.
+        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only), as `reduce_parts` does.
 
         16-bit floats don't come here.
         """
@@ -354,7 +356,7 @@ class Communicator(abc.ABC):
 
     def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
         """Sums arrays, worker ``r``'s scaled by ``shares[r]``, and returns this worker's parts: `weighted_part_sum`."""
-        sums = self.reduced(wholes, ReduceOp.SUM, shares, lend=True)
+        sums = self.reduce_parts(wholes, ReduceOp.SUM, shares, lend=True)
         return [total[slice(*ranges[self.rank])].copy() for total, ranges in zip(sums, bounds, strict=True)]
 
     @abc.abstractmethod
@@ -389,12 +391,12 @@ class Communicator(abc.ABC):
         # scaled before they are summed: the sum could be more than 16 bits hold
         return [1.0 / self.size] * self.size
 
-    def _known(self, root: int) -> int:
+    def _check_root(self, root: int) -> int:
         if not 0 <= root < self.size:
             raise ExchangeError(f"`root` must be a rank of this group, 0 to {self.size - 1}. Received: {root}.")
         return root
 
-    def _encoded(self, value: Any) -> npt.NDArray[np.uint8]:
+    def _encode(self, value: Any) -> npt.NDArray[np.uint8]:
         """Returns the bytes of an object; where it can't be sent, the other workers learn of that."""
         try:
             return to_bytes(value)
@@ -421,7 +423,7 @@ class Communicator(abc.ABC):
         """Broadcasts the other workers' call to those that have joined, if it is the same on all of them."""
         if tags.differ:
             self._explain(call)
-        leader, joined = tags.calling[0], tags.joined
+        leader, joined = tags.calling[0], tags.joined_ranks
         text = np.frombuffer(bytearray(call.encode()), np.uint8)
         sizes = self._meet(0, text.size, "the call of the other workers")[1]
         if self.rank != leader:
@@ -483,7 +485,7 @@ def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 2 and dtype.kind not in "iu"
 
 
-def _widened(half: Array, share: float) -> Array:
+def _widen(half: Array, share: float) -> Array:
     """Returns ``share * half`` as float32; a share of 0 gives 0 even where there is NaN."""
     wide = half.astype(np.float32)
     scaled_copy(wide, share, wide)

@@ -75,9 +75,9 @@ def weighted_mean(
         lend: whether the averages may be memory that other workers look at too.
         kind: whether the arrays are gradients, or changes of the variables.
     """
-    codec = chosen(comm, variables) if arrays[0].dtype == np.float32 else None
+    codec = choose_codec(comm, variables) if arrays[0].dtype == np.float32 else None
     if codec is None:
-        means = _summed(comm, arrays, weight, lend)
+        means = _weighted_sums(comm, arrays, weight, lend)
         if kind == "gradient":
             world.current().ledger.norms.add(arrays, means, weight)
         return means
@@ -181,14 +181,14 @@ class Half(Codec):
         sent = []
         for array, memory in zip(arrays, memories, strict=True):
             wanted = array + memory.residual
-            sent.append(self._rounded(wanted))
+            sent.append(self._round(wanted))
             if weight:
                 wanted -= sent[-1].astype(np.float32)
                 memory.residual = _finite(wanted)
         sums, _ = comm.weighted_sum([part.reshape(-1) for part in sent], weight)
         return [total.astype(np.float32) for total in sums]
 
-    def _rounded(self, wanted: Array) -> Array:
+    def _round(self, wanted: Array) -> Array:
         """Rounds to 16 bits; a finite number that they don't hold becomes the largest that they hold."""
         # the rest is sent later
         largest = ml_dtypes.finfo(self._dtype).max.astype(np.float32)
@@ -218,9 +218,9 @@ class PowerSGD(Codec):
         bases = [self._basis(memory, matrix) for memory, matrix in zip(kept, wanted, strict=True)]
         exact = [array for array, is_low in zip(arrays, low, strict=True) if not is_low]
         left = [matrix @ basis for matrix, basis in zip(wanted, bases, strict=True)]
-        means = _summed(comm, [*exact, *left], weight)
+        means = _weighted_sums(comm, [*exact, *left], weight)
         exact, left = means[: len(exact)], [np.linalg.qr(part)[0] for part in means[len(exact) :]]
-        right = _summed(comm, [matrix.T @ part for matrix, part in zip(wanted, left, strict=True)], weight)
+        right = _weighted_sums(comm, [matrix.T @ part for matrix, part in zip(wanted, left, strict=True)], weight)
         found = iter(exact)
         approximations = iter([part @ basis.T for part, basis in zip(left, right, strict=True)])
         for memory, matrix, part, basis in zip(kept, wanted, left, right, strict=True):
@@ -254,7 +254,7 @@ def _rows(array: Array) -> int:
     return max(int(np.prod(array.shape[:-1])), 1)
 
 
-def _summed(comm: Communicator, arrays: Sequence[Array], weight: float, lend: bool = False) -> list[Array]:
+def _weighted_sums(comm: Communicator, arrays: Sequence[Array], weight: float, lend: bool = False) -> list[Array]:
     if not arrays:
         return []
     sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight, lend)
@@ -277,7 +277,7 @@ def codec_of(text: str) -> Codec | None:
     return _CODECS[name](number) if name in _CODECS else None
 
 
-def chosen(comm: Communicator, variables: Sequence[Any]) -> Codec | None:
+def choose_codec(comm: Communicator, variables: Sequence[Any]) -> Codec | None:
     """Returns the codec by which float32 gradients of these variables travel; None: they travel as they are."""
     options = world.current().options
     if options.compress == "none" or not variables or comm.size == 1:
@@ -296,14 +296,14 @@ def _of_run() -> Codec | None:
             "would diverge. Use bf16."
         )
     if session.options.compress == "auto":
-        codec = _measured(session)
+        codec = _measure_codec(session)
     session.ledger.say(
         compress=session.options.compress if session.options.compress != "auto" else "bf16" if codec else "none"
     )
     return codec
 
 
-def _measured(session: world.Session) -> Codec | None:
+def _measure_codec(session: world.Session) -> Codec | None:
     """Returns ``bf16`` if gradients arrive earlier that way, else None."""
     codec = Half(ml_dtypes.bfloat16)
     if session.world.node_count == 1:

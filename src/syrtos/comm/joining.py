@@ -37,12 +37,12 @@ def join(comm: Communicator) -> int:
 
 def _follow(comm: Communicator, call: str, tags: Tags, values: list[float]) -> None:
     """Does this worker's part of ``call``."""
-    counts = [0.0 if rank in tags.joined else value for rank, value in enumerate(values)]
+    counts = [0.0 if rank in tags.joined_ranks else value for rank, value in enumerate(values)]
     if call.startswith("exchange "):
         _, dtype, sizes, *lent = call.split(" ")
         zeros = [_zeros(dtype, (int(size),)) for size in sizes.split(",")]
-        weights = [1.0 if rank in tags.joined else value for rank, value in enumerate(values)]
-        comm.reduced(zeros, ReduceOp.SUM, [weight / sum(weights) for weight in weights], bool(lent))
+        weights = [1.0 if rank in tags.joined_ranks else value for rank, value in enumerate(values)]
+        comm.reduce_parts(zeros, ReduceOp.SUM, [weight / sum(weights) for weight in weights], bool(lent))
         return
     found = _CALL.match(call)
     if found is None:  # a barrier
@@ -57,7 +57,7 @@ def _follow(comm: Communicator, call: str, tags: Tags, values: list[float]) -> N
         if op is ReduceOp.ADASUM:
             comm._allgather(zeros, [size] * comm.size)
         else:
-            comm.reduced([zeros], op, [1.0] * comm.size)
+            comm.reduce_parts([zeros], op, [1.0] * comm.size)
 
 
 def _zeros(dtype: str, shape: tuple[int, ...] | list[int]) -> Array:

@@ -32,7 +32,7 @@ def to_bytes(value: Any) -> npt.NDArray[np.uint8]:
         ExchangeError: the value holds something of another type.
     """
     try:
-        return np.frombuffer(bytearray(json.dumps(_tagged(value)).encode()), np.uint8)
+        return np.frombuffer(bytearray(json.dumps(_add_tags(value)).encode()), np.uint8)
     except (TypeError, ValueError) as error:
         raise ExchangeError(
             f"Objects travel as plain data (str, int, float, bool, None, bytes, list, tuple, set, dict, NumPy arrays), never pickled: "
@@ -42,21 +42,21 @@ def to_bytes(value: Any) -> npt.NDArray[np.uint8]:
 
 def from_bytes(data: npt.NDArray[np.uint8]) -> Any:
     """Returns the value that `to_bytes` was given."""
-    return json.loads(data.tobytes(), object_hook=_untagged)
+    return json.loads(data.tobytes(), object_hook=_remove_tag)
 
 
-def _tagged(value: Any) -> Any:
+def _add_tags(value: Any) -> Any:
     if isinstance(value, list):
-        return [_tagged(item) for item in value]
+        return [_add_tags(item) for item in value]
     if isinstance(value, dict) and _TAG not in value and all(type(key) is str for key in value):
-        return {key: _tagged(item) for key, item in value.items()}
+        return {key: _add_tags(item) for key, item in value.items()}
     for name, (kind, encode, _) in _KINDS.items():
         if isinstance(value, kind):
             return {_TAG: name, "v": encode(value)}
     return value
 
 
-def _untagged(found: dict[str, Any]) -> Any:
+def _remove_tag(found: dict[str, Any]) -> Any:
     return _KINDS[found[_TAG]][2](found["v"]) if _TAG in found else found
 
 
@@ -76,11 +76,11 @@ def _from_array(parts: list[Any]) -> Any:
 
 
 _KINDS: dict[str, tuple[type | tuple[type, ...], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "tuple": (tuple, lambda value: [_tagged(item) for item in value], tuple),
-    "set": (set, lambda value: [_tagged(item) for item in value], set),
-    "frozenset": (frozenset, lambda value: [_tagged(item) for item in value], frozenset),
+    "tuple": (tuple, lambda value: [_add_tags(item) for item in value], tuple),
+    "set": (set, lambda value: [_add_tags(item) for item in value], set),
+    "frozenset": (frozenset, lambda value: [_add_tags(item) for item in value], frozenset),
     "bytes": (bytes, lambda value: base64.b64encode(value).decode(), base64.b64decode),
-    "dict": (dict, lambda value: [[_tagged(key), _tagged(item)] for key, item in value.items()], dict),
+    "dict": (dict, lambda value: [[_add_tags(key), _add_tags(item)] for key, item in value.items()], dict),
     "number": (np.generic, _array, lambda parts: _from_array(parts)[()]),
     "array": (np.ndarray, _array, _from_array),
 }

@@ -64,7 +64,7 @@ class Asking:
     def _answer(self, server: int, call: str) -> Message:
         incoming: list[_Incoming] = []
 
-        def arrived() -> bool:
+        def has_arrived() -> bool:
             if not incoming:
                 incoming.extend(_begun(self._comm, server, _ANSWER))
             if not incoming or not incoming[0].complete():
@@ -74,7 +74,7 @@ class Asking:
             incoming.clear()  # the answer to a question that was given up
             return False
 
-        self._watchdog.wait(arrived, call, self.rank)
+        self._watchdog.wait(has_arrived, call, self.rank)
         return incoming[0].fields, incoming[0].arrays
 
 

@@ -28,9 +28,9 @@ def create(comm: MPI.Comm, nbytes: int) -> memoryview:
     Raises:
         SharedMemoryError: the workers can't share so much memory.
     """
-    for attempt in (_unnamed, _named):
+    for attempt in (_create_unnamed, _create_named):
         with attempt(comm, nbytes) as descriptor:
-            mapped = _mapped(descriptor, nbytes)
+            mapped = _map_memory(descriptor, nbytes)
             if comm.allreduce(int(mapped is not None), MPI.MIN):
                 assert mapped is not None
                 return memoryview(mapped)
@@ -41,7 +41,7 @@ def create(comm: MPI.Comm, nbytes: int) -> memoryview:
     )
 
 
-def _mapped(descriptor: int, nbytes: int) -> mmap.mmap | None:
+def _map_memory(descriptor: int, nbytes: int) -> mmap.mmap | None:
     if descriptor < 0:
         return None
     try:
@@ -51,13 +51,13 @@ def _mapped(descriptor: int, nbytes: int) -> mmap.mmap | None:
 
 
 @contextlib.contextmanager
-def _unnamed(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
+def _create_unnamed(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
     descriptor = (
-        _made(lambda: os.memfd_create("syrtos-exchange"), nbytes, reserve=False) if comm.Get_rank() == 0 else -1
+        _make_file(lambda: os.memfd_create("syrtos-exchange"), nbytes, reserve=False) if comm.Get_rank() == 0 else -1
     )
     process, number, identity = comm.bcast((os.getpid(), descriptor, _identity(descriptor)))
     if comm.Get_rank() and number >= 0:
-        descriptor = _opened(f"/proc/{process}/fd/{number}")
+        descriptor = _open_file(f"/proc/{process}/fd/{number}")
         if (
             descriptor >= 0 and _identity(descriptor) != identity
         ):  # of another process, where containers number theirs alike
@@ -67,13 +67,13 @@ def _unnamed(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _named(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
+def _create_named(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
     path = comm.bcast(f"{_FOLDER}/syrtos-{secrets.token_hex(8)}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = _made(lambda: os.open(path, flags, 0o600), nbytes, reserve=True) if comm.Get_rank() == 0 else -1
+    descriptor = _make_file(lambda: os.open(path, flags, 0o600), nbytes, reserve=True) if comm.Get_rank() == 0 else -1
     comm.Barrier()
     if comm.Get_rank():
-        descriptor = _opened(path)
+        descriptor = _open_file(path)
     comm.Barrier()
     if comm.Get_rank() == 0:
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def _named(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
     yield from _closing(descriptor)
 
 
-def _made(make: Callable[[], int], nbytes: int, reserve: bool) -> int:
+def _make_file(make: Callable[[], int], nbytes: int, reserve: bool) -> int:
     """Returns the descriptor of a new file of ``nbytes`` bytes; -1 if there is no room.
 
     With ``reserve`` its pages are taken at once: the system ends a process by SIGBUS that writes to a page for which a
@@ -105,7 +105,7 @@ def _identity(descriptor: int) -> tuple[int, int, int] | None:
     return stat.st_dev, stat.st_ino, stat.st_size
 
 
-def _opened(path: str) -> int:
+def _open_file(path: str) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

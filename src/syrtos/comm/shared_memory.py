@@ -61,7 +61,7 @@ class SharedMemoryCommunicator(MPICommunicator):
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
         """Gathers the parts in pieces, which stay in the caches."""
         longest = max(stop - start for ranges in bounds for start, stop in ranges)
-        board = self._copied(2 * self.size * _PIECE, wholes[0].dtype).reshape(2, self.size, _PIECE)
+        board = self._scratch_memory(2 * self.size * _PIECE, wholes[0].dtype).reshape(2, self.size, _PIECE)
         turn = 0
         for whole, ranges in zip(wholes, bounds, strict=True):
             for begin in range(0, longest, _PIECE):
@@ -115,27 +115,27 @@ class SharedMemoryCommunicator(MPICommunicator):
                 self._land(flying.pop(0), layout, total, results)
         for chunk in flying:
             self._land(chunk, layout, total, results)
-        return layout.lent(total) if is_lent else results
+        return layout.lend_parts(total) if is_lent else results
 
     def _place(self, layout: _Layout, lend: bool) -> tuple[Array, bool]:
         """Returns the memory in which the result is made, and whether the result can stay there."""
         nbytes = layout.total * layout.dtype.itemsize
         if self.size > 2 and (not self._stages or len(self._stages[0]) < nbytes):
             self._stages = [
-                np.frombuffer(segments.create(self.comm, _rounded(nbytes)), np.uint8) for _ in range(self.size)
+                np.frombuffer(segments.create(self.comm, _round_up(nbytes)), np.uint8) for _ in range(self.size)
             ]
         if lend and nbytes >= _LENT:
             self._windows = self._windows or Windows(self.comm, self._pause)
             window = self._windows.take(nbytes)
             if window is not None:
                 return window.view(layout.dtype), True
-        return self._copied(layout.total, layout.dtype), False
+        return self._scratch_memory(layout.total, layout.dtype), False
 
-    def _copied(self, elements: int, dtype: np.dtype[Any]) -> Array:
+    def _scratch_memory(self, elements: int, dtype: np.dtype[Any]) -> Array:
         """Returns memory in which results are made that are copied from there."""
         nbytes = elements * dtype.itemsize
         if len(self._scratch) < nbytes:
-            self._scratch = np.frombuffer(segments.create(self.comm, _rounded(nbytes)), np.uint8)
+            self._scratch = np.frombuffer(segments.create(self.comm, _round_up(nbytes)), np.uint8)
         return self._scratch[:nbytes].view(dtype)
 
     def _contribute(self, layout: _Layout, total: Array, slices: Sequence[tuple[int, ...]], share: float) -> None:
@@ -202,7 +202,7 @@ class SharedMemoryCommunicator(MPICommunicator):
         self.wait(self.comm.Ibarrier(), "exchange in shared memory")
 
 
-def _rounded(nbytes: int) -> int:
+def _round_up(nbytes: int) -> int:
     """Rounds a size up, so that memory of a size that grows a little each time is not made anew each time."""
     return 1 << (nbytes - 1).bit_length() if nbytes < 1 << 26 else nbytes
 
@@ -228,7 +228,7 @@ class _Layout:
             self.offsets.append(self.total)
             self.total += -(-part.size // step) * step
 
-    def lent(self, total: Array) -> list[Array]:
+    def lend_parts(self, total: Array) -> list[Array]:
         """Returns the parts of a result that is lent, which nobody may write to."""
         total.flags.writeable = False
         found = [total[offset : offset + part.size] for part, offset in zip(self.parts, self.offsets, strict=True)]

@@ -35,7 +35,7 @@ class Tags(tuple[int, ...]):
         return [rank for rank, tag in enumerate(self) if tag >= _PASSING] if max(self, default=0) >= _PASSING else []
 
     @property
-    def joined(self) -> list[int]:
+    def joined_ranks(self) -> list[int]:
         """The ranks that have joined (see `syrtos.comm.joining`)."""
         return [rank for rank, tag in enumerate(self) if tag == JOINED] if JOINED in self else []
 

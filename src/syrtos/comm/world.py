@@ -69,9 +69,9 @@ class Session:
     )
 
     def __post_init__(self) -> None:
-        self.watchdog.on_wait = self._waited
+        self.watchdog.on_wait = self._count_wait
 
-    def _waited(self, seconds: float) -> None:
+    def _count_wait(self, seconds: float) -> None:
         if not self.comm.background.ahead:  # else this worker computes meanwhile
             self.ledger.spend("wait", seconds)
 
@@ -180,7 +180,7 @@ def explicit() -> bool:
     return _sharing is not None and current().servers is None
 
 
-def joined() -> bool:
+def is_initialized() -> bool:
     """Returns whether `init` has been called."""
     return _session is not None
 

@@ -103,7 +103,7 @@ def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], Any], **options: 
     Raises:
         DataError: no file is found, or there are no records.
     """
-    return from_source(_records(*_found(pattern), TFRecord()), _each(parse_fn), **options)
+    return from_source(_records(*_find_files(pattern), TFRecord()), _each(parse_fn), **options)
 
 
 def from_jsonl(
@@ -123,7 +123,7 @@ def from_jsonl(
         options: see `from_source`.
     """
     row = functools.partial(_row, json.loads, parse_fn, label)
-    return from_source(_records(*_found(pattern), Lines()), _each(row), **options)
+    return from_source(_records(*_find_files(pattern), Lines()), _each(row), **options)
 
 
 def from_csv(
@@ -142,7 +142,7 @@ def from_csv(
         label: the column that is the label.
         options: see `from_source`.
     """
-    found, kept = _found(pattern)
+    found, kept = _find_files(pattern)
     source = _records(found, kept, Lines(quotes=True, header=True))
     columns = check_columns(found)
     if label is not None and label not in columns:
@@ -164,7 +164,7 @@ def from_parquet(
         options: see `from_source`.
     """
     wanted = [*columns, *([label] if label and label not in columns else [])] if columns else None
-    found, kept = _found(pattern)
+    found, kept = _find_files(pattern)
     source = Parquet(found, wanted, kept)
     return from_source(source, functools.partial(_split, label=label), **options)
 
@@ -199,7 +199,7 @@ def from_folder(
         options: see `from_source`.
     """
     room = importlib.import_module("syrtos.keras.parsing")
-    source = Folder(_found(pattern)[0], suffixes)
+    source = Folder(_find_files(pattern)[0], suffixes)
     return from_source(source, _each(parse_fn or functools.partial(room.image, image_size)), **options)
 
 
@@ -263,7 +263,7 @@ def _check_same(source: Source) -> None:
         )
 
 
-def _found(pattern: Patterns) -> tuple[list[File], cache.Cache]:
+def _find_files(pattern: Patterns) -> tuple[list[File], cache.Cache]:
     """Returns the files, and the cache for their pieces and indexes."""
     kept = cache.default()
     return find(pattern, kept), kept

@@ -44,7 +44,7 @@ class Policy:
         self._lock = threading.Lock()
 
     @property
-    def known(self) -> frozenset[int]:
+    def left_out_records(self) -> frozenset[int]:
         """Indices of the records that were left out."""
         return frozenset(self._found)
 
@@ -54,7 +54,7 @@ class Policy:
         return next(reversed(self._found.values()), None)
 
     @property
-    def allowed(self) -> int:
+    def most_left_out(self) -> int:
         """The most records that may be left out, by all workers together."""
         return int(self.budget * self.records) if self.budget < 1 else int(self.budget)
 
@@ -85,9 +85,9 @@ class Policy:
 
     def check(self, together: int) -> None:
         """Raises DataError if ``together`` records, the number left out, are more than the budget allows."""
-        if together > self.allowed:
+        if together > self.most_left_out:
             raise DataError(
-                f"{together} records are bad, and at most {self.allowed} of {self.records} may be left out (`bad_budget={self.budget:g}`). "
+                f"{together} records are bad, and at most {self.most_left_out} of {self.records} may be left out (`bad_budget={self.budget:g}`). "
                 + (f"The last: {self.last}. " if self.last else "")
                 + "Repair the files or `parse_fn`, or allow more if that many samples can be missing."
             )

@@ -62,12 +62,12 @@ class Cache:
         """
         digest = hashlib.sha256(f"{kind} {name}".encode()).hexdigest()
         path = self._folder / digest[:2] / digest
-        if _touched(path):
+        if _touch(path):
             return path
         with self._threads:
             mine = self._making.setdefault(digest, threading.Lock())
-        with mine, self._locked(kind, digest):
-            if not _touched(path):
+        with mine, self._file_lock(kind, digest):
+            if not _touch(path):
                 self._make(path, make)
         with self._threads:
             self._making.pop(digest, None)
@@ -79,7 +79,7 @@ class Cache:
         (self._folder / digest[:2] / digest).unlink(missing_ok=True)
 
     def _make(self, path: Path, make: Callable[[Path], None]) -> None:
-        descriptor, name = tempfile.mkstemp(prefix=".", dir=_made(path.parent))
+        descriptor, name = tempfile.mkstemp(prefix=".", dir=_make_folder(path.parent))
         os.close(descriptor)
         temporary = Path(name)
         try:
@@ -93,10 +93,10 @@ class Cache:
             temporary.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _locked(self, kind: Kind, digest: str) -> Iterator[None]:
+    def _file_lock(self, kind: Kind, digest: str) -> Iterator[None]:
         """Context manager: no other process makes files with this ``kind`` and start of ``digest`` at the same time."""
         # a lock file for each file of the cache would never be removed, so files whose digests begin alike share one
-        path = _made(self._folder / "locks" / kind) / digest[:3]
+        path = _make_folder(self._folder / "locks" / kind) / digest[:3]
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -128,7 +128,7 @@ class Cache:
                     path.unlink()
 
 
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,7 +138,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _touched(path: Path) -> bool:
+def _touch(path: Path) -> bool:
     """Returns whether the file is there, and notes that it was used."""
     try:
         os.utime(path)

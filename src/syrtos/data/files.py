@@ -69,7 +69,7 @@ class LocalFile(File):
     def read(self, start: int, stop: int) -> bytes:
         """Returns the bytes of a range; see `File.read`."""
         try:
-            found = _mapped(self._path, self.version)[start:stop]
+            found = _map_file(self._path, self.version)[start:stop]
         except OSError as error:
             if is_of_this_host(error):
                 raise
@@ -108,10 +108,10 @@ class CachedFile(File):
 
         def again() -> bytes:
             self._find()
-            return _mapped(str(self._path), self._number)[start:stop]
+            return _map_file(str(self._path), self._number)[start:stop]
 
         with contextlib.suppress(FileNotFoundError):
-            return _mapped(str(self._path), self._number)[start:stop]
+            return _map_file(str(self._path), self._number)[start:stop]
         return from_cache(again)
 
 
@@ -145,7 +145,7 @@ def is_of_this_host(error: OSError) -> bool:
 
 
 @functools.lru_cache(maxsize=_MAPPED)
-def _mapped(path: str, version: str) -> mmap.mmap | bytes:
+def _map_file(path: str, version: str) -> mmap.mmap | bytes:
     """Returns a file's bytes, mapped into memory."""
     # each mapped file holds a descriptor, so only the files used last stay mapped
     with open(path, "rb") as file:

@@ -53,7 +53,7 @@ class Shape:
         """Returns the records of each worker if workers take whole files in turn, as sharding by files does."""
         return [sum(count for _, count, _ in self.groups[rank::workers]) for rank in range(workers)]
 
-    def planned(self, workers: int, batch: int) -> list[int]:
+    def records_per_worker(self, workers: int, batch: int) -> list[int]:
         """Returns the records of each worker in a shuffled epoch of `syrtos.data`, with global batches of ``batch``."""
         plan = Plan("", self.records, batch, seed=0)
         return [sum(len(plan.share(step, rank, workers)) for step in range(plan.steps)) for rank in range(workers)]
@@ -67,13 +67,13 @@ def inspect(patterns: Sequence[str], cache: Cache) -> Shape:
             can't be read.
     """
     files = find(patterns, cache)
-    kind, source = _opened(files, cache)
+    kind, source = _open_source(files, cache)
     if not len(source):
         raise DataError(f"{files[0].name} has no records ({kind}; {len(files)} files). Check the path.")
-    return Shape(kind, len(source), source.nbytes, source.groups, getattr(source, "damaged", 0))
+    return Shape(kind, len(source), source.nbytes, source.groups, getattr(source, "damaged_count", 0))
 
 
-def _opened(files: list[File], cache: Cache) -> tuple[str, Source]:
+def _open_source(files: list[File], cache: Cache) -> tuple[str, Source]:
     by_kind = {_kind(file): file for file in reversed(files)}
     if "images by class" in by_kind:
         return "images by class", Folder(files, IMAGES)

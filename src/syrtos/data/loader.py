@@ -15,7 +15,7 @@ import numpy as np
 
 from syrtos.data.bad import Policy
 from syrtos.data.plan import Indices, Plan, block_records
-from syrtos.data.sources import BadRecord, Source, mapped
+from syrtos.data.sources import BadRecord, Source, map_arrays
 from syrtos.errors import DataError, SyrtosError
 
 # Batches whose bytes are asked for before they are needed, where that takes long.
@@ -126,7 +126,7 @@ class Loader:
         """
         shares = [self._share(plan, step, rank, size) for step in steps]
         indices = np.concatenate(shares)
-        known = self.policy.known
+        known = self.policy.left_out_records
         wanted = indices[[index not in known for index in indices.tolist()]] if known else indices
         data, used = self._read(wanted)
         counts = [len(share) if len(used) == len(indices) else int(np.isin(share, used).sum()) for share in shares]
@@ -161,19 +161,19 @@ class Loader:
         The plan assigns them. If workers see different files, each record goes to a worker that can read it.
         """
         places = plan.places(step)
-        readers = self.source.readers(plan.records_at(places), places) if size > 1 and self._divided else None
+        readers = self.source.readers(plan.records_at(places), places) if size > 1 and self._has_readers else None
         if readers is not None:
             return plan.records_at(places)[readers == rank]
         return plan.share(step, rank, size, self.contiguous and plan.block == 1)
 
     @functools.cached_property
-    def _divided(self) -> bool:
+    def _has_readers(self) -> bool:
         nothing = np.zeros(0, np.int64)
         return self.source.readers(nothing, nothing) is not None
 
     def nothing(self) -> Any:
         """Returns a batch without rows."""
-        return mapped(lambda leaf: leaf[:0], self.example())
+        return map_arrays(lambda leaf: leaf[:0], self.example())
 
     def example(self) -> Any:
         """Returns a batch of the first record that can be read."""
@@ -215,7 +215,7 @@ class Loader:
                 self.parse(raw)
                 good.append(index)
             except Exception as reason:
-                bad = BadRecord(index, *self.source.place(index), _said(reason), _bytes_of(raw))
+                bad = BadRecord(index, *self.source.place(index), _error_text(reason), _bytes_of(raw))
                 bad.__cause__ = reason
                 self.policy.leave_out(bad)
         if len(good) == len(indices):
@@ -223,7 +223,7 @@ class Loader:
         return np.asarray(good, np.int64)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Returns the error as a text, with the last line of the script's own code that it passed through."""
     text = [line for line in str(error).strip().splitlines() if line and not line.startswith("{{function_node")] or [""]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _of_a_library(frame.filename)]

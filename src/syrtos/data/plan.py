@@ -107,22 +107,22 @@ class Plan:
         shortest, longer = divmod(self.records, STREAMS)
         stream, row = places % STREAMS, places // STREAMS
         inside = stream * shortest + np.minimum(stream, longer) + row
-        return self._shuffled(inside, key)
+        return self._shuffle(inside, key)
 
-    def _shuffled(self, places: Indices, key: int) -> Indices:
+    def _shuffle(self, places: Indices, key: int) -> Indices:
         """Returns record indices at places after permuting blocks, and records inside of each block.
 
         All but the last block are full.
         """
         if self.block == 1:
-            return permuted(places, self.records, key)
+            return permute(places, self.records, key)
         blocks = -(-self.records // self.block)
         last = self.records - (blocks - 1) * self.block
         before = _place_of_last(blocks, key) * self.block
         shifted = np.where(places >= before + last, places + (self.block - last), places)  # as if the last were full
-        block = permuted(shifted // self.block, blocks, key)
+        block = permute(shifted // self.block, blocks, key)
         length = np.where(block == blocks - 1, last, self.block)
-        return block * self.block + permuted(shifted % self.block, length, key ^ _mixed(block))
+        return block * self.block + permute(shifted % self.block, length, key ^ _mix(block))
 
 
 @functools.lru_cache(maxsize=8)
@@ -133,7 +133,7 @@ def _sequence(plan: Plan, start: int, stop: int) -> Indices:
 @functools.lru_cache(maxsize=8)
 def _place_of_last(blocks: int, key: int) -> int:
     """Returns the place of the last block, which may be shorter, after permuting."""
-    return int(np.argmax(permuted(np.arange(blocks), blocks, key)))
+    return int(np.argmax(permute(np.arange(blocks), blocks, key)))
 
 
 def block_records(records: int, nbytes: int, memory: int) -> int:
@@ -149,7 +149,7 @@ def block_records(records: int, nbytes: int, memory: int) -> int:
     return max(1, int(memory / STREAMS / (nbytes / records)))
 
 
-def permuted(values: Any, count: Any, key: Any) -> Indices:
+def permute(values: Any, count: Any, key: Any) -> Indices:
     """Returns the entries at ``values`` of a permutation of ``0 .. count - 1``, which ``key`` selects.
 
     Rounds of adding, multiplying by an odd number and folding the upper half are each reversible on numbers of b bits.
@@ -161,7 +161,7 @@ def permuted(values: Any, count: Any, key: Any) -> Indices:
         count: int, or an array of the same shape.
         key: int, or an array of the same shape.
     """
-    values, count, key = np.asarray(values, np.int64), np.asarray(count, np.int64), _mixed(key)
+    values, count, key = np.asarray(values, np.int64), np.asarray(count, np.int64), _mix(key)
     bits = np.frexp(np.maximum(count - 1, 1).astype(np.float64))[1].astype(np.uint64)  # of the largest value
     result = _round_trip(values, bits, key)
     left = np.nonzero(result >= count)
@@ -182,7 +182,7 @@ def _round_trip(values: Indices, bits: Any, key: Any) -> Indices:
     return x.astype(np.int64)
 
 
-def _mixed(x: Any) -> Any:
+def _mix(x: Any) -> Any:
     """Returns 64 bits that look unrelated to ``x``: SplitMix64 (Steele, Lea and Flood, 2014)."""
     with np.errstate(over="ignore"):
         x = np.asarray(x).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -200,4 +200,4 @@ def sum_of_records(indices: Indices) -> int:
 
     The number of two multisets together is the sum of their numbers modulo 2⁶⁴.
     """
-    return int(np.add.reduce(_mixed(indices), dtype=np.uint64))
+    return int(np.add.reduce(_mix(indices), dtype=np.uint64))

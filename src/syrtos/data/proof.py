@@ -66,7 +66,7 @@ class SampleLedger:
             }
         )
 
-    def reached(self, position: Position, now: bool = False) -> None:
+    def note_reached(self, position: Position, now: bool = False) -> None:
         """Notes that all records before ``position`` are trained: once a second, or ``now``."""
         # of a run that was killed, such lines show how far it has trained
         if now or time.monotonic() - self._marked_at > _MARK_EVERY:
@@ -76,7 +76,7 @@ class SampleLedger:
     def end(self, position: Position) -> None:
         """Notes that training has ended at ``position``, and closes the file."""
         # batches after `position` may have been read ahead, and were not used
-        self.reached(position, now=True)
+        self.note_reached(position, now=True)
         with self._lock:
             if self._file:
                 self._file.close()
@@ -161,7 +161,7 @@ def verify(run_dir: Path) -> list[Epoch]:
         )
     by_name: dict[str, list[list[dict[str, Any]]]] = {}
     for path in sorted((run_dir / "data").glob("samples-*-rank-*.jsonl")):
-        by_name.setdefault(path.stem.removeprefix("samples-").rpartition("-rank-")[0], []).append(_checked(path))
+        by_name.setdefault(path.stem.removeprefix("samples-").rpartition("-rank-")[0], []).append(_read_chain(path))
     if not by_name:
         raise DataError(
             f"{run_dir} has no sample ledgers: they are written by runs that train on a data set of `syrtos.data`."
@@ -169,12 +169,12 @@ def verify(run_dir: Path) -> list[Epoch]:
     return [epoch for name, ledgers in by_name.items() for epoch in _epochs(name, ledgers)]
 
 
-def _checked(path: Path) -> list[dict[str, Any]]:
+def _read_chain(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a file, each with its generation, and raises DataError if the chain of hashes breaks."""
     chain, generation, lines = "", 0, []
     whole = path.read_bytes().rpartition(b"\n")[0]  # a killed worker has not finished the last line
     for number, text in enumerate(whole.splitlines(), 1):
-        line = _parsed(text)
+        line = _parse_line(text)
         facts = {key: value for key, value in line.items() if key != "chain"}
         chain = _link(chain, facts)
         if chain != line.get("chain"):
@@ -186,7 +186,7 @@ def _checked(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parse_line(text: bytes) -> dict[str, Any]:
     """Returns the facts of a line; none if the line is damaged."""
     try:
         found = json.loads(text)
@@ -251,7 +251,7 @@ def _epoch(name: str, plan: Plan, lines: list[dict[str, Any]]) -> Epoch:
         end = stop
         if workers[-1:] != [size]:
             workers.append(size)
-    if sum(line["sum"] for line in lines) % _MODULUS != _expected(plan, end):
+    if sum(line["sum"] for line in lines) % _MODULUS != _expected_sum(plan, end):
         raise DataError(
             f"Data set {name}, epoch {plan.epoch}: other records were read than the plan has: some twice, and some not at all."
         )
@@ -259,7 +259,7 @@ def _epoch(name: str, plan: Plan, lines: list[dict[str, Any]]) -> Epoch:
     return Epoch(name, plan.epoch, plan.records, end, left_out, len(steps), tuple(workers))
 
 
-def _expected(plan: Plan, end: int) -> int:
+def _expected_sum(plan: Plan, end: int) -> int:
     """Returns the sum of the first ``end`` records of the order."""
     total = 0
     for start in range(0, end, _CHUNK):

@@ -38,7 +38,7 @@ class Format(abc.ABC):
     name: str
     around: tuple[int, int] = (0, 0)
 
-    def opened(self, file: File, cache: Cache) -> File:
+    def unpacked_file(self, file: File, cache: Cache) -> File:
         """Returns the file itself, or its unpacked copy."""
         return file
 
@@ -109,7 +109,7 @@ class Records(Source):
         )
 
     @property
-    def damaged(self) -> int:
+    def damaged_count(self) -> int:
         """The number of records that are known to be bad before they are read."""
         return int(np.count_nonzero(self._state))
 
@@ -127,7 +127,7 @@ class Records(Source):
             self._raise_first(indices)
         wanted = [*zip(files, starts, stops, strict=True)]
         try:
-            reads = {file: self._opened(file).read for file in set(files)}
+            reads = {file: self._open_file(file).read for file in set(files)}
             return self._format.unwrap_all([reads[file](start, stop) for file, start, stop in wanted])
         except (ValueError, DataError):
             return [self._one(int(index), *place) for index, place in zip(indices, wanted, strict=True)]
@@ -138,14 +138,14 @@ class Records(Source):
         for file in np.unique(files).tolist():
             mine = indices[files == file]
             ranges = zip(self._starts[mine].tolist(), (self._starts[mine] + self._lengths[mine]).tolist(), strict=True)
-            self._opened(file).prefetch([*ranges])
+            self._open_file(file).prefetch([*ranges])
 
     def _one(self, index: int, file: int, start: int, stop: int) -> bytes:
         """Returns one record, and fetches a damaged copy of it anew; a record that stays bad raises BadRecord."""
         raw = b""
         while True:
             try:
-                raw = self._opened(file).read(start, stop)
+                raw = self._open_file(file).read(start, stop)
                 return self._format.unwrap(raw)
             except (ValueError, DataError) as error:
                 opened = self._open_files.get(file)
@@ -164,10 +164,10 @@ class Records(Source):
     def _open_files(self) -> dict[int, File]:
         return {}
 
-    def _opened(self, number: int) -> File:
+    def _open_file(self, number: int) -> File:
         found = self._open_files.get(number)
         if found is None:
-            found = self._open_files[number] = self._format.opened(self._files[number], self._cache)
+            found = self._open_files[number] = self._format.unpacked_file(self._files[number], self._cache)
         return found
 
 
@@ -229,7 +229,7 @@ def _table(file: File, layout: Format, cache: Cache) -> np.ndarray:
         return np.asarray([[0, 0, MISSING]], np.int64)
 
     def make(path: Path) -> None:
-        rows = np.asarray(layout.scan(layout.opened(file, cache)), np.int64).reshape(-1, 3)
+        rows = np.asarray(layout.scan(layout.unpacked_file(file, cache)), np.int64).reshape(-1, 3)
         with path.open("wb") as out:
             np.save(out, rows, allow_pickle=False)
 

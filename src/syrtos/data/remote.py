@@ -51,7 +51,7 @@ class RemoteFile(File):
         if len(pieces) > 1:
             self._fetch_all([piece for piece in pieces if piece not in self._open])
         return b"".join(
-            self._opened(piece).read(max(start - piece * _PIECE, 0), min(stop - piece * _PIECE, _PIECE))
+            self._open_piece(piece).read(max(start - piece * _PIECE, 0), min(stop - piece * _PIECE, _PIECE))
             for piece in pieces
         )
 
@@ -72,7 +72,7 @@ class RemoteFile(File):
             self._open.pop(piece, None)
         return True
 
-    def _opened(self, piece: int) -> CachedFile:
+    def _open_piece(self, piece: int) -> CachedFile:
         found = self._open.get(piece)
         if found is None:
             found = self._open[piece] = CachedFile(functools.partial(self._piece, piece), self.name, self.version)
@@ -94,7 +94,7 @@ class RemoteFile(File):
         import obstore
 
         start, stop = piece * _PIECE, min((piece + 1) * _PIECE, self.size)
-        got = persistently(
+        got = ask_persistently(
             lambda: _whole(obstore.get_range(self._store, self._path, start=start, end=stop), stop - start), self.name
         )
         to.write_bytes(got)
@@ -106,7 +106,7 @@ def _whole(body: Any, size: int) -> Any:
     return body
 
 
-def persistently(ask: Callable[[], Any], name: str) -> Any:
+def ask_persistently(ask: Callable[[], Any], name: str) -> Any:
     """Asks again, up to a number of times, after growing random pauses, until an answer comes.
 
     Raises:
@@ -152,7 +152,7 @@ def find(pattern: str, cache: Cache) -> list[File]:
     exact = not path.endswith("/") and path and not is_pattern(path)
     if exact:
         try:
-            meta = persistently(lambda: obstore.head(store, path), pattern)
+            meta = ask_persistently(lambda: obstore.head(store, path), pattern)
         except DataError:
             is_folder = not base.startswith("http") and _any_under(store, path, pattern)
             return find(pattern + "/", cache) if is_folder else [MissingFile(pattern)]
@@ -160,7 +160,7 @@ def find(pattern: str, cache: Cache) -> list[File]:
     if base.startswith("http"):
         raise DataError(f"A web server does not list its files: name each file of {pattern!r}.")
     folder = folder_of(path)
-    listed = persistently(lambda: [m for page in obstore.list(store, prefix=folder or None) for m in page], pattern)
+    listed = ask_persistently(lambda: [m for page in obstore.list(store, prefix=folder or None) for m in page], pattern)
     by_path = {meta["path"]: meta for meta in listed if is_data(meta["path"].removeprefix(folder))}
     wanted = [name for name in sorted(by_path) if not is_pattern(path) or matches(name, path)]
     return [RemoteFile(store, name, f"{base}/{name}", by_path[name], cache) for name in wanted]
@@ -169,7 +169,7 @@ def find(pattern: str, cache: Cache) -> list[File]:
 def _any_under(store: Any, path: str, name: str) -> bool:
     import obstore
 
-    return bool(persistently(lambda: next(iter(obstore.list(store, prefix=path, chunk_size=1)), []), name))
+    return bool(ask_persistently(lambda: next(iter(obstore.list(store, prefix=path, chunk_size=1)), []), name))
 
 
 def _split(url: str) -> tuple[str, str]:

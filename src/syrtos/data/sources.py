@@ -121,7 +121,7 @@ class Arrays(Source):
         """Returns the rows of ``indices``, in the same structure of arrays."""
         if len(indices) and (np.diff(indices) == 1).all():
             indices = slice(int(indices[0]), int(indices[-1]) + 1)  # type: ignore[assignment]
-        return mapped(lambda leaf: np.asarray(leaf[indices]), self._arrays)
+        return map_arrays(lambda leaf: np.asarray(leaf[indices]), self._arrays)
 
     def place(self, index: int) -> tuple[str, int]:
         """Returns ``"array"``, and the row; see `Source.place`."""
@@ -137,23 +137,23 @@ def leaves(tree: Any) -> list[Any]:
     return [tree]
 
 
-def mapped(function: Any, tree: Any) -> Any:
+def map_arrays(function: Any, tree: Any) -> Any:
     """Returns the structure with ``function`` applied to each array."""
     if isinstance(tree, dict):
-        return {key: mapped(function, part) for key, part in tree.items()}
+        return {key: map_arrays(function, part) for key, part in tree.items()}
     if isinstance(tree, tuple | list):
-        parts = [mapped(function, part) for part in tree]
+        parts = [map_arrays(function, part) for part in tree]
         return (
             type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
         )  # a named tuple takes them one by one
     return function(tree)
 
 
-def stacked(records: Sequence[Any]) -> Any:
+def stack_records(records: Sequence[Any]) -> Any:
     """Returns a structure of arrays from several equal structures (tuples, dicts) of scalars, lists and arrays."""
     first = records[0]
     if isinstance(first, dict):
-        return {key: stacked([record[key] for record in records]) for key in first}
+        return {key: stack_records([record[key] for record in records]) for key in first}
     if isinstance(first, tuple):
-        return tuple(stacked([record[k] for record in records]) for k in range(len(first)))
+        return tuple(stack_records([record[k] for record in records]) for k in range(len(first)))
     return np.stack([np.asarray(record) for record in records])

@@ -34,7 +34,7 @@ class TFRecord(Format):
     name = "tfrecord 1"
     around = (0, _FOOT.size)
 
-    def opened(self, file: File, cache: Cache) -> File:
+    def unpacked_file(self, file: File, cache: Cache) -> File:
         """Returns the file, or its copy in the cache if it is compressed: such a file is unpacked once."""
         # compressed bytes can't be entered in the middle, so all of them are unpacked at once
         if not _is_packed(file.read(0, min(file.size, _HEAD.size))):
@@ -55,7 +55,7 @@ class TFRecord(Format):
                 window, begin = file.read(next_at, end), next_at
             while next_at + _HEAD.size <= end:
                 length, check = head(window, next_at - begin)
-                if check != _masked(crc(window[next_at - begin : next_at - begin + 8])):
+                if check != _mask(crc(window[next_at - begin : next_at - begin + 8])):
                     return [*found, (next_at + _HEAD.size, 0, BAD_LENGTH)]
                 stop = next_at + _HEAD.size + length + _FOOT.size
                 if stop > file.size:
@@ -75,12 +75,12 @@ class TFRecord(Format):
         records = [raw[:-4] for raw in raws]
         sums = np.asarray([*map(_crc32c, records)], np.uint32)
         written = np.frombuffer(b"".join([raw[-4:] for raw in raws]), "<u4")
-        if (_masked(sums) != written).any():
+        if (_mask(sums) != written).any():
             raise ValueError("its checksum (CRC32C) is wrong")
         return records
 
 
-def _masked(crc: Any) -> Any:
+def _mask(crc: Any) -> Any:
     """Returns checksums in the form in which they are written; takes a number or an array of uint32."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -97,7 +97,7 @@ def is_tfrecord(file: File) -> bool:
 
 
 def _begins_with_length(head: bytes) -> bool:
-    return len(head) >= _HEAD.size and _HEAD.unpack_from(head)[1] == _masked(_crc32c(head[:8]))
+    return len(head) >= _HEAD.size and _HEAD.unpack_from(head)[1] == _mask(_crc32c(head[:8]))
 
 
 def _is_packed(head: bytes) -> bool:

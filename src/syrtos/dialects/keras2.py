@@ -114,7 +114,7 @@ def _optimizer(base: Any) -> None:
     base.lr = property(lambda self: self.learning_rate, lambda self, rate: setattr(self, "learning_rate", rate))
     base.compute_gradients = _compute_gradients
     base.minimize = _minimize
-    replace(base, "_get_current_learning_rate", _decayed)
+    replace(base, "_get_current_learning_rate", _decay_rate)
     for optimizer in _classes(keras().optimizers, base).values():
         replace(optimizer, "__init__", _old_arguments)
 
@@ -180,7 +180,7 @@ def _old_arguments(original: Method) -> Method:
     return init
 
 
-def _decayed(original: Method) -> Method:
+def _decay_rate(original: Method) -> Method:
     """Wraps an optimizer's rate of a step with the decay; `learning_rate` itself stays what the script sets."""
 
     def current_rate(self: Any) -> Any:

@@ -28,7 +28,7 @@ def begin(name: str) -> None:
     if world.explicit():
         return
     _check_flags(name, session.options)
-    activate.explicitly(name)
+    activate.leave_exchange_to_script(name)
     session.rank_aware = True
     if session.world.size > 1:
         _shuffle_apart(session.world.rank)

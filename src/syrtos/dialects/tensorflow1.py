@@ -39,10 +39,10 @@ def install() -> None:
 def _explain(module: Any, before: Any, name: str) -> None:
     """Makes ``module`` explain the names that only ``before``, the same module in TensorFlow 1, has."""
     if isinstance(module, ModuleType) and before is not None and "__getattr__" not in vars(module):
-        vars(module)["__getattr__"] = functools.partial(_missing, name, before)
+        vars(module)["__getattr__"] = functools.partial(_raise_missing, name, before)
 
 
-def _missing(place: str, before: Any, name: str) -> Any:
+def _raise_missing(place: str, before: Any, name: str) -> Any:
     known = name in _INSTEAD if place == "tf" else False
     if name.startswith("_") or not (known or name in dir(before)):
         raise AttributeError(f"module 'tensorflow' has no attribute {f'{place}.{name}'.removeprefix('tf.')!r}")

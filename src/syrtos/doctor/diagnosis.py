@@ -10,7 +10,7 @@ from syrtos.doctor.rules import data, files, horovod, loops, names, rates, whole
 
 RULES: Sequence[Callable[[Program], Iterator[Finding]]] = (
     files.files, data.own_randomness, data.seeded_by_rank, data.same_batches, data.uneven_batches, rates.rates,
-    rates.steps, horovod.unwrapped, horovod.broadcast,
+    rates.steps, horovod.find_unwrapped, horovod.broadcast,
     horovod.wrapped_twice, horovod.one_rank_alone, horovod.old_callbacks, horovod.other_frameworks, loops.own_loop, loops.compiled_updates,
     loops.servers, loops.processes,
     loops.inputs, names.dead_names, names.old_words, names.unsupported_values, names.sessions, names.refused_estimators,

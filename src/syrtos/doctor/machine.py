@@ -29,10 +29,10 @@ def check(hosts: Sequence[str] = (), ssh: str = "ssh") -> list[Check]:
     No framework is imported. Two MPI workers are started on this machine, and ended.
     """
     env = settings.environment()
-    return [*_here(env), *(machine_remote.checks(hosts, ssh, env) if hosts else [])]
+    return [*_local_checks(env), *(machine_remote.checks(hosts, ssh, env) if hosts else [])]
 
 
-def _here(env: Mapping[str, str]) -> Iterator[Check]:
+def _local_checks(env: Mapping[str, str]) -> Iterator[Check]:
     yield from machine_packages.checks(env)
     yield from machine_environment.checks(env, machine_facts.cores(), machine_facts.gpus())
     yield from machine_host.checks(Path("runs").absolute())

@@ -36,7 +36,7 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in PACKAGES}
 
 
-def compared() -> dict[str, str]:
+def versions_to_compare() -> dict[str, str]:
     """Returns the versions that must be equal on all hosts of a run."""
     return {"python": platform.python_version(), "syrtos": version("syrtos"), **versions()}
 

@@ -36,7 +36,7 @@ def checks(folder: Path) -> Iterator[Check]:
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield disk(folder)
     yield network(socket.gethostname())
-    yield clock(_synchronized())
+    yield clock(_clock_is_synchronized())
     yield from gpus(machine_facts.gpus(), shutil.which("nvidia-smi") is not None, machine_facts.version)
 
 
@@ -173,15 +173,15 @@ def clock(synchronized: bool | None) -> Check:
     return ok("clock", "synchronized" if synchronized else "no service here tells whether it is synchronized")
 
 
-def _synchronized() -> bool | None:
-    told = _said("timedatectl", "show", "--property=NTPSynchronized", "--value")
+def _clock_is_synchronized() -> bool | None:
+    told = _program_output("timedatectl", "show", "--property=NTPSynchronized", "--value")
     if told in ("yes", "no"):
         return told == "yes"
-    tracking = _said("chronyc", "tracking")
+    tracking = _program_output("chronyc", "tracking")
     return "Not synchronised" not in tracking if "Leap status" in tracking else None
 
 
-def _said(*command: str) -> str:
+def _program_output(*command: str) -> str:
     """Returns the output of a program; empty if the program does not exist, fails or takes longer than `_SECONDS`."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout.strip()

@@ -37,7 +37,7 @@ def main() -> None:
             if "folder" in asked:
                 _tell({"folder": os.path.isdir(asked["folder"])})
             elif "peers" in asked:
-                _tell({host: _reached(places) for host, places in asked["peers"].items()})
+                _tell({host: _unreachable_reason(places) for host, places in asked["peers"].items()})
             else:
                 _tell({"time": time.time()})
 
@@ -52,7 +52,7 @@ def _facts() -> dict[str, Any]:
     except OSError:
         shared = 0
     return {
-        "versions": machine_facts.compared(),
+        "versions": machine_facts.versions_to_compare(),
         "host": socket.gethostname(),
         "cores": machine_facts.cores(),
         "memory": psutil.virtual_memory().available,
@@ -75,7 +75,7 @@ def _accept(listener: socket.socket) -> None:
             listener.accept()[0].close()
 
 
-def _reached(places: list[tuple[str, int]]) -> str:
+def _unreachable_reason(places: list[tuple[str, int]]) -> str:
     """Returns the reason why none of these addresses of a host can be connected to; empty if one can."""
     why = "it has no address but loopback"
     for address, port in places:

@@ -112,7 +112,7 @@ class _Probe:
         try:
             facts = self._hear()
             self._offset = min((self._clock() for _ in range(_ROUNDS)), key=lambda item: item[0])[1]
-            self._has_folder = self._asked(folder=os.getcwd())["folder"]
+            self._has_folder = self._ask(folder=os.getcwd())["folder"]
             self.facts = facts
         except (OSError, EOFError, ValueError):
             self._why = self._failure()
@@ -120,7 +120,7 @@ class _Probe:
     def connect(self, places: Mapping[str, object]) -> None:
         """Asks the probe to connect to the probes of other hosts."""
         try:
-            self._others = self._asked(peers=places)
+            self._others = self._ask(peers=places)
         except (OSError, EOFError, ValueError):
             self.facts, self._why = {}, self._failure()
 
@@ -132,7 +132,7 @@ class _Probe:
                 return json.loads(text)
         raise EOFError
 
-    def _asked(self, **what: object) -> dict[str, Any]:
+    def _ask(self, **what: object) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(what) + "\n")
         self._process.stdin.flush()
@@ -141,7 +141,7 @@ class _Probe:
     def _clock(self) -> tuple[float, float]:
         """Returns the seconds that a question took, and the seconds by which the other clock is ahead."""
         began = time.time()
-        told = self._asked(clock=True)["time"]
+        told = self._ask(clock=True)["time"]
         ended = time.time()
         return ended - began, told - (began + ended) / 2
 
@@ -219,7 +219,7 @@ def _remedy(host: str, why: str) -> str:
 def versions(host: str, theirs: Mapping[str, str]) -> Check:
     """Checks that a host has the versions of this machine."""
     # workers of unequal versions refuse to train together
-    mine = machine_facts.compared()
+    mine = machine_facts.versions_to_compare()
     different = [
         f"{name} {theirs.get(name, '-')} (here {version})"
         for name, version in mine.items()

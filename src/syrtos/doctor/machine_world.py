@@ -34,10 +34,10 @@ def check(env: Mapping[str, str]) -> Check:
         engine.kill()
     said = [engine.outputs[0].out.read(), *(engine.outputs[rank].err.read() for rank in range(_SIZE))]
     out, *errors = (text.decode(errors="replace") for text in said)
-    return _judged(out, "".join(errors), late, time.monotonic() - began)
+    return _judge(out, "".join(errors), late, time.monotonic() - began)
 
 
-def _judged(out: str, errors: str, late: bool, seconds: float) -> Check:
+def _judge(out: str, errors: str, late: bool, seconds: float) -> Check:
     lines = [line for line in out.splitlines() if line.startswith('{"library"')]
     if lines and not late:
         facts = json.loads(lines[0])

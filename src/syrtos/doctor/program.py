@@ -40,7 +40,7 @@ class Program:
     @functools.cached_property
     def dialect(self) -> str:
         """The name "Horovod" or "SMDDP" for their scripts, which have a batch for each worker; empty for all others."""
-        roots = {path.partition(".")[0] for script in self.scripts for path in script.imported.values()}
+        roots = {path.partition(".")[0] for script in self.scripts for path in script.imported_paths.values()}
         return next((words for root, words in _PER_WORKER.items() if root in roots), "")
 
     @functools.cached_property
@@ -80,7 +80,7 @@ def is_rank(script: Script, node: ast.AST, *names: str) -> bool:
     """
     if not isinstance(node, ast.Call) or method(node) not in (names or ("rank", "local_rank")):
         return False
-    return (script.written(node.func) or "").startswith(_RANK_AWARE)
+    return (script.written_path(node.func) or "").startswith(_RANK_AWARE)
 
 
 def depends_on(script: Script, node: ast.AST | None, *names: str) -> int:
@@ -106,7 +106,7 @@ def _depends(script: Script, node: ast.AST, names: tuple[str, ...], seen: frozen
         ):
             count += 1
         elif isinstance(inner, ast.Name) and inner.id not in seen:
-            values = script.assigned.get(inner.id, [])
+            values = script.assigned_values.get(inner.id, [])
             count += max((_depends(script, value, names, seen | {inner.id}) for value in values), default=0)
     return count
 
@@ -144,7 +144,7 @@ def _about_ranks(script: Script, test: ast.expr) -> bool:
         ast.unparse(value)
         for name in ast.walk(test)
         if isinstance(name, ast.Name)
-        for value in script.assigned.get(name.id, [])[:1]
+        for value in script.assigned_values.get(name.id, [])[:1]
     ]
     return any(_ONE_RANK.search(each) for each in (text, *named))
 
@@ -177,7 +177,7 @@ def trains(program: Program) -> bool:
 
 def of_optimizer(script: Script, call: ast.Call) -> bool:
     """Returns whether a call makes an optimizer of Keras or TensorFlow."""
-    path = canonical(script.written(call.func) or "")
+    path = canonical(script.written_path(call.func) or "")
     last = path.rpartition(".")[2]
     return (
         path.startswith(("keras.optimizers.", "tensorflow.train.", "tensorflow.compat.v1.train."))

@@ -37,7 +37,7 @@ _PRIVATE = (
 )
 
 
-def missing(path: str) -> str | None:
+def missing_part(path: str) -> str | None:
     """Returns the shortest beginning of a dotted path that is not public any more.
 
     Returns None if all of the path is public, or if that can't be known.
@@ -70,7 +70,7 @@ def is_of_tensorflow_1(path: str) -> bool:
     return (
         path.startswith("tensorflow.")
         and not path.startswith("tensorflow.compat.")
-        and missing(path.replace("tensorflow.", "tensorflow.compat.v1.", 1)) is None
+        and missing_part(path.replace("tensorflow.", "tensorflow.compat.v1.", 1)) is None
     )
 
 
@@ -122,11 +122,11 @@ def _names(module: str) -> Mapping[str, str] | None:
             found.update({t.id: "" for t in node.targets if isinstance(t, ast.Name)})
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             found[node.name] = ""
-    found.update({path.stem if path.is_file() else path.name: f"{module}.{path.stem}" for path in _beside(file)})
+    found.update({path.stem if path.is_file() else path.name: f"{module}.{path.stem}" for path in _submodules(file)})
     return found
 
 
-def _beside(file: Path) -> list[Path]:
+def _submodules(file: Path) -> list[Path]:
     """Returns the submodules beside a package's `__init__.py`, which an import by their full name finds."""
     if file.name != "__init__.py":
         return []

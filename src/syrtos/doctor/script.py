@@ -83,7 +83,7 @@ class Script:
         return sorted(found, key=lambda call: (call.lineno, call.col_offset))
 
     @functools.cached_property
-    def imported(self) -> Mapping[str, str]:
+    def imported_paths(self) -> Mapping[str, str]:
         """The dotted paths, as written, that names stand for.
 
         They come from imports and from assignments such as ``layers = tf.keras.layers``. Relative imports are left out.
@@ -98,7 +98,7 @@ class Script:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for name in node.names:
                     found[name.asname or name.name] = f"{node.module}.{name.name}"
-        for name, values in self.assigned.items():
+        for name, values in self.assigned_values.items():
             if (
                 len(values) == 1
                 and name not in found
@@ -109,7 +109,7 @@ class Script:
         return found
 
     @functools.cached_property
-    def assigned(self) -> Mapping[str, list[ast.expr]]:
+    def assigned_values(self) -> Mapping[str, list[ast.expr]]:
         """The values that each name is given anywhere in the file."""
         found: dict[str, list[ast.expr]] = {}
         for node in ast.walk(self.tree):
@@ -122,16 +122,16 @@ class Script:
         """The functions and methods of the file, by name."""
         return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
 
-    def written(self, node: ast.AST) -> str | None:
+    def written_path(self, node: ast.AST) -> str | None:
         """Returns the dotted path that a name or an attribute stands for; None for other nodes and names.
 
         The script's spelling is kept: ``tensorflow.keras.layers.Dense``.
         """
-        return _dotted(node, self.imported)
+        return _dotted(node, self.imported_paths)
 
     def meaning(self, node: ast.AST) -> str:
-        """Returns the path of `written` in its standard spelling, ``keras.layers.Dense``; empty if there is none."""
-        return canonical(self.written(node) or "")
+        """Returns the path of `written_path` in its standard spelling, ``keras.layers.Dense``; empty if there is none."""
+        return canonical(self.written_path(node) or "")
 
     def function_around(self, node: ast.AST) -> ast.FunctionDef | None:
         """Returns the innermost function in whose body a node stands; None outside of functions."""
@@ -152,7 +152,7 @@ class Script:
         ):
             return -value
         if isinstance(node, ast.Name):
-            values = self.assigned.get(node.id, [])
+            values = self.assigned_values.get(node.id, [])
             return values[0].value if len(values) == 1 and isinstance(values[0], ast.Constant) else None
         if isinstance(node, ast.Attribute):
             return self.defaults.get(node.attr)

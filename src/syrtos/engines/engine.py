@@ -147,14 +147,14 @@ class Engine(ABC):
         raise ConfigurationError(f"Runs can't be submitted to {self.name}: leave out --detach and --dry-run.")
 
     def submit(self, wanted: Wanted) -> dict[str, str]:
-        """Submits the run, and returns facts by which `submitted` finds it again.
+        """Submits the run, and returns facts by which `submitted_run` finds it again.
 
         Raises:
             LaunchError: the engine refuses it.
         """
         raise NotImplementedError
 
-    def submitted(self, facts: Mapping[str, str]) -> Submitted:
+    def submitted_run(self, facts: Mapping[str, str]) -> Submitted:
         """Returns the run that `submit` has returned the facts of."""
         raise NotImplementedError
 

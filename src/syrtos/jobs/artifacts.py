@@ -27,7 +27,7 @@ def pack(folders: Sequence[Path], archive: Path) -> int:
     Returns:
         The number of files; with none, no archive is made.
     """
-    files = _merged(folders)
+    files = _merge_folders(folders)
     if files:
         with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
             for name, path in files.items():
@@ -35,7 +35,7 @@ def pack(folders: Sequence[Path], archive: Path) -> int:
     return len(files)
 
 
-def _merged(folders: Sequence[Path]) -> dict[str, Path]:
+def _merge_folders(folders: Sequence[Path]) -> dict[str, Path]:
     found = {}
     for folder in folders:
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
@@ -81,7 +81,7 @@ def upload(places: Places, folders: Sequence[Path], uri: str, archive: str | Non
         Whether there were any files.
     """
     if archive is None:
-        files = _merged(folders)
+        files = _merge_folders(folders)
         for name, path in files.items():
             places.upload(path, f"{uri}/{name}")
         return bool(files)

@@ -28,7 +28,7 @@ def sources(places: Places, channel: Channel, host: int, hosts: int, epoch: int 
     Raises:
         DataError: there are none.
     """
-    found = _listed(places, channel)
+    found = _list_sources(places, channel)
     if channel.seed is not None:
         random.Random(f"{channel.seed} {epoch}").shuffle(found)
     mine = found[host::hosts] if channel.sharded else found
@@ -40,7 +40,7 @@ def sources(places: Places, channel: Channel, host: int, hosts: int, epoch: int 
     return mine
 
 
-def _listed(places: Places, channel: Channel) -> list[Source]:
+def _list_sources(places: Places, channel: Channel) -> list[Source]:
     if channel.kind != "ManifestFile":
         return places.under(channel.uri)
     prefix, names = manifest(places.text(channel.uri))
@@ -112,7 +112,7 @@ class Pipe:
         epoch = 0
         try:
             while not self._over.is_set():
-                descriptor = self._opened(f"{self._base}_{epoch}")
+                descriptor = self._open_pipe(f"{self._base}_{epoch}")
                 if descriptor is None:
                     return
                 self._add_epoch()  # there before the script can ask for it
@@ -125,7 +125,7 @@ class Pipe:
             if not self._over.is_set():  # else there may be another stream with these paths
                 Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)  # no reader shall wait for it
 
-    def _opened(self, path: str) -> int | None:
+    def _open_pipe(self, path: str) -> int | None:
         """Waits until a process reads a pipe, and returns its descriptor; None if the job ends before."""
         while not self._over.wait(0.02):
             try:
@@ -140,23 +140,23 @@ class Pipe:
 
     def _write(self, pipe: IO[bytes], epoch: int) -> None:
         for record in self._records(epoch):
-            pipe.write(framed(record) if self._channel.record_io else record)
+            pipe.write(frame_record(record) if self._channel.record_io else record)
 
     def _records(self, epoch: int) -> Iterator[bytes]:
         if self._channel.kind == "AugmentedManifestFile":
-            yield from _augmented(self._places, self._channel, self._host, self._hosts, epoch)
+            yield from _augmented_records(self._places, self._channel, self._host, self._hosts, epoch)
             return
         for source in sources(self._places, self._channel, self._host, self._hosts, epoch):
             if self._channel.record_io:  # an object is a record
-                yield b"".join(self._unpacked(source))
+                yield b"".join(self._read_unpacked(source))
             else:
-                yield from self._unpacked(source)
+                yield from self._read_unpacked(source)
 
-    def _unpacked(self, source: Source) -> Iterator[bytes]:
+    def _read_unpacked(self, source: Source) -> Iterator[bytes]:
         return _gunzip(source.read()) if self._channel.gzip else source.read()
 
 
-def framed(record: bytes) -> bytes:
+def frame_record(record: bytes) -> bytes:
     """Returns a record in RecordIO's frame: magic number, length, bytes, padding to a multiple of 4 bytes.
 
     The format is MXNet's, which SageMaker's Pipe mode writes.
@@ -164,7 +164,7 @@ def framed(record: bytes) -> bytes:
     return struct.pack("<II", _RECORD_IO, len(record)) + record + b"\0" * (-len(record) % 4)
 
 
-def _augmented(places: Places, channel: Channel, host: int, hosts: int, epoch: int) -> Iterator[bytes]:
+def _augmented_records(places: Places, channel: Channel, host: int, hosts: int, epoch: int) -> Iterator[bytes]:
     """Yields the attributes of each line of an augmented manifest, one after the other.
 
     An attribute named ``*-ref`` is a URI: the contents of its object are yielded.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs.request import decoded, of_script
+from syrtos.jobs.request import decode, of_script
 from syrtos.jobs.store import Record
 from syrtos.settings import is_secret
 
@@ -49,7 +49,7 @@ def request_of(record: Record, name: str, hyperparameters: str, secrets: Mapping
         request["Tags"] = [{"Key": key, "Value": value} for key, value in record.tags.items()]
     parts = {part: dict(record.request.get(part) or {}) for part in _PARTS}
     before = parts["HyperParameters"]
-    given = {key: _encoded(value, before.get(key)) for key, value in _object(hyperparameters).items()}
+    given = {key: _encode(value, before.get(key)) for key, value in _object(hyperparameters).items()}
     own = of_script(before)
     parts["HyperParameters"] = {k: v for k, v in before.items() if k not in own or is_secret(k)} | given
     if "sagemaker_job_name" in before:
@@ -71,10 +71,10 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
-def _encoded(value: Any, before: str | None) -> str:
+def _encode(value: Any, before: str | None) -> str:
     """Returns a value as the text that the API takes; an unchanged value keeps the text it was sent as."""
-    if before is not None and json.dumps(decoded(before)) == json.dumps(value):
+    if before is not None and json.dumps(decode(before)) == json.dumps(value):
         return before
-    if isinstance(value, str) and decoded(value) == value and not (before or "").startswith('"'):
+    if isinstance(value, str) and decode(value) == value and not (before or "").startswith('"'):
         return value
     return json.dumps(value)

@@ -35,7 +35,7 @@ class Place:
     cpus: int
     gpus: int
 
-    def inside(self, path: str) -> str:
+    def instance_path(self, path: str) -> str:
         """Returns the path that a path below ``/opt/ml`` has on the instance; other paths are unchanged."""
         return self.root + path.removeprefix(ML) if path == ML or path.startswith(ML + "/") else path
 
@@ -103,7 +103,7 @@ def environment(job: Job, host: int, place: Place) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     if job.program:
-        names |= {"SM_SOURCE_DIR": place.inside(job.program.folder), "SM_ENTRY_SCRIPT": job.program.entry}
+        names |= {"SM_SOURCE_DIR": place.instance_path(job.program.folder), "SM_ENTRY_SCRIPT": job.program.entry}
     if root != ML:
         names["SAGEMAKER_BASE_DIR"] = root
     names |= {f"SM_{name.upper()}": _text(facts[name]) for name in _OF_TOOLKIT if name in facts}
@@ -116,7 +116,7 @@ def environment(job: Job, host: int, place: Place) -> dict[str, str]:
         name.upper(): value for name, value in spelled if "=" not in name and "\0" not in name
     }  # spelled as the toolkit does
     names |= _tf_config(job, host, place)
-    return names | _asked({**job.distribution.variables, **(job.request.get("Environment") or {})})
+    return names | _requested_variables({**job.distribution.variables, **(job.request.get("Environment") or {})})
 
 
 _OF_TOOLKIT = (
@@ -221,7 +221,7 @@ def _tf_config(job: Job, host: int, place: Place) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "environment": "cloud", "task": task})}
 
 
-def _asked(variables: Mapping[str, str]) -> dict[str, str]:
+def _requested_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the requested variables without those that the job itself depends on."""
     kept = ("PMI_", "HYDRA_", "SYRTOS_OPTIONS", "SYRTOS_JOB")
     return {name: value for name, value in variables.items() if not name.startswith(kept)}

@@ -83,7 +83,7 @@ def main() -> NoReturn:
             os.close(int(env["PMI_FD"]))  # for workers
         mpi = ("PMI_", "MPI_LOCAL")
         env = {name: value for name, value in env.items() if name not in FOR_WORKERS and not name.startswith(mpi)}
-        events.started(2, spec.rank)
+        events.report_start(2, spec.rank)
         _write_to(spec.output)
     os.chdir(spec.folder)
     try:
@@ -118,10 +118,10 @@ def _isolate(spec: Spec) -> None:
         mount(folder, path, _BIND)
     for path in spec.fixed:
         mount(path, path, _BIND)
-        mount("none", path, _BIND | _REMOUNT | _READ_ONLY | _kept(path))
+        mount("none", path, _BIND | _REMOUNT | _READ_ONLY | _locked_flags(path))
 
 
-def _kept(path: str) -> int:
+def _locked_flags(path: str) -> int:
     """Returns the mount flags of a path that a user's own namespace may not clear (mount_namespaces(7))."""
     found = os.statvfs(path).f_flag
     alike = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
@@ -197,16 +197,16 @@ def _may(flag: int) -> bool:
 
 def unshare(flags: int) -> None:
     """Calls unshare(2); `os.unshare` comes with Python 3.12."""
-    _checked(ctypes.CDLL(None, use_errno=True).unshare(flags), "unshare")
+    _check_result(ctypes.CDLL(None, use_errno=True).unshare(flags), "unshare")
 
 
 def mount(source: str, target: str, flags: int, kind: str | None = None) -> None:
     """Calls mount(2)."""
     words = [text.encode() if text is not None else None for text in (source, target, kind)]
-    _checked(ctypes.CDLL(None, use_errno=True).mount(*words, ctypes.c_ulong(flags), None), f"mount {target}")
+    _check_result(ctypes.CDLL(None, use_errno=True).mount(*words, ctypes.c_ulong(flags), None), f"mount {target}")
 
 
-def _checked(result: int, what: str) -> None:
+def _check_result(result: int, what: str) -> None:
     if result:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -16,7 +16,7 @@ from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.jobs import creation, local
 from syrtos.jobs.home import BUCKET, Home
 from syrtos.jobs.places import safe_name
-from syrtos.jobs.service import ApiError, Service, described, model_uri
+from syrtos.jobs.service import ApiError, Service, describe_job, model_uri
 
 
 class Estimator:
@@ -144,11 +144,11 @@ class Estimator:
     @property
     def model_data(self) -> str:
         """The URI of the latest job's model."""
-        return model_uri(local.found(local.service_of(self._home), self._latest()))
+        return model_uri(local.find_record(local.service_of(self._home), self._latest()))
 
     def describe(self) -> dict[str, Any]:
         """Returns DescribeTrainingJob's answer about the latest job."""
-        return described(local.found(local.service_of(self._home), self._latest()))
+        return describe_job(local.find_record(local.service_of(self._home), self._latest()))
 
     def stop(self) -> None:
         """Asks the latest job to end."""
@@ -174,7 +174,7 @@ class Estimator:
                     file=sys.stderr,
                 )
             raise
-        record = local.found(service, name)
+        record = local.find_record(service, name)
         if record.state.status == "Failed":
             raise LaunchError(f"Job {name} failed. {record.failure}")
 
@@ -182,7 +182,7 @@ class Estimator:
 
     def _pack(self, archive: Path, scratch: Path) -> str:
         """Writes ``sourcedir.tar.gz``, and returns the script's path in it."""
-        source = _cloned(self._git, scratch / "clone") if self._git else None
+        source = _clone_repository(self._git, scratch / "clone") if self._git else None
         folder = Path(source or ".") / (self._source or "") if source or self._source else None
         if folder is not None and not folder.is_dir():
             raise ConfigurationError(f"There is no source folder {folder} (looked in {Path.cwd()}).")
@@ -196,18 +196,18 @@ class Estimator:
                 tar.add(script, script.name)
             else:
                 for path in sorted(folder.iterdir()):
-                    tar.add(path, path.name, filter=_wanted)
+                    tar.add(path, path.name, filter=_filter_member)
             for extra in map(Path, self._dependencies):
-                tar.add(extra, extra.resolve().name, filter=_wanted)
+                tar.add(extra, extra.resolve().name, filter=_filter_member)
         return script.name if folder is None else safe_name(self._entry)
 
 
-def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _filter_member(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     skipped = {".git", "__pycache__", ".venv", ".ipynb_checkpoints"}
     return None if skipped & set(Path(member.name).parts) else member
 
 
-def _cloned(config: Mapping[str, str], folder: Path) -> Path:
+def _clone_repository(config: Mapping[str, str], folder: Path) -> Path:
     repo = config.get("repo", "")
     if not repo or repo.startswith("-") or "::" in repo:
         raise ConfigurationError(f"`git_config` needs a `repo` that git can clone. Received: {repo!r}.")

@@ -97,22 +97,22 @@ class Home:
         """Returns the address at which a running service of this folder answers; None if no service runs."""
         if not is_locked(self.path / "serving"):
             return None
-        return self._announced().get("url")
+        return self._read_announcement().get("url")
 
     def certificate(self) -> str | None:
         """Returns the path of the running service's certificate if it speaks TLS, or None."""
-        return self._announced().get("certificate")
+        return self._read_announcement().get("certificate")
 
     def files(self) -> list[Path] | None:
         """Returns the folders that jobs of the last service may name by ``file://``; None: any folder."""
-        found = self._announced().get("files")
+        found = self._read_announcement().get("files")
         return None if found is None else [Path(folder) for folder in found]
 
     def capacity(self) -> int:
         """Returns the number of workers that the running service may run at the same time."""
-        return self._announced()["capacity"]
+        return self._read_announcement()["capacity"]
 
-    def _announced(self) -> dict[str, Any]:
+    def _read_announcement(self) -> dict[str, Any]:
         try:
             return json.loads((self.path / "endpoint.json").read_text())
         except FileNotFoundError:

@@ -36,7 +36,7 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
     if not isinstance(facts, dict) or "entry_point" not in facts or set(facts) - known:
         unknown = sorted(map(str, set(facts) - known)) if isinstance(facts, dict) else []
         raise ConfigurationError(
-            (f"Unknown: {', '.join(_meant(name, known) for name in unknown)}. " if unknown else "")
+            (f"Unknown: {', '.join(_with_suggestion(name, known) for name in unknown)}. " if unknown else "")
             + f"{path} must be a mapping with `entry_point`, and may have {', '.join(sorted(known))}."
         )
     facts = {name: value for name, value in facts.items() if value is not None}
@@ -46,6 +46,6 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
     return facts
 
 
-def _meant(name: str, known: Collection[str]) -> str:
+def _with_suggestion(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known, 1)
     return f"{name} (did you mean {near[0]}?)" if near else name

@@ -43,7 +43,7 @@ def running(home: Home) -> Iterator[tuple[Service, bool]]:
         server.close()
 
 
-def found(service: Service, name: str) -> Record:
+def find_record(service: Service, name: str) -> Record:
     """Returns the record of a job.
 
     Raises:
@@ -64,7 +64,7 @@ def follow(service: Service, name: str, wait: bool = True) -> Iterator[tuple[int
     streams = logs.of(service.home.job(name) / "logs")
     offsets = [0] * len(streams)
     while True:
-        over = not wait or found(service, name).state.final
+        over = not wait or find_record(service, name).state.final
         for k, stream in enumerate(streams):
             for event in stream.all(offsets[k]):
                 offsets[k] = event.end
@@ -83,13 +83,13 @@ def ask_to_stop(service: Service, name: str) -> None:
     if service.store.get(name) is None and service.tunings.get(name) is not None:
         _ask_search_to_stop(service, name)
         return
-    found(service, name)
+    find_record(service, name)
     try:
         service.stop_training_job({"TrainingJobName": name})
     except ApiError as error:
         raise ConfigurationError(str(error)) from error
-    if not attended(service, name):
-        service.store.change(name, lambda record: record.ended("Stopped"))
+    if not is_attended(service, name):
+        service.store.change(name, lambda record: record.with_end("Stopped"))
 
 
 def _ask_search_to_stop(service: Service, name: str) -> None:
@@ -135,7 +135,7 @@ def stop_search(service: Service, name: str) -> None:
         time.sleep(0.1)
 
 
-def attended(service: Service, name: str) -> bool:
+def is_attended(service: Service, name: str) -> bool:
     """Returns whether a process attends to a job: a running service, or the job's own runner."""
     return service.home.endpoint() is not None or is_locked(service.home.job(name) / runner.LOCK)
 
@@ -145,9 +145,9 @@ def stop(service: Service, name: str) -> None:
     with contextlib.suppress(ConfigurationError):
         ask_to_stop(service, name)
     deadline = time.monotonic() + _PATIENCE
-    while not found(service, name).state.final and time.monotonic() < deadline:
+    while not find_record(service, name).state.final and time.monotonic() < deadline:
         time.sleep(0.1)
     processes.end(runner.mark(service.home, name))
     service.home.forget_snapshots(name)
-    while not found(service, name).state.final and time.monotonic() < deadline + _PATIENCE:
+    while not find_record(service, name).state.final and time.monotonic() < deadline + _PATIENCE:
         time.sleep(0.1)

@@ -176,7 +176,7 @@ class Tail:
             if not whole:
                 break
             self._read[k] += whole
-            yield [shown(line) for line in data[:whole].decode(errors="replace").removesuffix("\n").split("\n")]
+            yield [terminal_line(line) for line in data[:whole].decode(errors="replace").removesuffix("\n").split("\n")]
 
 
 def _from(path: Path, offset: int) -> bytes:
@@ -190,7 +190,7 @@ def _from(path: Path, offset: int) -> bytes:
         return b""
 
 
-def shown(line: str) -> str:
+def terminal_line(line: str) -> str:
     """Returns a line as a terminal would leave it.
 
     Text that a progress bar has overwritten, colours and control characters are removed.

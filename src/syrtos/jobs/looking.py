@@ -25,10 +25,10 @@ class Looking(ABC):
         """Does the work that there is now."""
 
     @abstractmethod
-    def failed(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Reports that a look has failed, e.g. because the database is away for a moment. The next look follows."""
 
-    def looked(self) -> None:  # noqa: B027 - most have nothing to do then
+    def after_look(self) -> None:  # noqa: B027 - most have nothing to do then
         """Runs after each look; does nothing by default."""
 
     def start(self) -> None:
@@ -51,7 +51,7 @@ class Looking(ABC):
             try:
                 self.look()
             except Exception as error:
-                self.failed(error)
-            self.looked()
+                self.report_failure(error)
+            self.after_look()
             self._wake.wait(self._pause)
             self._wake.clear()

@@ -29,7 +29,7 @@ class Metrics:
     def __init__(self, definitions: Sequence[Mapping[str, str]]) -> None:
         self.values: dict[str, list[float]] = {}
         self.diverged: set[str] = set()
-        self._patterns = [(definition["Name"], _compiled(definition)) for definition in definitions]
+        self._patterns = [(definition["Name"], _compile_metric(definition)) for definition in definitions]
 
     def take(self, lines: Sequence[str]) -> list[tuple[str, float]]:
         """Looks for metrics in lines of output, and returns the names and finite values found."""
@@ -52,7 +52,7 @@ class Metrics:
         return True
 
 
-def _compiled(definition: Mapping[str, str]) -> re.Pattern[str]:
+def _compile_metric(definition: Mapping[str, str]) -> re.Pattern[str]:
     try:
         return re.compile(definition["Regex"])
     except re.error as error:

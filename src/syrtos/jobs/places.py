@@ -142,7 +142,7 @@ class Places:
             return Source(
                 uri=uri if path == root else path.as_uri(),
                 name=path.name if path == root else path.relative_to(root).as_posix(),
-                fetch=lambda target: _copied(path, target),
+                fetch=lambda target: _copy_file(path, target),
                 read=lambda: _pieces(path),
                 local=path,
             )
@@ -210,7 +210,7 @@ def manifest(text: str) -> tuple[str, list[str]]:
         ) from error
 
 
-def _copied(source: Path, target: Path) -> None:
+def _copy_file(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 

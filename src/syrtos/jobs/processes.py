@@ -37,7 +37,7 @@ def end(mark: str, patience: float = 5.0) -> None:
     """
     deadline = time.monotonic() + patience
     while (left := of(mark)) and time.monotonic() < deadline:
-        leftovers.remove(path for pid in left for path in leftovers.mapped(pid))
+        leftovers.remove(path for pid in left for path in leftovers.mapped_segments(pid))
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -34,11 +34,11 @@ class Queue(Looking):
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._kept_at = -_KEEP_EVERY
 
-    def failed(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Prints that the jobs could not be scheduled."""
         print(f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True)
 
-    def looked(self) -> None:
+    def after_look(self) -> None:
         """Copies the database and reserves room on the disk, once a minute."""
         if time.monotonic() >= self._kept_at + _KEEP_EVERY:
             self._keep_safe()
@@ -68,7 +68,7 @@ class Queue(Looking):
             elif record.secondary in _WAITING and record.status != "Stopping" and not died_at_once:
                 waiting.append(record)
             else:
-                self._abandoned(record)
+                self._take_up_abandoned(record)
         waiting.sort(key=lambda record: record.spot)  # a spot job does not start again before the job that preempted it
         self._begin(waiting, self._service.capacity - used, spots)
 
@@ -80,7 +80,7 @@ class Queue(Looking):
 
     def _begin(self, waiting: Sequence[Brief], free: int, spots: Sequence[Brief]) -> None:
         for record in waiting:
-            if self._expired(record):
+            if self._end_if_expired(record):
                 continue
             if record.slots <= free:
                 free -= record.slots
@@ -96,13 +96,13 @@ class Queue(Looking):
     def _start(self, record: Brief) -> None:
         name, home = record.name, self._service.home
 
-        def started(found: Record) -> Record | None:
+        def mark_started(found: Record) -> Record | None:
             if found.state.status == "Stopping" or found.state.final:
                 return None
             after = dataclasses.replace(found, attempts=found.attempts + 1, yields=False)
-            return after if after.state.secondary == "Starting" else after.moved("Starting")
+            return after if after.state.secondary == "Starting" else after.with_transition("Starting")
 
-        after = self._service.store.change(name, started)
+        after = self._service.store.change(name, mark_started)
         if after is None or after.attempts == record.attempts:
             return
         log = (home.job(name) / "runner.log").open("ab")
@@ -119,7 +119,8 @@ class Queue(Looking):
     def _wait(self, record: Brief) -> None:
         if record.secondary != "Pending":
             self._service.store.change(
-                record.name, lambda r: r.moved("Pending") if r.state.secondary in _WAITING - {"Pending"} else None
+                record.name,
+                lambda r: r.with_transition("Pending") if r.state.secondary in _WAITING - {"Pending"} else None,
             )
 
     def _make_way(self, missing: int, spots: Sequence[Brief]) -> None:
@@ -137,21 +138,21 @@ class Queue(Looking):
             leaving += record.slots
             self._service.store.change(record.name, lambda r: dataclasses.replace(r, yields=True))
 
-    def _expired(self, record: Brief) -> bool:
+    def _end_if_expired(self, record: Brief) -> bool:
         """Ends a job that has waited longer than it may; returns whether it has."""
         now = time.time()
         if record.wait_until and now > record.wait_until:
-            self._service.store.change(record.name, lambda r: r.ended("MaxWaitTimeExceeded"))
+            self._service.store.change(record.name, lambda r: r.with_end("MaxWaitTimeExceeded"))
         elif record.begin_until and not record.attempts and now > record.begin_until:
             text = "CapacityError: there were no workers for the job for MaxPendingTimeInSeconds."
-            self._service.store.change(record.name, lambda r: r.failed(text))
+            self._service.store.change(record.name, lambda r: r.with_failure(text))
         else:
             return False
         return True
 
     # -- jobs whose runner is gone -------------------------------------------------------------
 
-    def _abandoned(self, record: Brief) -> None:
+    def _take_up_abandoned(self, record: Brief) -> None:
         home, name = self._service.home, record.name
         current = self._service.store.get(name)
         if current is None or current.state.final or self._runs(record):
@@ -161,9 +162,9 @@ class Queue(Looking):
         retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)
         restarts = states.restarts(current.state.transitions)
         if current.state.status == "Stopping":
-            self._service.store.change(name, lambda r: r.ended("Stopped"))
+            self._service.store.change(name, lambda r: r.with_end("Stopped"))
         elif restarts >= retries:
             text = f"InternalServerError: the job was started again {restarts} times, and its process is gone; {home.job(name) / 'runner.log'} may say why."
-            self._service.store.change(name, lambda r: r.failed(text))
+            self._service.store.change(name, lambda r: r.with_failure(text))
         else:
-            self._service.store.change(name, lambda r: r.ended("Restarting"))
+            self._service.store.change(name, lambda r: r.with_end("Restarting"))

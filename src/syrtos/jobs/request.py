@@ -306,7 +306,7 @@ def _channel(channel: Mapping[str, Any], mode: str) -> Channel:
 # -- SDK v2: everything is in hyperparameters --------------------------------------------------------------
 
 
-def decoded(text: str) -> Any:
+def decode(text: str) -> Any:
     """Returns a hyperparameter's value, parsed if it is JSON, as the text otherwise.
 
     This is mapping.decode of sagemaker-training.
@@ -320,7 +320,7 @@ def decoded(text: str) -> Any:
 def of_script(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     """Returns the script's own hyperparameters, decoded: those that are not for a toolkit."""
     own = {k: v for k, v in hyperparameters.items() if not k.startswith("sagemaker_") and k not in _RESERVED}
-    return {name: decoded(value) for name, value in own.items()}
+    return {name: decode(value) for name, value in own.items()}
 
 
 def source_of(hyperparameters: Mapping[str, str]) -> str:
@@ -329,7 +329,7 @@ def source_of(hyperparameters: Mapping[str, str]) -> str:
     Raises:
         ConfigurationError: it is no text.
     """
-    found = decoded(hyperparameters.get("sagemaker_submit_directory", ""))
+    found = decode(hyperparameters.get("sagemaker_submit_directory", ""))
     if not isinstance(found, str):
         raise ConfigurationError(f"sagemaker_submit_directory must be a URI or a path. Received: {found!r}.")
     return found
@@ -338,7 +338,7 @@ def source_of(hyperparameters: Mapping[str, str]) -> str:
 def of_framework(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     """Returns the hyperparameters that are for a framework's container, decoded."""
     found = {k: v for k, v in hyperparameters.items() if k.startswith("sagemaker_") and k not in _OF_TOOLKIT}
-    return {name: decoded(value) for name, value in found.items()}
+    return {name: decode(value) for name, value in found.items()}
 
 
 def _program_v2(hyperparameters: Mapping[str, str]) -> Program | None:
@@ -350,7 +350,7 @@ def _program_v2(hyperparameters: Mapping[str, str]) -> Program | None:
         # No TensorFlow since 2.18 can write there; the folder's contents are uploaded.
         values["model_dir"] = "/opt/ml/model"
     return Program(
-        entry=_entry(decoded(hyperparameters["sagemaker_program"])),
+        entry=_entry(decode(hyperparameters["sagemaker_program"])),
         source=source,
         arguments=tuple(arguments_v2(values)),
     )
@@ -373,14 +373,14 @@ def _as_argument(value: Any) -> str:
 
 
 def _distribution_v2(hyperparameters: Mapping[str, str], gpus: int) -> Distribution:
-    found = {name.removeprefix("sagemaker_"): decoded(text) for name, text in hyperparameters.items()}
+    found = {name.removeprefix("sagemaker_"): decode(text) for name, text in hyperparameters.items()}
     per_host = max(gpus, 1)
     if found.get("mpi_enabled"):
         asked = found.get("mpi_num_of_processes_per_host") or per_host
-        return Distribution("mpi", _count(asked), _exported(found.get("mpi_custom_mpi_options")))
+        return Distribution("mpi", _count(asked), _exported_variables(found.get("mpi_custom_mpi_options")))
     if found.get("distributed_dataparallel_enabled"):
         options = found.get("distributed_dataparallel_custom_mpi_options")
-        return Distribution("smdataparallel", per_host, _exported(options))
+        return Distribution("smdataparallel", per_host, _exported_variables(options))
     if found.get("parameter_server_enabled"):
         return Distribution("parameter_server")
     if found.get("multi_worker_mirrored_strategy_enabled"):
@@ -396,7 +396,7 @@ def _count(asked: Any) -> int:
     return asked
 
 
-def _exported(options: Any) -> dict[str, str]:
+def _exported_variables(options: Any) -> dict[str, str]:
     """Returns the variables that ``-x NAME=VALUE`` in Open MPI's options sets.
 
     The other options are ignored: they tune an engine that syrtos does not use.
@@ -438,7 +438,7 @@ def _distribution_v3(drivers: Mapping[str, Any], gpus: int) -> Distribution:
     per_host = _count(asked or max(gpus, 1))
     if "mpi_additional_options" in described:
         options = [str(word) for word in described["mpi_additional_options"] or ()]
-        return Distribution("mpi", per_host, _exported(shlex.join(options)))
+        return Distribution("mpi", per_host, _exported_variables(shlex.join(options)))
     return Distribution("none", per_host if described else 1)
 
 

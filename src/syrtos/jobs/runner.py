@@ -132,7 +132,7 @@ class Runner:
         watch = threading.Thread(target=self._watch, daemon=True)
         watch.start()
         try:
-            self._attempted()
+            self._attempt()
         except _Superseded:
             self._say("Another attempt at this job has been asked for, while this one was starting.")
         except _Ended:
@@ -158,7 +158,7 @@ class Runner:
             if not self._failed_inside:
                 leave_nothing(self._home, self._name)
 
-    def _attempted(self) -> None:
+    def _attempt(self) -> None:
         self._move("Downloading")
         leave_nothing(self._home, self._name)  # of an attempt whose process died
         self._folders.make(self._job)
@@ -233,7 +233,7 @@ class Runner:
 
     def _describe(self, python: Path) -> None:
         """Leaves the attempt's command and versions in its run directory, without secrets."""
-        request = secrecy.redacted(self._job.request)
+        request = secrecy.redact(self._job.request)
         shown = read(request, programs.drivers_of(request, self._places), training.gpus())
         env = training.base_environment(settings.environment(), mark(self._home, self._name))
         runs.write(self._run_dir, shown, versions.of(python, env))
@@ -285,10 +285,10 @@ class Runner:
             self._keep_record()
             for each in kept:
                 each.finish()
-        if self._workers.broken and not self._why:
+        if self._workers.channel_error and not self._why:
             raise DataError(
-                f"A channel could not be streamed to its end: {self._workers.broken}"
-            ) from self._workers.broken
+                f"A channel could not be streamed to its end: {self._workers.channel_error}"
+            ) from self._workers.channel_error
         return outcome
 
     def _keep_record(self) -> None:
@@ -329,15 +329,15 @@ class Runner:
         for host in range(len(self._job.hosts)):  # what the generation before has said
             self._folders.failure(host).unlink(missing_ok=True)
 
-        def restarted(record: Record) -> Record | None:
+        def mark_restarted(record: Record) -> Record | None:
             if self._why or record.state.secondary != "Training":
                 return None
-            record = record.moved("Restarting", f"{last} The job's workers are started again.")
+            record = record.with_transition("Restarting", f"{last} The job's workers are started again.")
             for status in ("Starting", "Downloading", "Training"):
-                record = record.moved(status)
+                record = record.with_transition(status)
             return record
 
-        after = self._store.change(self._name, restarted)
+        after = self._store.change(self._name, mark_restarted)
         if after is None or after.state.secondary != "Training":
             self._why = self._why or "Stopped"
         return not self._why
@@ -413,25 +413,25 @@ class Runner:
 
     def _look(self) -> None:
         record = self._store.get(self._name)
-        why = self._wanted(record) if record else "Stopped"
+        why = self._wanted_end(record) if record else "Stopped"
         if why and not self._trained:
             self._why = self._why or why
         workers = self._workers
         if (
             workers
             and workers.running
-            and (self._why or workers.broken)
+            and (self._why or workers.channel_error)
             and not self._told
             and signal.getsignal(signal.SIGTERM) is not _too_early
         ):
             self._told = True
             os.kill(os.getpid(), signal.SIGTERM)  # `supervise` passes it on
 
-    def _wanted(self, record: Record) -> str:
+    def _wanted_end(self, record: Record) -> str:
         now, limits = time.time(), self._job.limits
         if record.state.status == "Stopping":
             return "Stopped"
-        if states.spent(record.state.transitions, ("Training",), now) > limits.running:
+        if states.seconds_in(record.state.transitions, ("Training",), now) > limits.running:
             return "MaxRuntimeExceeded"
         if record.wait_until and now > record.wait_until:
             return "MaxWaitTimeExceeded"
@@ -449,7 +449,7 @@ class Runner:
         after = self._store.change(
             self._name,
             lambda record: (
-                record.moved(secondary) if secondary in states.NEXT.get(record.state.secondary, ()) else None
+                record.with_transition(secondary) if secondary in states.NEXT.get(record.state.secondary, ()) else None
             ),
         )
         if after is not None and after.state.secondary in _OF_ANOTHER_ATTEMPT:
@@ -461,11 +461,11 @@ class Runner:
     def _finish(self, secondary: str) -> None:
         self._save()
 
-        def finished(record: Record) -> Record | None:
+        def mark_finished(record: Record) -> Record | None:
             stopped = record.state.status == "Stopping" and secondary == "Interrupted"
-            return record.ended("Stopped" if stopped else secondary, yields=False)
+            return record.with_end("Stopped" if stopped else secondary, yields=False)
 
-        self._store.change(self._name, finished)
+        self._store.change(self._name, mark_finished)
 
     def _fail(self, reason: str) -> None:
         text = self._redact(reason)
@@ -488,16 +488,16 @@ class Runner:
     def _save(self) -> None:
         driven = self._job.program is not None and self._job.program.driven and not self._trained
         epochs = metrics.epochs(self._folders.driven_run_dir(self._job) if driven else self._run_dir)
-        found, values = metrics.progress(epochs), {**self._logged(epochs), **self._metrics.values}
+        found, values = metrics.progress(epochs), {**self._logged_objective(epochs), **self._metrics.values}
 
-        def changed(record: Record) -> Record | None:
+        def change_record(record: Record) -> Record | None:
             after = dataclasses.replace(record, metrics=values, progress=found or record.progress, modified=time.time())
             same = (after.metrics, after.progress) == (record.metrics, record.progress)
             return None if same else after
 
-        self._store.change(self._name, changed)
+        self._store.change(self._name, change_record)
 
-    def _logged(self, epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    def _logged_objective(self, epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
         """Returns a tuning job's objective from Keras's logs if the script does not print it."""
         name = self._job.hyperparameters.get("_tuning_objective_metric", "")
         last = epochs[-1] if epochs else {}
@@ -517,7 +517,7 @@ class Runner:
 
 def _fail(store: Store, name: str, reason: str) -> None:
     text = reason.replace("\0", "")[:_LONGEST_REASON]  # no database takes a NUL in a text
-    store.change(name, lambda record: record.failed(text))
+    store.change(name, lambda record: record.with_failure(text))
 
 
 def mark(home: Home, name: str) -> str:

@@ -15,7 +15,7 @@ from syrtos.launch.generations import all_folders
 _NAME = "run.json"
 
 
-def told(job: Job) -> dict[str, Any]:
+def describe_program(job: Job) -> dict[str, Any]:
     """Returns a job's program, its command line in the form of SageMaker's toolkits, and its numbers of workers.
 
     Args:
@@ -39,7 +39,7 @@ def told(job: Job) -> dict[str, Any]:
 def write(folder: Path, job: Job, versions: Mapping[str, str]) -> None:
     """Writes the facts about an attempt into its run directory, before it trains."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {**told(job), "versions": dict(versions), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    facts = {**describe_program(job), "versions": dict(versions), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     write_file(folder / _NAME, json.dumps(facts, indent=2) + "\n")
 
 

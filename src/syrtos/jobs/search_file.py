@@ -62,7 +62,7 @@ class SearchFile:
 
     def with_values(self, tuned: Mapping[str, str]) -> dict[str, Any]:
         """Returns the job with these values of its hyperparameters, as a file for `syrtos submit` in any folder."""
-        found = {**self.job, "hyperparameters": {**(self.job.get("hyperparameters") or {}), **_decoded(tuned)}}
+        found = {**self.job, "hyperparameters": {**(self.job.get("hyperparameters") or {}), **_decode(tuned)}}
         if "git_config" not in found:
             key = "source_dir" if "source_dir" in found else "entry_point"
             found[key] = str(Path(found[key]).resolve())
@@ -201,7 +201,7 @@ def _send_along(facts: dict[str, Any], staying: Collection[Path]) -> str:
     script = Path(str(facts["entry_point"]))
     if _says_what_travels(facts) or not script.is_file():
         return ""
-    found = travelling.beside(script, staying)
+    found = travelling.files_beside(script, staying)
     if found:
         facts["dependencies"] = [str(path) for path in found]
     return (
@@ -226,7 +226,7 @@ def _name(path: Path, facts: Mapping[str, Any], staying: Collection[Path]) -> st
     if "source_dir" in facts and not facts.get("git_config"):
         sent.append(Path(facts["source_dir"]))
     elif script.is_file():
-        sent += [script, *([] if _says_what_travels(facts) else travelling.beside(script, staying) or [])]
+        sent += [script, *([] if _says_what_travels(facts) else travelling.files_beside(script, staying) or [])]
     known = json.dumps([str(path.parent.resolve()), facts], sort_keys=True, default=str)
     source = travelling.digest([one for one in sent if one.exists()], staying)
     digest = hashlib.sha256((known + source).encode()).hexdigest()[:6]
@@ -234,5 +234,5 @@ def _name(path: Path, facts: Mapping[str, Any], staying: Collection[Path]) -> st
     return f"{base or 'search'}-{digest}"
 
 
-def _decoded(tuned: Mapping[str, str]) -> dict[str, Any]:
+def _decode(tuned: Mapping[str, str]) -> dict[str, Any]:
     return {name: json.loads(text) for name, text in tuned.items()}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from syrtos.jobs.request import decoded
+from syrtos.jobs.request import decode
 from syrtos.settings import is_secret
 
 _HIDDEN = "******"
@@ -16,20 +16,20 @@ _HIDDEN = "******"
 def secrets_of(request: Mapping[str, Any]) -> list[str]:
     """Returns the values in a request whose names say that they are secret."""
     pairs = [*(request.get("Environment") or {}).items(), *(request.get("HyperParameters") or {}).items()]
-    return [str(form) for name, value in pairs if is_secret(name) for form in (value, decoded(value))]
+    return [str(form) for name, value in pairs if is_secret(name) for form in (value, decode(value))]
 
 
-def redacted(request: Mapping[str, Any]) -> dict[str, Any]:
+def redact(request: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a request without secret values; also works on a tuning job's definition of training jobs."""
     hidden = {
-        part: {name: _hidden(value) if is_secret(name) else value for name, value in request[part].items()}
+        part: {name: _placeholder(value) if is_secret(name) else value for name, value in request[part].items()}
         for part in ("Environment", "HyperParameters", "StaticHyperParameters")
         if request.get(part)
     }
     return {**request, **hidden}
 
 
-def _hidden(value: str) -> str:
+def _placeholder(value: str) -> str:
     """Returns the placeholder of a secret: JSON if the value is JSON, since SDKs decode Describe's answer."""
     return json.dumps(_HIDDEN) if value.startswith('"') else _HIDDEN
 

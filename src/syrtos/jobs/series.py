@@ -17,7 +17,7 @@ from typing import Any
 from syrtos.jobs import runs
 from syrtos.jobs.home import write
 from syrtos.observe.ledger import epochs_path
-from syrtos.report.json_files import parsed
+from syrtos.report.json_files import parse_line
 
 _LIMIT = 4 << 20  # bytes of a job's file; then neighbours become one
 _LARGEST = 2.0**360  # CloudWatch takes no number beyond
@@ -55,10 +55,10 @@ def over_periods(samples: Sequence[Sample], start: float, end: float, period: in
     for sample in samples:
         if begin <= sample.time < end:
             found.setdefault(int((sample.time - begin) // period), []).append(sample)
-    return [_joined(float(begin + number * period), some) for number, some in sorted(found.items())]
+    return [_join_samples(float(begin + number * period), some) for number, some in sorted(found.items())]
 
 
-def _joined(when: float, samples: Sequence[Sample]) -> Sample:
+def _join_samples(when: float, samples: Sequence[Sample]) -> Sample:
     total, count = sum(sample.sum for sample in samples), sum(sample.count for sample in samples)
     return Sample(when, count, total, min(sample.min for sample in samples), max(sample.max for sample in samples))
 
@@ -87,7 +87,7 @@ class Recorder:
                 found.setdefault(name, []).append(_one(now, value))
         if not found:
             return
-        text = _text({name: [_joined(now, samples)] for name, samples in found.items()})
+        text = _text({name: [_join_samples(now, samples)] for name, samples in found.items()})
         with contextlib.suppress(OSError):
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(text if self._begun else "\n" + text)  # a process that was killed may have left half a line
@@ -99,16 +99,16 @@ class Recorder:
     def _thin(self) -> None:
         samples, width, text = _read(self._path), 1, ""
         while width == 1 or len(text.encode()) > _LIMIT // 2:
-            samples = {name: _merged(some, width) for name, some in samples.items()}
+            samples = {name: _merge_samples(some, width) for name, some in samples.items()}
             text, width = _text(samples), width * 2
         write(self._path, text)
 
 
-def _merged(samples: Sequence[Sample], width: int) -> list[Sample]:
+def _merge_samples(samples: Sequence[Sample], width: int) -> list[Sample]:
     found: dict[int, list[Sample]] = {}
     for sample in samples:
         found.setdefault(int(sample.time // width), []).append(sample)
-    return [_joined(some[0].time, some) for some in found.values()]
+    return [_join_samples(some[0].time, some) for some in found.values()]
 
 
 def _text(samples: Mapping[str, Sequence[Sample]]) -> str:
@@ -192,4 +192,4 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             data = file.read(4 * _LIMIT)
     except OSError:
         return
-    yield from (facts for line in data.splitlines() if (facts := parsed(line)) is not None)
+    yield from (facts for line in data.splitlines() if (facts := parse_line(line)) is not None)

@@ -23,7 +23,7 @@ from syrtos.jobs.objects import ObjectStore
 from syrtos.jobs.places import Places
 from syrtos.jobs.programs import drivers_of
 from syrtos.jobs.request import Channel, Job, read, source_of
-from syrtos.jobs.secrecy import redacted
+from syrtos.jobs.secrecy import redact
 from syrtos.jobs.store import Record, Store, columns
 from syrtos.jobs.tunings import TuningRecord, Tunings
 
@@ -61,12 +61,12 @@ class Service:
 
     def create_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Writes down a job, which runs as soon as there are workers for it."""
-        name, now, job = request["TrainingJobName"], time.time(), self.checked(request)
+        name, now, job = request["TrainingJobName"], time.time(), self.check_request(request)
         record = Record(
             name=name,
             request=request,
             tags={tag["Key"]: tag["Value"] for tag in request.get("Tags") or ()},
-            state=states.created(now),
+            state=states.initial_state(now),
             created=now,
             modified=now,
             slots=job.slots,
@@ -83,7 +83,7 @@ class Service:
             raise _in_use(name)
         return {"TrainingJobArn": arn(name)}
 
-    def checked(self, request: Mapping[str, Any]) -> Job:
+    def check_request(self, request: Mapping[str, Any]) -> Job:
         """Reads and checks a request for a training job.
 
         Raises:
@@ -112,7 +112,7 @@ class Service:
 
     def describe_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Returns everything about a job."""
-        return described(self._found(request["TrainingJobName"]))
+        return describe_job(self._find_record(request["TrainingJobName"]))
 
     def list_training_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
         """Returns a page of jobs."""
@@ -126,7 +126,7 @@ class Service:
 
     def stop_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Asks a job to end: its scripts get SIGTERM, and have two minutes."""
-        record = self._found(request["TrainingJobName"])
+        record = self._find_record(request["TrainingJobName"])
         if record.state.final:
             raise ApiError(
                 "ValidationException",
@@ -137,7 +137,7 @@ class Service:
 
     def update_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Records the settings that may change while a job runs; on one's own machine they have no effect."""
-        record = self._found(request["TrainingJobName"])
+        record = self._find_record(request["TrainingJobName"])
         wanted = {name: request[name] for name in ("ProfilerConfig", "RemoteDebugConfig") if name in request}
         kept = request.get("ResourceConfig", {})
         resources = {**record.request["ResourceConfig"], **kept}
@@ -147,7 +147,7 @@ class Service:
 
     def delete_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Deletes a job that has ended, with its logs; uploaded objects stay."""
-        record = self._found(request["TrainingJobName"])
+        record = self._find_record(request["TrainingJobName"])
         if not record.state.final:
             raise ApiError("ResourceInUse", f"Training job {record.name} is {record.state.status}: stop it first.")
         tuning = self.tunings.get(record.request.get("TuningJobArn", "").rpartition("/")[2])
@@ -187,7 +187,7 @@ class Service:
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _found(self, name: str) -> Record:
+    def _find_record(self, name: str) -> Record:
         record = self.store.get(name)
         if record is None:
             raise ApiError("ValidationException", "Requested resource not found.")
@@ -251,9 +251,9 @@ _ECHOED = (
 )  # fmt: skip
 
 
-def described(record: Record) -> dict[str, Any]:
+def describe_job(record: Record) -> dict[str, Any]:
     """Returns DescribeTrainingJob's answer."""
-    request, state = redacted(record.request), record.state
+    request, state = redact(record.request), record.state
     answer = {name: request[name] for name in _ECHOED if name in request}
     answer |= {
         "OutputDataConfig": {"KmsKeyId": "", **request["OutputDataConfig"]},  # SDK v2's attach reads the key
@@ -292,7 +292,7 @@ def _times(record: Record) -> dict[str, Any]:
     if not began:
         return {}
     now = time.time()
-    worked = states.spent(record.state.transitions, ("Downloading", "Training", "Stopping", "Uploading"), now)
+    worked = states.seconds_in(record.state.transitions, ("Downloading", "Training", "Stopping", "Uploading"), now)
     ended = {"TrainingEndTime": record.state.transitions[-1]["StartTime"]} if record.state.final else {}
     return {
         "TrainingStartTime": began[0],
@@ -334,7 +334,7 @@ def conditions(request: Mapping[str, Any], columns: Any = columns) -> list[Any]:
 def _stopping(record: Record) -> Record | None:
     if record.state.final or record.state.status == "Stopping":
         return None
-    return record.moved("Stopping") if record.state.secondary != "Uploading" else None
+    return record.with_transition("Stopping") if record.state.secondary != "Uploading" else None
 
 
 def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:

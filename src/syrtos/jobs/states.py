@@ -76,7 +76,7 @@ class State:
         """Returns whether the job has ended: no other status can follow."""
         return self.secondary in FINAL
 
-    def moved(self, secondary: str, now: float, message: str | None = None) -> State:
+    def with_transition(self, secondary: str, now: float, message: str | None = None) -> State:
         """Returns the state after a transition at ``now``.
 
         Raises:
@@ -96,7 +96,7 @@ class State:
         return secondary == "Stopping" or (self.status == "Stopping" and secondary == "Uploading")
 
 
-def created(now: float) -> State:
+def initial_state(now: float) -> State:
     """Returns the state of a new job."""
     first = {"Status": "Starting", "StartTime": now, "StatusMessage": "Starting the training job"}
     return State("InProgress", "Starting", (first,))
@@ -107,6 +107,6 @@ def restarts(transitions: Sequence[dict[str, Any]]) -> int:
     return sum(transition["Status"] == "Restarting" for transition in transitions)
 
 
-def spent(transitions: Sequence[dict[str, Any]], statuses: Sequence[str], now: float) -> float:
+def seconds_in(transitions: Sequence[dict[str, Any]], statuses: Sequence[str], now: float) -> float:
     """Returns the seconds that a job has been in any of ``statuses``, over all attempts."""
     return sum((t.get("EndTime") or now) - t["StartTime"] for t in transitions if t["Status"] in statuses)

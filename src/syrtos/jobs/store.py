@@ -102,18 +102,20 @@ class Record:
     metrics: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     progress: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def moved(self, secondary: str, message: str | None = None, **changes: Any) -> Record:
+    def with_transition(self, secondary: str, message: str | None = None, **changes: Any) -> Record:
         """Returns this job after a transition that happens now."""
         now = time.time()
-        return dataclasses.replace(self, state=self.state.moved(secondary, now, message), modified=now, **changes)
+        return dataclasses.replace(
+            self, state=self.state.with_transition(secondary, now, message), modified=now, **changes
+        )
 
-    def ended(self, secondary: str, message: str | None = None, **changes: Any) -> Record | None:
+    def with_end(self, secondary: str, message: str | None = None, **changes: Any) -> Record | None:
         """Returns this job as ended now; None if it had ended already, and stays unchanged."""
-        return None if self.state.final else self.moved(secondary, message, **changes)
+        return None if self.state.final else self.with_transition(secondary, message, **changes)
 
-    def failed(self, reason: str) -> Record | None:
+    def with_failure(self, reason: str) -> Record | None:
         """Returns this job as failed now, with ``reason``; None if it had ended already."""
-        return self.ended("Failed", reason, failure=reason)
+        return self.with_end("Failed", reason, failure=reason)
 
 
 class Store:

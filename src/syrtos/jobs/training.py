@@ -48,7 +48,7 @@ class Folders:
         folder = job.program.folder if job.program else f"{ML}/code"
         return self.ml(host) / folder.removeprefix(f"{ML}/")
 
-    def shared(self, name: str) -> Path:
+    def shared_folder(self, name: str) -> Path:
         """Returns the folder that all instances of a world share: one of them writes, all may read."""
         return self.job / "shared" / name
 
@@ -58,7 +58,7 @@ class Folders:
             return self.job / "instances" / job.hosts[host] / "outside" / path.lstrip("/")
         for name in () if job.distribution.kind == "copies" else _SHARED:
             if f"{path}/".startswith(f"{ML}/{name}/"):
-                return self.shared(path.removeprefix(f"{ML}/"))
+                return self.shared_folder(path.removeprefix(f"{ML}/"))
         return self.ml(host) / path.removeprefix(f"{ML}/")
 
     def driven_run_dir(self, job: Job) -> Path:
@@ -73,7 +73,7 @@ class Folders:
         """Returns the folders in which the instances leave a kind of output."""
         if job.distribution.kind == "copies":
             return [self.ml(host) / name for host in range(len(job.hosts))]
-        return [self.shared(name)]
+        return [self.shared_folder(name)]
 
     def run_dir(self, attempt: int) -> Path:
         """Returns the run directory of an attempt, with its logs and ledgers."""
@@ -87,12 +87,12 @@ class Folders:
                 (ml / name).mkdir(parents=True, exist_ok=True)
             if job.distribution.kind != "copies" and not self.isolated:
                 for name in _SHARED:
-                    self.shared(name).mkdir(parents=True, exist_ok=True)
+                    self.shared_folder(name).mkdir(parents=True, exist_ok=True)
                     if not (ml / name).is_symlink():
                         (ml / name).rmdir()
-                        (ml / name).symlink_to(self.shared(name))
+                        (ml / name).symlink_to(self.shared_folder(name))
         for name in _SHARED:
-            self.shared(name).mkdir(parents=True, exist_ok=True)
+            self.shared_folder(name).mkdir(parents=True, exist_ok=True)
 
     def place(self, job: Job, host: int, gpus: int) -> Place:
         """Returns the facts about an instance from its script's point of view."""
@@ -201,13 +201,13 @@ def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], o
     mounts = {}
     if folders.isolated:
         if job.distribution.kind != "copies":
-            mounts = {f"{ML}/{name}": str(folders.shared(name)) for name in _SHARED}
+            mounts = {f"{ML}/{name}": str(folders.shared_folder(name)) for name in _SHARED}
         kept = folders.outputs(job, "checkpoints")[host if job.distribution.kind == "copies" else 0]
         mounts |= {job.checkpoints[1].rstrip("/"): str(kept)} if job.checkpoints else {}
         if job.tensorboard and not job.tensorboard[1].startswith(f"{ML}/"):
             mounts[job.tensorboard[1]] = str(folders.seen(job, host, job.tensorboard[1]))
     fixed = [f"{ML}/input/data/{channel.name}" for channel in job.channels if channel.mode == "FastFile"]
-    code = place.inside(job.program.folder) if job.program else ""
+    code = place.instance_path(job.program.folder) if job.program else ""
     own = {"PYTHONPATH": code} if code else {}
     return Spec(
         name=job.hosts[host],
@@ -226,7 +226,7 @@ def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], o
 def _worker(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
     assert job.program is not None
     place = folders.place(job, host, 0)
-    script = f"{place.inside(job.program.folder)}/{job.program.entry}"
+    script = f"{place.instance_path(job.program.folder)}/{job.program.entry}"
     return [str(python), "-m", "syrtos.launch.worker", script, *arguments(job, place)]
 
 
@@ -243,7 +243,7 @@ def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
 def arguments(job: Job, place: Place) -> list[str]:
     """Returns the script's arguments, in which paths below ``/opt/ml`` are replaced by those on this machine."""
     assert job.program is not None
-    return [place.inside(word) for word in job.program.arguments]
+    return [place.instance_path(word) for word in job.program.arguments]
 
 
 def gpus() -> int:

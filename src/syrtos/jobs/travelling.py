@@ -15,7 +15,7 @@ _MOST_BYTES = 64 << 20
 _NO_SOURCE = {"__pycache__", "node_modules", "runs"}
 
 
-def beside(script: Path, without: Collection[Path]) -> list[Path] | None:
+def files_beside(script: Path, without: Collection[Path]) -> list[Path] | None:
     """Returns the files and folders beside a script to send with it; None if they exceed 2000 files or 64 MiB.
 
     Args:

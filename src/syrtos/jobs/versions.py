@@ -19,7 +19,7 @@ _PACKAGES = ("keras", "tensorflow", "tf_keras", "jax", "torch", "numpy", "mpi4py
 _PATIENCE = 60.0  # seconds
 
 
-def here() -> dict[str, str]:
+def local_versions() -> dict[str, str]:
     """Returns the versions of this interpreter, found without an import; packages not installed are left out."""
     found = {"python": platform.python_version(), "syrtos": __version__}
     for name in _PACKAGES:
@@ -37,7 +37,7 @@ def of(python: Path, env: Mapping[str, str]) -> dict[str, str]:
         env: environment variables for the interpreter, whose packages may run code when it starts.
     """
     if python == Path(sys.executable):
-        return here()
+        return local_versions()
     command = [str(python), "-P", "-m", "syrtos.jobs.versions"]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=_PATIENCE)
@@ -47,4 +47,4 @@ def of(python: Path, env: Mapping[str, str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(here()))
+    print(json.dumps(local_versions()))

@@ -53,7 +53,7 @@ class Workers:
         self.running = False
 
     @property
-    def broken(self) -> Exception | None:
+    def channel_error(self) -> Exception | None:
         """The error because of which a channel could not be streamed to its end; None if there is none."""
         return next((pipe.error for pipe in self._pipes if pipe.error), None)
 

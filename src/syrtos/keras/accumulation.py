@@ -52,7 +52,11 @@ def _in_the_making(model: Any) -> list[Any]:
     optimizer: Any = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     steps = getattr(optimizer, "gradient_accumulation_steps", None)
-    own_each = asynchronous.own() is None and not backend.computes_global_batches() and not state.optimizers_differ()
+    own_each = (
+        asynchronous.asynchronous_servers() is None
+        and not backend.computes_global_batches()
+        and not state.optimizers_differ()
+    )
     if not steps or not own_each or not optimizer.built:
         return []
     complete = int(state.memory_of(keras_internals.updates_of(optimizer))) % steps == 0

@@ -123,7 +123,7 @@ def _backend_in_use() -> str:
     return sys.modules["keras"].backend.backend() if "keras" in sys.modules else "tensorflow"
 
 
-def explicitly(name: str) -> None:
+def leave_exchange_to_script(name: str) -> None:
     """Leaves the exchange to the script, which has called the API ``name``.
 
     Models are made without a strategy from now on.

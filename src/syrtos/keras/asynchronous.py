@@ -49,10 +49,10 @@ _whole = 0
 
 def servers() -> Servers | None:
     """Returns the parameter servers of this run; None if it has none."""
-    return world.current().servers if world.joined() else None
+    return world.current().servers if world.is_initialized() else None
 
 
-def own() -> Servers | None:
+def asynchronous_servers() -> Servers | None:
     """Returns the parameter servers if workers train at their own pace; else None."""
     found = servers()
     return found if found and not found.synchronous else None
@@ -69,7 +69,7 @@ def number_of(name: str) -> str:
     return f"{name} {_counts[name]}"
 
 
-def held() -> list[Held]:
+def held_optimizers() -> list[Held]:
     """Returns the optimizers whose weights the servers hold, in the order in which they made their first step."""
     return [one for known in _held if (one := known()) is not None]
 
@@ -92,7 +92,7 @@ def on_all_data() -> Iterator[None]:
 
 def shards_dynamically() -> bool:
     """Returns whether the batches of a data set go to the worker that asks next, here and now."""
-    return own() is not None and not _whole
+    return asynchronous_servers() is not None and not _whole
 
 
 def begin_round() -> None:
@@ -107,7 +107,7 @@ def end_round(wish: bool = False) -> bool:
     Returns:
         Whether one of the workers has the ``wish``.
     """
-    asked = own()
+    asked = asynchronous_servers()
     assert asked is not None
     added: dict[str, Array] = {_WISH: np.ones(1)} if wish else {}
     variables = _own_variables()
@@ -131,7 +131,7 @@ def end_round(wish: bool = False) -> bool:
 
 def average(logs: dict[str, Any]) -> None:
     """Replaces the numbers that a step of the script's own has logged by their means over all workers, in place."""
-    asked = own()
+    asked = asynchronous_servers()
     if asked is None:
         return
     mine = {name: np.asarray(value, np.float64) for name, value in logs.items() if np.ndim(value) == 0}
@@ -143,7 +143,7 @@ def take_weights() -> None:
 
     Workers that train at their own pace have met, and taken them, already.
     """
-    if own() is None:
+    if asynchronous_servers() is None:
         _pull()
 
 
@@ -152,7 +152,7 @@ def meet(wish: bool = False) -> bool:
 
     Where workers do not train at their own pace, it returns False at once.
     """
-    asked = own()
+    asked = asynchronous_servers()
     return bool(asked and asked.end_round({_WISH: np.ones(1)} if wish else {}))
 
 
@@ -161,19 +161,19 @@ def begin_equal(model: Any) -> None:
 
     The script may have set weights since its last `fit`.
     """
-    asked = own()
+    asked = asynchronous_servers()
     if asked is not None:
         found = state.of_model(model)
         for variable, value in zip(found, asked.share([state.memory_of(v) for v in found]), strict=True):
             variable.assign(value)
-    for one in held():
+    for one in held_optimizers():
         trained = {state.identity(v) for v in state.variables_in(model) if v.trainable}
         if trained & {state.identity(v) for v in one.variables}:
             one.begin()
 
 
 def _pull() -> None:
-    for one in held():
+    for one in held_optimizers():
         one.pull()
 
 
@@ -190,7 +190,7 @@ def _rule_of(variable: Any) -> Literal["sum", "mean"]:
 def _own_variables() -> dict[str, Any]:
     """Returns the variables that workers assign themselves, by name: all but those that held optimizers have."""
     theirs = set()
-    for optimizer in held():
+    for optimizer in held_optimizers():
         theirs |= {state.identity(v) for v in (*optimizer.variables, *state.variables_of(optimizer.optimizer))}
     found = {}
     for name, known in list(_variables.items()):

@@ -99,7 +99,7 @@ def _folder_beside(place: Path) -> Iterator[Path | None]:
     """
     _remove_left(place)
     for folder in iter(lambda: _new_folder(place), None):
-        with _held(folder) as held:
+        with _folder_lock(folder) as held:
             if held is False:  # another writer has found it before it was locked, and removes it
                 continue
             try:
@@ -127,8 +127,8 @@ def _remove_left(place: Path) -> None:
         entries = os.listdir(place.parent)
     for left in filter(None, map(name.fullmatch, entries)):
         folder = place.with_name(left[0])
-        with contextlib.suppress(OSError), _held(folder) as held:  # another user's can't be opened
-            if held and (left[1] == _boot() or time.time() - _changed(folder) > _OLD):
+        with contextlib.suppress(OSError), _folder_lock(folder) as held:  # another user's can't be opened
+            if held and (left[1] == _boot() or time.time() - _last_change(folder) > _OLD):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -138,13 +138,13 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
 
 
-def _changed(folder: Path) -> float:
+def _last_change(folder: Path) -> float:
     """Returns when anything in a folder was last changed, in seconds since the epoch."""
     return max(found.lstat().st_mtime for found in (folder, *folder.rglob("*")))
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[bool | None]:
+def _folder_lock(folder: Path) -> Iterator[bool | None]:
     """Context manager: locks a folder, and gives whether it did.
 
     False: the folder is gone, or another process holds it; None: its file system has no locks.
@@ -263,13 +263,13 @@ def _force(path: Path) -> None:
 def _name_place(error: Exception, names: Mapping[str, str]) -> None:
     """Replaces our paths in an error by those that the script has named."""
 
-    def named(text: Any) -> Any:
+    def replace_names(text: Any) -> Any:
         for ours, theirs in names.items():
             text = text.replace(ours, theirs) if isinstance(text, str) else text
         return text
 
-    error.args = tuple(named(part) for part in error.args)
+    error.args = tuple(replace_names(part) for part in error.args)
     if isinstance(error, OSError):
-        error.filename, error.strerror = named(error.filename), named(error.strerror)
+        error.filename, error.strerror = replace_names(error.filename), replace_names(error.strerror)
         if error.filename2 is not None:
             del error.filename2  # the same name

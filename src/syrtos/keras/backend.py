@@ -81,12 +81,12 @@ class Backend(abc.ABC):
         """Returns whether what is called now computes at once, and is not being traced."""
 
     @abc.abstractmethod
-    def held(self, variable: Any) -> Any:
+    def held_object(self, variable: Any) -> Any:
         """Returns the framework's object that a Keras variable holds; for one of the framework, the variable itself."""
 
     def identity(self, variable: Any) -> int:
         """Returns a number that is the same for a Keras variable and for the framework's object that it holds."""
-        return id(self.held(variable))
+        return id(self.held_object(variable))
 
     @abc.abstractmethod
     def has_value(self, variable: Any) -> bool:
@@ -119,12 +119,12 @@ class Backend(abc.ABC):
     def settle(self, model: Any) -> None:  # noqa: B027 - most frameworks keep nothing elsewhere
         """Writes state that a trainer keeps elsewhere during an epoch back to the model's variables."""
 
-    def drawn(self) -> int:
+    def count_draws(self) -> int:
         """Returns how often steps of this process have drawn random numbers, where no variable of the model tells."""
         return 0
 
     def set_drawn(self, count: int) -> None:  # noqa: B027 - see above
-        """Continues from the count that `drawn` gave."""
+        """Continues from the count that `count_draws` gave."""
 
     def skip_batches(self, batches: Any, steps: int) -> None:
         """Draws up to ``steps`` batches as the training function would, without a step.
@@ -181,7 +181,7 @@ class Backend(abc.ABC):
         """
         return False
 
-    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
+    def gathering_variables(self, model: Any) -> contextlib.AbstractContextManager[None]:
         """Context manager: one worker alone can read all variables of a model inside, to save it.
 
         All workers must enter.
@@ -201,7 +201,7 @@ class Backend(abc.ABC):
         """
         return 0
 
-    def reduced(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+    def reduce_gradients(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
         """Returns the gradients of the global batch, from those of this worker's share."""
         return grads
 

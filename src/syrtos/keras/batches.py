@@ -17,7 +17,7 @@ _COMPARE_EVERY = 64
 Check = Callable[[list[float], int], None]
 
 
-def drawn(batches: Iterator[Any]) -> Iterator[Any]:
+def timed_batches(batches: Iterator[Any]) -> Iterator[Any]:
     """Yields the batches as a step takes them; the time they take counts as input."""
     ledger = world.sharing().ledger
     while True:
@@ -28,7 +28,7 @@ def drawn(batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-def compared(batches: Iterator[Any], check: Check) -> Iterator[Any]:
+def compared_batches(batches: Iterator[Any], check: Check) -> Iterator[Any]:
     """Yields the batches, and compares some of them between workers.
 
     ``check`` is given the checksums of all workers, and the number of the batch.
@@ -41,7 +41,7 @@ def compared(batches: Iterator[Any], check: Check) -> Iterator[Any]:
 
 
 def check_equal(batch: Any, check: Check) -> None:
-    """Compares a batch that the script gives by hand between workers: ``check`` is called as by `compared`."""
+    """Compares a batch that the script gives by hand between workers: ``check`` is called as by `compared_batches`."""
     comm = world.sharing().comm
     if comm.size > 1:
         check(comm.agree("compare input", float(_sum_of(batch))), 0)

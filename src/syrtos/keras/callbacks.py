@@ -61,7 +61,7 @@ _WITHOUT_FILES = {"ModelCheckpoint", "ProgbarLogger"}
 _PATHS = ("filepath", "backup_dir", "directory", "filename", "log_dir")
 
 
-def here(chosen: list[Any]) -> list[Any]:
+def callbacks_of_worker(chosen: list[Any]) -> list[Any]:
     """Returns the callbacks of a script that this worker runs."""
     if world.current().options.verify == "only":
         chosen = [callback for callback in _flat(chosen) if not _kinds(callback) & (_WRITERS - _WITHOUT_FILES)]
@@ -99,7 +99,7 @@ def _writes_for_all(callback: Any) -> bool:
 def enclose(callback_list: Any) -> None:
     """Puts our two callbacks around all others of a list."""
     if world.sharing().world.rank or world.current().options.verify == "only":
-        callback_list.callbacks = here(callback_list.callbacks)
+        callback_list.callbacks = callbacks_of_worker(callback_list.callbacks)
     last = AfterUsers(callback_list)
     keras_internals.call_at_once(callback_list)
     callback_list.callbacks.insert(0, BeforeUsers(last))
@@ -250,13 +250,13 @@ class AfterUsers(_Quiet):
             self._saves_within_epochs = accumulation.may_be_saved(comm, self._everyone.callbacks)
             self._begin_stream(comm)
             asynchronous.begin_equal(self.model)
-        self.scaling.restored()
+        self.scaling.scale_if_new()
         self._rounds = local_steps.begin(self.model) if fitting.fit_is_running() else None
         if fitting.depth() <= 1:
             finite.begin()
         self._forget_what_was_not_sent()
         self._session.ledger.become("build")
-        self._before = self._exchanged(comm)
+        self._before = self._exchange_counts(comm)
         if self._protection:
             self._protection.begin()
 
@@ -284,7 +284,9 @@ class AfterUsers(_Quiet):
         self._made += count
         self._since_check += count
         compares = (
-            world.current().world.size > 1 and not asynchronous.own() and (self._rounds is None or self._rounds.met)
+            world.current().world.size > 1
+            and not asynchronous.asynchronous_servers()
+            and (self._rounds is None or self._rounds.met)
         )
         if compares and self._check_is_due():
             self._check()
@@ -292,9 +294,9 @@ class AfterUsers(_Quiet):
         if self._protection:
             self._protection.batch_ended(self._epoch, count, logs, self._rounds is None or self._rounds.met)
         self._session.ledger.end_step(_index(batch), count)
-        self._session.ledger.point(lambda: self._measured(self._epoch, logs, learning_rate.rate_of(self.model)))
+        self._session.ledger.point(lambda: self._curve_point(self._epoch, logs, learning_rate.rate_of(self.model)))
 
-    def _measured(self, epoch: int, logs: Any, rate: float | None) -> dict[str, Any]:
+    def _curve_point(self, epoch: int, logs: Any, rate: float | None) -> dict[str, Any]:
         """Returns a point of the curves: the epoch, the logs that are numbers, and the learning rate.
 
         Callbacks may have put anything into the logs.
@@ -310,7 +312,7 @@ class AfterUsers(_Quiet):
         Nothing else is measured for it there.
         """
         compiled = self._session.ledger.told.get("exchange") == "compiled"
-        found = moments.described(self.model.optimizer) if compiled and self._session.world.rank == 0 else None
+        found = moments.noise_moments(self.model.optimizer) if compiled and self._session.world.rank == 0 else None
         return {"moments": found} if found else {}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -318,13 +320,15 @@ class AfterUsers(_Quiet):
         if asynchronous.meet(self._stops()):
             self.model.stop_training = True
         self.data_epoch_ends()
-        if not self._steps and fitting.fit_is_running() and not asynchronous.own():  # there others may have been faster
+        if (
+            not self._steps and fitting.fit_is_running() and not asynchronous.asynchronous_servers()
+        ):  # there others may have been faster
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
             )
         self.scaling.epoch_ended(self._steps - self._epoch_began_at)
         self._session.ledger.epoch(
-            **self._measured(epoch, logs, self.rate),
+            **self._curve_point(epoch, logs, self.rate),
             epochs=self.params.get("epochs"),
             step=self._steps,
             steps_per_epoch=self.params.get("steps"),
@@ -355,7 +359,7 @@ class AfterUsers(_Quiet):
         if self._stream:
             self._stream.close()
         if self._protection:
-            self._protection.ended()
+            self._protection.commit_last()
         self._session.ledger.flush()
 
     # -- the same for evaluate and predict -------------------------------------------------------
@@ -420,7 +424,7 @@ class AfterUsers(_Quiet):
     def data_step_is_over(self, batch: int) -> None:
         """Tells a planned data set, if there is one, that the batches of a call have been trained on."""
         if self._stream:
-            self._stream.trained(self._steps_since(batch))
+            self._stream.note_trained(self._steps_since(batch))
 
     def data_epoch_ends(self) -> None:
         """Tells a planned data set, if there is one, that its epoch ends."""
@@ -458,9 +462,9 @@ class AfterUsers(_Quiet):
         updates = keras_internals.updates_of(optimizer)
         is_new = updates is None or not int(state.memory_of(updates))
         if any(self._session.comm.agree("a new optimizer?", float(is_new))):
-            compression.forget(state.held(snapshot.trainable(self.model)))
+            compression.forget(state.held_objects(snapshot.trainable(self.model)))
 
-    def _exchanged(self, comm: Communicator) -> tuple[int, int, int]:
+    def _exchange_counts(self, comm: Communicator) -> tuple[int, int, int]:
         return comm.meetings, comm.sums, comm.summed
 
     def _say_what_was_exchanged(self, comm: Communicator) -> None:
@@ -468,11 +472,13 @@ class AfterUsers(_Quiet):
 
         With it goes the number of bytes that `--shard-update` would divide.
         """
-        if not self._made or asynchronous.own():
+        if not self._made or asynchronous.asynchronous_servers():
             return
         if backend.computes_global_batches():
             exchange_plan.tell(self.model.trainable_variables, list)
-        each = [(now - before) / self._made for now, before in zip(self._exchanged(comm), self._before, strict=True)]
+        each = [
+            (now - before) / self._made for now, before in zip(self._exchange_counts(comm), self._before, strict=True)
+        ]
         optimizer = getattr(self.model, "optimizer", None)
         state_bytes = 0 if sharding.is_asked() or self._rounds else sharding.divisible(optimizer)
         self._session.ledger.say(
@@ -505,7 +511,9 @@ class AfterUsers(_Quiet):
 
         self._script_counts_steps = self._iterator.steps_per_epoch is not None
         position, number = resume.trained_before(self.model, self._stream.dataset)
-        everyone = comm if asynchronous.own() else world.current().comm  # also where the script says what is exchanged
+        everyone = (
+            comm if asynchronous.asynchronous_servers() else world.current().comm
+        )  # also where the script says what is exchanged
         saved = everyone.broadcast_object(_as_list(resume.saved_of(self.model)))
         if saved and saved[0] == self._stream.dataset.name:
             position, number = Position(saved[1], saved[2]), saved[4]
@@ -519,7 +527,7 @@ class AfterUsers(_Quiet):
         several = _steps_in_call(self.model) > 1
         # Where records may be left out, so may be a batch of them, and an epoch then has fewer steps than are counted here.
         complete = self._stream.dataset.loader.policy.on_bad_record == "fail"
-        endless = (self._script_counts_steps or (complete and not several)) and not asynchronous.own()
+        endless = (self._script_counts_steps or (complete and not several)) and not asynchronous.asynchronous_servers()
         self._stream.begin(position, number, endless, self._session)
         self._endless = endless
 
@@ -594,7 +602,7 @@ class AfterUsers(_Quiet):
         """
         wish = (
             _INTERRUPTED
-            if interrupts.asked()
+            if interrupts.is_interrupted()
             else float(self._rounds.asks_to_stop() if self._rounds else self._stops())
         )
         wishes = self._session.comm.agree("stop training?", wish)
@@ -613,7 +621,7 @@ def within(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the `__init__` of Keras's list of callbacks: writing is left to rank 0, and our two enclose the others."""
 
     def init(self: Any, chosen: Any = None, *args: Any, **kwargs: Any) -> None:
-        original(self, here(_flat(chosen)), *args, **kwargs)
+        original(self, callbacks_of_worker(_flat(chosen)), *args, **kwargs)
         enclose(self)
 
     return init

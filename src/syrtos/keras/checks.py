@@ -46,7 +46,9 @@ class Checks:
             return False
         begins = Checks.epochs != self._epoch
         first_ones = Checks.epochs - self._first_epoch <= _EPOCHS
-        return self._steps >= self._due or (begins and (first_ones or self._spent + self._cost <= self._allowed()))
+        return self._steps >= self._due or (
+            begins and (first_ones or self._spent + self._cost <= self._allowed_seconds())
+        )
 
     @property
     def steps(self) -> int:
@@ -57,7 +59,7 @@ class Checks:
         """Counts steps that were made."""
         self._steps += steps
 
-    def made(self, comm: Communicator, seconds: float, few_rows: bool) -> None:
+    def note_check(self, comm: Communicator, seconds: float, few_rows: bool) -> None:
         """Notes a check. All workers call this together, and agree on the next one.
 
         Args:
@@ -77,11 +79,11 @@ class Checks:
             return
         gap, following = self._gaps
         self._gaps = following, gap + following
-        if self._spent + self._cost > self._allowed():
+        if self._spent + self._cost > self._allowed_seconds():
             # Before the first step its time is not known: a check computes it about three times.
             gap = max(gap, math.ceil(self._cost / (_PART * (self._step_seconds or self._cost / 3))))
         self._due = self._steps + gap
 
-    def _allowed(self) -> float:
+    def _allowed_seconds(self) -> float:
         """Seconds that checks may have taken by now, of numbers on which all workers agree."""
         return max(_SECONDS, _PART * self._step_seconds * self._steps)

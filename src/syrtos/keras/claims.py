@@ -63,7 +63,7 @@ class Claim:
         self._file: Any = None
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def holding(self) -> Iterator[None]:
         """Context manager: waits until no other worker holds the claim, then holds it.
 
         The end of a process ends its hold.
@@ -76,7 +76,7 @@ class Claim:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)  # errors can name addresses with passwords
         with (
             open(descriptor, "r+", encoding="utf-8") as self._file,
-            _locked(self._file, fcntl.LOCK_EX, self._key, marker),
+            _file_lock(self._file, fcntl.LOCK_EX, self._key, marker),
         ):
             yield
 
@@ -98,7 +98,7 @@ class Claim:
             error = raised
         marks = [*(done["marks"] if done else []), self._mark(result)]
         told = {
-            "error": error and travelling_errors.described(error),
+            "error": error and travelling_errors.describe_error(error),
             "result": result if self._fetched else None,
             "marks": marks,
         }
@@ -141,7 +141,7 @@ def await_holder(key: str) -> None:
     Raises:
         StalledError: it has held it for longer than the watchdog's time.
     """
-    with contextlib.suppress(FileNotFoundError), open(_path(key), "rb") as file, _locked(file, fcntl.LOCK_SH, key):
+    with contextlib.suppress(FileNotFoundError), open(_path(key), "rb") as file, _file_lock(file, fcntl.LOCK_SH, key):
         pass
 
 
@@ -158,18 +158,18 @@ def now_and_then(done: Callable[[], bool]) -> Callable[[], bool]:
     """
     last = -_LOOK
 
-    def asked() -> bool:
+    def ask_now_and_then() -> bool:
         nonlocal last
         if time.monotonic() - last < _LOOK:
             return False
         last = time.monotonic()
         return done()
 
-    return asked
+    return ask_now_and_then
 
 
 @contextlib.contextmanager
-def _locked(file: IO[Any], kind: int, name: str, marker: Path | None = None) -> Iterator[None]:
+def _file_lock(file: IO[Any], kind: int, name: str, marker: Path | None = None) -> Iterator[None]:
     """Context manager: waits for the lock on an open file, and holds it.
 
     Where the file system has no locks, the existence of ``marker`` is the lock; without a marker workers write at once,

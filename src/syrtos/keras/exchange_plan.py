@@ -29,7 +29,7 @@ def tell(variables: Sequence[Any], buckets: Callable[[], Sequence[Sequence[int]]
     if group in _told:
         return
     _told.add(group)
-    described = [_described(each, i in rows) for i, each in enumerate(variables)]
+    described = [_describe_variable(each, i in rows) for i, each in enumerate(variables)]
     plan = {"variables": described, "buckets": [list(bucket) for bucket in buckets()]}
     ledger = world.current().ledger
     names = [name for name in ledger.told if name.startswith(_FACT)]
@@ -37,7 +37,7 @@ def tell(variables: Sequence[Any], buckets: Callable[[], Sequence[Sequence[int]]
         ledger.say(**{f"{_FACT}{len(names)}": plan})
 
 
-def _described(variable: Any, is_rows: bool) -> dict[str, Any]:
+def _describe_variable(variable: Any, is_rows: bool) -> dict[str, Any]:
     shape = [int(size) for size in variable.shape]
     dtype = state.dtype_name(variable)
     size = math.prod(shape) * dtype_of(dtype).itemsize

@@ -146,7 +146,7 @@ def _instead(path: str) -> str | None:
 
     A model that was trained on two batches must not replace the user's.
     """
-    if not world.joined() or temporary.is_own(path):
+    if not world.is_initialized() or temporary.is_own(path):
         return None
     options = world.current().options
     if options.verify != "only" or not options.run_dir:
@@ -189,7 +189,7 @@ _CHANGING = {"makedirs", "copy", "remove", "rmtree"}
 
 def _only_gathers(path: Any) -> bool:
     """Returns whether this worker runs a callback that saves only to take part in gathering what is saved."""
-    joins = world.joined() and world.sharing().world.rank > 0 and backend.is_chosen()
+    joins = world.is_initialized() and world.sharing().world.rank > 0 and backend.is_chosen()
     return joins and backend.active().splits_variables() and not temporary.is_own(path)
 
 
@@ -241,19 +241,19 @@ def once(name: str, work: Callable[[], Any], fetched: bool = False) -> Any:
     Raises:
         Exception: what the work raised, on all workers; SyrtosError where its type can't be made anew.
     """
-    if _thread.busy or not world.joined():
+    if _thread.busy or not world.is_initialized():
         return work()
     session = world.current() if fetched else world.sharing()
-    alone = session.world.size == 1 and not asynchronous.own()
+    alone = session.world.size == 1 and not asynchronous.asynchronous_servers()
     with session.ledger.span("input" if fetched else "checkpoint"):
         if alone or not world.current().options.run_dir:
             return work()
-        with _claimed(name if fetched else os.path.realpath(name), session, fetched) as claim:
+        with _holding_claim(name if fetched else os.path.realpath(name), session, fetched) as claim:
             return claim.settle(work)
 
 
 @contextlib.contextmanager
-def _claimed(key: str, session: world.Session, fetched: bool) -> Iterator[claims.Claim]:
+def _holding_claim(key: str, session: world.Session, fetched: bool) -> Iterator[claims.Claim]:
     """Context manager: takes the claim on a key, and holds it.
 
     Rank 0 (of each host, for a fetch) takes it when it comes. Ranks that come earlier wait for that, but not for ever:
@@ -272,7 +272,7 @@ def _claimed(key: str, session: world.Session, fetched: bool) -> Iterator[claims
             _let_the_first_begin(turn, mine, call, session)
         elif mine[1] > 1 and not fetched:
             _let_the_others_come(call, session)
-    with claim.held():
+    with claim.holding():
         if meets and first:
             turn.tell(mine)
         try:
@@ -323,7 +323,7 @@ def _meetings(session: world.Session) -> int:
     """
     if world.explicit():
         return 0
-    servers = asynchronous.own()
+    servers = asynchronous.asynchronous_servers()
     session.comm.background.settle()  # it counts too
     return servers.rounds if servers else session.comm.meetings
 
@@ -341,7 +341,7 @@ def await_complete(path: str) -> None:
 
 
 def _await_writer(path: str) -> None:
-    if world.joined() and world.current().options.run_dir:
+    if world.is_initialized() and world.current().options.run_dir:
         claims.await_holder(os.path.realpath(path))
 
 
@@ -351,7 +351,7 @@ def _while_others_may_write(exists: Callable[[], bool], call: str) -> Iterator[N
     It can't once each of them is at its next exchange or waits likewise.
     """
     yield
-    moving, again = world.joined() and not _thread.busy and _meets(world.sharing()), False
+    moving, again = world.is_initialized() and not _thread.busy and _meets(world.sharing()), False
     while moving and not exists():
         moving = world.sharing().comm.pass_by(call, again, exists)
         again = True

@@ -122,11 +122,11 @@ def look(
             made it so.
     """
     which = id(variables[0]) if variables else 0
-    compression.update_is_decided(state.held(variables), is_made=all(finite))
+    compression.update_is_decided(state.held_objects(variables), is_made=all(finite))
     if all(finite):
         _left_out.in_a_row[which] = 0
         return True
-    gradient = _described(comm, variables, finite, all(own))
+    gradient = _describe_gradients(comm, variables, finite, all(own))
     if not leaves_out():
         raise NonFiniteError(
             f"Update {update}{_left_out.batch} was stopped: {gradient}, and was not applied. {_ADVICE} Without `--on-nan stop` training goes on, as in "
@@ -145,8 +145,9 @@ def stop(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[b
         NonFiniteError: the sum of the gradients is not finite.
     """
     if not all(finite):
+        gradient = _describe_gradients(comm, variables, finite, all(own))
         raise NonFiniteError(
-            f"An update of accumulated gradients{_left_out.batch} was stopped: {_described(comm, variables, finite, all(own))}, and was not applied. {_ADVICE}"
+            f"An update of accumulated gradients{_left_out.batch} was stopped: {gradient}, and was not applied. {_ADVICE}"
         )
 
 
@@ -167,7 +168,7 @@ def _leave_out(which: int, what: str) -> None:
         )
 
 
-def _described(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: bool) -> str:
+def _describe_gradients(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: bool) -> str:
     wrong = [index for index, flag in enumerate(finite) if not flag]
     name = _name(variables[wrong[0]]) if len(variables) == len(finite) else f"number {wrong[0]}"
     others = f", and of {len(wrong) - 1} more," * (len(wrong) > 1)

@@ -261,7 +261,7 @@ def naming_split(plan: Plan, session: Session, function: Callable[..., Any]) -> 
     A later batch than the first may have a form that the step refuses.
     """
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except (StopIteration, SyrtosError):
@@ -277,7 +277,7 @@ def naming_split(plan: Plan, session: Session, function: Callable[..., Any]) -> 
                 error.add_note(_SPLIT.format(workers=session.world.size))
             raise
 
-    return called
+    return call
 
 
 _SPLIT = (
@@ -388,7 +388,7 @@ def decide_outputs(plan: Plan, trial: Trial, session: Session) -> None:
     if failed := _any_failed(comm, split):
         plan.whole = f"it fails on a part of the batch: {failed}"
         return
-    differs, plan.difference = _compared(comm, whole, split, _ROUNDING[trial.precision()], plan)
+    differs, plan.difference = _compare_outcomes(comm, whole, split, _ROUNDING[trial.precision()], plan)
     plan.rows = [dataclasses.replace(row, kind="output") for row in _rows(whole, split) if row.kind == "log"]
     if any(what == "log" for what, _ in differs):
         plan.whole = "predictions of a part of the rows are not those of the batch"
@@ -417,7 +417,7 @@ def decide(plan: Plan, trial: Trial, session: Session) -> None:
         if failed := _any_failed(comm, split):
             plan.whole = f"it fails on a part of the batch: {failed}"
             return
-        differs, plan.difference = _compared(comm, whole, split, bound, plan)
+        differs, plan.difference = _compare_outcomes(comm, whole, split, bound, plan)
         plan.rows = _rows(whole, split)
         if gradients == "sum":
             for row in plan.rows:
@@ -425,10 +425,10 @@ def decide(plan: Plan, trial: Trial, session: Session) -> None:
         if not any(what == "gradient" for what, _ in differs):
             break
     else:
-        plan.whole = _described(comm, whole, split, differs)
+        plan.whole = _describe_difference(comm, whole, split, differs)
         return
-    rest = [place for place in differs if not _ruled(plan, comm, whole, split, place, bound)]
-    plan.whole = _described(comm, whole, split, rest) if rest else _ambiguous(plan, comm, whole, split)
+    rest = [place for place in differs if not _find_rule(plan, comm, whole, split, place, bound)]
+    plan.whole = _describe_difference(comm, whole, split, rest) if rest else _ambiguous(plan, comm, whole, split)
     if not plan.whole and {"max", "min"} & {*plan.variables.values(), *plan.logs.values()}:
         _try_again(plan, trial, comm, bound)
     if not plan.whole:
@@ -452,7 +452,7 @@ def confirm(plan: Plan, trial: Trial, session: Session) -> bool:
     split = trial.split(plan)
     if _any_failed(comm, split):
         return False
-    differs, far = _compared(comm, whole, split, _ROUNDING[trial.precision()], plan)
+    differs, far = _compare_outcomes(comm, whole, split, _ROUNDING[trial.precision()], plan)
     if not differs and not _ambiguous(plan, comm, whole, split):
         plan.difference = max(plan.difference or 0.0, far)
         plan.shown |= {key for key, one in split.assigned.items() if not _is_same(one)}
@@ -517,9 +517,9 @@ def _try_again(plan: Plan, trial: Trial, comm: Communicator, bound: float) -> No
     other = trial.backwards()
     whole, split = other.whole(False), other.split(plan)
     failed = _any_failed(comm, whole) or _any_failed(comm, split)
-    differs = [] if failed else _compared(comm, whole, split, bound, plan)[0]
+    differs = [] if failed else _compare_outcomes(comm, whole, split, bound, plan)[0]
     if failed or differs:
-        plan.whole = failed or _described(comm, whole, split, differs)
+        plan.whole = failed or _describe_difference(comm, whole, split, differs)
 
 
 def _rows(whole: Outcome, split: Outcome) -> list[Row]:
@@ -536,10 +536,10 @@ def _rows(whole: Outcome, split: Outcome) -> list[Row]:
             if key in split.assigned
         ),
     ]
-    return [compared(kind, name, a, b) for kind, name, a, b in pairs]
+    return [compare_values(kind, name, a, b) for kind, name, a, b in pairs]
 
 
-def compared(kind: str, name: str, one: Array, other: Array, before: Array | None = None) -> Row:
+def compare_values(kind: str, name: str, one: Array, other: Array, before: Array | None = None) -> Row:
     """Returns a row of `syrtos verify`'s table; with ``before`` the changes of a variable are compared."""
     far = _far(one, other) if before is None else _far_change(before, one, other)
     return Row(kind, name, _size(one), _size(other), far)
@@ -566,7 +566,7 @@ def _any_failed(comm: Communicator, outcome: Outcome) -> str:
     return next(iter(own or filter(None, errors)), "")
 
 
-def _compared(
+def _compare_outcomes(
     comm: Communicator, whole: Outcome, split: Outcome, bound: float, plan: Plan
 ) -> tuple[list[tuple[str, int]], float]:
     """Returns where both ways differ by more than the bound on any worker, and the largest difference of the rest."""
@@ -630,7 +630,7 @@ def _far(one: Array, other: Array, allowed: float = 1e-7) -> float:
     return difference / size if size else float("inf")
 
 
-def _ruled(
+def _find_rule(
     plan: Plan, comm: Communicator, whole: Outcome, split: Outcome, place: tuple[str, int], bound: float
 ) -> bool:
     """Finds a rule that makes the workers' values those of one process, and adds it to the plan.
@@ -677,7 +677,7 @@ _RULES: Mapping[Rule, Callable[[Array, Array], Array]] = {
 }
 
 
-def _described(comm: Communicator, whole: Outcome, split: Outcome, places: Sequence[tuple[str, int]]) -> str:
+def _describe_difference(comm: Communicator, whole: Outcome, split: Outcome, places: Sequence[tuple[str, int]]) -> str:
     """Describes the first difference for a person."""
     what, index = places[0]
     if what == "form":

@@ -15,7 +15,7 @@ from typing import Any
 _asked = False
 
 
-def asked() -> bool:
+def is_interrupted() -> bool:
     """Returns whether this worker has got a SIGINT that was not acted on yet."""
     return _asked
 

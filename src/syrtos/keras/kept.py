@@ -87,7 +87,7 @@ class Kept:
         self.slots = Slots([tuple(pair) for pair in told["places"]])
         self.folder = Path(told["folder"])
         self.world, self._comm = world.current().world, world.current().comm
-        self.number = self.slots.committed()
+        self.number = self.slots.committed_number()
         self.fits = 0
         self.kept = 0  # bytes of the states of `fit`s that have ended
         self._has_room = self.number > 0  # which is known once there is a snapshot
@@ -101,14 +101,14 @@ class Kept:
             return Place()
         return Place(**head.first_facts(self.slots.pieces(0, self.number))["place"])
 
-    def committed(self, number: int) -> Committed | None:
+    def committed_state(self, number: int) -> Committed | None:
         """Returns what is to be put back into the ``number``-th `fit`; None if it begins anew."""
         if number > self.found:
             return None
         if number == self.last.fit:
             parts = [self.slots.read(part, self.number) for part in range(self.slots.parts(self.number))]
         else:
-            parts = self._ended(number)
+            parts = self._parts_of_ended_fit(number)
             if not parts:
                 self.found = 0  # all that follows is trained again
                 print(f"syrtos: the state of fit {number} is on no host any more: it is trained again", file=sys.stderr)
@@ -118,7 +118,7 @@ class Kept:
         facts, mine = snapshot.own_of(pieces, self.world.rank, self.world.size)
         return Committed(Place(**facts["place"]), facts, arrays, mine)
 
-    def _ended(self, number: int) -> list[bytes]:
+    def _parts_of_ended_fit(self, number: int) -> list[bytes]:
         """Returns the parts of the state of a `fit` that has ended, from files; empty if no host has them.
 
         They are files of this host, or of another where this one has come later.

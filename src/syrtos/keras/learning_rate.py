@@ -103,7 +103,7 @@ class Scaling:
         if self._new:
             set_base_rate(self._optimizer, _rate_of(self._optimizer))
 
-    def restored(self) -> None:
+    def scale_if_new(self) -> None:
         """Gives an optimizer that has made no step the scaled rate; one that has made steps keeps its own.
 
         It is called after the script's callbacks, which may have restored the optimizer.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from syrtos.checkpoint.encoding import Arrays, typed
+from syrtos.checkpoint.encoding import Arrays, as_dtype
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
@@ -151,11 +151,11 @@ class Rounds:
         workers hold the same weights.
         """
         if not self._since_epoch:
-            self._metrics_before = _copied(state.of_metrics(self._model))
+            self._metrics_before = _copy_values(state.of_metrics(self._model))
             self._samples_of_epoch = 0.0
         if not self._since:
             self._check_trains_the_same()
-            self._anchors = _copied(self._weights)
+            self._anchors = _copy_values(self._weights)
             self._checksums = [state.checksum(variable) for variable in self._rest()]
             self._samples = 0.0
 
@@ -194,7 +194,7 @@ class Rounds:
         """
         if self.trains(model):
             self._evaluates = False
-            self._metrics_before = _copied(state.of_metrics(self._model))
+            self._metrics_before = _copy_values(state.of_metrics(self._model))
 
     def trains(self, model: Any) -> bool:
         """Returns whether this model is the one that `fit` trains."""
@@ -212,7 +212,7 @@ class Rounds:
         with self._session.ledger.span("exchange"):
             metric_of = self._metric_of(logs)
             self._add_up_metrics()
-            return self._averaged(logs, metric_of)
+            return self._average_logs(logs, metric_of)
 
     # -- kept in snapshots -----------------------------------------------------------------------
 
@@ -280,11 +280,11 @@ class Rounds:
         """Makes the outer step with the mean changes of the weights."""
         weights, anchors = self._weights, self._anchors
         changes = [anchor - state.memory_of(v) for anchor, v in zip(anchors, weights, strict=True)]
-        means = compression.mean_in_buckets(self._session.comm, changes, self._samples, state.held(weights))
+        means = compression.mean_in_buckets(self._session.comm, changes, self._samples, state.held_objects(weights))
         for index, (variable, anchor, mean) in enumerate(zip(weights, anchors, means, strict=True)):
-            backend.active().write(variable, self._stepped(index, anchor, mean))
+            backend.active().write(variable, self._outer_step(index, anchor, mean))
 
-    def _stepped(self, index: int, weight: Array, gradient: Array) -> Array:
+    def _outer_step(self, index: int, weight: Array, gradient: Array) -> Array:
         """Returns a variable's weights after an outer step: SGD with Nesterov momentum, in Keras's form.
 
         Sutskever et al. 2013, `keras.optimizers.SGD`. ``index``: the number of the variable.
@@ -372,7 +372,7 @@ class Rounds:
                 found[name] = results.index(value)
         return self._session.comm.broadcast_object(found)
 
-    def _averaged(self, logs: Any, metric_of: dict[str, int]) -> Any:
+    def _average_logs(self, logs: Any, metric_of: dict[str, int]) -> Any:
         """Returns the logs of all workers.
 
         Results of metrics count all samples now. Other logs are the means of what the last step of each worker has
@@ -388,7 +388,7 @@ class Rounds:
         return {**dict(logs or {}), **means, **results}
 
 
-def _copied(variables: Sequence[Any]) -> list[Array]:
+def _copy_values(variables: Sequence[Any]) -> list[Array]:
     return [np.array(state.memory_of(variable)) for variable in variables]
 
 
@@ -411,7 +411,7 @@ def _is_floating(variable: Any) -> bool:
 
 def _like(array: Array, value: Array) -> Array:
     """Returns an array that comes from a snapshot, as bytes or not, in the dtype and shape of another."""
-    return typed(array, value.dtype).reshape(value.shape)
+    return as_dtype(array, value.dtype).reshape(value.shape)
 
 
 def meeting_at_end_of_epoch(original: Method) -> Method:

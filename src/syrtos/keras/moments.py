@@ -14,7 +14,7 @@ from syrtos.keras import keras_internals
 _FEWEST = 20  # steps, after which a mean over some of them is one
 
 
-def described(optimizer: Any) -> list[float] | None:
+def noise_moments(optimizer: Any) -> list[float] | None:
     """Returns four numbers about the noise of gradients; None where nothing can be said.
 
     They are the mean of the squared norms of gradients, the squared norm of their mean, the part of a single step's

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from syrtos.data.sources import leaves, stacked
+from syrtos.data.sources import leaves, stack_records
 
 Parse = Callable[[Any], Any]
 
@@ -40,7 +40,7 @@ def _are_tensors(returned: Any) -> bool:
 
 
 def _one_by_one(parse_fn: Callable[..., Any], records: Sequence[Any]) -> Any:
-    return stacked([parse_fn(*record) if isinstance(record, tuple) else parse_fn(record) for record in records])
+    return stack_records([parse_fn(*record) if isinstance(record, tuple) else parse_fn(record) for record in records])
 
 
 def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
@@ -67,13 +67,13 @@ def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
         )
         with tf.device("/cpu:0"):
             if not chosen:
-                chosen.append(_traced(at_once, columns) or in_parallel)
+                chosen.append(_trace(at_once, columns) or in_parallel)
             return chosen[0](columns)
 
     return parse
 
 
-def _traced(function: Callable[..., Any], columns: Any) -> Any:
+def _trace(function: Callable[..., Any], columns: Any) -> Any:
     """Returns a graph for any number of records.
 
     None where an operation has no form for many, e.g. one that decodes images.

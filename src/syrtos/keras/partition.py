@@ -39,7 +39,7 @@ class Part:
         return values[here], indices[here] - first
 
 
-def evenly(variables: Sequence[Any], tables: set[int], count: int) -> list[list[Part]]:
+def divide_evenly(variables: Sequence[Any], tables: set[int], count: int) -> list[list[Part]]:
     """Divides every variable into ``count`` equal parts: ``tables`` by rows, others by elements.
 
     Returns:

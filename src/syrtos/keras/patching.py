@@ -35,7 +35,7 @@ class Patch:
     why: str
     everywhere: bool = False
 
-    def found(self) -> Any:
+    def find_owner(self) -> Any:
         """Returns the owner; None where this version of Keras lacks it, or the function in it."""
         module, _, kind = self.owner.partition(":")
         try:
@@ -52,7 +52,7 @@ def install(patches: Sequence[Patch]) -> None:
     Raises:
         ConfigurationError: this version of Keras lacks some of it.
     """
-    found = [(patch, patch.found()) for patch in patches]
+    found = [(patch, patch.find_owner()) for patch in patches]
     missing = [f"{patch.owner.replace(':', '.')}.{patch.name}" for patch, owner in found if owner is None]
     if missing:
         package = missing[0].partition(".")[0]

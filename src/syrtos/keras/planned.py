@@ -212,7 +212,7 @@ class Stream:
         self._first, self._left_out = 0, set()
         samples, position, numbers = self._samples, self.position, itertools.count()
         while True:
-            for chunk in self._loaded(position):
+            for chunk in self._load_chunks(position):
                 for share, rows, number in zip(chunk.shares, np.diff(chunk.splits), numbers, strict=False):
                     if not rows and _alone():
                         self.leave_out(number)
@@ -226,7 +226,7 @@ class Stream:
                 return
             position = Position(position.epoch + 1)
 
-    def _loaded(self, position: Position) -> Iterator[Chunk]:
+    def _load_chunks(self, position: Position) -> Iterator[Chunk]:
         """Yields the rest of an epoch.
 
         An error is kept, so that it can be shown in place of TensorFlow's error about it.
@@ -260,7 +260,7 @@ class Stream:
         self._training, self._endless = True, endless
         self.number = self.dataset.trainings if number is None else number
         self.dataset.trainings = max(self.dataset.trainings, self.number + 1)
-        self._reached(position or Position())
+        self._set_position(position or Position())
         session.ledger.say(input="planned")
         if self.position != Position() and session.world.rank == 0:
             place, records = self.position.place, len(self.dataset.loader.source)
@@ -277,7 +277,7 @@ class Stream:
         self._samples = SampleLedger(run_dir, name, rank, size)
         self._samples.begin(self.dataset.plan(Position()), self.position, generation)
 
-    def trained(self, steps: int) -> None:
+    def note_trained(self, steps: int) -> None:
         """Notes that ``steps`` more batches have made their update."""
         if world.current().options.asynchronous:  # each worker had some batches: none has had all
             return
@@ -286,10 +286,10 @@ class Stream:
             self._pass()
         self._pass_left_out()
         if self._samples:
-            self._samples.reached(self.position)
+            self._samples.note_reached(self.position)
 
     def records(self, steps: int) -> list[tuple[int, str, int]]:
-        """Returns the records of this worker's shares of the next batches to be `trained`, as far as they are drawn.
+        """Returns the records of this worker's shares of the next batches to be trained (see `note_trained`), as far as they are drawn.
 
         Each is its index, its file, and its place in the file. Where each worker computes with whole batches, their
         records are returned.
@@ -315,7 +315,7 @@ class Stream:
     def _pass(self) -> None:
         if self._drawn:
             self._first += 1
-            self._reached(self._drawn.popleft().after)
+            self._set_position(self._drawn.popleft().after)
 
     def end_epoch(self, session: Session, stopped: bool) -> None:
         """Ends an epoch, and checks how many records were left out.
@@ -325,13 +325,13 @@ class Stream:
         """
         # Keras does not tell of a last call that had fewer batches than `steps_per_execution`.
         if not self._endless and not stopped:
-            self._reached(Position(self._epoch + 1))
+            self._set_position(Position(self._epoch + 1))
         self._epoch = self.position.epoch
         policy, everyone = self.dataset.loader.policy, world.current().comm
         if session.options.asynchronous:  # a worker may be dead: none is asked
-            policy.check(len(policy.known))
-        elif any(everyone.agree("bad records", float(len(policy.known)))):
-            policy.check(len(set().union(*everyone.allgather_object(sorted(policy.known)))))
+            policy.check(len(policy.left_out_records))
+        elif any(everyone.agree("bad records", float(len(policy.left_out_records)))):
+            policy.check(len(set().union(*everyone.allgather_object(sorted(policy.left_out_records)))))
 
     def epoch_begins(self) -> int:
         """Begins an epoch, and returns the steps that are left of it."""
@@ -341,7 +341,7 @@ class Stream:
     def mark(self) -> None:
         """Writes down how far training has come, as the model is saved now."""
         if self._samples:
-            self._samples.reached(self.position, now=True)
+            self._samples.note_reached(self.position, now=True)
 
     def close(self) -> None:
         """Ends training at the last step: what was drawn after it was not trained on."""
@@ -349,7 +349,7 @@ class Stream:
             self._samples.end(self.position)
             self._samples = None
 
-    def _reached(self, position: Position) -> None:
+    def _set_position(self, position: Position) -> None:
         self.position = self.dataset.position = position
 
 

@@ -194,9 +194,11 @@ def _write_together(kind: str, comm: Communicator, ahead: Callable[[float], floa
 
 def recordings() -> float:
     """Returns what this worker has recorded, as the bits of a number: 1 a profile, 2 a timeline."""
-    asked, ledger = world.current().options.profiled, world.current().ledger
-    if asked and PROFILE not in state.recordings and world.current().world.rank == 0 and ledger.reached < asked[1]:
-        print(f"syrtos: nothing was profiled: the script has made {ledger.reached} training steps.", file=sys.stderr)
+    asked, ledger = world.current().options.profiled_steps, world.current().ledger
+    if asked and PROFILE not in state.recordings and world.current().world.rank == 0 and ledger.steps_of_run < asked[1]:
+        print(
+            f"syrtos: nothing was profiled: the script has made {ledger.steps_of_run} training steps.", file=sys.stderr
+        )
     return float((PROFILE in state.recordings) + 2 * (TIMELINE in state.recordings))
 
 
@@ -237,6 +239,6 @@ def _slice(rank: int, line: int, name: str, start: float, seconds: float) -> dic
 
 def install() -> None:
     """Profiles the steps that the run's options ask for."""
-    asked, ledger = world.current().options.profiled, world.current().ledger
+    asked, ledger = world.current().options.profiled_steps, world.current().ledger
     if asked and ledger.at_step is None and PROFILE not in state.recordings:
         ledger.at_step = Profile(*asked).at_step

@@ -45,7 +45,7 @@ class Rebatched:
     rows: int = 0
 
 
-def rebatched(model: Any, given: Mapping[str, Any], size: Callable[[int], int]) -> Rebatched:
+def rebatch_data(model: Any, given: Mapping[str, Any], size: Callable[[int], int]) -> Rebatched:
     """Returns the data among the arguments ``given`` to `fit`, in batches of another size.
 
     They have ``size(own)`` rows, where the script's have ``own``.
@@ -55,7 +55,7 @@ def rebatched(model: Any, given: Mapping[str, Any], size: Callable[[int], int]) 
     """
     keras = keras_internals.keras_of(model)
     x: Any = given.get("x")
-    tree, made = _tree(keras), _made(keras, x, _steps_in_call(model))
+    tree, made = _tree(keras), _choose_maker(keras, x, _steps_in_call(model))
     if made is not None:
         return made(tree, x, size)
     if hasattr(x, "__next__"):
@@ -75,7 +75,7 @@ def _steps_in_call(model: Any) -> int:
     return int(getattr(model, "steps_per_execution", None) or 1)
 
 
-def _made(keras: Any, x: Any, each: int) -> Make | None:
+def _choose_maker(keras: Any, x: Any, each: int) -> Make | None:
     """Returns the function that rebatches data of the kind of ``x``, which has its own batches.
 
     None for arrays and generators.
@@ -108,19 +108,19 @@ def _rows(tree: Any, batch: Any) -> int:
 def _of_arrays(
     tree: Any, given: Mapping[str, Any], leaves: list[Any], size: Callable[[int], int], each: int
 ) -> Rebatched:
-    rows = _trained(int(leaves[0].shape[0]), given)
+    rows = _count_trained_rows(int(leaves[0].shape[0]), given)
     own = min(int(given.get("batch_size") or _KERAS_DEFAULT), rows)
     batch = size(own)
     least, whole = _steps(rows // batch, each)
     if least > rows // batch:
-        take, note = functools.partial(_repeated, rows=least * batch, of=rows), _repeated_note(rows, "rows")
+        take, note = functools.partial(_repeat_rows, rows=least * batch, of=rows), _repeated_note(rows, "rows")
     else:
         take, note = functools.partial(_first, rows=whole * batch), ""
     data = {name: tree.map_structure(take, given[name]) for name in _IN_MEMORY if given.get(name) is not None}
     return Rebatched({**data, "batch_size": batch, "steps_per_epoch": None}, batch, own, note, rows)
 
 
-def _trained(rows: int, given: Mapping[str, Any]) -> int:
+def _count_trained_rows(rows: int, given: Mapping[str, Any]) -> int:
     """Returns how many of the rows Keras trains on: all but the last, which it splits off for validation."""
     split = 0.0 if given.get("validation_data") is not None else given.get("validation_split") or 0.0
     return max(math.floor(rows * (1.0 - split)), 1)
@@ -142,7 +142,7 @@ def _first(leaf: Any, rows: int) -> Any:
     return leaf if leaf is None else leaf.iloc[:rows] if hasattr(leaf, "iloc") else leaf[:rows]
 
 
-def _repeated(leaf: Any, rows: int, of: int) -> Any:
+def _repeat_rows(leaf: Any, rows: int, of: int) -> Any:
     if leaf is None:
         return leaf
     array = np.asarray(_first(leaf, of))
@@ -285,10 +285,10 @@ def _of_generator(tree: Any, x: Iterator[Any], size: Callable[[int], int]) -> Re
             "`fit` was given a generator whose first batch has no rows. Check the data that it is made from."
         )
     batch = size(own)
-    return Rebatched({"x": _joined(tree, x, first, batch), "steps_per_epoch": ENDLESS}, batch, own)
+    return Rebatched({"x": _join_batches(tree, x, first, batch), "steps_per_epoch": ENDLESS}, batch, own)
 
 
-def _joined(tree: Any, source: Iterator[Any], first: Any, batch: int) -> Iterator[Any]:
+def _join_batches(tree: Any, source: Iterator[Any], first: Any, batch: int) -> Iterator[Any]:
     """Yields batches of ``batch`` rows from a generator's; where it ends, its first batch follows again and again."""
     parts, held, following = [], 0, first
     while True:

@@ -97,7 +97,7 @@ def protect(everyone: Any, model: Any, training: Training) -> Protection | None:
     None where nothing keeps snapshots, or where workers do not train together.
     """
     run = kept.of_run()
-    together = world.sharing() is world.current() and asynchronous.own() is None
+    together = world.sharing() is world.current() and asynchronous.asynchronous_servers() is None
     if run is None or model is None or not together or fitting.depth() != 1 or run.fits >= kept.KEPT_FITS:
         return None
     if getattr(model, "steps_per_execution", 1) > 1 and keras_internals.length_of(fitting.iterator_in_use()) is None:
@@ -121,7 +121,7 @@ class Protection:
         self._written_at = time.perf_counter()
         # plain attributes of callbacks that `on_train_begin` has left as they were
         self._begun_with = [snapshot.plain_attributes(callback) for callback in self._callbacks()]
-        self._committed = run.committed(run.fits)
+        self._committed = run.committed_state(run.fits)
         if self._committed:
             facts = self._committed.facts
             facts["callbacks"] = snapshot.callbacks_kept(self._callbacks(), facts)
@@ -166,7 +166,7 @@ class Protection:
         found, self._committed = self._committed, None
         with self._session.ledger.span("checkpoint"):
             snapshot.put_back_variables(self._model, found.alike, found.mine, found.facts)
-            compression.put_back(state.held(snapshot.trainable(self._model)), found.mine)
+            compression.put_back(state.held_objects(snapshot.trainable(self._model)), found.mine)
             snapshot.put_back_callbacks(self._callbacks(), found.facts["callbacks"], found.mine)
         backend.active().set_drawn(found.facts["drawn"])
         self._session.ledger.say(trained=found.place.trained)
@@ -199,7 +199,7 @@ class Protection:
         if 2 * self._since >= self._run.interval:
             self._commit({})
 
-    def ended(self) -> None:
+    def commit_last(self) -> None:
         """Commits a last snapshot, after `on_train_end`."""
         self._place = dataclasses.replace(self._place, ended=True)
         self._commit({})
@@ -255,11 +255,11 @@ class Protection:
         """Returns this worker's part of what all hold alike, and all that it has for itself."""
         place = self._session.world
         alike, mine, facts = snapshot.variables(self._model, place.local_rank, place.local_size)
-        mine |= self._training.arrays() | compression.memories(state.held(snapshot.trainable(self._model)))
+        mine |= self._training.arrays() | compression.memories(state.held_objects(snapshot.trainable(self._model)))
         facts |= {
             "place": dataclasses.asdict(self._place),
             "callbacks": snapshot.callbacks(self._callbacks(), self._begun_with, mine),
-            "drawn": backend.active().drawn(),
+            "drawn": backend.active().count_draws(),
             "stop": bool(getattr(self._model, "stop_training", False)),
             "climb": learning_rate.facts_of(getattr(self._model, "optimizer", None)),
             "counters": self._training.counters(),

@@ -34,10 +34,10 @@ def on_one_host(session: Session) -> bool:
     """
     if session.world.size == session.world.local_size:
         return True
-    return len(set(session.comm.allgather_object(_here()))) == 1
+    return len(set(session.comm.allgather_object(_machine_identity()))) == 1
 
 
-def _here() -> str:
+def _machine_identity() -> str:
     """Returns the boot of this machine, its network, and the place for `folder`, as text.
 
     They are equal on workers that reach each other by loopback and by files.
@@ -69,7 +69,7 @@ def address_of_host(framework: str, session: Session) -> str:
         ConfigurationError: the host has neither, or hosts have the same.
     """
     mine = _address(framework)
-    everyone = session.comm.allgather_object([_here(), mine])
+    everyone = session.comm.allgather_object([_machine_identity(), mine])
     if len({address for _, address in everyone}) < len({here for here, _ in everyone}):
         raise ConfigurationError(
             f"Hosts name the same address as theirs ({mine}), as virtual machines do behind one router: {framework}'s workers would not find each other. "

@@ -51,7 +51,7 @@ def begin_training(comm: Communicator, model: Any) -> None:
 
 def was_trained(model: Any) -> None:
     """Notes that a model's replicas have been trained: from now on they are equal, or have diverged."""
-    _known(model).trained = True
+    _equality_of(model).trained = True
 
 
 def compute_equal(comm: Communicator, model: Any, name: str) -> None:
@@ -73,7 +73,7 @@ def compute_equal(comm: Communicator, model: Any, name: str) -> None:
     """
     if rounds := local_steps.rounds():
         rounds.meet()
-    known, variables = _known(model), state.of_model(model)
+    known, variables = _equality_of(model), state.of_model(model)
     if comm.size == 1 or not variables:
         return
     began, whole = time.perf_counter(), any(comm.agree("compare whole weights?", float(known.is_due())))
@@ -95,7 +95,7 @@ def _unequal(comm: Communicator, trained: bool, variables: list[Any], name: str)
         print(f"syrtos: the workers held different weights: `{name}` uses those of rank 0", file=sys.stderr)
 
 
-def _known(model: Any) -> _Equality:
+def _equality_of(model: Any) -> _Equality:
     if getattr(model, _KEPT, None) is None:
         object.__setattr__(model, _KEPT, _Equality())
     return getattr(model, _KEPT)

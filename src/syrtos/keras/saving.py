@@ -8,9 +8,9 @@ from syrtos.keras import backend
 from syrtos.keras.patching import Method, Patch
 
 
-def _gathered(original: Method) -> Method:
+def _gather_around(original: Method) -> Method:
     def save(model: Any, *args: Any, **kwargs: Any) -> Any:
-        with backend.active().gathered(model):
+        with backend.active().gathering_variables(model):
             return original(model, *args, **kwargs)
 
     return save
@@ -20,8 +20,8 @@ _SAVED = "Variables that are split over processes are gathered where they are re
 
 # Around those of `patches`, which let one worker write.
 PATCHES = [
-    Patch("keras.src.models.model:Model", "export", _gathered, _SAVED),
-    Patch("keras.src.saving.saving_lib", "save_model", _gathered, _SAVED),
-    Patch("keras.src.saving.saving_lib", "save_weights_only", _gathered, _SAVED),
-    Patch("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _gathered, _SAVED),
+    Patch("keras.src.models.model:Model", "export", _gather_around, _SAVED),
+    Patch("keras.src.saving.saving_lib", "save_model", _gather_around, _SAVED),
+    Patch("keras.src.saving.saving_lib", "save_weights_only", _gather_around, _SAVED),
+    Patch("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5", _gather_around, _SAVED),
 ]

@@ -43,7 +43,7 @@ class _Within:
 
 def is_asked() -> bool:
     """Returns whether optimizers are sharded in this run."""
-    return world.joined() and world.current().options.shard_update and world.sharing().world.size > 1
+    return world.is_initialized() and world.current().options.shard_update and world.sharing().world.size > 1
 
 
 def divisible(optimizer: Any) -> int:
@@ -72,7 +72,7 @@ class Sharding:
         else:
             shapes = [tuple(variable.shape) for variable in variables]
             tables = {i for i, s in enumerate(shapes) if len(s) == 2 or (s and s[0] >= _ROWS * comm.size)}
-            parts = partition.evenly(variables, tables, comm.size)
+            parts = partition.divide_evenly(variables, tables, comm.size)
         by_worker = [{part.variable: part for part in mine} for mine in parts]
         self._parts = {
             state.identity(v): [mine.get(i, Part(i, 0, 0, (0,))) for mine in by_worker] for i, v in enumerate(variables)
@@ -200,7 +200,7 @@ class _Cut:
     def value(self) -> Any:
         if _Within.update:
             return super().value  # type: ignore[misc]
-        return backend.active().on_host(self._gathered, state.held([self])[0], self.whole_shape)
+        return backend.active().on_host(self._gather_from, state.held_objects([self])[0], self.whole_shape)
 
     def assign(self, value: Any) -> Any:
         """Assigns this worker's part of a whole value; within an update the value is the part."""
@@ -214,11 +214,11 @@ class _Cut:
         with updating():
             return super().assign(whole.reshape(-1)[self.part.start : self.part.stop].reshape(self.part.shape))  # type: ignore[misc]
 
-    def gathered(self) -> Array:
+    def gather_whole(self) -> Array:
         """Returns the whole value; all workers call it together."""
-        return self._gathered(backend.active().memory_of(self))
+        return self._gather_from(backend.active().memory_of(self))
 
-    def _gathered(self, mine: Array) -> Array:
+    def _gather_from(self, mine: Array) -> Array:
         if id(self) in _gathered:
             return _gathered[id(self)]
         result = np.empty(int(np.prod(self.whole_shape)), mine.dtype)
@@ -242,18 +242,18 @@ class _Cut:
         )
 
 
-# What `gathered` has gathered, by the identity of the variable.
+# What `gathering_variables` has gathered, by the identity of the variable.
 _gathered: dict[int, Array] = {}
 
 
 @contextlib.contextmanager
-def gathered(model: Any) -> Iterator[None]:
+def gathering_variables(model: Any) -> Iterator[None]:
     """Context manager: one worker alone can read all variables of a model's optimizers inside.
 
     All workers must enter.
     """
     slots = [v for v in snapshot.slots_of(model) if state.is_cut(v)]
-    found = {id(v): v.gathered() for v in slots if id(v) not in _gathered}
+    found = {id(v): v.gather_whole() for v in slots if id(v) not in _gathered}
     _gathered.update(found)
     try:
         yield

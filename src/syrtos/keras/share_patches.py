@@ -20,7 +20,7 @@ from syrtos.keras.patching import Method, Patch
 
 def _reduce_then_clip(original: Method) -> Method:
     def clip_gradients(self: Any, grads: list[Any]) -> list[Any]:
-        reduced = list(backend.active().reduced(self, grads))
+        reduced = list(backend.active().reduce_gradients(self, grads))
         workers = sharding.clips_parts(self)
         return original(self, reduced) if workers is None else _clipped_in_parts(self, reduced, workers)
 

@@ -23,7 +23,7 @@ class Assignments:
         self._paused = False
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pausing_notes(self) -> Iterator[None]:
         """Context manager: what is assigned inside is equal on all workers already (an optimizer's update)."""
         before, self._paused = self._paused, True
         try:

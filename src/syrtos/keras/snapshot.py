@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from syrtos.checkpoint import encoding
-from syrtos.checkpoint.encoding import Arrays, NotStorable, decode, encode, typed
+from syrtos.checkpoint.encoding import Arrays, NotStorable, as_dtype, decode, encode
 from syrtos.checkpoint.head import facts_of
 from syrtos.comm.objects import dtype_of
 from syrtos.errors import SnapshotError
@@ -78,7 +78,7 @@ def slots_of(model: Any) -> list[Any]:
     return [v for optimizer in optimizers_of(model) for v in state.variables_of(optimizer)]
 
 
-def _described(variables: Sequence[Any]) -> list[str]:
+def _shapes_and_dtypes(variables: Sequence[Any]) -> list[str]:
     """Returns shapes and dtypes, which tell models apart.
 
     Names hold numbers that depend on what else a process has made.
@@ -111,7 +111,7 @@ def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arr
             arrays |= {f"shared {index}": value} if owner == local_rank else {}
     mine = {f"own {index}": state.memory_of(variable) for index, variable in enumerate(own)}
     added_up = {f"own {index}": state.dtype_name(v) for index, v in enumerate(own) if id(v) in sums}
-    return arrays, mine, {"shared": _described(shared), "own": _described(own), "added up": added_up}
+    return arrays, mine, {"shared": _shapes_and_dtypes(shared), "own": _shapes_and_dtypes(own), "added up": added_up}
 
 
 def equal_variables(model: Any) -> list[Any]:
@@ -131,7 +131,7 @@ def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays
     if count == size:
         return facts, arrays
     for name, dtype in facts["added up"].items():
-        everyone = [typed(encoding.unpack(piece)[name], dtype_of(dtype)) for piece in pieces]
+        everyone = [as_dtype(encoding.unpack(piece)[name], dtype_of(dtype)) for piece in pieces]
         arrays[name] = sum(everyone[1:], everyone[0]) if rank == 0 else np.zeros_like(everyone[0])
     facts["borrowed"] = rank >= count
     return facts, arrays
@@ -163,7 +163,7 @@ def put_back_variables(model: Any, alike: Arrays, mine: Arrays, facts: Facts) ->
     """
     backend.active().settle(model)
     shared, own, _ = variables_of(model)
-    if (_described(shared), _described(own)) != (facts["shared"], facts["own"]):
+    if (_shapes_and_dtypes(shared), _shapes_and_dtypes(own)) != (facts["shared"], facts["own"]):
         raise SnapshotError(
             "The script has built another model than before: its variables differ from those in the snapshot in number, shape or dtype. A run "
             "is continued by the script that began it. Start it anew with another --run-dir."
@@ -176,7 +176,7 @@ def put_back_variables(model: Any, alike: Arrays, mine: Arrays, facts: Facts) ->
 
 def _assign(variable: Any, value: Any) -> None:
     dtype = dtype_of(state.dtype_name(variable))
-    backend.active().write(variable, typed(value, dtype).reshape(tuple(variable.shape)))
+    backend.active().write(variable, as_dtype(value, dtype).reshape(tuple(variable.shape)))
 
 
 # -- callbacks -------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _callback(callback: Any, begun_with: Facts, arrays: Arrays) -> Facts:
         kept[name] = encoded
         arrays |= found
     facts = {"class": type(callback).__name__, "kept": kept, "left": left}
-    return facts | {"written": _written(callback)} if is_log else facts
+    return facts | {"written": _csv_log_length(callback)} if is_log else facts
 
 
 def put_back_callbacks(chosen: Sequence[Any], facts: Sequence[Facts], arrays: Arrays) -> None:
@@ -290,7 +290,7 @@ def begin_logs(chosen: Sequence[Any]) -> None:
             callback.csv_file.write("")
 
 
-def _written(callback: Any) -> int | None:
+def _csv_log_length(callback: Any) -> int | None:
     """Returns the length of a CSV log in bytes; None where it has none, or not on this machine."""
     if callback.csv_file is None or not os.path.isfile(callback.filename):
         return None

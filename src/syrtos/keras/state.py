@@ -56,7 +56,7 @@ def of_model(model: Any) -> list[Any]:
 
 def optimizers_differ() -> bool:
     """Returns whether each worker has an optimizer of its own, and trains alone for some steps: `--sync-every`."""
-    return world.joined() and world.current().options.sync_every > 0 and world.current().world.size > 1
+    return world.is_initialized() and world.current().options.sync_every > 0 and world.current().world.size > 1
 
 
 def of_optimizer(optimizer: Any) -> list[Any]:
@@ -89,12 +89,12 @@ def check_structure(comm: Communicator, variables: Sequence[Any]) -> None:
         OutOfStepError: with the first variable that differs.
     """
     mine = [f"{name_of(v)} {tuple(v.shape)} {dtype_name(v)}" for v in variables]
-    digest = float(zlib.crc32("\n".join(map(_unnumbered, mine)).encode()))
+    digest = float(zlib.crc32("\n".join(map(_remove_numbers, mine)).encode()))
     if len(set(comm.agree("compare model structure", digest))) == 1:
         return
     everyone = comm.allgather_object(mine)
     different = next(
-        (rows for rows in zip(*everyone, strict=False) if len(set(map(_unnumbered, rows))) > 1),
+        (rows for rows in zip(*everyone, strict=False) if len(set(map(_remove_numbers, rows))) > 1),
         tuple(f"{len(v)} variables" for v in everyone),
     )
     raise OutOfStepError(
@@ -105,7 +105,7 @@ def check_structure(comm: Communicator, variables: Sequence[Any]) -> None:
     )
 
 
-def _unnumbered(text: str) -> str:
+def _remove_numbers(text: str) -> str:
     """Removes the numbers that Keras appends to names.
 
     They count the layers that a process has made, which may differ.
@@ -157,7 +157,7 @@ def is_cut(variable: Any) -> bool:
 
 def memory_of(variable: Any) -> np.ndarray[Any, Any]:
     """Returns the variable's value, without a copy where the framework can lend it."""
-    return variable.gathered() if is_cut(variable) else backend.active().memory_of(variable)
+    return variable.gather_whole() if is_cut(variable) else backend.active().memory_of(variable)
 
 
 def unique(variables: Iterable[Any]) -> list[Any]:
@@ -170,9 +170,9 @@ def of_metrics(model: Any) -> list[Any]:
     return unique(v for metric in getattr(model, "metrics", []) for v in metric.variables)
 
 
-def held(variables: Iterable[Any]) -> list[Any]:
+def held_objects(variables: Iterable[Any]) -> list[Any]:
     """Returns the framework's objects that Keras variables hold."""
-    return [backend.active().held(variable) for variable in variables]
+    return [backend.active().held_object(variable) for variable in variables]
 
 
 def identity(variable: Any) -> int:

@@ -44,7 +44,7 @@ def tracing(name: str, function: object) -> contextlib.AbstractContextManager[No
 
     Functions of one name are told apart by a number.
     """
-    if world.joined():
+    if world.is_initialized():
         known = _numbers.setdefault(name, {})
         number = known.setdefault(id(function), len(known) + 1)
         world.current().ledger.add("graphs", name if number == 1 else f"{name} ({number})", 1)
@@ -57,7 +57,7 @@ def waiting_for_data() -> contextlib.AbstractContextManager[None]:
 
 
 def _span(kind: Kind) -> contextlib.AbstractContextManager[None]:
-    return world.current().ledger.span(kind) if world.joined() else contextlib.nullcontext()
+    return world.current().ledger.span(kind) if world.is_initialized() else contextlib.nullcontext()
 
 
 # -- loops of the script's own -----------------------------------------------------------------------
@@ -77,13 +77,13 @@ def computing(function: Any = None) -> Iterator[None]:
     This is a `tf.function`, `strategy.run`, a tape, or an update of an optimizer. A call in which an optimizer makes an
     update is a step; ``function`` is known by it when it is called again.
     """
-    ledger = world.current().ledger if world.joined() else None
+    ledger = world.current().ledger if world.is_initialized() else None
     if ledger is None or not ledger.in_script or not backend.active().eager():
         yield
         return
     outer = _call()
     if outer is not None:
-        with _nested(outer, function):
+        with _nested_call(outer, function):
             yield
         return
     ledger.before_update()
@@ -95,11 +95,11 @@ def computing(function: Any = None) -> Iterator[None]:
         _local.call = None
     if call.updates:
         _remember(function)
-        ledger.updated()
+        ledger.note_update()
 
 
 @contextlib.contextmanager
-def _nested(outer: _Call, function: Any) -> Iterator[None]:
+def _nested_call(outer: _Call, function: Any) -> Iterator[None]:
     """Context manager around a call inside of another.
 
     A `tf.function` that is known to make updates makes the outer call a step.
@@ -138,7 +138,7 @@ def recording(original: Method) -> Method:
     return enter
 
 
-def recorded(original: Method) -> Method:
+def end_computing_after(original: Method) -> Method:
     """Wraps a tape's `__exit__`: what follows is no longer counted as computed."""
 
     def leave(self: Any, *details: Any) -> Any:

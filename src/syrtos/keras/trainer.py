@@ -50,13 +50,13 @@ def train_on_batch(original: Method, check: batches.Check) -> Method:
     """Wraps `train_on_batch`: ``check`` compares what the workers were given."""
     trained = fitting.inside_fit(on_batch(original, check))
 
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def train_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
         local_steps.refuse_single_steps()
         result = trained(self, *args, **kwargs)
         replicas.was_trained(self)
         return result
 
-    return noted
+    return train_and_note
 
 
 def epoch_iterator(original: Method) -> Method:

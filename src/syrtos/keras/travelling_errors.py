@@ -10,7 +10,7 @@ from typing import Any
 from syrtos.errors import SyrtosError
 
 
-def described(error: Exception) -> dict[str, Any]:
+def describe_error(error: Exception) -> dict[str, Any]:
     """Returns the facts about an error that `again` needs, as JSON values."""
     number = getattr(error, "errno", None) if isinstance(error, OSError) else None
     name = getattr(error, "filename", None)

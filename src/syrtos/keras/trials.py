@@ -86,7 +86,7 @@ def _in_place_of(trial: Trial, original: Method) -> Method:
         memory = HostMemory()
         measure: _Measure
         if trial.kind == "batch":
-            data = rebatching.rebatched(self, given, functools.partial(_rows_of_fit, trial))
+            data = rebatching.rebatch_data(self, given, functools.partial(_rows_of_fit, trial))
             measure, changed = Steps(self, trial, data), data.arguments
             # known also where the memory does not suffice
             _write(BEGAN, {"own": data.own * _workers(), "rows": data.rows * _workers()})
@@ -113,13 +113,13 @@ def _rows_of_fit(trial: Trial, own: int) -> int:
 
 
 def _watching(model: Any, measure: _Measure, memory: HostMemory) -> Any:
-    def ended(batch: int, logs: Any = None) -> None:
+    def end_step(batch: int, logs: Any = None) -> None:
         del batch
         if measure.end(logs):
             _end(measure, memory)
 
     kind = keras_internals.keras_of(model).callbacks.LambdaCallback
-    return kind(on_train_batch_begin=measure.begin, on_train_batch_end=ended)
+    return kind(on_train_batch_begin=measure.begin, on_train_batch_end=end_step)
 
 
 def _end(measure: _Measure, memory: HostMemory) -> None:

@@ -47,13 +47,13 @@ class Agent:
         self._channel = channel
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._process = None if channel else self._started(command, env)
+            self._process = None if channel else self._start_process(command, env)
         except OSError as error:
             self.lost = f"could not be started: {error}"
             return
         threading.Thread(target=self._hear, name=f"syrtos-agent-{host}", daemon=True).start()
 
-    def _started(self, command: tuple[str, ...], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    def _start_process(self, command: tuple[str, ...], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             command,
             env=env,
@@ -133,7 +133,7 @@ class Agent:
         """
         deadline = time.monotonic() + _START
         if self._channel is None:
-            self._channel = self._greeted(deadline)
+            self._channel = self._await_greeting(deadline)
         if self._channel is None:
             return f"could not be started: no agent has come up in {_START:.0f} s"
         patience = max(deadline - time.monotonic(), 0.0)
@@ -148,7 +148,7 @@ class Agent:
                 self._take(message)
         return f"was on {self._name}, which has not been heard of for {patience:.0f} s"
 
-    def _greeted(self, deadline: float) -> Channel | None:
+    def _await_greeting(self, deadline: float) -> Channel | None:
         """Returns the channel, once the agent's greeting has come; None if no agent has come up in time.
 
         What a login shell prints before the greeting is skipped.
@@ -220,7 +220,7 @@ class Agents:
             if not self._over.is_set():
                 self._agents[agent.host] = agent
 
-    def there(self) -> list[Agent]:
+    def answering_agents(self) -> list[Agent]:
         """Returns the agents that answer."""
         return [agent for agent in list(self._agents.values()) if agent.ready and not agent.lost]
 
@@ -242,12 +242,12 @@ class Agents:
 
     def prepare(self, imports: Imports) -> None:
         """Lets agents get ready to fork the workers of the next generation."""
-        for agent in self.there():
+        for agent in self.answering_agents():
             agent.send("imports", modules=dict(imports.modules), variables=dict(imports.variables))
 
     def _pulse(self) -> None:
         while not self._over.wait(EVERY):
-            for agent in self.there():
+            for agent in self.answering_agents():
                 agent.send("pulse")
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ def stat(pid: int) -> list[str]:
         return []
 
 
-def started(descriptor: int, rank: int) -> None:
+def report_start(descriptor: int, rank: int) -> None:
     """Reports that this process has started, with its host and number, by which messages name it."""
     send(descriptor, "started", rank, host=socket.gethostname(), pid=os.getpid())
 
@@ -91,12 +91,12 @@ def send(descriptor: int, kind: str, rank: int, **facts: Any) -> None:
     if len(whole) > select.PIPE_BUF:
         longest = max((len(text) for text in facts.values() if isinstance(text, str)), default=0)
         kept = range(longest)
-        too_many = bisect.bisect(kept, select.PIPE_BUF, key=lambda n: len(line(kind, rank, **_shortened(facts, n))))
-        whole = line(kind, rank, **_shortened(facts, max(too_many - 1, 0)))
+        too_many = bisect.bisect(kept, select.PIPE_BUF, key=lambda n: len(line(kind, rank, **_shorten(facts, n))))
+        whole = line(kind, rank, **_shorten(facts, max(too_many - 1, 0)))
     os.write(descriptor, whole)
 
 
-def _shortened(facts: Mapping[str, Any], kept: int) -> dict[str, Any]:
+def _shorten(facts: Mapping[str, Any], kept: int) -> dict[str, Any]:
     """Shortens each text of ``facts`` to ``kept`` characters: a third from its start, the others from its end."""
     texts = {name: text for name, text in facts.items() if isinstance(text, str) and len(text) > kept}
     start = kept // 3

@@ -86,8 +86,8 @@ class _Reader:
         tree = ast.parse(source)
         self._names_keras |= b"keras" in source
         understood: set[ast.AST] = set()
-        for statement in _straight(tree.body):
-            if (assigned := _assigned(statement, self._env)) is not None:
+        for statement in _unconditional_statements(tree.body):
+            if (assigned := _assigned_variable(statement, self._env)) is not None:
                 understood.add(statement)
                 self._assign(*assigned)
             elif isinstance(statement, ast.Import | ast.ImportFrom):
@@ -113,7 +113,7 @@ class _Reader:
         self.variables[name] = value
 
     def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
-        for name in _imported(statement):
+        for name in _imported_modules(statement):
             top = name.partition(".")[0]
             by_others = (by for key, by in _BY_OTHERS.items() if f"{name}.".startswith(f"{key}."))
             found = top if top in FRAMEWORKS else next(by_others, "")
@@ -132,16 +132,16 @@ class _Reader:
                 self.read(path)
 
 
-def _straight(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+def _unconditional_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Yields the statements that are executed in any case, those in the bodies of `try` and `with` among them."""
     for statement in body:
         if isinstance(statement, ast.Try | ast.With):
-            yield from _straight(statement.body)
+            yield from _unconditional_statements(statement.body)
         else:
             yield statement
 
 
-def _imported(statement: ast.Import | ast.ImportFrom) -> list[str]:
+def _imported_modules(statement: ast.Import | ast.ImportFrom) -> list[str]:
     """Returns the names of the modules that a statement imports, without those that are relative to a package."""
     if isinstance(statement, ast.Import):
         return [alias.name for alias in statement.names]
@@ -151,7 +151,7 @@ def _imported(statement: ast.Import | ast.ImportFrom) -> list[str]:
     return [joined] if joined in _BY_OTHERS else [statement.module]
 
 
-def _assigned(statement: ast.stmt, env: Mapping[str, str]) -> tuple[str, str] | None:
+def _assigned_variable(statement: ast.stmt, env: Mapping[str, str]) -> tuple[str, str] | None:
     """Returns name and value of ``os.environ["NAME"] = "value"`` or ``os.environ.setdefault("NAME", "value")``.
 
     Returns None for any other statement.

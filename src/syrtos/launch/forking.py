@@ -87,11 +87,11 @@ class Zygote:
             if os.path.exists(self.path):
                 return
             time.sleep(0.005)
-        raise LaunchError(f"The process that imports the frameworks once has ended:\n{self.said}")
+        raise LaunchError(f"The process that imports the frameworks once has ended:\n{self.printed_text}")
 
     def is_ready(self) -> bool:
         """Returns whether the zygote has imported everything, and answers at once."""
-        return os.path.exists(zygote.imported(self.path)) and self.lives()
+        return os.path.exists(zygote.marker_path(self.path)) and self.lives()
 
     def lives(self) -> bool:
         """Returns whether the zygote runs, and so can still fork."""
@@ -109,7 +109,7 @@ class Zygote:
         self._folder.cleanup()
 
     @property
-    def said(self) -> str:
+    def printed_text(self) -> str:
         """The text that the zygote has printed."""
         return self._log.read_text(errors="replace")
 

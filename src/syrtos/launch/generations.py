@@ -85,12 +85,12 @@ def run(
     decision, folder, outcome = Decision(False), run_dir, Outcome()
 
     def variables(workers: int) -> dict[str, str]:
-        described = {**snapshots.described(workers), "folder": str(kept)}
+        described = {**snapshots.facts_for_writers(workers), "folder": str(kept)}
         return {SNAPSHOTS_VARIABLE: json.dumps(described), SEED_VARIABLE: str(seed)}
 
     came: list[int] = []  # signals that came when no workers were there to take them
     with (
-        signalling.answered(came.append),
+        signalling.answering_signals(came.append),
         closing(snapshots),
         _durable(snapshots, kept, resume) if durable else nullcontext(),
     ):
@@ -102,21 +102,21 @@ def run(
             number = first + len(attempts)
             folder = generation_folder(run_dir, number)
             outcome = start(folder, variables)
-            attempts.append(Attempt(outcome, _settled(snapshots, kept if durable else None)))
+            attempts.append(Attempt(outcome, _settle(snapshots, kept if durable else None)))
             decision = decide(policy, attempts)
             if not decision.again:
                 break
-            begins = f"goes on from {_place(snapshots)}" if snapshots.committed() else "begins anew"
+            begins = f"goes on from {_place(snapshots)}" if snapshots.committed_number() else "begins anew"
             say(_announcement(outcome, number + 1, begins, folder))
             _wait(decision.wait, came)
-        place = _place(snapshots) if snapshots.committed() else ""
+        place = _place(snapshots) if snapshots.committed_number() else ""
     if outcome.end is End.FINISHED or not durable:
         folders.forget(kept)
     before = str(attempts[-2].outcome) if len(attempts) > 1 else ""
     return Ended(outcome, folder, decision.reason, place, before)
 
 
-def _settled(snapshots: Snapshots, folder: Path | None) -> int:
+def _settle(snapshots: Snapshots, folder: Path | None) -> int:
     """Settles the snapshots after a generation, and returns the number of the one that is kept.
 
     If memory has none any more, as all hosts were lost, the copy in ``folder`` is loaded.
@@ -219,7 +219,7 @@ def _copy(snapshots: Snapshots, folder: Path) -> None:
 
 def _place(snapshots: Snapshots) -> str:
     """Returns in words how far training is in the committed snapshot."""
-    number = snapshots.committed()
+    number = snapshots.committed_number()
     try:
         place = head.first_facts(snapshots.pieces(0, number))["place"]
     except OSError:  # a host was lost just now; another may have it
@@ -234,4 +234,4 @@ def _place(snapshots: Snapshots) -> str:
 
 def _announcement(outcome: Outcome, number: int, begins: str, folder: Path) -> str:
     """Returns the line about an incident; the rest is in the logs."""
-    return f"{outcome.told()} Generation {number} {begins}. Logs of this one: {folder / 'logs'}"
+    return f"{outcome.sentence()} Generation {number} {begins}. Logs of this one: {folder / 'logs'}"

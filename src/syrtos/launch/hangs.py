@@ -38,13 +38,13 @@ class Hangs:
         self._seen: dict[int, tuple[float, object]] = {}
         self._still: dict[int, float] = {}  # by rank: seconds since something was seen to run in it
 
-    def found(self, ranks: Iterable[int]) -> list[int]:
+    def find_hanging(self, ranks: Iterable[int]) -> list[int]:
         """Returns the workers among ``ranks`` that hang. It is to be called often; it looks once a second."""
         passed = self._now() - self._looked
         if passed < _LOOK:
             return []
         self._looked += passed
-        awaited = self._waits.awaited(ranks)
+        awaited = self._waits.awaited_ranks(ranks)
         self._still = {rank: self._stands_still(rank, passed) for rank in awaited}
         return [rank for rank, seconds in self._still.items() if seconds >= _HANGS]
 

@@ -15,7 +15,7 @@ from syrtos.launch import pmi
 from syrtos.launch.agents import LONGEST_KILL, Agent, Agents
 from syrtos.launch.channel import Message
 from syrtos.launch.engine import Ended, Engine, Outputs, Vitals
-from syrtos.launch.plan import Plan, forwarded
+from syrtos.launch.plan import Plan, forwarded_variables
 from syrtos.launch.records import Records
 from syrtos.settings import options_from
 
@@ -96,7 +96,7 @@ class Hosts(Engine):
                 "start",
                 groups=[{"command": g.command, "ranks": [g.ranks.start, g.ranks.stop]} for g in groups],
                 nodes=self._plan.nodes,
-                environment=forwarded(self._env, self._plan.forward) | dict(self._plan.environment)
+                environment=forwarded_variables(self._env, self._plan.forward) | dict(self._plan.environment)
                 if host
                 else dict(self._env),
                 folder=os.getcwd(),

@@ -102,7 +102,7 @@ class _Finder(MetaPathFinder):
             spec.loader = _Loader(spec.loader, self)
         return spec
 
-    def imported(self) -> None:
+    def finish_import(self) -> None:
         """Calls the function, now that the module is complete, and removes this finder."""
         self._call()
         sys.meta_path.remove(self)  # not if the call refused: the next import must be refused too
@@ -129,4 +129,4 @@ class _Loader(Loader):
         module.__loader__ = self._original
         with self._finder.around():
             self._original.exec_module(module)
-        self._finder.imported()
+        self._finder.finish_import()

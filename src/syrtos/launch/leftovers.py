@@ -22,11 +22,11 @@ def unlink_early(session: Session) -> None:
     """Removes the names of segments once every worker has mapped them, so that the memory goes with its last user."""
     session.comm.barrier()
     if session.world.local_rank == 0:
-        remove(mapped())
+        remove(mapped_segments())
     session.comm.barrier()
 
 
-def mapped(pid: int | str = "self") -> list[str]:
+def mapped_segments(pid: int | str = "self") -> list[str]:
     """Returns the paths of our MPI's segments that a process has mapped."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
@@ -42,7 +42,11 @@ def left() -> list[Path]:
     They are left of workers that were killed before they had removed the names.
     """
     named = [path for path in _FOLDER.glob(f"{_PREFIX}*") if time.time() - path.stat().st_mtime > _YOUNG]
-    used = {path for process in Path("/proc").glob("[0-9]*") for path in mapped(process.name)} if named else set[str]()
+    used = (
+        {path for process in Path("/proc").glob("[0-9]*") for path in mapped_segments(process.name)}
+        if named
+        else set[str]()
+    )
     return [path for path in named if str(path) not in used]
 
 

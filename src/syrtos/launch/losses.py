@@ -28,7 +28,7 @@ def forget(run_dir: Path) -> None:
     shutil.rmtree(run_dir / _FOLDER, ignore_errors=True)
 
 
-def lost(run_dir: str) -> set[int]:
+def lost_ranks(run_dir: str) -> set[int]:
     """Returns the ranks of the workers that have died so far."""
     try:
         return {int(name) for name in os.listdir(os.path.join(run_dir, _FOLDER))}

@@ -108,7 +108,7 @@ class Membership:
         """
         if self._running is not None:
             self._judge(self._running, reached > self._reached)
-        hosts = self._there()
+        hosts = self._answering_hosts()
         if self._listed and not hosts:
             raise ConfigurationError("no host answers")
         workers = self._workers_on(hosts)
@@ -134,7 +134,7 @@ class Membership:
         if has_committed:
             self._known |= names
             return
-        new, lost = names - self._known, names - {host.name for host in self._there()}
+        new, lost = names - self._known, names - {host.name for host in self._answering_hosts()}
         if self._elastic is not None and new and new < names and not lost:
             self._avoided |= new
             output.say(f"{', '.join(sorted(new))} is left out: with it no step was committed")
@@ -146,7 +146,7 @@ class Membership:
         if self._asks_first:
             self._start_agents()
         began, tried, told = time.monotonic(), -math.inf, False
-        while not over() and len(there := self._there()) < len(self._wanted()):
+        while not over() and len(there := self._answering_hosts()) < len(self._wanted_hosts()):
             waited = time.monotonic() - began
             if (waited > _HOSTS_COME_BACK and self._is_enough(there)) or waited > _ENOUGH_COME:
                 return
@@ -163,22 +163,22 @@ class Membership:
         assert self.agents is not None
         self.agents.start_lost()
         if self._asks_first:
-            self._asked()
+            self._ask_agents()
 
-    def _asked(self) -> Mapping[str, Agent]:
+    def _ask_agents(self) -> Mapping[str, Agent]:
         """Returns an agent of each host that is wanted; starts one where there was none."""
         assert self.agents is not None
-        names = [host.name for host in self._wanted()]
+        names = [host.name for host in self._wanted_hosts()]
         commands = {name: agent_command(self._spec, name, self._machine, self._env) for name in names}
         return self.agents.of(commands, self._env)
 
     def _is_enough(self, hosts: Sequence[Host]) -> bool:
         return bool(hosts) if self._elastic is None else self._workers_on(hosts) >= self._elastic.least
 
-    def _wanted(self) -> tuple[Host, ...]:
+    def _wanted_hosts(self) -> tuple[Host, ...]:
         return tuple(host for host in self._listed if host.name not in self._avoided)
 
-    def _there(self) -> tuple[Host, ...]:
+    def _answering_hosts(self) -> tuple[Host, ...]:
         """Returns the hosts that are wanted, and answer.
 
         Where the number of workers is fixed, hosts that have not been asked count as answering.
@@ -186,9 +186,9 @@ class Membership:
         if self.agents is None:
             return self._listed
         if self._elastic is None:
-            return tuple(host for host in self._wanted() if host.name not in self.agents.left_out())
-        answering = {agent.host for agent in self.agents.there()}
-        return tuple(host for host in self._wanted() if host.name in answering)
+            return tuple(host for host in self._wanted_hosts() if host.name not in self.agents.left_out())
+        answering = {agent.host for agent in self.agents.answering_agents()}
+        return tuple(host for host in self._wanted_hosts() if host.name in answering)
 
     def _workers_on(self, hosts: Sequence[Host]) -> int:
         slots = sum(host.slots for host in hosts)
@@ -196,7 +196,7 @@ class Membership:
 
     # -- while one runs --------------------------------------------------------------------------
 
-    def changed(self) -> str:
+    def reason_to_replace(self) -> str:
         """Returns why the generation that runs is to be replaced by another, as a sentence; empty if it isn't."""
         spec, why = self._wish
         return why if spec is self._running else ""
@@ -235,7 +235,7 @@ class Membership:
                 self._tell(f"hosts are not looked at: {type(error).__name__}: {error}")
 
     def _difference(self, running: Spec) -> str:
-        hosts = self._there() if self._elastic is not None else self._listed
+        hosts = self._answering_hosts() if self._elastic is not None else self._listed
         now, possible = running.workers, self._workers_on(hosts)
         if self._most < now or (self._elastic is None and possible != now):
             return f"The run is to have {_count(possible)} in the place of {now}."
@@ -297,7 +297,7 @@ class Membership:
         """Starts agents on hosts that have none, so that a generation begins with those that answer."""
         if self.agents is None or self._running is None or self._over.is_set():
             return
-        asked = self._asked()
+        asked = self._ask_agents()
         if time.monotonic() >= self._next_try:
             self.agents.start_lost(asked.keys() - {host.name for host in self._running.hosts})
             self._next_try = time.monotonic() + _TRY_LATER

@@ -100,7 +100,7 @@ class Outcome:
         """Returns whether a worker has failed by an error of this name."""
         return any(error in failure.get("text", "") for failure in self.failures)
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """Returns a sentence about the end, with the error if a worker has reported one."""
         reported = self.failures[0]["text"].strip().splitlines()[-1] if self.failures else ""
         failed = self.end is End.FAILED and reported
@@ -108,14 +108,14 @@ class Outcome:
 
     def facts(self) -> dict[str, object]:
         """Returns the facts about the end that are kept in the record of a run."""
-        return {"end": self.end.name, "code": self.code, "rank": self.rank, "text": self.told()}
+        return {"end": self.end.name, "code": self.code, "rank": self.rank, "text": self.sentence()}
 
     def __str__(self) -> str:
         """Returns a sentence about the end, without the reports of workers."""
         if self.end is End.STOPPED:
             return f"the run was stopped by {signal_name(self.code - 128)}."
         if self.end is End.HUNG:
-            return self._hung()
+            return self._describe_hung()
         if self.end is End.REPLACED:
             return self.why
         if self.end not in (End.CRASHED, End.LOST):
@@ -130,7 +130,7 @@ class Outcome:
         host = f" on {worker['host']}" if "host" in worker else ""
         return f"rank {self.rank}{host} ended first: its process{_number(worker)}"
 
-    def _hung(self) -> str:
+    def _describe_hung(self) -> str:
         workers = [self.workers.get(rank, {}) for rank in self.hung]
         names = [
             f"rank {r} on {w.get('host', 'an unknown host')}{_number(w)}"
@@ -190,7 +190,7 @@ def _verdict(facts: Facts) -> Outcome:
     if facts.spared and 0 in facts.finished:
         return Outcome()
     if facts.fatal is not None:
-        return _ended(facts.fatal, None if facts.workers else End.NOT_STARTED)
+        return _outcome_of(facts.fatal, None if facts.workers else End.NOT_STARTED)
     failures = [failure for failure in facts.failures if failure["rank"] not in facts.lost]
     if facts.hung and facts.unfinished and not failures:
         return Outcome(End.HUNG, 1, min(facts.hung))
@@ -200,13 +200,13 @@ def _verdict(facts: Facts) -> Outcome:
             return Outcome(End.HUNG, int(first.get("code", 1)) or 1, min(facts.hung))
         return Outcome(End.FAILED, int(first.get("code", 1)) or 1, first["rank"])
     if facts.interrupted:
-        return _ended(Ended(facts.interrupted[0], -signal.SIGINT))
+        return _outcome_of(Ended(facts.interrupted[0], -signal.SIGINT))
     if facts.unfinished:
         return Outcome(End.LOST, 1, facts.unfinished[0] if len(facts.unfinished) == 1 else None)
     return Outcome()
 
 
-def _ended(first: Ended, end: End | None = None) -> Outcome:
+def _outcome_of(first: Ended, end: End | None = None) -> Outcome:
     end = end or (End.CRASHED if first.code is not None and first.code < 0 else End.LOST)
     return Outcome(end, _exit_code(first.code) or 1, first.rank, first.code, first.why)
 

@@ -56,7 +56,7 @@ class Plan:
         spared: ranks whose death the others survive.
         agents: for each host the command that starts an agent there, which starts the processes; empty: this process
             starts them.
-        forward: names of variables that processes of other hosts get from this one, beside `forwarded`.
+        forward: names of variables that processes of other hosts get from this one, beside `forwarded_variables`.
         reports: whether the processes are workers, which say when they have finished; else exit code 0 says so.
     """
 
@@ -84,9 +84,9 @@ class Plan:
 
     def __str__(self) -> str:
         agents = [f"# agent on {host}:\n{shlex.join(command)}" for host, command in self.agents.items()]
-        return "\n".join([*agents, *map(self._described, self.groups)])
+        return "\n".join([*agents, *map(self._describe_group, self.groups)])
 
-    def _described(self, group: Group) -> str:
+    def _describe_group(self, group: Group) -> str:
         count, where = len(group.ranks), f" on {group.host}" * bool(group.host)
         variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
         line = " \\\n  ".join([*variables, shlex.join(group.command)])
@@ -112,7 +112,7 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: fro
         environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
     worker = (machine.python, *spec.program.flags, "-m", "syrtos.launch.worker", *spec.program.words)
     spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()
-    groups = tuple(Group(worker, ranks, host) for host, ranks in _placed(spec, without))
+    groups = tuple(Group(worker, ranks, host) for host, ranks in _place_ranks(spec, without))
     agents = {group.host: agent_command(spec, group.host, machine, env) for group in groups if group.host}
     return Plan(groups, environment, spared, agents, spec.forward)
 
@@ -134,7 +134,7 @@ def command_on(host: str, module: str, ssh: str, machine: Machine, env: Mapping[
     return (*shlex.split(ssh), host, *map(shlex.quote, (*path, *command)))
 
 
-def _placed(spec: Spec, without: frozenset[str]) -> Iterator[tuple[str, range]]:
+def _place_ranks(spec: Spec, without: frozenset[str]) -> Iterator[tuple[str, range]]:
     """Yields each host with its ranks, as many as the host has slots.
 
     Ranks that find no slot go round the hosts again (servers, or workers of lost hosts).
@@ -151,7 +151,7 @@ def _placed(spec: Spec, without: frozenset[str]) -> Iterator[tuple[str, range]]:
             first += count
 
 
-def forwarded(env: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
+def forwarded_variables(env: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
     """Returns the variables of this process that processes of other hosts get, those named ``more`` among them.
 
     They come beside the plan's variables, and beside those that the processes have there.

@@ -172,20 +172,20 @@ class Meeting:
         while len(self._processes) < everybody:
             waited = time.monotonic() - began
             if waited > _QUIET and not told:
-                output.say(f"waiting for {self._missing()}, at most {self._patience:.0f} s")
+                output.say(f"waiting for {self._missing_names()}, at most {self._patience:.0f} s")
                 told = True
             if waited > self._patience:
                 raise WorldError(
-                    f"Nobody has started {self._missing()} of {source} for {self._patience:.0f} s; training needs all {everybody}. Start "
+                    f"Nobody has started {self._missing_names()} of {source} for {self._patience:.0f} s; training needs all {everybody}. Start "
                     f"`python -m syrtos train.py` for each, or take it out of {source} everywhere."
                 )
             if lost := next((agent for agent in self.agents.values() if agent.lost), None):
                 raise WorldError(f"The process on {lost.host} has ended before all of {source} were there.")
             with self._change:
                 self._change.wait(0.2)
-        settings.set_environment(tasks.described(self._processes if self._cluster.are_workers else {}))
+        settings.set_environment(tasks.task_variables(self._processes if self._cluster.are_workers else {}))
 
-    def _missing(self) -> str:
+    def _missing_names(self) -> str:
         return ", ".join(name for rank, name in enumerate(self._cluster.names) if rank not in self._processes)
 
     def _accept(self) -> None:
@@ -272,7 +272,7 @@ def attend(cluster: Cluster, patience: float) -> int:
         WorldError: the first process could not be reached within ``patience`` seconds, or knows another secret.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    channel = _channel_of(_connected(cluster, patience))
+    channel = _channel_of(_connect(cluster, patience))
     channel.send(
         "task",
         host=cluster.host,
@@ -344,7 +344,7 @@ def _listener_at(address: tuple[str, int], backlog: int) -> Listener:
         ) from error
 
 
-def _connected(cluster: Cluster, patience: float) -> Connection:
+def _connect(cluster: Cluster, patience: float) -> Connection:
     deadline, where = time.monotonic() + patience, "{}:{}".format(*cluster.address)
     while True:
         try:

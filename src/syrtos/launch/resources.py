@@ -26,7 +26,7 @@ def apply(env: Mapping[str, str]) -> None:
     settings.set_environment({name: v for name, v in wanted.items() if name not in env or name in _VARIABLES})
 
 
-def shared(env: Mapping[str, str], workers: int) -> dict[str, str] | None:
+def shared_variables(env: Mapping[str, str], workers: int) -> dict[str, str] | None:
     """Returns the variables that all workers of this machine get, beside those of the user.
 
     Args:

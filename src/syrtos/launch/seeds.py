@@ -37,7 +37,7 @@ class _Drawn:
         """
         self._children += 1
 
-    def forked(self) -> None:
+    def begin_child_series(self) -> None:
         """Begins a new series of seeds in a child that was forked."""
         self.line, self._children, self.numbers = (*self.line, self._children), 0, itertools.count()
 
@@ -75,7 +75,7 @@ def agree(comm: Communicator) -> None:
     random.seed(seed)
     np.random.seed(seed)
     settings.set_environment({settings.SEED_VARIABLE: str(seed)})
-    os.register_at_fork(before=_drawn.about_to_fork, after_in_child=_drawn.forked)
+    os.register_at_fork(before=_drawn.about_to_fork, after_in_child=_drawn.begin_child_series)
     random.seed = _common_unless_given("random", random.seed)
     np.random.seed = _common_unless_given("numpy", np.random.seed)
     np.random.default_rng = _common_unless_given("", np.random.default_rng)

@@ -23,7 +23,7 @@ def die_with_parent() -> None:
 
 
 @contextmanager
-def answered(answer: Callable[[int], None]) -> Iterator[None]:
+def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
     """Context manager: signals that stop a run call ``answer`` with their number.
 
     SIGUSR1, as Slurm's `--signal=USR1@120` sends it, counts as SIGTERM.

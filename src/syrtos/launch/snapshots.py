@@ -21,7 +21,7 @@ _PIECE = 1 << 24
 class Snapshots(folders.Slots, Protocol):
     """Snapshots that workers have committed; each is of one part or several."""
 
-    def described(self, parts: int) -> dict[str, object]:
+    def facts_for_writers(self, parts: int) -> dict[str, object]:
         """Returns what workers, or their agents, must know to write snapshots of up to ``parts`` parts.
 
         JSON can hold it.
@@ -29,7 +29,7 @@ class Snapshots(folders.Slots, Protocol):
         ...
 
     def settle(self) -> int:
-        """Drops snapshots that are not committed, after the end of a generation, and returns `committed`."""
+        """Drops snapshots that are not committed, after the end of a generation, and returns `committed_number`."""
         ...
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class Here(Slots):
         self._memory = Memory(1, folder)
         super().__init__(self._memory.places)
 
-    def described(self, parts: int) -> dict[str, object]:
+    def facts_for_writers(self, parts: int) -> dict[str, object]:
         self._grow(parts)
         return {"places": self._memory.places}
 
@@ -58,7 +58,7 @@ class Here(Slots):
         self.open(self._memory.places)
 
     def settle(self) -> int:
-        number = self.committed()
+        number = self.committed_number()
         self.drop_all_but(number)
         return number
 
@@ -83,14 +83,16 @@ class OnHosts:
         self._loaded_number = 0
         agents.before_start = self._distribute
 
-    def described(self, parts: int) -> dict[str, object]:
+    def facts_for_writers(self, parts: int) -> dict[str, object]:
         self._room = max(self._room, parts)
         return {"parts": self._room}
 
-    def committed(self) -> int:
+    def committed_number(self) -> int:
         if self._loaded:
             return self._loaded_number
-        return max((number for _, numbers in self._whole(self._agents.there()) for number in numbers), default=0)
+        return max(
+            (number for _, numbers in self._whole(self._agents.answering_agents()) for number in numbers), default=0
+        )
 
     def _whole(self, agents: Sequence[Agent]) -> list[tuple[Agent, set[int]]]:
         """Returns the numbers of the whole snapshots of each agent, without agents that are lost in the meantime."""
@@ -112,7 +114,7 @@ class OnHosts:
         # a copy, since workers go on, and replace the snapshot
         if self._held and self._held[1] == number and not self._held[0].lost:
             return self._held[0], self._held[2]
-        for agent, numbers in self._whole(self._agents.there()):
+        for agent, numbers in self._whole(self._agents.answering_agents()):
             if number in numbers:
                 lengths: list[int] = agent.ask("hold", room=self._room, number=number)["lengths"]
                 self._held = agent, number, lengths
@@ -168,7 +170,7 @@ class OnHosts:
 
     def _distribute(self, agents: Sequence[Agent]) -> None:
         """Gives all hosts of a generation, before it starts, the newest snapshot; they drop all others."""
-        whole = self._whole(self._agents.there())
+        whole = self._whole(self._agents.answering_agents())
         number = self._loaded_number if self._loaded else self._newest([numbers for _, numbers in whole])
         for agent, numbers in whole:
             if agent in agents and number and number not in numbers:
@@ -197,14 +199,14 @@ class OnHosts:
     def _keep(self, number: int) -> None:
         with self._asking:
             self._release()
-            for agent in self._agents.there():
+            for agent in self._agents.answering_agents():
                 with contextlib.suppress(OSError):  # it is lost: the next generation does without
                     agent.ask("keep", room=self._room, number=number)
 
     def settle(self) -> int:
         if self._loaded:  # no worker has begun
             return self._loaded_number
-        number = self._newest([numbers for _, numbers in self._whole(self._agents.there())])
+        number = self._newest([numbers for _, numbers in self._whole(self._agents.answering_agents())])
         self._keep(number)
         return number
 

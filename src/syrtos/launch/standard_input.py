@@ -19,7 +19,7 @@ _CHUNK = 1 << 16
 _AHEAD = 1 << 20  # bytes that are read before any worker wants them
 
 
-def given() -> int | None:
+def input_descriptor() -> int | None:
     """Returns the descriptor of a pipe, socket or file that this process is to read.
 
     Returns None for a terminal, /dev/null or nothing.
@@ -49,7 +49,7 @@ def is_pipe_with_data(source: int) -> bool:
 
 
 @contextlib.contextmanager
-def copied(source: int | None, ranks: int) -> Iterator[str]:
+def copying_input(source: int | None, ranks: int) -> Iterator[str]:
     """Context manager: gives each of ``ranks`` workers the contents of ``source`` as its standard input.
 
     It yields a text, with which the worker calls `adopt`.
@@ -70,7 +70,7 @@ def copied(source: int | None, ranks: int) -> Iterator[str]:
 
 
 def adopt(text: str, rank: int) -> None:
-    """Makes the copy of `copied` for this rank the standard input of this process; an empty input if there is none."""
+    """Makes the copy of `copying_input` for this rank the standard input of this process; an empty input if there is none."""
     offset, *paths = text.split() if text else ("0", os.devnull)
     descriptor = os.open(paths[rank % len(paths)], os.O_RDONLY)
     if offset != "0":

@@ -61,7 +61,7 @@ class Standby:
             workers: the number of workers on this machine.
         """
         try:
-            shared = resources.shared(env, workers)
+            shared = resources.shared_variables(env, workers)
             if self._imported and (settings.NEW_INTERPRETERS_VARIABLE in env or shared != self._begun):
                 self.close()  # what was imported is not what these workers import
             if self._begun is not None or settings.NEW_INTERPRETERS_VARIABLE in env or not _is_plain(command):
@@ -86,7 +86,7 @@ class Standby:
             return False
         self._imported = (self._imported[0], time.time())
         if self._zygote.lives():  # else each worker says why the import fails
-            lines = self._zygote.said.splitlines(keepends=True)
+            lines = self._zygote.printed_text.splitlines(keepends=True)
             sys.stderr.write("".join(line for line in lines if not is_noise(line.encode())))
         return True
 

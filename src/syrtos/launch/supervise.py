@@ -15,7 +15,7 @@ from syrtos.launch.hangs import STOPPED, TRACED, Hangs
 from syrtos.launch.outcome import Facts, Outcome, how, judge
 from syrtos.launch.output import Listener, Pump
 from syrtos.launch.plan import Plan
-from syrtos.launch.standard_input import copied, is_pipe_with_data
+from syrtos.launch.standard_input import copying_input, is_pipe_with_data
 from syrtos.launch.standby import Imports, Standby
 from syrtos.launch.waits import Waits
 from syrtos.settings import INPUT_VARIABLE, SUPERVISED_VARIABLE
@@ -50,7 +50,7 @@ def supervise(
         changed: returns why other workers are to take the place of these, as a sentence; empty as long as they are not.
     """
     shares_import = standby is not None and not (source is not None and is_pipe_with_data(source))
-    with copied(source, plan.processes) as told:
+    with copying_input(source, plan.processes) as told:
         env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: told}
         if agents is None:
             # A script that begins again, as it may then, would find a pipe empty.
@@ -72,7 +72,7 @@ def _imports_awaited(standby: Standby, plan: Plan, env: Mapping[str, str]) -> in
     """Waits until the workers can be forked; returns the signal that has come meanwhile, or 0."""
     came: list[int] = []
     standby.begin(plan.groups[0].command, env, plan.processes)
-    with signalling.answered(came.append):
+    with signalling.answering_signals(came.append):
         standby.settle(lambda: bool(came))
     return came[0] if came else 0
 
@@ -110,7 +110,7 @@ class _Supervisor:
         self._pumps: dict[int, tuple[Pump, ...]] = {}
 
     def run(self) -> Outcome:
-        with signalling.answered(self._signals.append):
+        with signalling.answering_signals(self._signals.append):
             self._run()
         if self._signals and self._facts.unfinished and self._facts.stopped_by is None:  # while workers were ended
             self._facts.stopped_by = self._signals[0]
@@ -142,7 +142,11 @@ class _Supervisor:
                 self._end_soon(0.0)  # for a worker that is gone: no one has anything to write any more
             if notice := self._waits.notice(self._facts.unfinished):
                 output.say(f"{notice}. {self._states()}")
-            if self._kill_at is None and (hung := self._hangs.found(self._facts.unfinished)) and self._all_is_heard():
+            if (
+                self._kill_at is None
+                and (hung := self._hangs.find_hanging(self._facts.unfinished))
+                and self._all_is_heard()
+            ):
                 self._give_up(hung)
             if self._kill_at is None and not self._facts.finished and (why := self._changed()):
                 self._facts.replaced = why
@@ -213,7 +217,7 @@ class _Supervisor:
 
     def _states(self) -> str:
         """Describes in sentences what the awaited workers are doing, and what follows."""
-        awaited = self._waits.awaited(self._facts.unfinished)
+        awaited = self._waits.awaited_ranks(self._facts.unfinished)
         states = [f"Rank {rank} is {self._hangs.state(rank)}." for rank in awaited]
         if all(self._hangs.may_go_on(rank) for rank in awaited):
             return " ".join([*states, "The run ends after `--timeout`, with the stack of each rank in its log."])
@@ -238,7 +242,7 @@ class _Supervisor:
         Every rank writes its stack into its log.
         """
         if not self._facts.hung:  # the first to give up knows: those that follow may have come by now
-            awaited = self._waits.awaited(self._facts.unfinished)
+            awaited = self._waits.awaited_ranks(self._facts.unfinished)
             states = {rank: self._hangs.state(rank) for rank in awaited}
             stopped = {rank: state for rank, state in states.items() if state in (STOPPED, TRACED)}
             self._facts.hung = stopped or states

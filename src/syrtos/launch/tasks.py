@@ -27,7 +27,7 @@ def this_process() -> Process:
     return {"machine": events.machine(), "pid": pid, "born": events.born(pid)}
 
 
-def described(processes: Mapping[int, Process]) -> dict[str, str]:
+def task_variables(processes: Mapping[int, Process]) -> dict[str, str]:
     """Returns the variable that tells workers of their tasks, by rank."""
     return {TASKS_VARIABLE: json.dumps(processes)}
 

@@ -30,7 +30,7 @@ _LEFT_OUT = "(lines of Keras and its backend, syrtos and Python's standard libra
 
 def whole(error: BaseException) -> str:
     """Returns the whole traceback, from the script's first line on."""
-    return "".join(_formatted(error, lambda frames: list(itertools.dropwhile(_runs_scripts, frames))).format())
+    return "".join(_format(error, lambda frames: list(itertools.dropwhile(_runs_scripts, frames))).format())
 
 
 def short(error: BaseException) -> str:
@@ -38,7 +38,7 @@ def short(error: BaseException) -> str:
 
     The lines of the script, and those of other libraries, are left.
     """
-    text = "".join(_formatted(error, _of_script).format())
+    text = "".join(_format(error, _of_script).format())
     return _LEFT_OUT + text if text != whole(error) else text  # the last line is the error: jobs report it
 
 
@@ -67,7 +67,7 @@ def advice(error: BaseException, size: int) -> str:
     return ""
 
 
-def _formatted(error: BaseException, kept: Callable[[Frames], Frames]) -> traceback.TracebackException:
+def _format(error: BaseException, kept: Callable[[Frames], Frames]) -> traceback.TracebackException:
     """Returns an exception ready to be printed, with the frames that ``kept`` selects.
 
     Each exception of the chain keeps all of its frames if none would be left.

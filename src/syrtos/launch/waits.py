@@ -48,7 +48,7 @@ class Waits:
         """Returns the position of the script of ``rank`` at its last sign of life; empty if that is not known."""
         return self._positions.get(rank, "")
 
-    def awaited(self, ranks: Iterable[int]) -> list[int]:
+    def awaited_ranks(self, ranks: Iterable[int]) -> list[int]:
         """Returns the workers among ``ranks`` that others wait for, and that do not wait themselves."""
         waiting = {rank for rank, _ in list(self._calls)}
         return [rank for rank in ranks if rank not in waiting | self._servers] if waiting else []
@@ -60,7 +60,7 @@ class Waits:
 
     def notice(self, ranks: Iterable[int]) -> str:
         """Returns a sentence about a long wait of some for others, once for each wait; else an empty text."""
-        calls, awaited = dict(self._calls), self.awaited(ranks)
+        calls, awaited = dict(self._calls), self.awaited_ranks(ranks)
         since, call = min(calls.values(), default=(math.inf, ""))
         if not awaited or self._told == since or self._now() - since < _WORTH_A_LINE:
             return ""

@@ -83,7 +83,7 @@ class _Worker:
         """Runs the program and returns its exit code; failures have been reported."""
         try:
             if self._supervised:
-                events.started(self._control, self.rank)
+                events.report_start(self._control, self.rank)
                 os._exit = self._left
             finder: Any
             for finder in sys.meta_path:  # that of the program that has forked this process: see `syrtos.launch.zygote`
@@ -94,7 +94,7 @@ class _Worker:
                 self._say_finished()
                 return 0
             code = self._script_code(program)
-            if code == 0 and not self._forked():
+            if code == 0 and not self._is_forked():
                 self._finish()
                 self._say_finished()
             return code
@@ -102,14 +102,14 @@ class _Worker:
             self._tell("interrupted")
             return 130
         except BaseException as error:
-            return self._failed(error)
+            return self._report_error(error)
 
     def _script_code(self, program: Program) -> int:
         try:
             _script_begins()
             main_module.run(program)
         except SystemExit as end:
-            return self._exited(end)
+            return self._exit_code(end)
         return 0
 
     def _join(self) -> Literal["worker", "server"]:
@@ -118,7 +118,7 @@ class _Worker:
         resources.apply(settings.environment())
         session = world.init()
         self.rank = session.world.rank
-        session.watchdog.on_stall = self._stalled
+        session.watchdog.on_stall = self._report_stall
         session.watchdog.on_long_wait = self._waiting
         session.end = self._end_here
         if self._supervised and session.world.size > 1:
@@ -157,14 +157,14 @@ class _Worker:
         after_import("keras", _activate("keras3"), check, importing)
         after_import("tf_keras", _activate("legacy"), around=importing)
         if self.rank == 0 and settings.SNAPSHOTS_VARIABLE in settings.environment():
-            after_import("keras", self._imported)
-            after_import("tf_keras", self._imported)
+            after_import("keras", self._tell_imported)
+            after_import("tf_keras", self._tell_imported)
         after_import("jax", _activate("jax"), around=importing)
         after_import("torch", _activate("torch"), around=importing)
         importlib.import_module("syrtos.dialects").install()
         return "worker"
 
-    def _imported(self) -> None:
+    def _tell_imported(self) -> None:
         """Lets the launcher prepare a process with the modules that this worker has imported, for the next generation.
 
         Only with Keras on TensorFlow: other backends set up threads or a GPU when they are imported, which a fork does
@@ -185,7 +185,7 @@ class _Worker:
         events.drain(self._control)
         _exit(1)
 
-    def _forked(self) -> bool:
+    def _is_forked(self) -> bool:
         """Returns whether this is a child, made by the script with `os.fork`, that has come out of the script too."""
         return os.getpid() != self._pid
 
@@ -229,7 +229,7 @@ class _Worker:
 
     # -- reporting -----------------------------------------------------------------------------
 
-    def _exited(self, end: SystemExit) -> int:
+    def _exit_code(self, end: SystemExit) -> int:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
@@ -239,14 +239,14 @@ class _Worker:
 
     def _left(self, status: int) -> NoReturn:
         """Replaces `os._exit` in scripts: reports the end, logs where it was called, and ends the process at once."""
-        if not self._forked():
+        if not self._is_forked():
             faulthandler.dump_traceback(2, all_threads=False)
             self._tell("left", code=status)
             events.drain(self._control)
         _exit(status)
 
-    def _failed(self, error: BaseException) -> int:
-        if self._forked():
+    def _report_error(self, error: BaseException) -> int:
+        if self._is_forked():
             traceback.print_exception(error)
             return 1
         cause = _cause(error)
@@ -258,11 +258,11 @@ class _Worker:
     def _size(self) -> int:
         from syrtos.comm import world
 
-        return world.current().world.size if world.joined() else 1
+        return world.current().world.size if world.is_initialized() else 1
 
     def _report_failure(self, text: str, code: int) -> None:
         """Reports a failure by event, and in a file in case the event is lost when everything ends at once."""
-        if self._forked():
+        if self._is_forked():
             return
         self._tell("failed", text=text, code=code)
         if not self._supervised:
@@ -281,7 +281,7 @@ class _Worker:
         sys.stderr.flush()
         os.write(self._control, text.encode(errors="replace"))
 
-    def _stalled(self, text: str) -> None:
+    def _report_stall(self, text: str) -> None:
         self._tell("stalled", text=text)
         faulthandler.dump_traceback(2, all_threads=True)
         events.drain(self._control)
@@ -301,7 +301,7 @@ class _Worker:
             log.write(text)
 
     def _tell(self, kind: str, **facts: object) -> None:
-        if self._supervised and not self._forked():
+        if self._supervised and not self._is_forked():
             events.send(self._control, kind, self.rank, **facts)
 
     def _log_to(self, path: Path) -> None:
@@ -334,10 +334,10 @@ class _Worker:
         """Ends this worker; after a failure, the whole run."""
         from syrtos.comm import world
 
-        if self._forked():
+        if self._is_forked():
             sys.stdout.flush()
             _exit(code)
-        if world.joined():
+        if world.is_initialized():
             world.current().ledger.close()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -375,7 +375,7 @@ def _serve(program: Program, run_dir: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
     main_module.find_modules_of(program)
-    importlib.import_module("syrtos.keras.parameter_server.server").serve(lambda: losses.lost(run_dir))
+    importlib.import_module("syrtos.keras.parameter_server.server").serve(lambda: losses.lost_ranks(run_dir))
 
 
 def _script_begins() -> None:

@@ -74,7 +74,7 @@ def main(path: str, order: dict[str, Any]) -> None:
     sys.stdout.flush()  # else each child prints it too
     sys.stderr.flush()
     gc.freeze()  # else the first collection of each child copies all pages
-    open(imported(path), "w").close()
+    open(marker_path(path), "w").close()
     request = Server(listener).run()
     if request is None:
         shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # its starter may have been killed
@@ -83,7 +83,7 @@ def main(path: str, order: dict[str, Any]) -> None:
         become(request)
 
 
-def imported(path: str) -> str:
+def marker_path(path: str) -> str:
     """Returns the path of the file that is there once a zygote at ``path`` has imported everything."""
     return f"{path}.imported"
 
@@ -146,9 +146,9 @@ class Imported(MetaPathFinder, Loader):
             here, there = os.environ.get(variable), self._before.get(variable)
             if here not in (there, self._set.get(variable, there)):
                 self.on_difference(
-                    f"{_described(variable, here)} where the script imports {name}; {_described(variable, there)} for the workers' import"
+                    f"{_describe_variable(variable, here)} where the script imports {name}; {_describe_variable(variable, there)} for the workers' import"
                 )
-        for other in {name, *self._shadowed()}:
+        for other in {name, *self._shadowed_modules()}:
             found, had = PathFinder.find_spec(other), sys.modules.get(other, self._modules.get(other))
             origin = spec.origin if other == name else getattr(getattr(had, "__spec__", None), "origin", None)
             if found is not None and found.origin != origin:
@@ -156,7 +156,7 @@ class Imported(MetaPathFinder, Loader):
                     f"the script imports {other} from {found.origin}, and the workers' import has {origin}"
                 )
 
-    def _shadowed(self) -> set[str]:
+    def _shadowed_modules(self) -> set[str]:
         """Returns imported top-level modules that also stand in folders which the script has added to `sys.path`."""
         known = (
             {module.partition(".")[0] for module in sys.modules} - set(sys.stdlib_module_names) - {"__main__", "syrtos"}
@@ -204,7 +204,7 @@ def _raise(difference: str) -> None:
     raise ImportedOtherwise(difference)
 
 
-def _described(variable: str, value: str | None) -> str:
+def _describe_variable(variable: str, value: str | None) -> str:
     return f"{variable} is not set" if value is None else f"{variable} is {value!r}"
 
 

@@ -43,7 +43,7 @@ def main() -> None:
     vars(sys.modules["__main__"]).update(getattr(function, "__globals__", {}))
     result = function(*args)
     if api.rank() == 0:
-        Path(result_path or head.result).write_bytes(_packed(result))
+        Path(result_path or head.result).write_bytes(_pack_result(result))
 
 
 def _configure(settings: dict[str, str]) -> None:
@@ -51,7 +51,7 @@ def _configure(settings: dict[str, str]) -> None:
         getattr(sys.modules["keras"].config, name)(value)
 
 
-def _packed(result: object) -> bytes:
+def _pack_result(result: object) -> bytes:
     """Returns the pickled ``(result, "")``, or ``(None, reason)`` if the result can't travel.
 
     The notebook finds the classes that it has defined by their names.

@@ -60,7 +60,7 @@ def pack(function: Callable[..., object], args: Sequence[object], result: str, f
     try:
         _pickler(limited).dump((function, tuple(args)))
     except Exception as error:
-        raise ConfigurationError(_named(function, args, error)) from None
+        raise ConfigurationError(_name_culprit(function, args, error)) from None
     file.flush()
     os.lseek(file.fileno(), 0, os.SEEK_SET)
 
@@ -139,7 +139,7 @@ def _pickler(file: _Limited) -> Pickler:
     return Checked(file, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def _tried(value: object) -> Exception | int:
+def _try_pickling(value: object) -> Exception | int:
     """Returns the error that pickling a value raises, or the number of bytes that it takes."""
     counted = _Limited(None, LARGEST)
     try:
@@ -152,7 +152,7 @@ def _tried(value: object) -> Exception | int:
 # -- naming what can't travel --------------------------------------------------------------------
 
 
-def _named(function: Callable[..., object], args: Sequence[object], error: Exception) -> str:
+def _name_culprit(function: Callable[..., object], args: Sequence[object], error: Exception) -> str:
     """Returns sentences that name the variable of a function that is the reason for an error."""
     if isinstance(error, ConfigurationError):
         return str(error)
@@ -165,7 +165,7 @@ def _named(function: Callable[..., object], args: Sequence[object], error: Excep
 
 def _culprit(function: object, args: Sequence[object], seen: set[int]) -> tuple[str, Exception] | None:
     for name, value in _variables(function, args):
-        if id(value) in seen or not isinstance(error := _tried(value), Exception):
+        if id(value) in seen or not isinstance(error := _try_pickling(value), Exception):
             continue
         seen.add(id(value))
         inner = _culprit(value, (), seen) if isinstance(value, types.FunctionType | type) else None
@@ -174,7 +174,9 @@ def _culprit(function: object, args: Sequence[object], seen: set[int]) -> tuple[
 
 
 def _too_large(function: object, args: Sequence[object], name: str) -> str:
-    sizes = [(name, size) for name, value in _variables(function, args) if isinstance(size := _tried(value), int)]
+    sizes = [
+        (name, size) for name, value in _variables(function, args) if isinstance(size := _try_pickling(value), int)
+    ]
     largest = sorted(sizes, key=lambda item: -item[1])[:3]
     what = ", ".join(f"{name} ({size / 1e9:.1f} GB)" for name, size in largest) if name == "the function" else name
     return (

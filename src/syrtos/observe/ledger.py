@@ -100,9 +100,9 @@ class Ledger:
         """
         self.drop_step()
         if self.at_step and phase == "train":
-            self.at_step(self.reached, steps)
+            self.at_step(self.steps_of_run, steps)
         if phase == "train":
-            self.norms.begin(self.reached, steps)
+            self.norms.begin(self.steps_of_run, steps)
         outer = self.clock.top
         if self.clock.begin(phase, kind, is_step=True):
             outer.kind = "rest"  # from now on: the loop around the steps
@@ -124,7 +124,7 @@ class Ledger:
                 self.clock.top, step=step, steps=steps, **(dict(zip(NORMS, norms, strict=True)) if norms else {})
             )
             if self.at_step and trains:
-                self.at_step(self.reached, 0)
+                self.at_step(self.steps_of_run, 0)
 
     def drop_step(self) -> None:
         """Drops a step that was begun and found no data: its time is added to the part around it."""
@@ -144,7 +144,7 @@ class Ledger:
         return lambda moment: first + (now - first) * min(max((moment - began) / max(at - began, 1e-9), 0.0), 1.0)
 
     @property
-    def reached(self) -> int:
+    def steps_of_run(self) -> int:
         """The training steps of the run so far, with those of the generations before."""
         before: object = self.told.get("trained", 0)
         return self.trained + (before if isinstance(before, int) else 0)
@@ -165,13 +165,13 @@ class Ledger:
         """Prepares for a possible first update of a loop of the script's own: time until now is no part of the loop."""
         part = self.clock.top
         if self.at_step and self.in_script:
-            self.at_step(self.reached, 1)
+            self.at_step(self.steps_of_run, 1)
         if part.phase == "script" and self.in_script:
             self.clock.tick()
             if part.wall > _WORTH_A_LINE:
                 self._record(part)
 
-    def updated(self) -> None:
+    def note_update(self) -> None:
         """Records an update of the weights by a loop of the script's own; its line has all time since the last one."""
         if self.in_script:
             self.clock.tick()
@@ -179,7 +179,7 @@ class Ledger:
             self.trained += 1
             self._record(self.clock.top, steps=1)
             if self.at_step:
-                self.at_step(self.reached, 0)
+                self.at_step(self.steps_of_run, 0)
 
     def _end_loop(self) -> None:
         if self.in_script:
@@ -203,7 +203,7 @@ class Ledger:
         """
         self.clock.spend(kind, seconds, name)
 
-    def summed(self) -> None:
+    def note_sum(self) -> None:
         """Notes that a step in a graph has summed gradients; may be called in any thread.
 
         What comes after the last sum of a step, but for other exchanges, is its update.

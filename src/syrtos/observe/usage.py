@@ -105,14 +105,14 @@ class _Gpus:
     def _one(self, handle: Any) -> dict[str, float | None]:
         nvml = self._nvml
         return {
-            "busy": _told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-            "memory": _told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
-            "memory_total": _told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
-            "watts": _told(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+            "busy": _ask_nvml(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            "memory": _ask_nvml(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            "memory_total": _ask_nvml(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            "watts": _ask_nvml(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
         }
 
 
-def _told(ask: Callable[[], float]) -> float | None:
+def _ask_nvml(ask: Callable[[], float]) -> float | None:
     try:
         return ask()
     except Exception:  # NVML has an error class for each reason

@@ -161,7 +161,7 @@ def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: 
         cost = f"rank {rank} trains {samples[slowest]:,.0f} samples in a step and the others {others:,.0f}, so they wait for it"
         action = "give all workers the same number of samples (`--batch global`, or shards of one size)"
         mean = float(np.mean(samples))
-        own = situation.own()
+        own = situation.own_seconds()
         saved = max(own[slowest] - float(np.mean(own)), own[slowest] * (1 - mean / samples[slowest])) * situation.count
         return _finding(situation, "skewed shards", cost, action, saved)
     host = host_of(situation.run, rank)
@@ -169,7 +169,9 @@ def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: 
         action = f"look at what rank {rank} reads from on {host}: its disk, its files, or what else reads there"
         return _finding(situation, "slow reader", cost, action, saved)
     if situation.hosts > 1:
-        slow = [k for k, seconds in enumerate(situation.own()) if seconds > _SLOW * min(situation.own())]
+        slow = [
+            k for k, seconds in enumerate(situation.own_seconds()) if seconds > _SLOW * min(situation.own_seconds())
+        ]
         if all(host_of(situation.run, situation.ranks[k].rank) == host for k in slow):
             action = f"look at {host}: other processes, heat, a slower processor; or train without it (`--hosts`)"
             return _finding(situation, "slow host", cost, action, saved)
@@ -186,7 +188,7 @@ def tiny_batches(situation: Situation) -> Finding | None:
     if situation.workers < 2 or situation.facts.get("exchange") == "compiled":
         return None  # where XLA exchanges, computing is not told from exchanging
     # of the fastest worker, for waiting for slower ones is no fault of small batches
-    own, meets = situation.own(), situation.meeting()
+    own, meets = situation.own_seconds(), situation.meeting()
     fastest = int(np.argmin(own))
     wall = own[fastest] + meets
     computes = situation.typical("compute")[fastest]

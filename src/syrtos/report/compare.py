@@ -23,7 +23,7 @@ _LEAST = 1e-6  # s, of which a clock can tell parts
 _DRAWS, _BLOCKS, _FEWEST, _MOST = 1000, 20, 8, 2000
 
 
-def compared(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
+def compare_runs(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
     """Returns the comparison of two runs whose facts are given."""
     a, b = (steps.of_rank(run, 0) for run in (first, second))
     rows = [_row("step", "a step (median)", a.wall[1:], b.wall[1:])]
@@ -33,7 +33,7 @@ def compared(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
         "steps": [row for row in rows if row["first_ms"] >= 0.001 or row["second_ms"] >= 0.001],
         "seconds": {part: [one["seconds"][part], other["seconds"][part]] for part in PARTS},
         "rates": [one["samples_per_second"], other["samples_per_second"]],
-        "asked": _asked(one, other),
+        "asked": _differing_settings(one, other),
         "logs": _logs(one, other),
         "text": f"{_text(rows[0])} {_rates(one, other)}",
     }
@@ -63,12 +63,12 @@ def _row(kind: str, words: str, a: Floats, b: Floats) -> dict[str, Any]:
 def _interval(a: Floats, b: Floats, use: Any) -> list[float]:
     """Returns the 95 % interval of the change in percent."""
     random = np.random.default_rng(0)
-    firsts, seconds = (_draws(_thinned(values, use), use, random) for values in (a, b))
+    firsts, seconds = (_draws(_thin_out(values, use), use, random) for values in (a, b))
     low, high = np.percentile((seconds / np.maximum(firsts, _LEAST) - 1) * 100, [2.5, 97.5])
     return [float(low), float(high)]
 
 
-def _thinned(values: Floats, use: Any) -> Floats:
+def _thin_out(values: Floats, use: Any) -> Floats:
     """Returns at most ``_MOST`` numbers: more are first summed up by ``use`` in groups that follow each other."""
     return values if len(values) <= _MOST else np.array([use(group) for group in np.array_split(values, _MOST)])
 
@@ -80,7 +80,7 @@ def _draws(values: Floats, use: Any, random: np.random.Generator) -> Floats:
     return use(values[picked], axis=1)
 
 
-def _asked(one: Facts, other: Facts) -> list[list[Any]]:
+def _differing_settings(one: Facts, other: Facts) -> list[list[Any]]:
     """Returns the settings that differ between the runs: name, first, second."""
     sides: list[dict[str, Any]] = []
     for facts in (one, other):

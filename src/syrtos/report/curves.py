@@ -12,7 +12,7 @@ _RATE = "learning_rate"
 _RATES = (_RATE, "lr")  # Keras 2 logs it by the second name
 
 
-def described(run: Run) -> dict[str, Any]:
+def describe_curves(run: Run) -> dict[str, Any]:
     """Returns the points of each metric within epochs and at their ends, the learning rate, and the ends of epochs.
 
     Of steps that were trained twice the second time counts. Within an epoch a point is the mean since the epoch began,
@@ -39,9 +39,9 @@ def described(run: Run) -> dict[str, Any]:
 
 def _points(run: Run, name: str) -> Iterator[dict[str, Any]]:
     for number, generation in enumerate(run.generations):
-        kept = run.kept(number)
+        kept = run.step_kept(number)
         for line in getattr(generation, name):
-            step = generation.trained_before + _made(line)
+            step = generation.trained_before + _steps_made(line)
             if kept is None or step <= kept:
                 yield {
                     "step": step,
@@ -52,7 +52,7 @@ def _points(run: Run, name: str) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _made(line: Mapping[str, Any]) -> int:
+def _steps_made(line: Mapping[str, Any]) -> int:
     """Returns the number of steps of the process so far."""
     # older versions have written down steps of the `fit`, or epochs alone
     return int(next((line[name] for name in ("trained", "step", "epoch") if line.get(name) is not None), 0))

@@ -10,7 +10,7 @@ from syrtos.report.read import Run
 _SHOWN = 200  # variables, the largest first
 
 
-def described(run: Run) -> dict[str, Any]:
+def describe_exchange(run: Run) -> dict[str, Any]:
     """Returns the variables and buckets of each group of gradients that an optimizer reduces, and counts for a step."""
     facts = run.facts
     plans = [_plan(plan) for name, plan in sorted(facts.items()) if name.startswith("exchanged ")]

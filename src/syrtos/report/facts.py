@@ -31,20 +31,20 @@ def of_run(run: Run) -> Facts:
         "recommended": findings[0].facts() if findings else None,
         "findings": [finding.facts() for finding in findings],
         "nothing_found": "" if findings else _nothing(run, seconds, trains=found is not None),
-        "before": promises.kept(run.folder).get("before"),
+        "before": promises.read_kept(run.folder).get("before"),
         "split": _split(run),
         "parts": PARTS,
         "seconds": seconds,
         "goodput": waterfall.goodput(seconds),
         "samples_per_second": situation.samples_per_second(run),
-        "rate_of": "samples" if any(rank.lines.samples.any() for rank in run.trained.ranks) else "steps",
+        "rate_of": "samples" if any(rank.lines.samples.any() for rank in run.last_trained.ranks) else "steps",
         "ranks": _ranks(run),
-        "steps": steps.described(run),
+        "steps": steps.describe_steps(run),
         "heat": steps.heat(run),
-        "curves": curves.described(run),
-        "exchange": exchanged.described(run),
-        "noise_scale": noise_scale.described(run),
-        "machines": machines.described(run),
+        "curves": curves.describe_curves(run),
+        "exchange": exchanged.describe_exchange(run),
+        "noise_scale": noise_scale.describe_noise_scale(run),
+        "machines": machines.describe_machines(run),
         "data": _data(run),
         "incidents": _incidents(run),
         "trace": _trace(run),
@@ -60,7 +60,7 @@ def _run(run: Run) -> Facts:
         "folder": str(run.folder),
         "script": program.get("name", ""),
         "arguments": shown_arguments(program.get("arguments") or ()),
-        "workers": len(run.trained.ranks),
+        "workers": len(run.last_trained.ranks),
         "hosts": int(run.facts.get("hosts", 1)),
         "began": run.generations[0].began,
         "seconds": run.seconds,
@@ -109,10 +109,10 @@ def _nothing(run: Run, seconds: waterfall.Seconds, trains: bool) -> str:
 
 def _ranks(run: Run) -> list[Facts]:
     """Returns the workers of the last generation that has trained, with their seconds."""
-    number = list(run.generations).index(run.trained)
+    number = list(run.generations).index(run.last_trained)
     return [
         {"rank": rank.rank, "host": steps.host_of(run, rank.rank), "seconds": seconds}
-        for rank, seconds in zip(run.trained.ranks, waterfall.by_rank(run)[number], strict=True)
+        for rank, seconds in zip(run.last_trained.ranks, waterfall.by_rank(run)[number], strict=True)
     ]
 
 
@@ -158,8 +158,8 @@ def _incidents(run: Run) -> list[Facts]:
     found, reached = [], 0
     for number, generation in enumerate(run.generations, 1):
         is_last = number == len(run.generations)
-        outcome, kept = generation.outcome, run.kept(number - 1)
-        reached = generation.trained_before + generation.trained if generation.trained else reached
+        outcome, kept = generation.outcome, run.step_kept(number - 1)
+        reached = generation.trained_before + generation.steps_trained if generation.steps_trained else reached
         if (is_last and outcome.get("end") in (None, "FINISHED", "unknown")) or not outcome:
             continue
         found.append(
@@ -169,7 +169,7 @@ def _incidents(run: Run) -> list[Facts]:
                 "end": outcome.get("end"),
                 "text": outcome.get("text", ""),
                 "step": reached,
-                "again": None if kept is None else max(reached - kept, 0) if generation.trained else 0,
+                "again": None if kept is None else max(reached - kept, 0) if generation.steps_trained else 0,
                 "logs": str(generation.folder / "logs"),
             }
         )

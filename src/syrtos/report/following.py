@@ -34,7 +34,7 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
     state = document(run_dir / _STATE)
     used: dict[str, Tracker] = {}
     for word in words:
-        _guarded(
+        _call_guarded(
             word,
             used,
             lambda word=word: used.update(
@@ -49,16 +49,16 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
         for word in list(used):
             new = [point for point in points if point.time > logged[word]]
             if new:
-                _guarded(word, used, lambda word=word, new=new: _log(used[word], new))
+                _call_guarded(word, used, lambda word=word, new=new: _log(used[word], new))
                 until[word] = max(until[word], new[-1].time)
         state |= {word: {"known_as": tracker.known_as, "until": until[word]} for word, tracker in used.items()}
         durable.replace(run_dir / _STATE, json.dumps(state).encode())
         if last:
             break
         time.sleep(_PAUSE)
-    how, report = _ended(run_dir)
+    how, report = _read_end(run_dir)
     for word in list(used):
-        _guarded(word, used, lambda word=word: used[word].end(how, report))
+        _call_guarded(word, used, lambda word=word: used[word].end(how, report))
     for word, tracker in used.items():
         print(f"syrtos: logged to {word.partition(':')[0]} {tracker.known_as}".rstrip(), file=sys.stderr)
     if len(used) < len(words):
@@ -69,7 +69,7 @@ def _log(tracker: Tracker, points: Sequence[Point]) -> None:
     tracker.log([point for point in points if point.values])
 
 
-def _guarded(word: str, used: dict[str, Tracker], call: Callable[[], object]) -> None:
+def _call_guarded(word: str, used: dict[str, Tracker], call: Callable[[], object]) -> None:
     """Calls ``call``; a tracker that fails is no longer used."""
     try:
         call()
@@ -94,7 +94,7 @@ def _about(run_dir: Path) -> About:
     return About(run_dir.name, Path(script).stem, run_dir, parameters)
 
 
-def _ended(run_dir: Path) -> tuple[Ended, Path | None]:
+def _read_end(run_dir: Path) -> tuple[Ended, Path | None]:
     """Returns how the run has ended, and the file of its report."""
     try:
         run = load(run_dir)

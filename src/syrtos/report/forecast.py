@@ -100,7 +100,7 @@ def _beside_wire(step: Step, place: Place) -> float:
     return step.own + (step.inside if place.workers > 1 else 0.0)
 
 
-def sharded(step: Step, place: Place) -> float:
+def sharded_step(step: Step, place: Place) -> float:
     """Returns the seconds of a step with `--shard-update`: each worker updates its part, and the parts are gathered.
 
     Between hosts as many bytes travel as without it.
@@ -116,12 +116,12 @@ def local(step: Step, place: Place, every: int = 32) -> float:
 WAYS: Mapping[str, Callable[[Step, Place], float]] = {
     "each step": hierarchical,
     "ring": ring,
-    "sharded": sharded,
+    "sharded": sharded_step,
     "every 32": local,
 }
 
 
-def measured(run_dir: Path) -> Step:
+def measured_step(run_dir: Path) -> Step:
     """Returns the step of a finished run, or of one generation of its workers.
 
     Raises:
@@ -145,7 +145,7 @@ def measured(run_dir: Path) -> Step:
 
 
 def is_measured(run_dir: Path) -> bool:
-    """Returns whether `measured` accepts the folder."""
+    """Returns whether `measured_step` accepts the folder."""
     return not _problem(run_dir, *_read(run_dir))
 
 

@@ -28,10 +28,10 @@ class Tail:
         # a worker that was killed may have left half a line
         whole = new.rfind(b"\n") + 1
         self._read += whole
-        return [found for line in new[:whole].splitlines() if (found := parsed(line)) is not None]
+        return [found for line in new[:whole].splitlines() if (found := parse_line(line)) is not None]
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
     """Returns the object in a line; None if the line is damaged."""
     try:
         found = json.loads(line)
@@ -43,6 +43,6 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 def document(path: Path) -> dict[str, Any]:
     """Returns the object in a whole file; empty if it is missing or damaged."""
     try:
-        return parsed(path.read_bytes()) or {}
+        return parse_line(path.read_bytes()) or {}
     except OSError:
         return {}

@@ -11,7 +11,7 @@ from syrtos.report.read import Generation, Run
 _COUNTERS = ("read", "written", "sent", "received")
 
 
-def described(run: Run) -> list[dict[str, Any]]:
+def describe_machines(run: Run) -> list[dict[str, Any]]:
     """Returns a record for each machine that was sampled, with its workers."""
     numbers = sorted(
         {sample["machine"]["number"] for generation in run.generations for sample in _of_machines(generation)}
@@ -31,7 +31,7 @@ def _machine(run: Run, number: int) -> dict[str, Any]:
             if sample["machine"]["number"] == number:
                 at.append(round(generation.offset + sample["time"] - generation.began, 2))
                 samples.append(sample["machine"])
-    ranks = [rank for rank in run.trained.ranks if rank.facts.get("node", 0) == number]
+    ranks = [rank for rank in run.last_trained.ranks if rank.facts.get("node", 0) == number]
     last = samples[-1]
     return {
         "name": (ranks[0].host if ranks else "") or f"host {number}",
@@ -73,7 +73,7 @@ def _worker(run: Run, rank: int) -> dict[str, Any]:
 
     The mean is taken from the worker's first sample to its last.
     """
-    samples = [sample for sample in run.trained.usage if sample.get("rank") == rank]
+    samples = [sample for sample in run.last_trained.usage if sample.get("rank") == rank]
     memory = max((sample["memory"] for sample in samples), default=0)
     cores = 0.0
     if len(samples) > 1 and samples[-1]["time"] > samples[0]["time"]:

@@ -26,7 +26,7 @@ _DRAWS, _BLOCKS, _WINDOWS = 500, 16, 40
 _NOT = "The gradient noise scale was not measured: "
 
 
-def described(run: Run) -> dict[str, Any]:
+def describe_noise_scale(run: Run) -> dict[str, Any]:
     """Returns the noise scale of the last generation that has trained, from the second half of its steps.
 
     ``scale`` is in samples, with ``low`` and ``high`` (95 % of draws of blocks of steps); ``batch`` is the number of
@@ -34,7 +34,7 @@ def described(run: Run) -> dict[str, Any]:
     it, ``rates`` are factors for the learning rate, and ``text`` says what follows. If ``scale`` is missing, the text
     says why.
     """
-    measured = _by_moments(run) if run.facts.get("exchange") == "compiled" else _measured(run)
+    measured = _by_moments(run) if run.facts.get("exchange") == "compiled" else _measurements(run)
     if isinstance(measured, str):
         return {"text": _NOT + measured}
     at, variance, square, batch = measured
@@ -48,7 +48,7 @@ def described(run: Run) -> dict[str, Any]:
             + "over these steps the noise of the gradients hides the gradient itself. A longer run or a larger batch can tell."
         )
         return {"text": text, "batch": batch, "series": [], "measured": len(at)}
-    workers = len(run.trained.ranks)
+    workers = len(run.last_trained.ranks)
     return {
         "scale": scale,
         "low": low,
@@ -62,9 +62,9 @@ def described(run: Run) -> dict[str, Any]:
     }
 
 
-def _measured(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
+def _measurements(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     """Returns step, S and |G|² of each measurement, and the samples of a step; or the reason why there are none."""
-    ranks = [rank.lines for rank in run.trained.ranks]
+    ranks = [rank.lines for rank in run.last_trained.ranks]
     if len(ranks) < 2:
         return "it compares workers, and the run had one."
     made = min(int(lines.trains.sum()) for lines in ranks)
@@ -97,11 +97,13 @@ def _why(run: Run) -> str:
 
 
 def _by_moments(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
-    """Returns the same as `_measured`, from Adam's moments at the ends of epochs.
+    """Returns the same as `_measurements`, from Adam's moments at the ends of epochs.
 
     They give E|g|² over some steps, and the squared norm of a running mean over fewer.
     """
-    found = [(line["trained"], *line["moments"]) for line in run.trained.epochs if len(line.get("moments") or ()) == 4]
+    found = [
+        (line["trained"], *line["moments"]) for line in run.last_trained.epochs if len(line.get("moments") or ()) == 4
+    ]
     if len(found) < 3:
         return "XLA exchanges gradients inside of its program, and only the moments of Adam, at the ends of three epochs or more, tell it there."
     at, squares, mean, kept, window = (np.array(column, np.float64) for column in zip(*found, strict=True))
@@ -111,7 +113,7 @@ def _by_moments(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     clear = excess[1:] > _CLEAR * changes * squares[1:]
     if clear.sum() < 2:
         return "the gradients changed too much from epoch to epoch to tell their noise from that, by Adam's moments."
-    lines = [rank.lines for rank in run.trained.ranks]
+    lines = [rank.lines for rank in run.last_trained.ranks]
     batch = float(sum(np.median(each.samples[each.trains]) for each in lines))
     return at[1:][clear], (excess * batch)[1:][clear], (squares - excess)[1:][clear], batch
 

@@ -33,7 +33,7 @@ def keep(run: Run) -> dict[str, Any]:
     return facts
 
 
-def kept(run_dir: Path) -> dict[str, Any]:
+def read_kept(run_dir: Path) -> dict[str, Any]:
     """Returns what `keep` has written; empty if there is nothing that can be read."""
     return document(run_dir / _FILE)
 
@@ -50,10 +50,10 @@ def _before(run: Run, rate: float) -> dict[str, Any] | None:
     )
     if earlier is None:
         return None
-    recommended, past = (kept(earlier).get(name) for name in ("recommended", "samples_per_second"))
+    recommended, past = (read_kept(earlier).get(name) for name in ("recommended", "samples_per_second"))
     # the same run again proves nothing
-    changed = _changed(run.request, request)
-    if not recommended or not past or not changed or not _followed(recommended["rule"], run.request, request):
+    changed = _differences(run.request, request)
+    if not recommended or not past or not changed or not _may_follow(recommended["rule"], run.request, request):
         return None
     came = round(rate / past, 3)
     text = (
@@ -73,7 +73,7 @@ def _same_script(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     return bool(mine) and (mine.get("program") or {}).get("name") == (theirs.get("program") or {}).get("name")
 
 
-def _changed(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Returns the differences from an earlier run, in words; empty if there are none."""
     parts = {
         "the script's file": mine.get("sha256") != theirs.get("sha256"),
@@ -86,7 +86,7 @@ def _changed(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     return " and ".join([", ".join(changed[:-1]), changed[-1]] if len(changed) > 1 else changed)
 
 
-def _followed(rule: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+def _may_follow(rule: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Returns whether the change may be the one that was recommended."""
     edited = any(mine.get(name) != theirs.get(name) for name in ("sha256", "program"))
     if rule == "tiny batches":

@@ -21,7 +21,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch.generations import all_folders
 from syrtos.observe.clock import KINDS
 from syrtos.observe.ledger import curve_path, epochs_path, launcher_path, ledger_path, ledger_paths, usage_path
-from syrtos.report.json_files import parsed
+from syrtos.report.json_files import parse_line
 from syrtos.report.summary import EVALUATION, TRAINING
 
 Floats = npt.NDArray[np.float64]
@@ -72,7 +72,7 @@ class Lines:
         return np.isin(self.phase, EVALUATION)
 
     @property
-    def made(self) -> int:
+    def steps_made(self) -> int:
         """The number of training steps of all rows."""
         return int(self.steps[self.trains].sum())
 
@@ -141,9 +141,9 @@ class Generation:
         return int(self.first.facts.get("trained", 0)) if self.first else 0
 
     @property
-    def trained(self) -> int:
+    def steps_trained(self) -> int:
         """The number of training steps that this generation has made."""
-        return self.first.lines.made if self.first else 0
+        return self.first.lines.steps_made if self.first else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,20 +167,20 @@ class Run:
     @property
     def facts(self) -> Mapping[str, Any]:
         """The facts that rank 0 has noted, of the last generation that has trained, or else of the last."""
-        first = self.trained.first or next((each.first for each in reversed(self.generations) if each.first), None)
+        first = self.last_trained.first or next((each.first for each in reversed(self.generations) if each.first), None)
         return first.facts if first else {}
 
     @property
-    def trained(self) -> Generation:
+    def last_trained(self) -> Generation:
         """The last generation that has trained, or else the last."""
-        return next((each for each in reversed(self.generations) if each.trained), self.generations[-1])
+        return next((each for each in reversed(self.generations) if each.steps_trained), self.generations[-1])
 
-    def kept(self, number: int) -> int | None:
+    def step_kept(self, number: int) -> int | None:
         """Returns the step of the run up to which the work of the generation with this index was kept.
 
         None if no generation after it has trained, so that all of it was.
         """
-        return min((each.trained_before for each in self.generations[number + 1 :] if each.trained), default=None)
+        return min((each.trained_before for each in self.generations[number + 1 :] if each.steps_trained), default=None)
 
     @property
     def seconds(self) -> float:
@@ -229,7 +229,7 @@ def _cut_off(last: Generation) -> list[str]:
         path = ledger_path(last.folder, rank.rank)
         if _last_byte(path) != b"\n":
             found.append(f"{path} ends in the middle of a line: what followed is not there.")
-    counts = {rank.lines.made for rank in last.ranks}
+    counts = {rank.lines.steps_made for rank in last.ranks}
     if len(counts) > 1 and last.ranks[0].facts.get("training") != "asynchronous":
         words = " and ".join(map(str, sorted(counts)))
         found.append(
@@ -363,7 +363,7 @@ def lines(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in file:
             # a worker that was killed may have left half a line
-            found = parsed(line) if line.endswith(b"\n") else {}
+            found = parse_line(line) if line.endswith(b"\n") else {}
             if found:
                 yield found
             elif found is None:

@@ -86,9 +86,9 @@ class Situation:
         """
         return min(e + w for e, w in zip(self.typical("exchange"), self.typical("wait"), strict=True))
 
-    def own(self) -> list[float]:
+    def own_seconds(self) -> list[float]:
         """Returns the mean seconds that each worker spends by itself in a step, without the first steps."""
-        return [float(each.own[FIRST:].mean()) for each in self.steps]
+        return [float(each.own_seconds[FIRST:].mean()) for each in self.steps]
 
     def samples(self) -> list[float]:
         """Returns the mean number of samples of each worker in a step, without the first steps."""
@@ -116,7 +116,7 @@ def of(run: Run) -> Situation | None:
     found = steps.of_ranks(run)
     if not found or len(found[0].wall) <= FIRST + 1 or run.facts.get("training") == "asynchronous":
         return None
-    return Situation(run, run.trained.ranks, found)
+    return Situation(run, run.last_trained.ranks, found)
 
 
 def samples_per_second(run: Run, without_first: bool = False) -> float:
@@ -128,7 +128,7 @@ def samples_per_second(run: Run, without_first: bool = False) -> float:
     compared.
     """
     samples = made = longest = 0.0
-    for rank in run.trained.ranks:
+    for rank in run.last_trained.ranks:
         lines = rank.lines
         first = np.flatnonzero(lines.trains)[:FIRST] if without_first else np.zeros(0, np.int64)
         chosen = lines.in_training.copy()

@@ -54,7 +54,7 @@ class Steps:
         return self.seconds[:, KINDS.index(kind)]  # type: ignore[arg-type]
 
     @property
-    def own(self) -> Floats:
+    def own_seconds(self) -> Floats:
         """The seconds of a step that the worker spent by itself: not in exchanges, nor waiting for other workers."""
         return self.wall - self.of("exchange") - self.of("wait")
 
@@ -71,12 +71,12 @@ class Steps:
 def of_rank(run: Run, rank: int) -> Steps:
     """Returns the steps of the worker with this rank; of steps that were made again the second time counts."""
     parts = [
-        _of_lines(each, generation, number, run.kept(number))
+        _of_lines(each, generation, number, run.step_kept(number))
         for number, generation in enumerate(run.generations)
         for each in generation.ranks
         if each.rank == rank
     ]
-    return _joined(parts)
+    return _join_steps(parts)
 
 
 def of_ranks(run: Run, number: int | None = None) -> list[Steps]:
@@ -84,7 +84,7 @@ def of_ranks(run: Run, number: int | None = None) -> list[Steps]:
 
     ``number`` is the generation's index; by default it is the last that has trained.
     """
-    number = list(run.generations).index(run.trained) if number is None else number
+    number = list(run.generations).index(run.last_trained) if number is None else number
     generation = run.generations[number]
     found = [_of_lines(rank, generation, number, None) for rank in generation.ranks]
     common = min((len(steps.wall) for steps in found), default=0)
@@ -101,7 +101,7 @@ def _of_lines(rank: Rank, generation: Generation, index: int, kept: int | None) 
     return found.rows(len(number) if kept is None else int(np.searchsorted(number, kept, "right")))
 
 
-def _joined(parts: Sequence[Steps]) -> Steps:
+def _join_steps(parts: Sequence[Steps]) -> Steps:
     if not parts:
         empty = np.zeros(0)
         return Steps(empty, empty, empty, empty, np.zeros((0, len(KINDS))), empty, empty)
@@ -110,17 +110,17 @@ def _joined(parts: Sequence[Steps]) -> Steps:
     )
 
 
-def described(run: Run) -> dict[str, Any]:
+def describe_steps(run: Run) -> dict[str, Any]:
     """Returns the steps of rank 0 for a chart.
 
     Many steps are shown by groups of neighbours, with the least, median and most of each.
     """
-    steps = of_rank(run, run.trained.first.rank if run.trained.first else 0)
+    steps = of_rank(run, run.last_trained.first.rank if run.last_trained.first else 0)
     rows = len(steps.wall)
     ms = steps.wall * 1e3
     groups = np.array_split(np.arange(rows), min(rows, _POINTS)) if rows else []
     return {
-        "count": int(max((each.trained_before + each.trained for each in run.generations), default=0)),
+        "count": int(max((each.trained_before + each.steps_trained for each in run.generations), default=0)),
         "median_ms": median(ms[1:]) or median(ms),
         "p95_ms": float(np.percentile(ms[1:], 95)) if rows > 1 else median(ms),
         "samples": float(np.median(steps.samples)) if rows else 0.0,
@@ -186,13 +186,13 @@ def heat(run: Run) -> dict[str, Any]:
 
     With one worker the time is relative to its own median. The map is of the last generation that has trained.
     """
-    generation = run.trained
+    generation = run.last_trained
     steps = of_ranks(run)
     rows = len(steps[0].wall) if steps else 0
     if rows < 2:
         return {"ranks": [], "columns": []}
     columns = np.array_split(np.arange(1, rows), min(rows - 1, _COLUMNS))
-    own = np.stack([_by_column(each.own, columns) for each in steps])
+    own = np.stack([_by_column(each.own_seconds, columns) for each in steps])
     usual = np.median(own, axis=0) if len(steps) > 1 else np.full(len(columns), np.median(own))
     return {
         "ranks": [
@@ -216,9 +216,9 @@ def _several_hosts(generation: Generation) -> bool:
 
 def host_of(run: Run, rank: int) -> str:
     """Returns the host of a worker; hosts of one name, as several on one machine have, are told apart by number."""
-    facts = next((each.facts for each in run.trained.ranks if each.rank == rank), {})
+    facts = next((each.facts for each in run.last_trained.ranks if each.rank == rank), {})
     node = facts.get("node")
     name = str(facts.get("host", "this machine"))
-    names = {str(each.facts.get("host")) for each in run.trained.ranks}
-    nodes = {each.facts.get("node") for each in run.trained.ranks}
+    names = {str(each.facts.get("host")) for each in run.last_trained.ranks}
+    nodes = {each.facts.get("node") for each in run.last_trained.ranks}
     return f"{name} ({node})" if node is not None and len(names) < len(nodes) else name

@@ -198,7 +198,7 @@ def summarize(*folders: Path) -> Summary:
     return Summary(
         workers=len(last.ranks),
         seconds=sum(generation.seconds for generation in generations),
-        steps=computed if asynchronous else trained.reached,
+        steps=computed if asynchronous else trained.steps_of_run,
         loops=trained.first.loop_steps * 2 > trained.first.steps,
         samples_per_second=samples / training if training else 0.0,
         steps_per_second=computed / training if training else 0.0,
@@ -229,7 +229,7 @@ class _Generation:
         return int(self.first.facts.get("trained", 0))
 
     @property
-    def reached(self) -> int:
+    def steps_of_run(self) -> int:
         """The number of steps of the run that are made when it ends."""
         return self.trained_before + self.first.steps
 
@@ -259,7 +259,9 @@ def _restarts(generations: list[_Generation]) -> Restarts:
     for before, one in itertools.pairwise(generations):
         again = 0
         if one.first.steps:
-            again = 0 if trained is None else min(max(trained.reached - one.trained_before, 0), trained.first.steps)
+            again = (
+                0 if trained is None else min(max(trained.steps_of_run - one.trained_before, 0), trained.first.steps)
+            )
         step = trained.first.stepping / trained.first.steps if trained else 0.0
         found = Restarts(
             found.number + 1,

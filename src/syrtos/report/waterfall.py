@@ -37,7 +37,7 @@ def by_rank(run: Run) -> list[list[Seconds]]:
     found = []
     for number, generation in enumerate(run.generations):
         is_last = generation is run.generations[-1]
-        until = run.kept(number)
+        until = run.step_kept(number)
         kept = None if until is None else until - generation.trained_before
         found.append([_of_rank(rank, generation, kept, number > 0, is_last) for rank in generation.ranks])
     return found

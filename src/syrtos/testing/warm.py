@@ -45,7 +45,7 @@ def start(env: Mapping[str, str]) -> local.Start:
     """Returns a stand-in for `syrtos.launch.local.start`: the workers are forked by the zygote for ``env``."""
     path = zygote(env).path
 
-    def forked(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> Forked:
+    def make_forked(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> Forked:
         return Forked(path, Command(command[1:], env), (*files, pmi))
 
-    return forked
+    return make_forked

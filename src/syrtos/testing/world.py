@@ -131,7 +131,7 @@ def _run(
     for thread in copying:
         thread.join(_LAST_OUTPUT)  # a child of a worker may hold the pipe for as long as it likes
     if why:
-        raise WorldFailed(f"{why} {_printed(folder, size)}")
+        raise WorldFailed(f"{why} {_printed_text(folder, size)}")
 
 
 def _copy(source: IO[bytes], target: Path) -> None:
@@ -139,6 +139,6 @@ def _copy(source: IO[bytes], target: Path) -> None:
         shutil.copyfileobj(source, file)
 
 
-def _printed(folder: Path, size: int) -> str:
+def _printed_text(folder: Path, size: int) -> str:
     texts = [(folder / f"{rank}.out").read_text(errors="replace") for rank in range(size)]
     return "They printed:\n" + "".join(f"-- rank {rank} --\n{text}" for rank, text in enumerate(texts))

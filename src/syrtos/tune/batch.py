@@ -109,15 +109,15 @@ class _Trying:
         self._say(f"batch {batch:,} once more: its speed stands out, or its steps differ much")
         again = self._ran(batch, "-again")
         self._say(in_words(again))
-        self.result.tried = [one.joined(again) if one.batch == batch else one for one in self.result.tried]
+        self.result.tried = [one.merge_with(again) if one.batch == batch else one for one in self.result.tried]
 
     def once(self, batch: int) -> None:
         """Tries a batch of this size; 0: the script's own."""
-        tried = self._foreseen(batch) or self._ran(batch)
+        tried = self._forecast_failure(batch) or self._ran(batch)
         self.result.tried.append(tried)
         self._say(in_words(tried))
 
-    def _foreseen(self, batch: int) -> Tried | None:
+    def _forecast_failure(self, batch: int) -> Tried | None:
         """Returns a failure for a batch that would need more memory than there is; None for others.
 
         The forecast is made from the memory that the tried batches have needed.
@@ -136,7 +136,7 @@ class _Trying:
         self.result.own, self.result.rows = self.result.own or ran.own, self.result.rows or ran.rows
         if not self._has_failed(ran):
             runner.check_has_trained(ran)
-            return self._tried(ran.found)
+            return self._read_trial(ran.found)
         why, for_memory = self._reason(ran)
         if not for_memory and (ran.outcome.end is End.STOPPED or not self.result.tried):
             runner.check_has_trained(ran)
@@ -150,9 +150,9 @@ class _Trying:
             return f"was ended: {ran.outcome.why}", True
         limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
         found = out_of_memory(ran.outcome, ran.log, limited)
-        return found or f"failed: {ran.outcome.told().rstrip('.')}", bool(found)
+        return found or f"failed: {ran.outcome.sentence().rstrip('.')}", bool(found)
 
-    def _tried(self, found: Any) -> Tried:
+    def _read_trial(self, found: Any) -> Tried:
         self.result.optimizer, self.result.rate = found["optimizer"], found["rate"]
         before, peak, device = (
             tuple(worker[name] for worker in found["workers"]) for name in ("before", "peak", "device")
@@ -171,12 +171,12 @@ def _guard() -> Callable[[], str]:
     """
     looks = _every(_LOOK)
 
-    def changed() -> str:
+    def find_shortage() -> str:
         if next(looks) and (has := memory.now()).is_short:
             return f"only {size(has.available)} of this machine's memory was left"
         return ""
 
-    return changed
+    return find_shortage
 
 
 def _every(seconds: float) -> Iterator[bool]:

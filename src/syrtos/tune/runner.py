@@ -53,7 +53,7 @@ class Ran:
         return "\n".join(path.read_text(errors="replace")[-_LAST:] for path in logs if path.is_file())
 
     @property
-    def called(self) -> list[str]:
+    def called_methods(self) -> list[str]:
         """The methods of Keras, other than `fit`, that the script has called."""
         path = self.folder / _CALLED
         return json.loads(path.read_text()) if path.is_file() else []
@@ -108,7 +108,7 @@ def check_has_trained(ran: Ran) -> None:
         return
     if ran.outcome.end is not End.FINISHED:
         raise TrialError("The script failed in a trial.", ran)
-    called = [name for name in ran.called if name != "apply" or "train_on_batch" not in ran.called]
+    called = [name for name in ran.called_methods if name != "apply" or "train_on_batch" not in ran.called_methods]
     calls = ", ".join(f"`{name}`{' of an optimizer' * (name == 'apply')}" for name in called)
     what = (
         f"It calls {calls}, and trains in a loop of its own."

@@ -69,7 +69,7 @@ class Tried:
         first, third = self.quartiles
         return (third - first) / self.step
 
-    def joined(self, again: Tried) -> Tried:
+    def merge_with(self, again: Tried) -> Tried:
         """Returns both trials of this batch as one; the second alone if it failed."""
         if again.failed:
             return again
@@ -99,7 +99,7 @@ def following(tried: Sequence[Tried], own: int, each: int = 1, most: int | None 
     bad = min((one.batch for one in tried if one.failed), default=None)
     if not good:
         return _new(_multiple(bad // 2, each), tried) if bad else None
-    larger = _refined(good, bad, tried, each) if bad else _grown(good, each, most)
+    larger = _refined_batch(good, bad, tried, each) if bad else _larger_batch(good, each, most)
     return _new(larger, tried) or _new(_smaller(good, own, each), tried)
 
 
@@ -111,7 +111,7 @@ def _multiple(batch: int, each: int) -> int:
     return batch // each * each
 
 
-def _grown(good: dict[int, float], each: int, most: int | None) -> int | None:
+def _larger_batch(good: dict[int, float], each: int, most: int | None) -> int | None:
     top = max(good)
     larger = _multiple(2 * top if most is None else min(2 * top, most), each)
     return larger if larger > top and not has_stalled(good) else None
@@ -127,7 +127,7 @@ def has_stalled(good: dict[int, float]) -> bool:
     return bool(smaller) and max(good[last], good[top]) < (1 + ALIKE) * max(good[batch] for batch in smaller)
 
 
-def _refined(good: dict[int, float], bad: int, tried: Sequence[Tried], each: int) -> int | None:
+def _refined_batch(good: dict[int, float], bad: int, tried: Sequence[Tried], each: int) -> int | None:
     for_memory = next(one for one in tried if one.batch == bad).for_memory
     top = max(good)
     middle = _multiple((top + bad) // 2, each)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syrtos.checkpoint.encoding import Arrays, NotStorable, decode, encode, pack, typed, unpack
+from syrtos.checkpoint.encoding import Arrays, NotStorable, as_dtype, decode, encode, pack, unpack
 from syrtos.checkpoint.head import facts_of
 
 VALUES: Any = st.recursive(
@@ -55,7 +55,7 @@ def test_arrays_survive_with_dtype_and_shape(dtype: Any, shape: tuple[int, ...])
 def test_a_variable_of_a_dtype_from_elsewhere_is_bytes_until_its_dtype_is_told() -> None:
     value = np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3)
     found = unpack(pack({"weight": value.T}, {}))["weight"]
-    assert typed(found, value.dtype).reshape(3, 2).tolist() == value.T.tolist()
+    assert as_dtype(found, value.dtype).reshape(3, 2).tolist() == value.T.tolist()
 
 
 def test_numbers_of_numpy_stay_what_they_are() -> None:

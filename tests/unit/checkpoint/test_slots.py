@@ -23,20 +23,20 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Memory]:
 
 
 def test_nothing_is_committed_at_the_beginning(memory: Memory) -> None:
-    assert Slots(memory.places).committed() == 0
+    assert Slots(memory.places).committed_number() == 0
 
 
 def test_a_snapshot_is_committed_once_all_parts_are_written(memory: Memory) -> None:
     slots = Slots(memory.places)
     slots.write(0, 1, 2, b"first of 0")
-    assert slots.committed() == 0
+    assert slots.committed_number() == 0
     slots.write(1, 1, 2, b"first of 1")
-    assert slots.committed() == 1
+    assert slots.committed_number() == 1
     slots.write(0, 2, 2, b"second")
-    assert slots.committed() == 1
+    assert slots.committed_number() == 1
     assert slots.read(0, 1) == b"first of 0"
     slots.write(1, 2, 2, b"")
-    assert (slots.committed(), slots.read(0, 2), slots.read(1, 2)) == (2, b"second", b"")
+    assert (slots.committed_number(), slots.read(0, 2), slots.read(1, 2)) == (2, b"second", b"")
 
 
 def test_other_processes_find_it_by_path_and_after_the_writer_has_gone(memory: Memory) -> None:
@@ -48,7 +48,7 @@ def test_other_processes_find_it_by_path_and_after_the_writer_has_gone(memory: M
         os._exit(0)
     os.waitpid(child, 0)
     slots = Slots(memory.places)
-    assert slots.committed() == 1
+    assert slots.committed_number() == 1
     assert slots.read(1, 1) == b"of a process that is gone" * 10**6
 
 
@@ -59,7 +59,7 @@ def test_one_that_is_being_written_counts_as_none(memory: Memory) -> None:
             slots.write(rank, number, 2, b"x" * 100)
     slot = os.open(memory.places[0][0], os.O_RDWR)  # of snapshot 2, and of 4
     os.pwrite(slot, bytes(24), 0)
-    assert slots.committed() == 1
+    assert slots.committed_number() == 1
     os.close(slot)
 
 
@@ -78,9 +78,9 @@ def test_what_not_all_have_written_is_dropped_between_generations(memory: Memory
     slots.write(0, 1, 2, b"1")
     slots.write(1, 1, 2, b"1")
     slots.write(0, 2, 2, b"of the generation before")
-    slots.drop_all_but(slots.committed())
+    slots.drop_all_but(slots.committed_number())
     slots.write(1, 2, 2, b"of the next")
-    assert (slots.committed(), slots.read(0, 1)) == (1, b"1")
+    assert (slots.committed_number(), slots.read(0, 1)) == (1, b"1")
 
 
 def test_a_snapshot_may_have_fewer_parts_than_there_is_room_for(memory: Memory) -> None:
@@ -89,7 +89,7 @@ def test_a_snapshot_may_have_fewer_parts_than_there_is_room_for(memory: Memory) 
     for part in (0, 1):
         slots.write(part, 1, 2, b"of two")
     slots.write(0, 2, 1, b"of one")
-    assert (slots.whole(), slots.committed(), slots.parts(1), slots.parts(2)) == ({1, 2}, 2, 2, 1)
+    assert (slots.whole(), slots.committed_number(), slots.parts(1), slots.parts(2)) == ({1, 2}, 2, 2, 1)
 
 
 def test_a_shorter_one_has_nothing_of_the_longer_before(memory: Memory) -> None:
@@ -109,7 +109,7 @@ def test_a_full_file_system_is_an_error_and_what_was_committed_stays(tmp_path: P
         slots.write(0, 1, 1, bytes(600_000))
         with pytest.raises(OSError, match="No space left"):
             slots.write(0, 2, 1, bytes(600_000))
-        assert (slots.committed(), len(slots.read(0, 1))) == (1, 600_000)
+        assert (slots.committed_number(), len(slots.read(0, 1))) == (1, 600_000)
         slots.close()
         memory.close()
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from syrtos.checkpoint.encoding import pack
-from syrtos.cli.execution import Request, _goes_on, _locked, _may_be_forgotten, execute, read_request, this_machine
+from syrtos.cli.execution import Request, _goes_on, _may_be_forgotten, _run_lock, execute, read_request, this_machine
 from syrtos.errors import ConfigurationError
 from syrtos.launch.policy import Policy
 from syrtos.launch.program import parse
@@ -20,7 +20,7 @@ from syrtos.settings import Options
 
 def test_a_folder_in_which_a_run_is_going_on_takes_no_other(tmp_path: Path) -> None:
     for _ in range(2):
-        with _locked(tmp_path), pytest.raises(ConfigurationError, match="is going on"), _locked(tmp_path):
+        with _run_lock(tmp_path), pytest.raises(ConfigurationError, match="is going on"), _run_lock(tmp_path):
             pass
 
 

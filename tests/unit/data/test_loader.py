@@ -11,7 +11,7 @@ import pytest
 from syrtos.data.bad import Policy, left_out
 from syrtos.data.loader import Loader
 from syrtos.data.plan import Indices
-from syrtos.data.sources import Arrays, BadRecord, stacked
+from syrtos.data.sources import Arrays, BadRecord, stack_records
 from syrtos.errors import ConfigurationError, DataError
 
 
@@ -30,7 +30,7 @@ class Numbers(Arrays):
 
 
 def parse(records: list[bytes]) -> np.ndarray:
-    return stacked([int(record) for record in records])
+    return stack_records([int(record) for record in records])
 
 
 def loader(source: Arrays, on_bad_record: Any, budget: float = 0.5, seed: int | None = 1) -> Loader:

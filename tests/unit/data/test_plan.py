@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syrtos.data.plan import STREAMS, Plan, block_records, permuted, sum_of_records
+from syrtos.data.plan import STREAMS, Plan, block_records, permute, sum_of_records
 from syrtos.errors import ConfigurationError
 
 PLANS = st.builds(
@@ -104,7 +104,7 @@ def test_without_a_seed_records_stay_in_order_and_shares_are_contiguous() -> Non
 def test_every_record_comes_everywhere(count: int) -> None:
     """Over many keys the place of a record is uniform: chi-squared within what chance allows."""
     keys = np.arange(20_000)
-    seen = np.bincount(permuted(np.full(len(keys), count // 2), count, keys), minlength=count)
+    seen = np.bincount(permute(np.full(len(keys), count // 2), count, keys), minlength=count)
     expected = len(keys) / count
     chi2 = float(((seen - expected) ** 2 / expected).sum())
     assert chi2 < count - 1 + 6 * np.sqrt(2 * (count - 1))

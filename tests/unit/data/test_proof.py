@@ -149,7 +149,7 @@ def test_what_was_only_read_ahead_does_not_count(tmp_path: Path) -> None:
     ledger.begin(data.plan(), Position(), next_generation(str(tmp_path), NAME))
     for share in [*shares(data, Position(), 0, 1)][:5]:
         ledger.add(share)
-    ledger.reached(Position(0, 21), now=True)
+    ledger.note_reached(Position(0, 21), now=True)
     assert [(epoch.done, epoch.steps) for epoch in verify(tmp_path)] == [(21, 3)]
 
 

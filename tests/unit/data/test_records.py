@@ -84,7 +84,7 @@ def test_a_damaged_record_is_named_with_its_place(tmp_path: Path) -> None:
 
 def test_a_truncated_file_ends_with_one_bad_record(tmp_path: Path) -> None:
     source = records_of(tmp_path, framed(b"one") + framed(b"two" * 20)[:-9], framed(b"three"))
-    assert (len(source), source.damaged) == (3, 1)
+    assert (len(source), source.damaged_count) == (3, 1)
     with pytest.raises(BadRecord, match="ends inside of it"):
         source.read(np.asarray([1]))
     assert source.read(np.asarray([2])) == [b"three"]
@@ -94,7 +94,7 @@ def test_after_a_damaged_length_nothing_is_guessed(tmp_path: Path) -> None:
     content = bytearray(framed(b"one") + framed(b"two") + framed(b"three"))
     content[len(framed(b"one"))] ^= 1
     source = records_of(tmp_path, bytes(content))
-    assert (len(source), source.damaged) == (2, 1)
+    assert (len(source), source.damaged_count) == (2, 1)
     with pytest.raises(BadRecord, match="checksum of its length"):
         source.read(np.asarray([1]))
 
@@ -209,7 +209,7 @@ def misses(folder: str) -> list[int]:
     cache = Cache(place / f"cache-{comm.rank}")
     names = (["a", "nowhere", "b"], ["b", "nowhere", "c"])[comm.rank]
     source = Records(find([place / name for name in names], cache), TFRecord(), cache, comm)
-    return [len(source), source.damaged]
+    return [len(source), source.damaged_count]
 
 
 def test_a_file_that_no_worker_sees_is_a_bad_record(tmp_path: Path) -> None:

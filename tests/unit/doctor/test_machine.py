@@ -322,8 +322,8 @@ def test_no_prompt_is_ever_waited_for(tmp_path: Path) -> None:
 
 
 def test_unequal_versions() -> None:
-    theirs = {**machine_facts.compared(), "keras": "3.12.0"}
+    theirs = {**machine_facts.versions_to_compare(), "keras": "3.12.0"}
     check = machine_remote.versions("far", theirs)
     assert check.status == "wrong"
     assert check.found == f"keras 3.12.0 (here {machine_facts.version('keras')})"
-    assert machine_remote.versions("far", machine_facts.compared()).status == "ok"
+    assert machine_remote.versions("far", machine_facts.versions_to_compare()).status == "ok"

@@ -318,7 +318,7 @@ def test_modules_beside_a_script_are_read(tmp_path: Path) -> None:
 def test_names_that_have_a_replacement_are_gone() -> None:
     """In the installed Keras and TensorFlow; `keras.backend` is there with few of its names, and the line is for the rest."""
     table = tomllib.loads(resources.files("syrtos.doctor").joinpath("replaced.toml").read_text())["names"]
-    assert [path for path in table if public_names.missing(path) is None] == ["keras.backend"]
+    assert [path for path in table if public_names.missing_part(path) is None] == ["keras.backend"]
     assert names.instead("tensorflow.keras.utils.np_utils.to_categorical") == "`keras.utils`"
 
 
@@ -330,8 +330,8 @@ def test_public_names_are_those_of_the_installed_packages() -> None:
         "tensorflow.losses.MeanSquaredError",
         "tensorflow.python.x",
     ):
-        assert public_names.missing(path) is None
-    assert public_names.missing("keras.layers.core.Dense") == "keras.layers.core"
-    assert public_names.missing("tensorflow.Session") == "tensorflow.Session"
+        assert public_names.missing_part(path) is None
+    assert public_names.missing_part("keras.layers.core.Dense") == "keras.layers.core"
+    assert public_names.missing_part("tensorflow.Session") == "tensorflow.Session"
     assert public_names.is_of_tensorflow_1("tensorflow.placeholder")
     assert "keras.utils.to_categorical" in public_names.near("keras.utils.np_utils.to_categorical")

@@ -29,9 +29,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "_names", lambda nodes: ["n1", "n2", "n3"])
 
 
-def counts(env: dict[str, str], workers: int | None = None) -> list[int] | None:
-    found = allocation.hosts_of(JOB | env, workers)
-    return found and [host.slots for host in found]
+def counts(env: dict[str, str], workers: int | None = None) -> list[int]:
+    return [host.slots for host in allocation.hosts_of(JOB | env, workers) or ()]
 
 
 def test_nodes_of_an_allocation() -> None:

@@ -12,7 +12,7 @@ def record(name: str, created: float = 1.5, **facts: Any) -> Record:
     usual: dict[str, Any] = {
         "request": {"TrainingJobName": name},
         "tags": {},
-        "state": states.created(created),
+        "state": states.initial_state(created),
         "modified": created,
         "slots": 1,
         "spot": False,

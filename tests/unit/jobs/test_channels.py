@@ -155,7 +155,7 @@ def test_a_link_to_another_file_system(tmp_path: Path, monkeypatch: pytest.Monke
 
 @given(st.binary(max_size=40))
 def test_record_io(record: bytes) -> None:
-    frame = channels.framed(record)
+    frame = channels.frame_record(record)
     magic, length = struct.unpack_from("<II", frame)
     assert (magic, length) == (0xCED7230A, len(record))
     assert frame[8 : 8 + length] == record
@@ -277,7 +277,7 @@ def test_a_pipe_that_nobody_reads_ends(places: Places, tmp_path: Path, reader: R
 
 def test_each_object_is_a_record(places: Places, tmp_path: Path, reader: Reader) -> None:
     put(places, tmp_path, **{"data/a": b"one", "data/b": b"", "data/c": b"three"})
-    wanted = b"".join(map(channels.framed, (b"one", b"", b"three")))
+    wanted = b"".join(map(channels.frame_record, (b"one", b"", b"three")))
     assert streamed(places, tmp_path, reader, record_io=True) == [wanted]
 
 
@@ -292,7 +292,7 @@ def test_gzip_with_several_members(places: Places, tmp_path: Path, reader: Reade
     for old in (tmp_path / "ml").iterdir():
         old.unlink()
     (records,) = streamed(places, tmp_path, reader, gzip=True, record_io=True)
-    assert records == channels.framed(large + b"second") + channels.framed(b"third")
+    assert records == channels.frame_record(large + b"second") + channels.frame_record(b"third")
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_an_augmented_manifest(places: Places, tmp_path: Path, reader: Reader, r
     facts: dict[str, Any] = {"kind": "AugmentedManifestFile", "uri": "s3://bucket/list", "record_io": record_io}
     found = streamed(places, tmp_path, reader, 2, attributes=("source-ref", "label", "text"), **facts)
     parts = [part for n in range(4) for part in (bytes([n]) * 3, str(n).encode(), f"é{n}".encode())]
-    wanted = b"".join(channels.framed(part) if record_io else part for part in parts)
+    wanted = b"".join(channels.frame_record(part) if record_io else part for part in parts)
     assert found == [wanted, wanted]
 
 

@@ -26,7 +26,7 @@ def record(given: dict[str, str] | None = None, tags: dict[str, str] | None = No
         **facts,
     }
     return Record(
-        name="first", request=request, tags=tags or {}, state=states.created(time.time()), created=0.0, modified=0.0, slots=2,
+        name="first", request=request, tags=tags or {}, state=states.initial_state(time.time()), created=0.0, modified=0.0, slots=2,
         spot=False, access_key="x",
     )  # fmt: skip
 

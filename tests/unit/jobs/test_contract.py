@@ -89,7 +89,7 @@ def test_another_root() -> None:
     assert seen["SM_CHANNEL_TRAIN"] == "/home/me/ml/input/data/train"
     assert seen["SAGEMAKER_BASE_DIR"] == "/home/me/ml"
     found = Place("/home/me/ml", (), 1, 0)
-    inside = {path: found.inside(path) for path in ("/opt/ml", "/opt/ml/model", "/opt/mlx", "/opt", "text")}
+    inside = {path: found.instance_path(path) for path in ("/opt/ml", "/opt/ml/model", "/opt/mlx", "/opt", "text")}
     assert inside == {
         "/opt/ml": "/home/me/ml", "/opt/ml/model": "/home/me/ml/model", "/opt/mlx": "/opt/mlx", "/opt": "/opt", "text": "text",
     }  # fmt: skip

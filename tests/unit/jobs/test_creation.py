@@ -49,7 +49,7 @@ def created(
     assert estimator.latest_training_job == name
     record = service.store.get(name)
     assert record is not None
-    assert model.parsed(SHAPE, json.dumps(record.request).encode()) == record.request
+    assert model.parse_request(SHAPE, json.dumps(record.request).encode()) == record.request
     return record.request
 
 

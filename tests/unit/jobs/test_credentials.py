@@ -31,7 +31,7 @@ def record(**facts: Any) -> Record:
         **facts,
     }
     return Record(
-        name="job", request=request, tags={}, state=states.created(1.0), created=1.0, modified=1.0, slots=1, spot=False,
+        name="job", request=request, tags={}, state=states.initial_state(1.0), created=1.0, modified=1.0, slots=1, spot=False,
         access_key=new_access_key(),
     )  # fmt: skip
 
@@ -87,9 +87,9 @@ def test_keys_of_a_job_end_with_it(tmp_path: Path) -> None:
     assert caller is not None
     assert caller.arn.endswith("assumed-role/syrtos/job")
     for step in ("Downloading", "Training", "Uploading"):
-        store.change("job", lambda r, step=step: r.moved(step))
+        store.change("job", lambda r, step=step: r.with_transition(step))
         assert caller_of(home, store, found.access_key) is not None
-    store.change("job", lambda r: r.moved("Completed"))
+    store.change("job", lambda r: r.with_transition("Completed"))
     assert caller_of(home, store, found.access_key) is None
     store.remove("job")
     assert caller_of(home, store, found.access_key) is None

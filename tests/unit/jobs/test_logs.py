@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syrtos.jobs import logs
-from syrtos.jobs.logs import Stream, Tail, shown
+from syrtos.jobs.logs import Stream, Tail, terminal_line
 from syrtos.jobs.secrecy import Redactor
 
 
@@ -128,7 +128,7 @@ def test_threads_write_whole_lines(stream: Stream) -> None:
     ],
 )  # fmt: skip
 def test_lines_are_shown_as_a_terminal_leaves_them(line: str, wanted: str) -> None:
-    assert shown(line) == wanted
+    assert terminal_line(line) == wanted
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_lines_are_shown_as_a_terminal_leaves_them(line: str, wanted: str) -> No
 )
 def test_a_long_line_takes_no_time(line: str) -> None:
     """The thread that shows it is one of the process that stops the job."""
-    thread = threading.Thread(target=lambda: done.append(shown(line[:20_000])), daemon=True)
+    thread = threading.Thread(target=lambda: done.append(terminal_line(line[:20_000])), daemon=True)
     done: list[str] = []
     began = time.process_time()
     thread.start()
@@ -144,13 +144,13 @@ def test_a_long_line_takes_no_time(line: str) -> None:
     short = time.process_time() - began
     assert short < 0.2, f"20,000 characters took {short:.1f} s"
     began = time.process_time()
-    shown(line)
+    terminal_line(line)
     assert time.process_time() - began < 5
 
 
 @given(st.text(alphabet="ab\r\x08\x1b[0m1;", max_size=60))
 def test_no_control_character_is_left(line: str) -> None:
-    assert not any(ord(character) < 32 for character in shown(line))
+    assert not any(ord(character) < 32 for character in terminal_line(line))
 
 
 # -- files that grow ---------------------------------------------------------------------------------------

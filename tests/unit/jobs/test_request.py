@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs.request import Distribution, Job, arguments_v2, decoded, of_script, read
+from syrtos.jobs.request import Distribution, Job, arguments_v2, decode, of_script, read
 
 SOURCE = "s3://bucket/sourcedir.tar.gz"
 
@@ -127,13 +127,13 @@ def test_any_values_make_a_pair_each(values: dict[str, Any]) -> None:
 
 @given(_JSON)
 def test_json_is_decoded_and_text_is_not(value: Any) -> None:
-    assert decoded(json.dumps(value)) == value
-    assert decoded("not json: " + json.dumps(value)) == "not json: " + json.dumps(value)
+    assert decode(json.dumps(value)) == value
+    assert decode("not json: " + json.dumps(value)) == "not json: " + json.dumps(value)
 
 
 @pytest.mark.parametrize("text", ["[" * 2500, '{"a":' * 500, "-", "{", ""])
 def test_text_that_looks_like_json(text: str) -> None:
-    assert decoded(text) == text
+    assert decode(text) == text
 
 
 # -- scripts and commands ----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def record(name: str, script: str = "true", **facts: Any) -> Record:
     }
     now = time.time()
     return Record(
-        name=name, request=request, tags={}, state=states.created(now), created=now, modified=now, slots=1, spot=False,
+        name=name, request=request, tags={}, state=states.initial_state(now), created=now, modified=now, slots=1, spot=False,
         access_key=new_access_key(), attempts=1,
     )  # fmt: skip
 
@@ -55,7 +55,7 @@ def end_of(store: Store, name: str) -> Record:
 
 def test_a_job_that_is_stopped_before_its_runner_begins(home: Home) -> None:
     store, attempt = prepared(home, record("early"))
-    store.change("early", lambda r: r.moved("Stopping"))
+    store.change("early", lambda r: r.with_transition("Stopping"))
     attempt.run()
     found = end_of(store, "early")
     assert (found.state.secondary, found.failure) == ("Stopped", "")
@@ -63,7 +63,9 @@ def test_a_job_that_is_stopped_before_its_runner_begins(home: Home) -> None:
 
 def test_a_job_that_is_stopped_just_before_it_trains(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     store, attempt = prepared(home, record("later"))
-    monkeypatch.setattr(attempt, "_say_versions", lambda: store.change("later", lambda r: r.moved("Stopping")))
+    monkeypatch.setattr(
+        attempt, "_say_versions", lambda: store.change("later", lambda r: r.with_transition("Stopping"))
+    )
     attempt.run()
     found = end_of(store, "later")
     assert (found.state.secondary, found.failure) == ("Stopped", "")
@@ -71,7 +73,7 @@ def test_a_job_that_is_stopped_just_before_it_trains(home: Home, monkeypatch: py
 
 def test_a_runner_that_a_restarted_service_has_not_seen_leaves_the_job_to_the_next(home: Home) -> None:
     store, attempt = prepared(home, record("again"))
-    store.change("again", lambda r: r.ended("Restarting"))
+    store.change("again", lambda r: r.with_end("Restarting"))
     attempt.run()
     found = end_of(store, "again")
     assert (found.state.secondary, found.state.status) == ("Restarting", "InProgress")

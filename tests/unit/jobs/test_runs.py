@@ -27,7 +27,7 @@ def job(entry: list[str] | None = None, **given: Any) -> Job:
 def test_the_command_of_a_script() -> None:
     code = {"sagemaker_program": "src/train.py", "sagemaker_submit_directory": "s3://bucket/code.tar.gz"}
     mpi = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
-    assert runs.told(job(**code, **mpi, epochs=3)) == {
+    assert runs.describe_program(job(**code, **mpi, epochs=3)) == {
         "workers": 4,
         "workers_per_instance": 2,
         "program": {"name": "src/train.py", "arguments": ["--epochs", "3"]},
@@ -38,10 +38,10 @@ def test_the_command_of_a_script() -> None:
 
 
 def test_the_command_of_a_container() -> None:
-    found = runs.told(job(["/bin/bash", "/opt/ml/input/data/code/run.sh"]))
+    found = runs.describe_program(job(["/bin/bash", "/opt/ml/input/data/code/run.sh"]))
     assert found["program"] == {"name": "run.sh"}
     assert found["command"] == ["/bin/bash", "/opt/ml/input/data/code/run.sh"]
-    assert runs.told(job(["/usr/bin/env"]))["program"] == {"name": "env"}
+    assert runs.describe_program(job(["/usr/bin/env"]))["program"] == {"name": "env"}
 
 
 def test_the_last_attempt_counts(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_the_last_attempt_counts(tmp_path: Path) -> None:
 
 
 def test_versions_of_another_interpreter(tmp_path: Path) -> None:
-    here = versions.here()
+    here = versions.local_versions()
     assert {"python", "syrtos", "keras", "numpy"} <= here.keys()
     assert versions.of(Path(sys.executable), {}) == here
     other = tmp_path / "python"

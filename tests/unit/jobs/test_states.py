@@ -19,7 +19,7 @@ def allowed(state: State) -> list[str]:
 
 def can(state: State, name: str) -> bool:
     try:
-        state.moved(name, 0.0)
+        state.with_transition(name, 0.0)
     except ConfigurationError:
         return False
     return True
@@ -28,14 +28,14 @@ def can(state: State, name: str) -> bool:
 @given(st.data())
 def test_any_walk_is_without_gaps_and_ends_once(data: st.DataObject) -> None:
     now = 100.0
-    state = states.created(now)
+    state = states.initial_state(now)
     for _ in range(data.draw(st.integers(0, 20))):
         choices = allowed(state)
         if not choices:
             break
         now += data.draw(st.floats(0, 1000))
         before = state
-        state = state.moved(data.draw(st.sampled_from(choices)), now)
+        state = state.with_transition(data.draw(st.sampled_from(choices)), now)
         assert state.transitions[:-2] == before.transitions[:-1]
     for first, second in zip(state.transitions, state.transitions[1:], strict=False):
         assert first["EndTime"] == second["StartTime"] >= first["StartTime"]
@@ -44,7 +44,7 @@ def test_any_walk_is_without_gaps_and_ends_once(data: st.DataObject) -> None:
     assert ("EndTime" in state.transitions[-1]) == state.final == (state.secondary in FINAL)
     assert state.status == FINAL.get(state.secondary, state.status)
     assert (state.status in ("InProgress", "Stopping")) != state.final
-    total = states.spent(state.transitions, ALL, now)
+    total = states.seconds_in(state.transitions, ALL, now)
     assert total == pytest.approx(now - 100.0)
 
 
@@ -53,7 +53,7 @@ def test_any_walk_is_without_gaps_and_ends_once(data: st.DataObject) -> None:
 def test_nothing_follows_an_end(end: str, then: str) -> None:
     state = State(FINAL[end], end, ({"Status": end, "StartTime": 1.0, "EndTime": 1.0, "StatusMessage": ""},))
     with pytest.raises(ConfigurationError, match=f"that is {end} can't become {then}"):
-        state.moved(then, 2.0)
+        state.with_transition(then, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -73,39 +73,49 @@ def test_nothing_follows_an_end(end: str, then: str) -> None:
     ],
 )
 def test_refused_moves(walk: tuple[str, ...], then: str) -> None:
-    state = states.created(1.0)
+    state = states.initial_state(1.0)
     for step in walk:
-        state = state.moved(step, 2.0)
+        state = state.with_transition(step, 2.0)
     with pytest.raises(ConfigurationError):
-        state.moved(then, 3.0)
+        state.with_transition(then, 3.0)
 
 
 def test_the_way_of_a_job_that_ends_well() -> None:
-    state = states.created(1.0)
+    state = states.initial_state(1.0)
     steps = ("Pending", "Starting", "Downloading", "Training", "Uploading", "Completed")
     for now, step in enumerate(steps, 2):
-        state = state.moved(step, float(now))
+        state = state.with_transition(step, float(now))
         assert state.status == ("Completed" if step == "Completed" else "InProgress")
     assert [one["Status"] for one in state.transitions] == ["Starting", *steps]
-    assert states.spent(state.transitions, ("Starting",), 99.0) == 2.0
+    assert states.seconds_in(state.transitions, ("Starting",), 99.0) == 2.0
 
 
 def test_a_job_that_is_asked_to_stop_stays_so_while_it_uploads() -> None:
-    state = states.created(1.0).moved("Downloading", 2.0).moved("Training", 3.0).moved("Stopping", 4.0)
+    state = (
+        states.initial_state(1.0)
+        .with_transition("Downloading", 2.0)
+        .with_transition("Training", 3.0)
+        .with_transition("Stopping", 4.0)
+    )
     assert state.status == "Stopping"
-    state = state.moved("Uploading", 5.0)
+    state = state.with_transition("Uploading", 5.0)
     assert state.status == "Stopping"
-    assert state.moved("Stopped", 6.0).status == "Stopped"
-    assert state.moved("MaxRuntimeExceeded", 6.0).status == "Stopped"
+    assert state.with_transition("Stopped", 6.0).status == "Stopped"
+    assert state.with_transition("MaxRuntimeExceeded", 6.0).status == "Stopped"
 
 
 def test_each_attempt_counts_and_what_goes_on_counts_until_now() -> None:
-    state = states.created(0.0).moved("Downloading", 1.0).moved("Training", 2.0).moved("Interrupted", 5.0)
-    state = state.moved("Starting", 6.0).moved("Downloading", 7.0).moved("Training", 8.0)
-    assert states.spent(state.transitions, ("Training",), 10.0) == 5.0
+    state = (
+        states.initial_state(0.0)
+        .with_transition("Downloading", 1.0)
+        .with_transition("Training", 2.0)
+        .with_transition("Interrupted", 5.0)
+    )
+    state = state.with_transition("Starting", 6.0).with_transition("Downloading", 7.0).with_transition("Training", 8.0)
+    assert states.seconds_in(state.transitions, ("Training",), 10.0) == 5.0
 
 
 def test_a_message_can_be_given() -> None:
-    state = states.created(0.0).moved("Failed", 1.0, "because")
+    state = states.initial_state(0.0).with_transition("Failed", 1.0, "because")
     assert state.transitions[-1]["StatusMessage"] == "because"
     assert state.final

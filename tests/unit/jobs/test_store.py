@@ -136,8 +136,8 @@ def test_active_jobs_come_oldest_first(store: Store) -> None:
     store.add(record("b", 2.0))
     store.add(record("c", 1.0))
     store.add(record("a", 2.0))
-    store.add(record("over", 0.5, state=states.created(0.5).moved("Failed", 0.6)))
-    store.add(record("leaving", 3.0, state=states.created(0.5).moved("Stopping", 0.6)))
+    store.add(record("over", 0.5, state=states.initial_state(0.5).with_transition("Failed", 0.6)))
+    store.add(record("leaving", 3.0, state=states.initial_state(0.5).with_transition("Stopping", 0.6)))
     assert [found.name for found in store.active()] == ["c", "a", "b", "leaving"]
 
 
@@ -204,7 +204,7 @@ def test_processes_lose_no_change(store: Store, url: str) -> None:
 def test_any_text_that_a_script_may_leave_can_be_written_down(store: Store, text: str) -> None:
     """A job whose last words can't be stored would never end."""
     store.add(record("one"))
-    after = store.change("one", lambda r: r.moved("Failed", text, failure=text))
+    after = store.change("one", lambda r: r.with_transition("Failed", text, failure=text))
     assert after is not None
     found = store.get("one")
     assert found is not None

@@ -79,13 +79,13 @@ def test_what_other_names_and_living_writers_have_is_left(tmp_path: Path) -> Non
 
 
 def test_a_process_forked_while_a_file_is_written_holds_no_lock(tmp_path: Path) -> None:
-    with atomic._held(tmp_path):
+    with atomic._folder_lock(tmp_path):
         sleeper = os.fork()
         if sleeper == 0:
             signal.pause()
             os._exit(0)
     try:
-        with atomic._held(tmp_path) as held:
+        with atomic._folder_lock(tmp_path) as held:
             assert held
     finally:
         os.kill(sleeper, signal.SIGKILL)

@@ -33,7 +33,7 @@ def checked_steps(comm: InProcessCommunicator, steps: int, cost: float, step: fl
             made.append(number)
             if comm.rank == 0:
                 Clock.now += cost
-            found.made(comm, cost * (1 + comm.rank), number < few)
+            found.note_check(comm, cost * (1 + comm.rank), number < few)
         if comm.rank == 0:
             Clock.now += step
         found.count(1)
@@ -58,10 +58,10 @@ def test_batches_of_few_rows_are_no_end(together: Callable[..., list[Any]]) -> N
 def test_the_first_step_of_an_epoch_is_checked(together: Callable[..., list[Any]]) -> None:
     def epochs(comm: InProcessCommunicator) -> list[bool]:
         found = Checks()
-        found.made(comm, 1e-3, False)
+        found.note_check(comm, 1e-3, False)
         found.count(1)
-        found.made(comm, 1e-3, False)
-        found.made(comm, 1e-3, False)
+        found.note_check(comm, 1e-3, False)
+        found.note_check(comm, 1e-3, False)
         before = found.is_due()
         Checks.epochs += 1
         return [before, found.is_due()]
@@ -72,13 +72,13 @@ def test_the_first_step_of_an_epoch_is_checked(together: Callable[..., list[Any]
 def test_the_first_epochs_are_checked_at_any_cost(together: Callable[..., list[Any]]) -> None:
     def epochs(comm: InProcessCommunicator) -> list[bool]:
         found, due = Checks(), []
-        found.made(comm, 30.0, False)
+        found.note_check(comm, 30.0, False)
         for _ in range(5):
             found.count(1)
             Checks.epochs += 1
             due.append(found.is_due())
             if due[-1]:
-                found.made(comm, 30.0, False)
+                found.note_check(comm, 30.0, False)
         return due
 
     assert together(1, epochs) == [[True, True, True, False, False]]

@@ -63,7 +63,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
 def _first_writes(path: Path, text: str) -> None:
     """What rank 0 does for its first file."""
     claim = claims.Claim(str(path), "0 1", fetched=False)
-    with claim.held():
+    with claim.holding():
         claims.Turn("writes").tell((0, 1))
         claim.settle(lambda: path.write_text(text))
 
@@ -118,7 +118,7 @@ def test_a_writer_that_hangs_is_told_of(tmp_path: Path, play: Play) -> None:
     """To writers of the same file, and to readers."""
     play(0, timeout=0.2)
     path = str(tmp_path / "file")
-    with claims.Claim(path, "0 1", fetched=False).held():
+    with claims.Claim(path, "0 1", fetched=False).holding():
         with pytest.raises(StalledError, match=path):
             files.once(path, lambda: None)
         with pytest.raises(StalledError, match=path):
@@ -135,7 +135,7 @@ def test_where_locks_do_not_work_one_worker_fetches(play: Play, monkeypatch: pyt
     inside, most = threading.Semaphore(1), list[bool]()
 
     def fetch(number: int) -> None:
-        with claims.Claim("file", f"0 {number}", fetched=True).held():
+        with claims.Claim("file", f"0 {number}", fetched=True).holding():
             most.append(inside.acquire(blocking=False))
             time.sleep(0.05)
             inside.release()
@@ -184,7 +184,7 @@ def test_a_fetch_is_known_by_its_file_and_nothing_tells_its_address(tmp_path: Pa
     ids=lambda error: type(error).__name__,
 )
 def test_errors_are_raised_again_with_type_and_text(error: Exception) -> None:
-    found = travelling_errors.again(travelling_errors.described(error))
+    found = travelling_errors.again(travelling_errors.describe_error(error))
     assert type(found) is type(error)
     assert str(found) == str(error)
 
@@ -192,4 +192,4 @@ def test_errors_are_raised_again_with_type_and_text(error: Exception) -> None:
 def test_an_error_of_an_unknown_type_keeps_its_text() -> None:
     own = type("OwnError", (Exception,), {})
     with pytest.raises(SyrtosError, match="OwnError: full"):
-        raise travelling_errors.again(travelling_errors.described(own("full")))
+        raise travelling_errors.again(travelling_errors.describe_error(own("full")))

@@ -26,7 +26,7 @@ def scaling(one: Any, warmup_epochs: int = 0) -> Scaling:
     session: Any = SimpleNamespace(options=options, world=World(size=2))
     begun = Scaling(session)
     begun.begin(one)
-    begun.restored()
+    begun.scale_if_new()
     return begun
 
 

@@ -13,7 +13,7 @@ from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError, OutOfStepError
 from syrtos.keras.patching import Patch, install
-from syrtos.keras.tensorflow.patching import agreeing, gathered
+from syrtos.keras.tensorflow.patching import agreeing, gather_rows
 
 
 @agreeing
@@ -60,7 +60,7 @@ def test_ragged_rows_are_gathered_in_rank_order(together: Any) -> None:
     shares: list[Any] = [[[[1], [2, 3]], [[4]]], [], [[[], [5]]]]
 
     def predict(comm: InProcessCommunicator) -> Any:
-        return gathered(comm, tf.ragged.constant(shares[comm.rank], tf.int32, ragged_rank=2)).to_list()
+        return gather_rows(comm, tf.ragged.constant(shares[comm.rank], tf.int32, ragged_rank=2)).to_list()
 
     assert together(3, predict) == [[[[1], [2, 3]], [[4]], [[], [5]]]] * 3
 

@@ -30,7 +30,7 @@ def test_lines_of_steps_that_are_trained_again_are_cut_off(tmp_path: Path, kind:
     if before is not None:
         path.write_text(before)
     log = began(kind, path)
-    facts: list[Any] = [{"written": snapshot._written(log)}]
+    facts: list[Any] = [{"written": snapshot._csv_log_length(log)}]
     log.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
     log.csv_file.flush()
     again = began(kind, path, facts)
@@ -44,7 +44,7 @@ def test_lines_that_were_there_stay(tmp_path: Path, kind: Any) -> None:
     path = tmp_path / "log.csv"
     log = began(kind, path)
     log.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
-    facts: list[Any] = [{"written": snapshot._written(log)}]
+    facts: list[Any] = [{"written": snapshot._csv_log_length(log)}]
     log.on_epoch_end(1, {"loss": 0.5, "val_loss": 1.0})
     log.csv_file.flush()
     again = began(kind, path, facts)
@@ -60,7 +60,7 @@ def test_a_log_of_a_fit_that_has_ended_stays_whole(tmp_path: Path, kind: Any) ->
     log = began(kind, path)
     log.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
     log.on_train_end()
-    facts: list[Any] = [{"written": snapshot._written(log)}]
+    facts: list[Any] = [{"written": snapshot._csv_log_length(log)}]
     again = began(kind, path, facts)
     again.on_train_end()
     assert path.read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,2.0"]

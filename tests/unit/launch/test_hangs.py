@@ -60,7 +60,7 @@ def looked_at(pid: int, seconds: int, between: Callable[[Waits], None] = lambda 
     for _ in range(seconds):
         clock.now += 1.0
         between(waits)
-        found = looking.found([0, 1])
+        found = looking.find_hanging([0, 1])
     return found, looking.state(1)
 
 
@@ -111,7 +111,7 @@ def test_a_standstill_of_the_launcher_says_nothing(start: Start) -> None:
     looking = Hangs(waits, lambda rank: look(pid), clock)
     for seconds in (1.0, 3600.0, 1.0):
         clock.now += seconds
-        assert looking.found([0, 1]) == []
+        assert looking.find_hanging([0, 1]) == []
 
 
 def test_workers_that_are_gone() -> None:
@@ -120,5 +120,5 @@ def test_workers_that_are_gone() -> None:
     looking = Hangs(waits, lambda rank: None, clock)
     for _ in range(60):
         clock.now += 1.0
-        assert looking.found([0, 1, 2, 3]) == []
+        assert looking.find_hanging([0, 1, 2, 3]) == []
     assert looking.state(1) == looking.state(3) == hangs.BUSY

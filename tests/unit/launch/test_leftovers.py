@@ -94,26 +94,26 @@ def test_files_of_others_are_left_alone(segment: Segment, prefix: str) -> None:
 def test_mapped_segments_are_known_by_name(segment: Segment) -> None:
     path = segment()
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        assert str(path) in leftovers.mapped()
-        assert str(path) in leftovers.mapped(os.getpid())
-    assert str(path) not in leftovers.mapped()
+        assert str(path) in leftovers.mapped_segments()
+        assert str(path) in leftovers.mapped_segments(os.getpid())
+    assert str(path) not in leftovers.mapped_segments()
 
 
 def test_a_mapped_segment_is_known_by_name_even_once_unlinked(segment: Segment) -> None:
     path = segment()
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         path.unlink()
-        assert str(path) in leftovers.mapped()
+        assert str(path) in leftovers.mapped_segments()
 
 
 def test_other_mapped_files_are_none_of_ours(segment: Segment) -> None:
     path = segment("psm_")
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        assert str(path) not in leftovers.mapped()
+        assert str(path) not in leftovers.mapped_segments()
 
 
 def test_a_process_that_has_ended_has_mapped_nothing() -> None:
-    assert leftovers.mapped(2**22 + 1) == []
+    assert leftovers.mapped_segments(2**22 + 1) == []
 
 
 def test_segments_are_removed_by_name(segment: Segment) -> None:

@@ -18,7 +18,7 @@ from syrtos.launch.supervise import supervise
 PRELUDE = """
 import os, signal, sys, time
 from pathlib import Path
-from syrtos.launch.events import send, started
+from syrtos.launch.events import report_start, send
 rank = int(os.environ["PMI_RANK"])
 def finish(): send(2, "finished", rank)
 def until(path):
@@ -29,7 +29,7 @@ LONG = 60.0
 
 
 def run(code: str, ranks: int = 3, grace: float = 5.0) -> Outcome:
-    command = (sys.executable, "-c", PRELUDE + "started(2, rank)\n" + code)
+    command = (sys.executable, "-c", PRELUDE + "report_start(2, rank)\n" + code)
     return supervise(Plan((Group(command, range(ranks)),), {}), os.environ, grace)
 
 
@@ -136,10 +136,10 @@ def test_a_signal_reaches_all_and_they_may_save(capfd: pytest.CaptureFixture[str
 
 ABORTING = """
 from mpi4py import MPI
-from syrtos.launch.leftovers import mapped, remove
-started(2, rank)
+from syrtos.launch.leftovers import mapped_segments, remove
+report_start(2, rank)
 MPI.COMM_WORLD.Barrier()
-if rank == 0: remove(mapped())
+if rank == 0: remove(mapped_segments())
 MPI.COMM_WORLD.Barrier()
 if rank == 1: MPI.COMM_WORLD.Abort({})
 time.sleep(600)

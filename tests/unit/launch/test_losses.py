@@ -12,14 +12,14 @@ from syrtos.launch import losses
 def test_a_death_is_noted_and_forgotten(tmp_path: Path) -> None:
     losses.note(str(tmp_path), 2)
     losses.note(str(tmp_path), 2)
-    assert losses.lost(str(tmp_path)) == {2}
+    assert losses.lost_ranks(str(tmp_path)) == {2}
     losses.forget(tmp_path)
-    assert losses.lost(str(tmp_path)) == set()
+    assert losses.lost_ranks(str(tmp_path)) == set()
 
 
 def test_a_folder_that_is_not_there_ends_no_server(tmp_path: Path) -> None:
     """Before anybody has died."""
-    assert losses.lost(str(tmp_path / "nowhere")) == set()
+    assert losses.lost_ranks(str(tmp_path / "nowhere")) == set()
 
 
 def test_a_death_that_can_not_be_noted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

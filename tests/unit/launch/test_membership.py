@@ -56,7 +56,7 @@ def reason(found: Membership) -> str:
     """Why its generation, which has committed something, is to be replaced, once it is."""
     said: list[str] = []
     found.committed = lambda: found._reached + 1
-    until(lambda: said.append(found.changed()) or said[-1])
+    until(lambda: said.append(found.reason_to_replace()) or said[-1])
     found.committed = lambda: 0
     return said[-1]
 
@@ -67,7 +67,7 @@ def test_a_fixed_number_of_workers_stays(tmp_path: Path) -> None:
         spec, without = found.begin(0)
         assert (spec.workers, spec.hosts, without) == (4, HOSTS, frozenset())
         time.sleep(0.2)
-        assert found.changed() == ""
+        assert found.reason_to_replace() == ""
 
 
 def test_a_run_is_resized(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_run_is_resized(tmp_path: Path) -> None:
         assert ask_for(tmp_path, 1, LONG) == ""
         assert reason(found) == "The run is to have 1 worker in the place of 2."
         assert found.begin(0)[0].workers == 1
-        assert found.changed() == ""
+        assert found.reason_to_replace() == ""
 
 
 def test_nothing_is_replaced_before_it_has_committed_something(
@@ -92,9 +92,9 @@ def test_nothing_is_replaced_before_it_has_committed_something(
         ask_for(tmp_path, 1, LONG)
         found.committed = lambda: 7
         until(lambda: found._told)
-        assert found.changed() == ""
+        assert found.reason_to_replace() == ""
         found.committed = lambda: 8
-        until(found.changed)
+        until(found.reason_to_replace)
     assert capsys.readouterr().err == (
         "syrtos: The run is to have 1 worker in the place of 2: once a further step of `fit`, or a state of Horovod's, is committed.\n"
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from syrtos.errors import ConfigurationError
-from syrtos.launch.plan import Machine, Plan, forwarded, make_plan
+from syrtos.launch.plan import Machine, Plan, forwarded_variables, make_plan
 from syrtos.launch.program import Program
 from syrtos.launch.spec import Spec, parse_hosts
 from syrtos.settings import OPTIONS_VARIABLE, Options, options_from
@@ -90,7 +90,7 @@ def test_options_travel_to_the_workers(script: Path, hosts: str) -> None:
 def test_options_of_an_outer_run_do_not_leak_in(script: Path) -> None:
     outer = {OPTIONS_VARIABLE: Options(timeout=1.0).to_json()}
     plan = remote_plan(script, outer)
-    assert options_from(forwarded(outer) | dict(plan.environment)).timeout == Options().timeout
+    assert options_from(forwarded_variables(outer) | dict(plan.environment)).timeout == Options().timeout
 
 
 def test_the_script_is_named_as_it_was_typed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_module_and_flags_of_the_interpreter() -> None:
 
 
 def test_other_hosts_get_what_libraries_read_and_never_secrets() -> None:
-    assert forwarded(ENVIRONMENT | SECRETS | TERRAFORM_SECRETS) == ENVIRONMENT
+    assert forwarded_variables(ENVIRONMENT | SECRETS | TERRAFORM_SECRETS) == ENVIRONMENT
 
 
 def test_what_is_printed_holds_no_secrets(script: Path) -> None:

@@ -10,7 +10,7 @@ def forked(parent: _Drawn) -> _Drawn:
     parent.about_to_fork()
     child = _Drawn()
     child.line, child._children = parent.line, parent._children
-    child.forked()
+    child.begin_child_series()
     return child
 
 

@@ -37,7 +37,7 @@ def until(done: Callable[[], bool]) -> None:
 
 def commit(snapshots: OnHosts, agent: Agent, number: int, *parts: bytes) -> None:
     """As the workers of a host do."""
-    snapshots.described(len(parts))
+    snapshots.facts_for_writers(len(parts))
     for part, data in enumerate(parts):
         snapshots._put(agent, part, number, len(parts), data)
 
@@ -48,26 +48,26 @@ def read(snapshots: OnHosts | Here, number: int) -> list[bytes]:
 
 def test_nothing_is_committed_at_the_beginning(agents: Agents) -> None:
     snapshots = OnHosts(agents)
-    assert (snapshots.committed(), snapshots.settle()) == (0, 0)
-    agents.before_start(agents.there())
-    assert snapshots.committed() == 0
+    assert (snapshots.committed_number(), snapshots.settle()) == (0, 0)
+    agents.before_start(agents.answering_agents())
+    assert snapshots.committed_number() == 0
 
 
 def test_the_newest_that_all_hosts_have_is_kept(agents: Agents) -> None:
     """A host ended while its workers wrote: nothing need be sent."""
-    snapshots, (a, b) = OnHosts(agents), agents.there()
+    snapshots, (a, b) = OnHosts(agents), agents.answering_agents()
     for agent in (a, b):
         commit(snapshots, agent, 1, b"first", agent.host.encode())
     commit(snapshots, a, 2, b"second", b"a")
-    assert snapshots.committed() == 2
-    assert snapshots.settle() == snapshots.committed() == 1
+    assert snapshots.committed_number() == 2
+    assert snapshots.settle() == snapshots.committed_number() == 1
     assert read(snapshots, 1)[0] == b"first"
     with pytest.raises(BlockingIOError):
         snapshots.parts(2)
 
 
 def test_a_host_that_comes_back_gets_what_another_has(agents: Agents) -> None:
-    snapshots, (a, b) = OnHosts(agents), agents.there()
+    snapshots, (a, b) = OnHosts(agents), agents.answering_agents()
     data = os.urandom(40 << 20)  # more than is sent at a time
     for agent in (a, b):
         commit(snapshots, agent, 7, data, b"")
@@ -78,9 +78,9 @@ def test_a_host_that_comes_back_gets_what_another_has(agents: Agents) -> None:
     assert agents.left_out() == {"b"}
     agents.start_lost()
     until(lambda: not agents.left_out())
-    agents.before_start(agents.there())
-    assert [sorted(numbers) for _, numbers in snapshots._whole(agents.there())] == [[7], [7]]
-    (back,) = [agent for agent in agents.there() if agent.host == "b"]
+    agents.before_start(agents.answering_agents())
+    assert [sorted(numbers) for _, numbers in snapshots._whole(agents.answering_agents())] == [[7], [7]]
+    (back,) = [agent for agent in agents.answering_agents() if agent.host == "b"]
     snapshots._held = back, 7, back.ask("hold", room=2, number=7)["lengths"]
     assert read(snapshots, 7) == [data, b""]
 
@@ -89,9 +89,9 @@ def test_what_was_loaded_is_sent_before_the_start(agents: Agents) -> None:
     snapshots = OnHosts(agents)
     for part, data in enumerate((b"one", b"two")):
         snapshots.write(part, 5, 2, data)
-    assert (snapshots.committed(), read(snapshots, 5)) == (5, [b"one", b"two"])
-    agents.before_start(agents.there())
-    assert [numbers for _, numbers in snapshots._whole(agents.there())] == [{5}, {5}]
+    assert (snapshots.committed_number(), read(snapshots, 5)) == (5, [b"one", b"two"])
+    agents.before_start(agents.answering_agents())
+    assert [numbers for _, numbers in snapshots._whole(agents.answering_agents())] == [{5}, {5}]
     assert read(snapshots, 5) == [b"one", b"two"]
 
 

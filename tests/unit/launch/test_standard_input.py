@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.launch.standard_input import _Copies, copied, has_data
+from syrtos.launch.standard_input import _Copies, copying_input, has_data
 
 READ = "import sys\nfrom syrtos.launch.standard_input import adopt\nadopt(sys.argv[1], int(sys.argv[2]))\n"
 
@@ -23,7 +23,7 @@ def worker(told: str, rank: int, code: str) -> subprocess.Popen[bytes]:
 def test_a_pipe_is_copied_to_those_who_read_though_others_do_not() -> None:
     data = os.urandom(3_000_000)  # more than all pipes hold, and than is read ahead
     source, target = os.pipe()
-    with copied(source, 3) as told:
+    with copying_input(source, 3) as told:
         readers = [worker(told, rank, "sys.stdout.buffer.write(sys.stdin.buffer.read())") for rank in (0, 2)]
         with os.fdopen(target, "wb") as stream:
             stream.write(data)
@@ -33,7 +33,7 @@ def test_a_pipe_is_copied_to_those_who_read_though_others_do_not() -> None:
 def test_nothing_of_a_pipe_is_written_to_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     source, target = os.pipe()
-    with copied(source, 1) as told:
+    with copying_input(source, 1) as told:
         os.write(target, b"password\n")
         assert worker(told, 0, "print(input())").communicate(timeout=300)[0] == b"password\n"
         os.close(target)
@@ -57,7 +57,7 @@ def test_bytes_that_all_have_read_are_dropped() -> None:
 
 def test_lines_arrive_while_the_stream_goes_on() -> None:
     source, target = os.pipe()
-    with copied(source, 2) as told:
+    with copying_input(source, 2) as told:
         os.write(target, b"one\n")
         readers = [worker(told, rank, "print(input(), flush=True); print(input())") for rank in range(2)]
         first = [reader.stdout.readline() for reader in readers if reader.stdout]
@@ -73,14 +73,14 @@ def test_a_file_is_read_from_where_it_stands(tmp_path: Path) -> None:
     with path.open("rb") as file:
         os.lseek(file.fileno(), 8, os.SEEK_SET)
         assert has_data(file.fileno())
-        with copied(file.fileno(), 2) as told:
+        with copying_input(file.fileno(), 2) as told:
             readers = [worker(told, rank, "print(sys.stdin.read(), end='')") for rank in range(2)]
             assert [reader.communicate(timeout=300)[0] for reader in readers] == [b" rest"] * 2
         assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == 8, "it is still the caller's to read"
 
 
 def test_nothing_is_an_empty_input_and_no_wait() -> None:
-    with copied(None, 2) as told:
+    with copying_input(None, 2) as told:
         output, _ = worker(told, 1, "print(repr(sys.stdin.read()))").communicate(timeout=300)
     assert output == b"''\n"
 

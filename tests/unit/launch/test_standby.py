@@ -87,7 +87,7 @@ def test_another_file_of_a_module_is_not_what_the_workers_have(standby: Standby)
     assert standby._zygote is not None
     standby._zygote._process.wait()
     assert not standby._zygote.is_ready()
-    assert "and was /my/json.py" in standby._zygote.said
+    assert "and was /my/json.py" in standby._zygote.printed_text
 
 
 def test_variables_are_those_of_the_import(standby: Standby, monkeypatch: pytest.MonkeyPatch) -> None:

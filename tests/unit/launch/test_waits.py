@@ -7,16 +7,16 @@ from syrtos.launch.waits import Waits
 
 def test_those_who_do_not_wait_are_awaited() -> None:
     waits = Waits()
-    assert waits.awaited(range(4)) == []
+    assert waits.awaited_ranks(range(4)) == []
     waits.begin(0, "main", "barrier", 10.0)
     waits.begin(2, "main", "barrier", 10.0)
-    assert waits.awaited(range(4)) == [1, 3]
-    assert waits.awaited([0, 1, 2]) == [1]  # rank 3 has finished
+    assert waits.awaited_ranks(range(4)) == [1, 3]
+    assert waits.awaited_ranks([0, 1, 2]) == [1]  # rank 3 has finished
     waits.end(2, "main")
-    assert waits.awaited(range(4)) == [1, 2, 3]
+    assert waits.awaited_ranks(range(4)) == [1, 2, 3]
     waits.end(0, "main")
     waits.end(0, "main")
-    assert waits.awaited(range(4)) == []
+    assert waits.awaited_ranks(range(4)) == []
 
 
 def test_all_of_some_wait() -> None:
@@ -68,12 +68,12 @@ def test_there_is_no_notice_where_all_wait() -> None:
 def test_other_waits_of_a_worker_and_servers() -> None:
     waits = Waits()
     waits.serves(3)
-    assert waits.awaited(range(4)) == []
+    assert waits.awaited_ranks(range(4)) == []
     waits.begin(0, "main", "barrier", 10.0)
     waits.begin(2, "input", "read", 10.0)
-    assert waits.awaited(range(4)) == [1]
+    assert waits.awaited_ranks(range(4)) == [1]
     waits.end(2, "main")
-    assert waits.awaited(range(4)) == [1]
+    assert waits.awaited_ranks(range(4)) == [1]
 
 
 def test_signs_of_life() -> None:

@@ -142,7 +142,7 @@ def test_updates_of_a_loop_of_the_scripts_own_are_steps(run: Run) -> None:
         run.ledger.before_update()
         with run.ledger.span("compute"):
             run.work(1.0)
-        run.ledger.updated()
+        run.ledger.note_update()
         run.work(0.5)
     run.ledger.close()
     assert [(line["phase"], line.get("steps"), line["wall"]) for line in run.lines()] == [

@@ -124,7 +124,7 @@ def test_two_runs(tmp_path: Path, wall: float, is_noise: bool) -> None:
     trained(tmp_path / "b", wall)
     runs = load(tmp_path / "a"), load(tmp_path / "b")
     both = facts.of_run(runs[0]), facts.of_run(runs[1])
-    found = compare.compared(*runs, both)
+    found = compare.compare_runs(*runs, both)
     assert found["steps"][0]["is_noise"] is is_noise
     assert ("within the noise" in found["text"]) is is_noise
     assert "more time" in found["text"] or is_noise

@@ -35,7 +35,7 @@ def write(run_dir: Path, ranks: int = 2, steps: int = 6, **facts: Any) -> None:
 
 def test_a_run_is_measured_by_its_median_step(tmp_path: Path) -> None:
     write(tmp_path)
-    found = forecast.measured(tmp_path)
+    found = forecast.measured_step(tmp_path)
     assert found.own == pytest.approx(0.1)
     assert (found.workers, found.samples, found.update, found.inside) == (2, 32.0, 0.02, 0.01)
     assert (found.gradients, found.sums, found.meetings) == (1e8, 5.0, 8.0)
@@ -68,7 +68,7 @@ def test_workers_that_meet_rarely_pay_their_part() -> None:
 
 def test_a_sharded_update_is_divided() -> None:
     place = Place(4, 2, LINK)
-    assert forecast.sharded(STEP, place) == pytest.approx(forecast.hierarchical(STEP, place) - 0.015 + 0.024)
+    assert forecast.sharded_step(STEP, place) == pytest.approx(forecast.hierarchical(STEP, place) - 0.015 + 0.024)
 
 
 @pytest.mark.parametrize(

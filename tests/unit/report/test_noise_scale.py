@@ -43,7 +43,7 @@ def write(
 )
 def test_the_noise_that_was_put_in_is_found(tmp_path: Path, shares: list[int], noise: float) -> None:
     write(tmp_path, shares, noise)
-    found = noise_scale.described(load(tmp_path))
+    found = noise_scale.describe_noise_scale(load(tmp_path))
     assert found["scale"] == pytest.approx(noise, rel=0.25)
     assert found["low"] < found["scale"] < found["high"]
     assert found["batch"] == sum(shares)
@@ -54,14 +54,14 @@ def test_the_noise_that_was_put_in_is_found(tmp_path: Path, shares: list[int], n
 
 def test_a_batch_that_is_larger_than_the_noise_scale(tmp_path: Path) -> None:
     write(tmp_path, [64, 64], 20.0)
-    found = noise_scale.described(load(tmp_path))
+    found = noise_scale.describe_noise_scale(load(tmp_path))
     assert found["scale"] == pytest.approx(20, rel=0.25)
     assert "A larger batch would mostly average noise that does not matter" in found["text"]
 
 
 def test_noise_alone_gives_no_number(tmp_path: Path) -> None:
     write(tmp_path, [1, 1], 1e9, steps=40)
-    found = noise_scale.described(load(tmp_path))
+    found = noise_scale.describe_noise_scale(load(tmp_path))
     assert found.get("scale", 1e6) > 1e5 or "hides the gradient" in found["text"]
 
 
@@ -75,12 +75,12 @@ def test_noise_alone_gives_no_number(tmp_path: Path) -> None:
 )
 def test_a_run_without_measurements_says_why(tmp_path: Path, facts: dict[str, object], why: str) -> None:
     write(tmp_path, [4, 4], 1.0, steps=3, facts=facts)
-    assert why in noise_scale.described(load(tmp_path))["text"]
+    assert why in noise_scale.describe_noise_scale(load(tmp_path))["text"]
 
 
 def test_one_worker_has_nothing_to_compare(tmp_path: Path) -> None:
     write(tmp_path, [4], 1.0)
-    assert "the run had one" in noise_scale.described(load(tmp_path))["text"]
+    assert "the run had one" in noise_scale.describe_noise_scale(load(tmp_path))["text"]
 
 
 @given(st.lists(st.integers(1, 3_000_000), min_size=1, max_size=5), st.integers(0, 64))

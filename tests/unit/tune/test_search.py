@@ -122,10 +122,10 @@ def test_a_winner_that_stands_out_or_varies_is_tried_twice_and_both_count() -> N
     found = conclude(tried := [calm[0], lucky, calm[2]], None)
     assert found is not None
     assert doubtful(tried, found) == found.recommended == 64
-    both = lucky.joined(Tried(64, seconds=(64 / 100,) * 4))
+    both = lucky.merge_with(Tried(64, seconds=(64 / 100,) * 4))
     assert both.speed == pytest.approx(120)
     assert doubtful([calm[0], both, calm[2]], found) is None  # no third time
-    assert lucky.joined(failed := Tried(64, failed="ran out of memory")) is failed
+    assert lucky.merge_with(failed := Tried(64, failed="ran out of memory")) is failed
     wide = Tried(32, seconds=(0.2, 0.32, 0.32, 0.5))
     found = conclude(tried := [wide, *calm[1:]], None)
     assert found is not None

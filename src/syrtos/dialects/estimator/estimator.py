@@ -137,7 +137,7 @@ class Estimator:
             seed = self._seed(graph)
             step = v1.train.get_or_create_global_step()
             batch = self._inputs(input_fn, ModeKeys.TRAIN)
-            with graphs.GraphScope(world.current(), batch, training=True).entered() as scope:
+            with graphs.GraphScope(world.current(), batch, training=True).as_current_step() as scope:
                 if seed is not None:  # the same data, and other noise on it
                     v1.set_random_seed(seed + shares.SEED_STRIDE * world.current().world.rank)
                 features, labels = scope.data
@@ -154,7 +154,9 @@ class Estimator:
                 hooks.BeginEqual(own_noise=True),
                 hooks.LogLoss(loss, self._config.log_step_count_steps),
                 *stop,
-                *hooks.here([*(own_hooks or ()), *(spec.training_hooks or ()), *self._writers(loss, step, spec)]),
+                *hooks.hooks_of_worker(
+                    [*(own_hooks or ()), *(spec.training_hooks or ()), *self._writers(loss, step, spec)]
+                ),
                 together,
             ]
             self._run_steps(scaffold, all_hooks, [scope.samples, train_op])
@@ -204,7 +206,7 @@ class Estimator:
             self._seed(graph)
             step = v1.train.get_or_create_global_step()
             batch = self._inputs(input_fn, ModeKeys.EVAL)
-            with graphs.GraphScope(world.current(), batch, training=False).entered() as scope:
+            with graphs.GraphScope(world.current(), batch, training=False).as_current_step() as scope:
                 features, labels = scope.data
                 spec = self._call_model_fn(features, labels, ModeKeys.EVAL)
                 metrics = graphs.metrics_of(spec)
@@ -212,8 +214,11 @@ class Estimator:
             totals = hooks.metric_totals()
             found = None
             fetches = [loss, scope.active, tf.group(*(update for _, update in metrics.values()))]
-            all_hooks = [hooks.BeginEqual(), *hooks.here([*(own_hooks or ()), *(spec.evaluation_hooks or ())])]
-            with self._restored(spec, checkpoint, all_hooks) as session:
+            all_hooks = [
+                hooks.BeginEqual(),
+                *hooks.hooks_of_worker([*(own_hooks or ()), *(spec.evaluation_hooks or ())]),
+            ]
+            with self._restore_checkpoint(spec, checkpoint, all_hooks) as session:
                 losses = graphs.steps_of(session, fetches, totals, steps)
                 totals.reduce(graphs.without_hooks(session), ReduceOp.SUM)
                 values = {name: value for name, (value, _) in metrics.items()}
@@ -273,8 +278,8 @@ class Estimator:
                 predictions = {name: value for name, value in predictions.items() if name in np.atleast_1d(keys)}
                 if not predictions:
                     raise ValueError(f"Expected to run at least one of {keys}; there are {list(spec.predictions)}.")
-            all_hooks = [*hooks.here(own_hooks), *hooks.here(spec.prediction_hooks)]
-            with self._restored(spec, checkpoint, all_hooks) as session:
+            all_hooks = [*hooks.hooks_of_worker(own_hooks), *hooks.hooks_of_worker(spec.prediction_hooks)]
+            with self._restore_checkpoint(spec, checkpoint, all_hooks) as session:
                 while not session.should_stop():
                     with world.current().ledger.part("predict"):
                         batch = session.run(predictions)
@@ -366,7 +371,7 @@ class Estimator:
             v1.add_to_collection(v1.GraphKeys.SAVERS, saver)
         return scaffold
 
-    def _restored(self, spec: EstimatorSpec, checkpoint: str | None, all_hooks: list[Any]) -> Any:
+    def _restore_checkpoint(self, spec: EstimatorSpec, checkpoint: str | None, all_hooks: list[Any]) -> Any:
         """Returns a session with the variables of a checkpoint.
 
         Rank 0 must be able to read the checkpoint. With `BeginEqual` among the hooks the others need not.

@@ -37,7 +37,7 @@ def train_and_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpe
     if role == TaskType.EVALUATOR:
         return evaluations.follow()
     listeners, steps = train_spec.saving_listeners, train_spec.max_steps
-    estimator.train_saving(train_spec.input_fn, train_spec.hooks, None, steps, listeners, evaluations.saved)
+    estimator.train_saving(train_spec.input_fn, train_spec.hooks, None, steps, listeners, evaluations.evaluate_if_due)
     return evaluations.last()
 
 
@@ -53,7 +53,7 @@ class _Evaluations:
         self._since = time.monotonic() - eval_spec.throttle_secs
         self._first = True
 
-    def saved(self, step: int) -> None:
+    def evaluate_if_due(self, step: int) -> None:
         """Evaluates a checkpoint that has been written, if the last evaluation is long enough ago."""
         # the checkpoint before the first step is nothing to evaluate
         if self._first:

@@ -22,7 +22,7 @@ _WRITERS = {"CheckpointSaverHook", "SummarySaverHook", "StepCounterHook", "Profi
 _STOP, _SAVE = 1.0, 2.0
 
 
-def here(hooks: Sequence[Any] | None) -> list[Any]:
+def hooks_of_worker(hooks: Sequence[Any] | None) -> list[Any]:
     """Returns those hooks of a script that this worker runs."""
     if world.current().world.rank == 0:
         return list(hooks or ())

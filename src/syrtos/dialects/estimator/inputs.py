@@ -36,7 +36,9 @@ def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any
     found = input_fn(**asked)
     own_shard = "input_context" in asked
     if isinstance(found, tf.data.Dataset):
-        iterator = tf.compat.v1.data.make_initializable_iterator(tf_internals.counted(_shared(found, how, own_shard)))
+        iterator = tf.compat.v1.data.make_initializable_iterator(
+            tf_internals.counted_pipeline(_share_dataset(found, how, own_shard))
+        )
         tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
         found = iterator.get_next()
     elif place.size > 1 and how == SHARE and not own_shard:
@@ -61,7 +63,7 @@ def called_with(function: Callable[..., Any], known: dict[str, Any]) -> dict[str
     return {name: value for name, value in known.items() if name in names and name not in bound}
 
 
-def _shared(dataset: tf.data.Dataset, how: How, own_shard: bool) -> tf.data.Dataset:
+def _share_dataset(dataset: tf.data.Dataset, how: How, own_shard: bool) -> tf.data.Dataset:
     session = world.current()
     place = session.world
     if place.size == 1 or how == ALL:

@@ -44,7 +44,7 @@ def _reducing(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def compute_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = original(self, *args, **kwargs)
-        return _reduced(pairs) if _trains() else pairs
+        return _reduce_pairs(pairs) if _trains() else pairs
 
     return compute_gradients
 
@@ -55,7 +55,7 @@ def _reducing_others(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         if _trains() and not _come_from_reduced([g for g, _ in pairs if g is not None]):
-            pairs = _reduced(pairs)
+            pairs = _reduce_pairs(pairs)
         return original(self, pairs, *args, **kwargs)
 
     return apply_gradients
@@ -66,7 +66,7 @@ def _trains() -> bool:
     return step is not None and step.training
 
 
-def _reduced(pairs: Any) -> list[tuple[Any, Any]]:
+def _reduce_pairs(pairs: Any) -> list[tuple[Any, Any]]:
     step, graph = current_step(), v1.get_default_graph()
     assert step is not None
     pairs = list(pairs)

@@ -196,7 +196,7 @@ def comm_of(process_set: ProcessSet) -> Communicator:
         ExchangeError: this worker is no member; it is a `tf.errors.InvalidArgumentError` as well.
     """
     everyone = session().comm
-    registered = _registered(process_set)
+    registered = _registered_set(process_set)
     if registered is None:
         raise ValueError(f"{process_set} is not registered: give it to hvd.init or hvd.add_process_set first.")
     if registered is global_process_set:
@@ -207,7 +207,7 @@ def comm_of(process_set: ProcessSet) -> Communicator:
     return registered._members.comm
 
 
-def _registered(process_set: ProcessSet) -> ProcessSet | None:
+def _registered_set(process_set: ProcessSet) -> ProcessSet | None:
     """Returns the set that is registered under this one's id: itself, or one of the same ranks; else None."""
     known = None if process_set.process_set_id is None else _state.sets.get(process_set.process_set_id)
     return known if known and known._registered_ranks() == process_set._registered_ranks() else None
@@ -239,7 +239,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Returns:
         Whether the set was removed: False if it is not registered, or if it is the set of all workers.
     """
-    known = _registered(process_set)
+    known = _registered_set(process_set)
     if known is None or known is global_process_set:
         return False
     session().comm.agree(f"remove process set {process_set.ranks}")

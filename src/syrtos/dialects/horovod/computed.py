@@ -41,7 +41,7 @@ class ComputedGradients:
         if self._minimizes:
             return pairs
         variables = [variable for _, variable in pairs]
-        reduced = gradients.computed(self._reducing, [gradient for gradient, _ in pairs], variables)
+        reduced = gradients.reduce_for_script(self._reducing, [gradient for gradient, _ in pairs], variables)
         return list(zip(reduced, variables, strict=True))
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:

@@ -127,20 +127,20 @@ class State:
         Returns:
             Whether there is a commit, on all workers.
         """
-        found = self._committed() if basics.rank() == 0 else None
+        found = self._committed_state() if basics.rank() == 0 else None
         if found is not None:
             self._saved = from_bytes(found["attributes"])
             shapes: list[list[int]] = from_bytes(found["shapes"])
             dtypes = [dtype_of(name) for name in from_bytes(found["dtypes"])]
             self._saved_arrays = [
-                encoding.typed(found[f"v{i}"], dtype).reshape(shape)
+                encoding.as_dtype(found[f"v{i}"], dtype).reshape(shape)
                 for i, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True))
             ]
             self.restore()
         return bool(basics.session().comm.broadcast_object(found is not None))
 
     @staticmethod
-    def _committed() -> Arrays | None:
+    def _committed_state() -> Arrays | None:
         if recovery.keeps_snapshots():
             return recovery.committed_state()
         path = _path()

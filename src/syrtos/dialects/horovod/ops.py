@@ -39,16 +39,16 @@ def allreduce(
 ) -> Any:
     """Reduces a tensor, or the rows of `tf.IndexedSlices`, over the workers; the default is their average."""
     del device_dense, device_sparse, ignore_name_scope
-    op, comm = chosen_op(op, average), _named(comm_of(process_set), "allreduce", name)
+    op, comm = chosen_op(op, average), _check_name(comm_of(process_set), "allreduce", name)
     if isinstance(tensor, tf.IndexedSlices):
         return _sparse_allreduce(comm, tensor, op, prescale_factor, postscale_factor)
     tensor = tf.convert_to_tensor(tensor)
-    sent, context = compression.compress(_scaled(tensor, prescale_factor))
+    sent, context = compression.compress(_scale(tensor, prescale_factor))
     if op is Average and sent.dtype.is_integer:
         reduced = tf.truncatediv(core.allreduce(comm, sent, Sum), tf.cast(comm.size, sent.dtype))
     else:
         reduced = core.allreduce(comm, sent, op)
-    return _scaled(compression.decompress(reduced, context), postscale_factor)
+    return _scale(compression.decompress(reduced, context), postscale_factor)
 
 
 def _sparse_allreduce(
@@ -98,7 +98,7 @@ def allgather(
     Its gradient is, as Horovod defines it, the average of the workers' gradients for this worker's rows.
     """
     del ignore_name_scope
-    comm = _named(comm_of(process_set), "allgather", name)
+    comm = _check_name(comm_of(process_set), "allgather", name)
 
     @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> Any:
@@ -137,7 +137,7 @@ def broadcast(
     Its gradient is, as Horovod defines it, the average of the workers' gradients at the root and zero elsewhere.
     """
     del ignore_name_scope
-    comm, root = _named(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
+    comm, root = _check_name(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
 
     @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> Any:
@@ -152,7 +152,7 @@ def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Overwrites variables with the root's: at once, or in a graph when the returned operations run."""
-    comm, root = _named(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
+    comm, root = _check_name(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
     if not tf.executing_eagerly():
         return [v.assign(core.broadcast(comm, tensor_of(v), root)) for v in state.unique(variables)]
     with op_errors.raising():
@@ -170,7 +170,7 @@ def alltoall(
 ) -> Any:
     """Sends groups of rows to all workers; with ``splits`` also returns how many rows came from each."""
     del ignore_name_scope
-    comm = _named(comm_of(process_set), "alltoall", name)
+    comm = _check_name(comm_of(process_set), "alltoall", name)
 
     @tf_internals.custom_gradient
     def forward(rows: tf.Tensor) -> Any:
@@ -213,7 +213,7 @@ def reducescatter(
         start = place * each + tf.minimum(place, more)
         mine = reduced[start : start + each + tf.cast(place < more, tf.int32)]
         factor = prescale_factor * postscale_factor * (parts if op is Sum else 1)
-        return mine, lambda dy: _scaled(core.allgather(comm, dy), factor)
+        return mine, lambda dy: _scale(core.allgather(comm, dy), factor)
 
     return forward(tensor)
 
@@ -300,7 +300,7 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
     return members.index(root_rank)
 
 
-def _named(comm: Communicator, call: str, name: str | None) -> Communicator:
+def _check_name(comm: Communicator, call: str, name: str | None) -> Communicator:
     """Returns the communicator, after workers have compared the names of the tensors that they exchange."""
     # workers that exchange tensors under different names are told, instead of mixing them up
     if name is not None and comm.size > 1:
@@ -317,7 +317,7 @@ def _part(name: str | None, index: int) -> str | None:
     return None if name is None else f"{name}.{index}"
 
 
-def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
+def _scale(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     if factor == 1.0:
         return tensor
     if tensor.dtype.is_floating and tensor.dtype.size > 2:

@@ -49,7 +49,7 @@ class Result:
     left: Sequence[tuple[int, str]]
 
     @property
-    def changed(self) -> bool:
+    def is_changed(self) -> bool:
         """Returns whether the conversion changes anything."""
         return self.before != self.after
 
@@ -62,7 +62,7 @@ class Result:
         return "".join(lines)
 
 
-def converted(path: Path, workers: int) -> Result:
+def convert_script(path: Path, workers: int) -> Result:
     """Converts a script to plain Keras 3 with the mathematics that it had on ``workers`` workers.
 
     A script in which something would have to be guessed is left as it is, with the reasons in `Result.left`.
@@ -82,14 +82,14 @@ def converted(path: Path, workers: int) -> Result:
     if guessed:  # a conversion that had to guess would be another training
         return Result(path, text, text, (), guessed)
     try:
-        return _converted(path, text, workers)
+        return _convert_text(path, text, workers)
     except (cst.CSTValidationError, cst.ParserSyntaxError, NotParsed, RecursionError) as error:
         raise ConfigurationError(
             f"{path} can't be converted: the conversion does not understand something in it ({error}). The script itself may be right."
         ) from error
 
 
-def _converted(path: Path, text: str, workers: int) -> Result:
+def _convert_text(path: Path, text: str, workers: int) -> Result:
     module = cst.parse_module(text)
     notes, left, wants = [], [], set()
     for kind in _CONVERSIONS:
@@ -119,7 +119,7 @@ def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
     That is names that nothing gives a value any more, and those findings of the doctor that end a run.
     """
     script = parse(path, after)
-    lost = _bound(parse(path, before).tree) - _bound(script.tree)
+    lost = _bound_names(parse(path, before).tree) - _bound_names(script.tree)
     used = {node.id: node.lineno for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id in lost}
     found = [
         (0, f"line {line} of the converted script: `{script.line(line).strip()}` still needs `{name}`")
@@ -129,7 +129,7 @@ def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
     return found + [(0, f"line {each.line} of the converted script: {each.says}: {each.fix}") for each in worst]
 
 
-def _bound(tree: ast.Module) -> set[str]:
+def _bound_names(tree: ast.Module) -> set[str]:
     """Returns the names that assignments, parameters and imports in a file give a value."""
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     imports = [name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
@@ -189,7 +189,7 @@ def show(result: Result) -> None:
     from rich.syntax import Syntax
 
     console = Console(highlight=False, soft_wrap=True)
-    if not result.changed:
+    if not result.is_changed:
         words = (
             "nothing is changed"
             if result.left

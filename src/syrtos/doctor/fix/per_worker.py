@@ -14,7 +14,7 @@ from libcst import matchers as m
 from libcst.metadata import ParentNodeProvider
 
 from syrtos.doctor.fix import understood
-from syrtos.doctor.fix.transformer import Conversion, argument, code, method, replaced, times, with_keyword
+from syrtos.doctor.fix.transformer import Conversion, argument, code, method, replace_argument, times, with_keyword
 
 _ROOTS = ("horovod.", "smdistributed.dataparallel.")
 _VANISH = frozenset(
@@ -186,7 +186,7 @@ class PerWorker(Conversion):
         """Replaces calls of Horovod and SMDDP, and multiplies the sizes of batches."""
         ours = self._ours(original_node)
         if ours:
-            return self._converted(ours, original_node, updated_node)
+            return self._convert_call(ours, original_node, updated_node)
         if not self._speaks:
             return updated_node
         if (
@@ -195,9 +195,9 @@ class PerWorker(Conversion):
             and isinstance(updated_node.func, cst.Attribute)
         ):
             return updated_node.func.value
-        return self._batched(original_node, updated_node)
+        return self._scale_batch(original_node, updated_node)
 
-    def _converted(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
+    def _convert_call(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
         if ours in _SIZES:
             if original in self._shards:
                 return cst.Integer("1")
@@ -211,7 +211,7 @@ class PerWorker(Conversion):
             self.wants.add("learning_rate_callbacks")
             return self._callback(ours, original, call.with_changes(func=cst.Name(_CALLBACKS[ours])))
         if ours in ("DistributedOptimizer", "DistributedGradientTape"):
-            return self._unwrapped(ours, original, call)
+            return self._unwrap(ours, original, call)
         if ours in _VALUES and call.args:
             op = argument(call, "op") or argument(call, "average")
             if op is not None and not _averages(op.value):
@@ -249,10 +249,10 @@ class PerWorker(Conversion):
         for name, position in _EPOCHS[ours].items():
             if (found := argument(call, name, position)) is not None and code(found.value) not in ("0", "None"):
                 self.wants.add(_WORKERS)
-                call = replaced(call, found, times(found.value, _WORKERS))
+                call = replace_argument(call, found, times(found.value, _WORKERS))
         return call
 
-    def _unwrapped(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
+    def _unwrap(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
         inner = argument(call, "optimizer" if ours == "DistributedOptimizer" else "gradtape", 0)
         op, passes = argument(call, "op"), argument(call, "backward_passes_per_step")
         if inner is None or (op is not None and not _averages(op.value)):
@@ -274,7 +274,7 @@ class PerWorker(Conversion):
             value = with_keyword(value, "gradient_accumulation_steps", passes.value)
         return value
 
-    def _batched(self, original: cst.Call, call: cst.Call) -> cst.Call:
+    def _scale_batch(self, original: cst.Call, call: cst.Call) -> cst.Call:
         name = method(original)
         if name == "fit":
             return self._fit(original, call) if _trains(original) else call
@@ -283,18 +283,18 @@ class PerWorker(Conversion):
         if found is None or code(found.value) == "None":
             return call
         self.wants.add(_WORKERS)
-        return replaced(call, found, times(found.value, _WORKERS))
+        return replace_argument(call, found, times(found.value, _WORKERS))
 
     def _fit(self, original: cst.Call, call: cst.Call) -> cst.Call:
         size = argument(call, "batch_size", 2)
         if size is not None:
             self.wants.add(_WORKERS)
-            call = replaced(call, size, times(size.value, _WORKERS))
+            call = replace_argument(call, size, times(size.value, _WORKERS))
         elif argument(call, "y", 1) is not None:
             self.wants.add(_WORKERS)
             call = with_keyword(call, "batch_size", times(cst.Integer("32"), _WORKERS))
         if (steps := _steps(call)) is not None:
-            return self._counted(original, call, steps)
+            return self._divide_steps(original, call, steps)
         if not self._grows:
             return call
         self.wants.add(_WORKERS)
@@ -305,9 +305,9 @@ class PerWorker(Conversion):
         epochs = argument(call, "epochs", 3)
         if epochs is None:
             return with_keyword(call, "epochs", cst.Name(_WORKERS))
-        return replaced(call, epochs, times(epochs.value, _WORKERS))
+        return replace_argument(call, epochs, times(epochs.value, _WORKERS))
 
-    def _counted(self, original: cst.Call, call: cst.Call, steps: cst.Arg) -> cst.Call:
+    def _divide_steps(self, original: cst.Call, call: cst.Call, steps: cst.Arg) -> cst.Call:
         """Divides steps by WORKERS if they were counted on one worker's part of the data: it is all of the data now."""
         before = _steps(original)
         value = before.value if before else steps.value
@@ -321,7 +321,7 @@ class PerWorker(Conversion):
         self.wants.add(_WORKERS)
         self.note(original, "the steps were counted on the part of one worker: they are divided by WORKERS")
         counted = times(steps.value, _WORKERS)
-        return replaced(call, steps, counted.with_changes(operator=cst.FloorDivide()))
+        return replace_argument(call, steps, counted.with_changes(operator=cst.FloorDivide()))
 
     def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
         """Leaves `parts[hvd.rank()]` to be done by hand: it is a part of the data, and one process needs all parts."""
@@ -402,7 +402,7 @@ class PerWorker(Conversion):
 
     # -- conditions about ranks -------------------------------------------------------------------------------
 
-    def _decided(self, test: cst.BaseExpression) -> bool | None:
+    def _value_on_rank_0(self, test: cst.BaseExpression) -> bool | None:
         """Returns the value that a condition about ranks has on rank 0; None for other conditions."""
         if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
             left, operator, right = test.left, test.comparisons[0].operator, test.comparisons[0].comparator
@@ -416,7 +416,7 @@ class PerWorker(Conversion):
                     return not equal if isinstance(operator, cst.NotEqual) else False
             return None
         if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-            inner = self._decided(test.expression)
+            inner = self._value_on_rank_0(test.expression)
             return None if inner is None else not inner
         if isinstance(test, cst.Name) and test.value in self._true:
             return True
@@ -427,14 +427,14 @@ class PerWorker(Conversion):
     ) -> cst.BaseExpression:
         """Removes the condition about ranks from `batch % 10 == 0 and hvd.rank() == 0`."""
         for this, other in ((original_node.left, updated_node.right), (original_node.right, updated_node.left)):
-            decided = self._decided(this)
+            decided = self._value_on_rank_0(this)
             if decided is not None and isinstance(original_node.operator, cst.And) is decided:
                 return other
         return updated_node
 
     def leave_IfExp(self, original_node: cst.IfExp, updated_node: cst.IfExp) -> cst.BaseExpression:
         """Replaces `1 if hvd.rank() == 0 else 0` by the value on rank 0."""
-        decided = self._decided(original_node.test)
+        decided = self._value_on_rank_0(original_node.test)
         if decided is None:
             return updated_node
         return updated_node.body if decided else updated_node.orelse
@@ -443,7 +443,7 @@ class PerWorker(Conversion):
         self, original_node: cst.If, updated_node: cst.If
     ) -> cst.BaseStatement | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
         """Replaces a condition about ranks by the branch of rank 0; only one worker writes the script's own files."""
-        decided = self._decided(original_node.test)
+        decided = self._value_on_rank_0(original_node.test)
         suite = updated_node.body
         body = (
             suite.body

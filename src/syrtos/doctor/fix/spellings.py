@@ -9,7 +9,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from syrtos.doctor import public_names
-from syrtos.doctor.fix.transformer import Conversion, argument, code, method, replaced, without
+from syrtos.doctor.fix.transformer import Conversion, argument, code, method, replace_argument, without
 
 _METHODS = {
     "fit_generator": "fit",
@@ -100,7 +100,7 @@ class Spellings(Conversion):
             or original_node.relative
         ):
             return updated_node
-        if all(public_names.missing(f"{module}.{name.evaluated_name}") is None for name in original_node.names):
+        if all(public_names.missing_part(f"{module}.{name.evaluated_name}") is None for name in original_node.names):
             return updated_node
         root = "tensorflow.keras" if module.startswith("tensorflow") else "keras"
         homes: dict[str, list[cst.ImportAlias]] = {}
@@ -111,7 +111,7 @@ class Spellings(Conversion):
         return cst.FlattenSentinel([cst.ImportFrom(_dotted(home), names) for home, names in homes.items()])
 
     def _home(self, module: str, name: str, root: str) -> str:
-        if public_names.missing(f"{module}.{name}") is None:
+        if public_names.missing_part(f"{module}.{name}") is None:
             return module
         if name == "ImageDataGenerator":
             return "tensorflow.keras.preprocessing.image"
@@ -131,7 +131,7 @@ class Spellings(Conversion):
             ) > max(len(names), 1):
                 self.leave_alone(original_node, f"`{name}` with so many arguments without names, or with a star")
                 return updated_node
-            updated_node = _named(updated_node, names)
+            updated_node = _name_arguments(updated_node, names)
             updated_node = updated_node.with_changes(func=updated_node.func.with_changes(attr=cst.Name(_METHODS[name])))
             name = _METHODS[name]
         if name == "reset_states" and isinstance(updated_node.func, cst.Attribute):
@@ -153,7 +153,7 @@ class Spellings(Conversion):
         if name in _WORDS and (isinstance(original_node.func, cst.Attribute) or meaning.startswith("keras.")):
             updated_node = without(updated_node, *_GONE.get(name, ()))
         if name in ("fit",) or meaning.startswith("keras.layers."):
-            updated_node = updated_node.with_changes(args=[_renamed(each) for each in updated_node.args])
+            updated_node = updated_node.with_changes(args=[_rename(each) for each in updated_node.args])
         return updated_node
 
     def _leave_counts(self, call: cst.Call) -> None:
@@ -195,7 +195,7 @@ class Spellings(Conversion):
         schedule = cst.parse_expression(
             f"{keras}optimizers.schedules.InverseTimeDecay({code(rate.value)}, 1, {code(decay.value)})"
         )
-        return without(replaced(call, rate, schedule), "decay")
+        return without(replace_argument(call, rate, schedule), "decay")
 
     def _is_optimizer(self, node: cst.BaseExpression) -> bool:
         """Returns whether a node is `model.optimizer`, or a name that was given an optimizer of Keras."""
@@ -231,7 +231,7 @@ class Spellings(Conversion):
         )
 
 
-def _renamed(argument: cst.Arg) -> cst.Arg:
+def _rename(argument: cst.Arg) -> cst.Arg:
     if argument.keyword is None or argument.keyword.value not in _RENAMED:
         return argument
     if argument.keyword.value == "dim_ordering" and (order := _ORDERS.get(code(argument.value).strip("'\""))):
@@ -240,7 +240,7 @@ def _renamed(argument: cst.Arg) -> cst.Arg:
     return argument.with_changes(keyword=cst.Name(_RENAMED[argument.keyword.value]))
 
 
-def _named(call: cst.Call, names: Sequence[str]) -> cst.Call:
+def _name_arguments(call: cst.Call, names: Sequence[str]) -> cst.Call:
     """Returns the call with names for its positional arguments after the first, and `x` for `generator`."""
     equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
     args = [

@@ -108,7 +108,7 @@ def without(call: cst.Call, *names: str) -> cst.Call:
     return call.with_changes(args=[*kept[:-1], *last])
 
 
-def replaced(call: cst.Call, old: cst.Arg, value: cst.BaseExpression) -> cst.Call:
+def replace_argument(call: cst.Call, old: cst.Arg, value: cst.BaseExpression) -> cst.Call:
     """Returns the call with another value in an argument."""
     return call.with_changes(args=[each.with_changes(value=value) if each is old else each for each in call.args])
 

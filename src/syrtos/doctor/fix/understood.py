@@ -64,7 +64,9 @@ Problem = tuple[int, str]
 
 def speaks(script: Script) -> bool:
     """Returns whether the script imports Horovod or SMDDP."""
-    return any(path.split(".")[0] in _ROOTS for path in script.imported.values()) or bool(list(_star_imports(script)))
+    return any(path.split(".")[0] in _ROOTS for path in script.imported_paths.values()) or bool(
+        list(_star_imports(script))
+    )
 
 
 def problems(script: Script) -> list[Problem]:
@@ -83,7 +85,7 @@ def trains(call: ast.Call) -> bool:
 
 def _ours(script: Script, node: ast.AST) -> str:
     """Returns the name of the function of Horovod or SMDDP that a node calls; empty for other nodes."""
-    path = (script.written(node.func) or "") if isinstance(node, ast.Call) else ""
+    path = (script.written_path(node.func) or "") if isinstance(node, ast.Call) else ""
     return path.rpartition(".")[2] if path.split(".")[0] in _ROOTS else ""
 
 
@@ -113,7 +115,7 @@ def _clashes(script: Script) -> Iterator[Problem]:
 
 def _handed_over(script: Script) -> Iterator[Problem]:
     """Yields uses of the package itself as a value: as an argument, or in a dictionary."""
-    aliases = {name for name, path in script.imported.items() if path.split(".")[0] in _ROOTS}
+    aliases = {name for name, path in script.imported_paths.items() if path.split(".")[0] in _ROOTS}
     arguments = {node.arg for node in ast.walk(script.tree) if isinstance(node, ast.arg)}
     for node in ast.walk(script.tree):
         if (
@@ -126,16 +128,20 @@ def _handed_over(script: Script) -> Iterator[Problem]:
 
 
 @functools.lru_cache(maxsize=8)  # is asked for at each name of a script
-def _held(script: Script, names: frozenset[str]) -> set[str]:
+def _rank_names(script: Script, names: frozenset[str]) -> set[str]:
     """Returns the names that are given a rank or a size (``names`` are its functions) anywhere in the script."""
-    return {name for name, values in script.assigned.items() if any(_ours(script, value) in names for value in values)}
+    return {
+        name
+        for name, values in script.assigned_values.items()
+        if any(_ours(script, value) in names for value in values)
+    }
 
 
 def _several_targets(script: Script) -> Iterator[Problem]:
     """Yields ranks and sizes that are not given to one name of their own."""
     arguments = {node.arg for node in ast.walk(script.tree) if isinstance(node, ast.arg)}
-    for name in _held(script, _RANKS | _SIZES):
-        values = script.assigned[name]
+    for name in _rank_names(script, _RANKS | _SIZES):
+        values = script.assigned_values[name]
         if len(values) > 1 or name in arguments:
             yield (
                 values[0].lineno,
@@ -161,7 +167,7 @@ def _several_targets(script: Script) -> Iterator[Problem]:
 
 def _is(script: Script, node: ast.AST, names: frozenset[str]) -> bool:
     return _ours(script, node) in names or (
-        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in _held(script, names)
+        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in _rank_names(script, names)
     )
 
 

@@ -75,7 +75,10 @@ def own_randomness(program: Program) -> Iterator[Finding]:
 
 def _from_clock(script: Script, node: ast.AST) -> bool:
     named = [
-        value for inner in ast.walk(node) if isinstance(inner, ast.Name) for value in script.assigned.get(inner.id, [])
+        value
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Name)
+        for value in script.assigned_values.get(inner.id, [])
     ]
     return any(_CLOCKS.search(ast.unparse(each)) for each in (node, *named))
 

@@ -69,19 +69,23 @@ _FOLDER = frozenset({"os.makedirs", "os.mkdir"})
 def files(program: Program) -> Iterator[Finding]:
     """Finds files and folders that every worker would write, remove or unpack."""
     for script, call in program.calls():
-        if not on_one_rank(script, call) and not _own(script, call) and (found := _written(program, script, call)):
+        if (
+            not on_one_rank(script, call)
+            and not _has_own_path(script, call)
+            and (found := _check_write(program, script, call))
+        ):
             yield dataclasses.replace(found, fix=f"{_together(call)}{found.fix}")
 
 
-def _written(program: Program, script: Script, call: ast.Call) -> Finding | None:
+def _check_write(program: Program, script: Script, call: ast.Call) -> Finding | None:
     path, name = script.meaning(call.func), method(call)
-    if (isinstance(call.func, ast.Name) and name == "open" and name not in script.imported) or path in (
+    if (isinstance(call.func, ast.Name) and name == "open" and name not in script.imported_paths) or path in (
         "io.open",
         "codecs.open",
         "gzip.open",
         "tensorflow.io.gfile.GFile",
     ):
-        return _opened(script, call)
+        return _check_open(script, call)
     if path == "h5py.File" and not str(script.constant(argument(call, "mode", 1)) or "r").startswith(("w", "a")):
         return None
     if path in _ONCE and not _ignores_errors(script, call):
@@ -124,7 +128,7 @@ def _written(program: Program, script: Script, call: ast.Call) -> Finding | None
 
 
 def _is_picture(script: Script, node: ast.expr) -> bool:
-    values = script.assigned.get(node.id, []) if isinstance(node, ast.Name) else [node]
+    values = script.assigned_values.get(node.id, []) if isinstance(node, ast.Name) else [node]
     return any(
         isinstance(each, ast.Call)
         and (
@@ -145,7 +149,7 @@ def _together(call: ast.Call) -> str:
     return f"call `{shared[0]}` on all workers first, and with its result: " if shared else ""
 
 
-def _opened(script: Script, call: ast.Call) -> Finding | None:
+def _check_open(script: Script, call: ast.Call) -> Finding | None:
     mode = script.constant(argument(call, "mode", 1))
     if not isinstance(mode, str) or not set(mode) & set("wax+"):
         return None
@@ -165,7 +169,7 @@ def _opened(script: Script, call: ast.Call) -> Finding | None:
     return at(script, call, RULE, Severity.WRONG, "every worker writes this file, at the same time", _GUARD)
 
 
-def _own(script: Script, call: ast.Call) -> bool:
+def _has_own_path(script: Script, call: ast.Call) -> bool:
     """Returns whether each worker has a path of its own.
 
     Such a path contains the rank or the number of the process, or is in a temporary folder or in memory.
@@ -183,7 +187,7 @@ def _is_temporary(script: Script, node: ast.AST, seen: frozenset[str]) -> bool:
         if script.meaning(inner).startswith(("tempfile.", "io.BytesIO", "io.StringIO")):
             return True
         if isinstance(inner, ast.Name) and inner.id not in seen:
-            values = [] if inner.id in script.imported else script.assigned.get(inner.id, [])
+            values = [] if inner.id in script.imported_paths else script.assigned_values.get(inner.id, [])
             if any(_is_temporary(script, value, seen | {inner.id}) for value in values):
                 return True
     return False

@@ -41,7 +41,7 @@ _COLLECTIVE = frozenset(
 )
 
 
-def unwrapped(program: Program) -> Iterator[Finding]:
+def find_unwrapped(program: Program) -> Iterator[Finding]:
     """Finds scripts that wrap no optimizer and no tape: their workers train apart, and never exchange gradients."""
     if (
         not program.dialect
@@ -120,7 +120,7 @@ def _is_wrapped(script: Script, node: ast.expr, call: ast.Call) -> bool:
         return False
     before = [
         value
-        for value in script.assigned.get(node.id, [])
+        for value in script.assigned_values.get(node.id, [])
         if getattr(value, "lineno", 0) < call.lineno and _same_branch(script, value, call)
     ]
     return (
@@ -198,7 +198,7 @@ def other_frameworks(program: Program) -> Iterator[Finding]:
 def one_rank_alone(program: Program) -> Iterator[Finding]:
     """Finds functions that all workers must call together, and that only some of them call."""
     for script, call in program.calls():
-        path = script.written(call.func) or ""
+        path = script.written_path(call.func) or ""
         ours = path.startswith(("horovod.", "smdistributed.", "syrtos."))
         if ours and method(call) in _COLLECTIVE and on_one_rank(script, call):
             yield at(

@@ -79,7 +79,7 @@ def compiled_updates(program: Program) -> Iterator[Finding]:
 def servers(program: Program) -> Iterator[Finding]:
     """Finds a strategy that needs parameter servers."""
     for script, call in program.calls():
-        if method(call) == "ParameterServerStrategy" and "tensorflow" in (script.written(call.func) or ""):
+        if method(call) == "ParameterServerStrategy" and "tensorflow" in (script.written_path(call.func) or ""):
             yield at(
                 script,
                 call,
@@ -126,9 +126,9 @@ def processes(program: Program) -> Iterator[Finding]:
         if (
             isinstance(call.func, ast.Name)
             and call.func.id == "input"
-            and "input" not in script.imported
+            and "input" not in script.imported_paths
             and "input" not in script.functions
-            and "input" not in script.assigned
+            and "input" not in script.assigned_values
         ):
             yield at(
                 script,

@@ -62,13 +62,13 @@ _SESSIONS = (
 
 
 @functools.cache
-def _replaced() -> Mapping[str, Mapping[str, str | Mapping[str, str]]]:
+def _replaced_names() -> Mapping[str, Mapping[str, str | Mapping[str, str]]]:
     return tomllib.loads(resources.files("syrtos.doctor").joinpath("replaced.toml").read_text())
 
 
 def instead(path: str) -> str | None:
     """Returns the text that replaces a dotted path; None if it is not known."""
-    names, parts = _replaced()["names"], canonical(path).split(".")
+    names, parts = _replaced_names()["names"], canonical(path).split(".")
     for length in range(len(parts), 1, -1):
         if found := names.get(".".join(parts[:length])):
             return str(found)
@@ -83,7 +83,7 @@ def speaks_keras_2(program: Program) -> bool:
 def is_legacy(program: Program) -> bool:
     """Returns whether the script trains with Keras 2 itself."""
     return any(
-        path.split(".")[0] == "tf_keras" for script in program.scripts for path in script.imported.values()
+        path.split(".")[0] == "tf_keras" for script in program.scripts for path in script.imported_paths.values()
     ) or any("TF_USE_LEGACY_KERAS" in script.text for script in program.scripts)
 
 
@@ -95,7 +95,7 @@ def dead_names(program: Program) -> Iterator[Finding]:
         for node, path in _paths(script):
             gone = next(
                 (path for root in _GONE if path == root or path.startswith(root + ".")), None
-            ) or public_names.missing(path)
+            ) or public_names.missing_part(path)
             meaning = canonical(gone or "")
             if (
                 gone is None
@@ -125,7 +125,7 @@ def _paths(script: Script) -> Iterator[tuple[ast.AST, str]]:
         elif (
             isinstance(node, ast.Attribute)
             and not isinstance(script.parents.get(node), ast.Attribute)
-            and (path := script.written(node))
+            and (path := script.written_path(node))
         ) and not isinstance(node.ctx, ast.Store):
             yield node, path
 
@@ -198,7 +198,7 @@ def old_words(program: Program) -> Iterator[Finding]:
     """Finds methods and arguments that are gone."""
     if is_legacy(program):
         return
-    attributes, arguments = _replaced()["attributes"], _replaced()["arguments"]
+    attributes, arguments = _replaced_names()["attributes"], _replaced_names()["arguments"]
     spells = speaks_keras_2(program)
     for script in program.scripts:
         for node in ast.walk(script.tree):
@@ -208,7 +208,7 @@ def old_words(program: Program) -> Iterator[Finding]:
                 and node.attr not in script.functions
                 and not (spells and node.attr in _SPELLINGS)
                 and not _is_tried(script, node)
-            ) and not (script.written(node) or "").startswith("tensorflow.compat.v1"):
+            ) and not (script.written_path(node) or "").startswith("tensorflow.compat.v1"):
                 yield at(script, node, _RULE, Severity.BREAKS, f"`{node.attr}` is gone", f"use {attributes[node.attr]}")
         for call in script.calls:
             for kind in _kinds(script, call):
@@ -281,7 +281,7 @@ def unsupported_values(program: Program) -> Iterator[Finding]:
             and "model" in ast.unparse(call.func.value).lower()
             and len(call.args) + len(call.keywords) == 1
         ):
-            yield from _saved(script, call)
+            yield from _check_save(script, call)
         elif path.startswith("keras.optimizers.legacy.") and not speaks_keras_2(program):
             yield at(
                 script,
@@ -328,7 +328,9 @@ def _text(script: Script, node: ast.expr | None) -> str | None:
             else None,
         )
     if isinstance(node, ast.Name):
-        ends = {_text(script, value) for value in script.assigned.get(node.id, []) if not isinstance(value, ast.Name)}
+        ends = {
+            _text(script, value) for value in script.assigned_values.get(node.id, []) if not isinstance(value, ast.Name)
+        }
         return ends.pop() if len(ends) == 1 else None
     found = script.constant(node)
     return found if isinstance(found, str) else None
@@ -368,10 +370,10 @@ def _weights(script: Script, call: ast.Call, name: str) -> Iterator[Finding]:
         )
 
 
-def _saved(script: Script, call: ast.Call) -> Iterator[Finding]:
+def _check_save(script: Script, call: ast.Call) -> Iterator[Finding]:
     given = argument(call, "filepath", 0)
     path = _text(script, given)
-    if given is None or _MODEL_DIR.search(_expanded(script, given)):
+    if given is None or _MODEL_DIR.search(_expand(script, given)):
         return  # in a training job such a folder gets a SavedModel
     if path and not path.endswith((".keras", ".h5", ".hdf5")):
         yield at(
@@ -387,10 +389,13 @@ def _saved(script: Script, call: ast.Call) -> Iterator[Finding]:
 _MODEL_DIR = re.compile(r"SM_MODEL_DIR|model_dir|/opt/ml/model")
 
 
-def _expanded(script: Script, node: ast.expr) -> str:
+def _expand(script: Script, node: ast.expr) -> str:
     """Returns the text of an expression, and the texts of the values of the names in it."""
     named = [
-        value for inner in ast.walk(node) if isinstance(inner, ast.Name) for value in script.assigned.get(inner.id, [])
+        value
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Name)
+        for value in script.assigned_values.get(inner.id, [])
     ]
     return " ".join(ast.unparse(each) for each in (node, *named))
 
@@ -398,7 +403,7 @@ def _expanded(script: Script, node: ast.expr) -> str:
 def sessions(program: Program) -> Iterator[Finding]:
     """Finds training in sessions of TensorFlow 1, in which nothing is exchanged."""
     for script, call in program.calls():
-        if (script.written(call.func) or "") in _SESSIONS and program.uses("minimize", "apply_gradients"):
+        if (script.written_path(call.func) or "") in _SESSIONS and program.uses("minimize", "apply_gradients"):
             yield at(
                 script,
                 call,
@@ -413,7 +418,9 @@ def sessions(program: Program) -> Iterator[Finding]:
 def refused_estimators(program: Program) -> Iterator[Finding]:
     """Finds Estimators with models of their own, which syrtos does not serve."""
     for script, call in program.calls():
-        if found := _REFUSED.search((script.written(call.func) or "").replace("tensorflow.compat.v1", "tensorflow")):
+        if found := _REFUSED.search(
+            (script.written_path(call.func) or "").replace("tensorflow.compat.v1", "tensorflow")
+        ):
             yield at(
                 script,
                 call,

@@ -85,7 +85,7 @@ def _products(script: Script, rate: ast.expr) -> Iterator[ast.expr]:
     """Yields the expression of a rate and, for a name, the values that it is given."""
     yield rate
     if isinstance(rate, ast.Name):
-        yield from script.assigned.get(rate.id, [])
+        yield from script.assigned_values.get(rate.id, [])
 
 
 def _scaled_elsewhere(program: Program) -> bool:

@@ -115,7 +115,7 @@ def _parts(script: Script, node: ast.expr | None) -> Iterator[ast.expr]:
     elif isinstance(node, ast.Dict):
         for each in node.values:
             yield from _parts(script, each)
-    elif isinstance(node, ast.Name) and len(values := script.assigned.get(node.id, [])) == 1:
+    elif isinstance(node, ast.Name) and len(values := script.assigned_values.get(node.id, [])) == 1:
         yield from _parts(script, values[0])
     elif node is not None:
         yield node

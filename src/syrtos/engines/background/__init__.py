@@ -36,7 +36,7 @@ class Background(Engine):
         facts = {"pid": process.pid, "machine": events.machine(), "born": events.born(process.pid)}
         return {"run_dir": str(wanted.run_dir), **{name: str(value) for name, value in facts.items()}}
 
-    def submitted(self, facts: Mapping[str, str]) -> Submitted:
+    def submitted_run(self, facts: Mapping[str, str]) -> Submitted:
         return _Process(facts)
 
 
@@ -47,7 +47,7 @@ class _Process(Submitted):
     def state(self) -> State:
         if self._runs():
             return State("running")
-        return ended(self._run_dir) or State(
+        return read_end(self._run_dir) or State(
             "failed", f"The launcher is gone without a word: {self._run_dir / _OUTPUT} may say why."
         )
 
@@ -66,7 +66,7 @@ class _Process(Submitted):
             signalling.to_process(int(self._facts["pid"]), signal.SIGKILL if at_once else signal.SIGTERM)
 
 
-def ended(run_dir: Path) -> State | None:
+def read_end(run_dir: Path) -> State | None:
     """Returns how the run in a folder has ended, by what its launcher has written; None if it has not ended."""
     try:
         found = json.loads((run_dir / "run.json").read_text()).get("end")

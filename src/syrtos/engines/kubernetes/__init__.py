@@ -55,7 +55,7 @@ class Kubernetes(Engine):
             "pods": str(request.pods),
         }
 
-    def submitted(self, facts: Mapping[str, str]) -> Submitted:
+    def submitted_run(self, facts: Mapping[str, str]) -> Submitted:
         cluster = _cluster(facts["context"], facts["namespace"])
         return _Run(cluster, cast("Kind", facts["kind"]), facts["name"], int(facts["pods"]))
 

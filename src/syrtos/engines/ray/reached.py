@@ -85,7 +85,7 @@ def _hosts(process: subprocess.Popen[bytes], asked: Asked) -> tuple[Host, ...]:
     assert process.stdin is not None
     assert process.stdout is not None
     came: list[int] = []
-    with signalling.answered(came.append):
+    with signalling.answering_signals(came.append):
         with contextlib.suppress(BrokenPipeError):  # it has ended, and said why
             process.stdin.write(json.dumps(dataclasses.asdict(asked)).encode() + b"\n")
         while not came and not select.select([process.stdout], [], [], 0.1)[0]:

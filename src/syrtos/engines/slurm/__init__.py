@@ -56,13 +56,13 @@ class Slurm(Engine):
         wanted.run_dir.mkdir(parents=True, exist_ok=True)
         path = wanted.run_dir / _SCRIPT
         path.write_text(self.files(wanted)[_SCRIPT])
-        done = _asked(["sbatch", "--parsable", str(path)], wanted.folder)
+        done = _run_command(["sbatch", "--parsable", str(path)], wanted.folder)
         if done.returncode:
             said = done.stderr.strip().removeprefix("sbatch: error: ").replace("\nsbatch: error: ", " ")
             raise LaunchError(f"Slurm refuses the job: {said} ({path} is what was submitted.)")
         return {"job": done.stdout.strip().partition(";")[0], "run_dir": str(wanted.run_dir)}
 
-    def submitted(self, facts: Mapping[str, str]) -> Submitted:
+    def submitted_run(self, facts: Mapping[str, str]) -> Submitted:
         return _Job(facts["job"], Path(facts["run_dir"]))
 
 
@@ -98,7 +98,7 @@ class _Job(Submitted):
 
     def _facts(self) -> dict[str, str]:
         """Returns what Slurm keeps of the job until some minutes after its end (scontrol(1), MinJobAge of slurm.conf(5))."""
-        done = _asked(["scontrol", "show", "job", "--oneliner", self._number])
+        done = _run_command(["scontrol", "show", "job", "--oneliner", self._number])
         lines = done.stdout.splitlines()
         return dict(re.findall(r"(\w+)=(\S*)", lines[0])) if lines else {}
 
@@ -111,10 +111,10 @@ class _Job(Submitted):
     def stop(self, at_once: bool = False) -> None:
         # The batch script alone passes the signal on to the launcher, so that agents are there until the state is saved.
         soft = not at_once and self.state().phase == "running"
-        _asked(["scancel", *(["--batch", "--signal=TERM"] if soft else []), self._number])
+        _run_command(["scancel", *(["--batch", "--signal=TERM"] if soft else []), self._number])
 
 
-def _asked(command: list[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def _run_command(command: list[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Runs a command of Slurm.
 
     Raises:

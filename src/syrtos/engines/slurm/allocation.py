@@ -35,7 +35,7 @@ def hosts_of(env: Mapping[str, str], workers: int | None) -> tuple[Host, ...] | 
     if not nodes or not env.get("SLURM_JOB_ID"):
         return None
     names = _names(nodes)
-    cpus = _repeated(env.get("SLURM_JOB_CPUS_PER_NODE", ""), len(names))
+    cpus = _expand_counts(env.get("SLURM_JOB_CPUS_PER_NODE", ""), len(names))
     slots = _slots(env, len(names))
     if workers is not None and workers > sum(slots):
         slots = _spread(workers, cpus)
@@ -58,7 +58,7 @@ def _names(nodes: str) -> list[str]:
     return done.stdout.split()
 
 
-def _repeated(text: str, count: int) -> list[int]:
+def _expand_counts(text: str, count: int) -> list[int]:
     """Returns numbers that Slurm writes as ``4(x2),3``, one for each node; ones where there are none."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     numbers = [int(number) for number, times in found for _ in range(int(times or 1))]
@@ -67,7 +67,7 @@ def _repeated(text: str, count: int) -> list[int]:
 
 def _slots(env: Mapping[str, str], nodes: int) -> list[int]:
     if env.get("SLURM_NTASKS"):
-        return _repeated(env.get("SLURM_TASKS_PER_NODE", ""), nodes)
+        return _expand_counts(env.get("SLURM_TASKS_PER_NODE", ""), nodes)
     gpus = env.get("SLURM_GPUS_ON_NODE", "")
     return [int(gpus) if gpus.isdigit() else 1] * nodes
 

@@ -88,7 +88,7 @@ class App:
         try:
             if not service and (unsigned := next((one for one in self._unsigned if one.serves(request)), None)):
                 return await unsigned.answer(request)
-            return await self._signed(request, url, headers, service)
+            return await self._answer_signed(request, url, headers, service)
         except TooLarge:
             text = "Your proposed upload exceeds the maximum allowed size"
             return _last(_error(request, service, "EntityTooLarge", text, 413))
@@ -111,7 +111,7 @@ class App:
             text = "We encountered an internal error. Please try again."
             return _error(request, service, "InternalFailure" if service != "s3" else "InternalError", text, 500)
 
-    async def _signed(self, request: Request, url: str, headers: dict[str, str], service: str) -> Response:
+    async def _answer_signed(self, request: Request, url: str, headers: dict[str, str], service: str) -> Response:
         who = functools.partial(caller_of, self._service.home, self._service.store)
         if service != "s3" and (request.method != "POST" or who(signing.claimed_key(headers)) is None):
             raise Refused("InvalidClientTokenId", "The security token included in the request is invalid.")
@@ -142,7 +142,7 @@ class App:
         operate: _Operation | None = self._operations[service].get(described.name)
         if operate is None:
             raise ApiError("UnknownOperationException", f"{described.name} is not something that syrtos does.")
-        request = model.parsed(described.input_shape, body)
+        request = model.parse_request(described.input_shape, body)
         _check_allowed(caller, described.name, request)
         result = model.answer(described, operate(request))
         if _CHANGING.fullmatch(described.name):

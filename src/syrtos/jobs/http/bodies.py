@@ -67,7 +67,7 @@ async def whole(request: Request, limit: int = _LARGEST_JSON) -> bytes:
         raise Refused("RequestTimeout", "The body did not come in 30 seconds.") from error
 
 
-async def checked(request: Request, signed: Signed) -> bytes:
+async def read_checked(request: Request, signed: Signed) -> bytes:
     """Returns a short body of a request to S3, after a check that it is the one that was signed.
 
     Raises:
@@ -128,7 +128,7 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
     }
     md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
     with path.open("wb") as file:
-        async for piece in _unchunked(plain, signed, trailers) if streamed else plain:
+        async for piece in _remove_chunks(plain, signed, trailers) if streamed else plain:
             md5.update(piece)
             if not streamed and signed.payload != signing.UNSIGNED:
                 sha256.update(piece)
@@ -153,7 +153,9 @@ def _compare(headers: Mapping[str, str], name: str, computed: _Digest) -> None:
         raise Refused("BadDigest", f"The {name} that was sent does not match what was received.")
 
 
-async def _unchunked(source: AsyncIterator[bytes], signed: Signed, trailers: dict[str, str]) -> AsyncIterator[bytes]:
+async def _remove_chunks(
+    source: AsyncIterator[bytes], signed: Signed, trailers: dict[str, str]
+) -> AsyncIterator[bytes]:
     """Yields the bytes of an ``aws-chunked`` body, whose chunks may be signed; fills in ``trailers``."""
     reader = _Reader(source)
     checked = signed.payload in (signing.STREAMED, signing.STREAMED_WITH_TRAILER)
@@ -162,7 +164,7 @@ async def _unchunked(source: AsyncIterator[bytes], signed: Signed, trailers: dic
         if not _SIZE.fullmatch(size):
             raise Refused("InvalidRequest", "The body is not in aws-chunked encoding.")
         length = int(size, 16)
-        data = await reader.exactly(length)
+        data = await reader.read_exactly(length)
         if checked:
             signed.chunks.check(rest.removeprefix(b"chunk-signature=").decode("latin1"), data)
         if not length:
@@ -191,7 +193,7 @@ class _Reader:
         del self._held[: end + 2]
         return line
 
-    async def exactly(self, count: int) -> bytes:
+    async def read_exactly(self, count: int) -> bytes:
         if count > 8 << 20:
             raise TooLarge
         while len(self._held) < count:

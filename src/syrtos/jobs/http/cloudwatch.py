@@ -39,7 +39,7 @@ class Logs:
         found = list(self._streams(request.get("logStreamNamePrefix") or ""))
         found.sort(key=lambda stream: stream.name, reverse=bool(request.get("descending")))
         after, limit = _number(request.get("nextToken")), request.get("limit") or 50
-        page = [_described(stream) for stream in found[after : after + limit]]
+        page = [_describe_stream(stream) for stream in found[after : after + limit]]
         more = {"nextToken": str(after + limit)} if len(found) > after + limit else {}
         return {"logStreams": page, **more}
 
@@ -62,7 +62,7 @@ class Logs:
             begin = _begin_of(stream, events) if events else 0
         end = events[-1].end if events else offset
         return {
-            "events": [_told(event) for event in events if _in_time(event, request)],
+            "events": [_describe_event(event) for event in events if _in_time(event, request)],
             "nextForwardToken": f"f/{end}",
             "nextBackwardToken": f"b/{begin}",
         }
@@ -76,18 +76,18 @@ class Logs:
         wanted, limit = _terms(request.get("filterPattern") or ""), request.get("limit") or _MOST
         offsets = _offsets(request.get("nextToken"))
 
-        def chosen(stream: Stream) -> Iterator[tuple[Event, Stream]]:
+        def choose_events(stream: Stream) -> Iterator[tuple[Event, Stream]]:
             for event in stream.all(offsets.get(stream.name, 0)):
                 if _in_time(event, request) and all(term in event.text for term in wanted):
                     yield event, stream
 
         # of each stream only what a page needs is read: one may be longer than memory
-        merged = heapq.merge(*map(chosen, streams), key=lambda pair: (pair[0].time, pair[1].name, pair[0].end))
+        merged = heapq.merge(*map(choose_events, streams), key=lambda pair: (pair[0].time, pair[1].name, pair[0].end))
         found = list(itertools.islice(merged, limit + 1))
         page = found[:limit]
         offsets |= {stream.name: event.end for event, stream in page}
         events = [
-            {**_told(event), "logStreamName": stream.name, "eventId": f"{stream.name}:{event.end}"}
+            {**_describe_event(event), "logStreamName": stream.name, "eventId": f"{stream.name}:{event.end}"}
             for event, stream in page
         ]
         return {"events": events, **({"nextToken": json.dumps(offsets)} if len(found) > limit else {})}
@@ -126,7 +126,7 @@ def _arn() -> str:
     return f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{logs.GROUP}"
 
 
-def _described(stream: Stream) -> dict[str, Any]:
+def _describe_stream(stream: Stream) -> dict[str, Any]:
     began = int(stream.name.rpartition("-")[2]) * 1000
     facts = {"logStreamName": stream.name, "creationTime": began, "arn": f"{_arn()}:log-stream:{stream.name}"}
     first = stream.read(0, 1)
@@ -136,7 +136,7 @@ def _described(stream: Stream) -> dict[str, Any]:
     return facts | {"uploadSequenceToken": "0", "storedBytes": 0}
 
 
-def _told(event: Event) -> dict[str, Any]:
+def _describe_event(event: Event) -> dict[str, Any]:
     return {"timestamp": event.time, "message": event.text or " ", "ingestionTime": event.time}  # none may be empty
 
 

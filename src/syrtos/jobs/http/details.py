@@ -11,8 +11,8 @@ from syrtos.jobs.http.listing import glimpse, script_of
 from syrtos.jobs.places import Source
 from syrtos.jobs.programs import drivers_of
 from syrtos.jobs.request import read
-from syrtos.jobs.secrecy import redacted
-from syrtos.jobs.service import Service, described
+from syrtos.jobs.secrecy import redact
+from syrtos.jobs.service import Service, describe_job
 from syrtos.jobs.store import Record
 
 _ARTIFACTS = ("model", "output")
@@ -29,7 +29,7 @@ class Details:
         folder = self._service.home.job(record.name)
         folders = runs.folders(folder)
         epochs = [metrics.epochs(run) for run in folders]
-        job = described(record)
+        job = describe_job(record)
         return {
             "job": job,
             "streams": [stream.name for stream in logs.of(folder / "logs")],
@@ -51,7 +51,7 @@ class Details:
 
     def _run(self, record: Record) -> dict[str, Any]:
         """Returns the way in which the job is run, from its last attempt's record, or before that from its request."""
-        facts = runs.read(self._service.home.job(record.name)) or self._asked(record)
+        facts = runs.read(self._service.home.job(record.name)) or self._describe_request(record)
         program = facts.get("program", {})
         return {
             "script": program.get("name") or script_of(record),
@@ -63,9 +63,9 @@ class Details:
             "versions": facts.get("versions", {}),
         }
 
-    def _asked(self, record: Record) -> dict[str, Any]:
-        request = redacted(record.request)
+    def _describe_request(self, record: Record) -> dict[str, Any]:
+        request = redact(record.request)
         try:
-            return runs.told(read(request, drivers_of(request, self._service.places), training.gpus()))
+            return runs.describe_program(read(request, drivers_of(request, self._service.places), training.gpus()))
         except SyrtosError:  # its files are gone
             return {}

@@ -71,10 +71,10 @@ class Exposition:
         yield GaugeMetricFamily("syrtos_slots", "Workers that may run at the same time.", self._service.capacity)
         yield GaugeMetricFamily("syrtos_slots_used", "Workers that jobs occupy.", used)
         yield GaugeMetricFamily("syrtos_queue_length", "Jobs that wait for workers.", len(waiting))
-        oldest = max((self._waited(job.name) for job in waiting), default=0.0)
+        oldest = max((self._seconds_waited(job.name) for job in waiting), default=0.0)
         yield GaugeMetricFamily("syrtos_queue_oldest_seconds", "How long the first of them has waited.", oldest)
 
-    def _waited(self, name: str) -> float:
+    def _seconds_waited(self, name: str) -> float:
         """Returns the seconds since a job was created, or since its last attempt ended."""
         record = self._service.store.get(name)
         now = since = time.time()

@@ -27,11 +27,11 @@ def answer(service: str, body: bytes, caller: Caller) -> Response:
     action = asked.get("Action", "")
     if service == "sts" and action == "GetCallerIdentity":
         inside = f"<Arn>{escape(caller.arn)}</Arn><UserId>SYRTOS:{escape(caller.arn.rpartition('/')[2])}</UserId><Account>{ACCOUNT}</Account>"
-        return answered(action, inside, _STS)
+        return query_answer(action, inside, _STS)
     if service == "iam" and action == "GetRole":
-        return answered(action, _role(asked.get("RoleName", "")), _IAM)
+        return query_answer(action, _role(asked.get("RoleName", "")), _IAM)
     if service == "iam" and action == "SimulatePrincipalPolicy":
-        return answered(action, _allowed(asked), _IAM)
+        return query_answer(action, _allow_all(asked), _IAM)
     return error("AccessDenied", f"{service}:{action} is not something that this service can do.", 403)
 
 
@@ -42,7 +42,7 @@ def _role(name: str) -> str:
     return f"<Role>{facts}{arn}<AssumeRolePolicyDocument>{trust}</AssumeRolePolicyDocument></Role>"
 
 
-def _allowed(asked: dict[str, str]) -> str:
+def _allow_all(asked: dict[str, str]) -> str:
     """Returns an answer that allows every action.
 
     Roles have no effect here: a caller that may create a job has all permissions of jobs.
@@ -61,7 +61,7 @@ def error(code: str, message: str, status: int) -> Response:
     return Response(f"<ErrorResponse>{inside}<RequestId>0</RequestId></ErrorResponse>", status, media_type="text/xml")
 
 
-def answered(action: str, inside: str, namespace: str) -> Response:
+def query_answer(action: str, inside: str, namespace: str) -> Response:
     """Returns an answer in the form of AWS's query protocol.
 
     Args:

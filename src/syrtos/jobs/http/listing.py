@@ -10,9 +10,9 @@ import time
 from typing import Any
 
 from syrtos.jobs import metrics, runs
-from syrtos.jobs.request import decoded
-from syrtos.jobs.secrecy import redacted
-from syrtos.jobs.service import Service, described
+from syrtos.jobs.request import decode
+from syrtos.jobs.secrecy import redact
+from syrtos.jobs.service import Service, describe_job
 from syrtos.jobs.store import Record, columns
 
 _MOST = 200  # jobs of an answer
@@ -42,16 +42,16 @@ class Listing:
 
     def answer(self, search: str, kind: str) -> dict[str, Any]:
         """Returns the newest jobs of a kind in which each word of ``search`` is found; an unknown kind means all."""
-        found, more = self._found(search.lower().split(), _KINDS.get(kind, ()))
+        found, more = self._find_jobs(search.lower().split(), _KINDS.get(kind, ()))
         return {
             "jobs": [self._row(record) for record in found],
             "more": more,
             "counts": self._counts(),
             "capacity": self._service.capacity,
-            "used": self._used(),
+            "used": self._workers_in_use(),
         }
 
-    def _found(self, words: list[str], conditions: tuple[Any, ...]) -> tuple[list[Record], bool]:
+    def _find_jobs(self, words: list[str], conditions: tuple[Any, ...]) -> tuple[list[Record], bool]:
         """Returns jobs, newest first, and whether there may be more."""
         found: list[Record] = []
         after: int | None = 0
@@ -62,9 +62,9 @@ class Listing:
         return found[:_MOST], after is not None or len(found) > _MOST
 
     def _fits(self, record: Record, words: list[str]) -> bool:
-        request, state = redacted(record.request), record.state
+        request, state = redact(record.request), record.state
         given = {**record.tags, **(request.get("HyperParameters") or {})}
-        pairs = [f"{name}={decoded(value)}" for name, value in given.items()]
+        pairs = [f"{name}={decode(value)}" for name, value in given.items()]
         texts = [record.name, script_of(record), self._of_run(record)["script"], state.status, state.secondary, *pairs]
         text = "\n".join(texts).lower()
         return all(word in text for word in words)
@@ -76,13 +76,13 @@ class Listing:
             counts[status.lower() if status.lower() in counts else goes_on] += count
         return counts
 
-    def _used(self) -> int:
+    def _workers_in_use(self) -> int:
         """Returns the number of workers in use: by jobs that were started and do not wait to be started again."""
         active = self._service.store.active()
         return sum(job.slots for job in active if job.attempts and job.secondary not in _WAITING[1:])
 
     def _row(self, record: Record) -> dict[str, Any]:
-        job = described(record)
+        job = describe_job(record)
         row = {name: job[name] for name in _SHOWN if name in job} | self._of_run(record)
         return row | ({"reason": gist(record.failure)} if record.failure else {})
 
@@ -118,7 +118,7 @@ def glimpse(record: Record, epochs: list[list[dict[str, Any]]]) -> dict[str, Any
 
 def script_of(record: Record) -> str:
     """Returns the script that a request names itself; SDK v3 names it in a file of a channel instead."""
-    named = decoded((record.request.get("HyperParameters") or {}).get("sagemaker_program", ""))
+    named = decode((record.request.get("HyperParameters") or {}).get("sagemaker_program", ""))
     algorithm = record.request.get("AlgorithmSpecification") or {}
     command = [*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ())]
     return str(named) or next((word for word in command if word.endswith((".py", ".sh"))), "").rpartition("/")[2]

@@ -39,7 +39,7 @@ def operation(model: ServiceModel, target: str) -> OperationModel:
     return model.operation_model(name)
 
 
-def parsed(shape: Shape | None, body: bytes) -> dict[str, Any]:
+def parse_request(shape: Shape | None, body: bytes) -> dict[str, Any]:
     """Returns a request's parameters from its body.
 
     Raises:
@@ -53,10 +53,10 @@ def parsed(shape: Shape | None, body: bytes) -> dict[str, Any]:
         raise ApiError("SerializationException", "The body is no JSON object.")
     if shape is None:
         return {}
-    return checked({name: value for name, value in params.items() if value is not None}, shape)
+    return check_params({name: value for name, value in params.items() if value is not None}, shape)
 
 
-def checked(params: dict[str, Any], shape: Shape, code: str = "ValidationException") -> dict[str, Any]:
+def check_params(params: dict[str, Any], shape: Shape, code: str = "ValidationException") -> dict[str, Any]:
     """Returns a request's parameters after a check by the service's model.
 
     Args:

@@ -26,7 +26,7 @@ from syrtos.jobs.http.details import Details
 from syrtos.jobs.http.listing import Listing
 from syrtos.jobs.http.reports import Reports
 from syrtos.jobs.http.searches import Searches
-from syrtos.jobs.service import ApiError, Service, described
+from syrtos.jobs.service import ApiError, Service, describe_job
 from syrtos.jobs.store import Record
 from syrtos.jobs.tuning.operations import Operations
 from syrtos.report.page import finite
@@ -138,9 +138,9 @@ class Page:
     def _clone(self, name: str, body: bytes) -> dict[str, Any]:
         """Creates a job like this one, by a request that is checked like one from outside."""
         asked = _clone_asked(body)
-        request = cloning.request_of(self._found(name), **asked)
+        request = cloning.request_of(self._find_record(name), **asked)
         operation: Any = model.service_model("sagemaker").operation_model("CreateTrainingJob")
-        self._service.create_training_job(model.parsed(operation.input_shape, json.dumps(request).encode()))
+        self._service.create_training_job(model.parse_request(operation.input_shape, json.dumps(request).encode()))
         return {"name": asked["name"]}
 
     def _jobs(self, request: Request) -> Response:
@@ -167,7 +167,7 @@ class Page:
         text = self._reports.page(record) if record else None
         if text is None:
             return _json({"error": f"The job {name} has left no report."}, 404)
-        return Response(text, 200, _attached(f"{name}-report.html"), "text/html; charset=utf-8")
+        return Response(text, 200, _attachment_headers(f"{name}-report.html"), "text/html; charset=utf-8")
 
     def _logs(self, request: Request, name: str, number: str) -> Response:
         stream = self._stream(name, number)
@@ -184,7 +184,7 @@ class Page:
         if stream is None:
             return _no_stream()
         file = f"{name}-{stream.path.stem.rpartition('-')[0]}.log"
-        return StreamingResponse(stream.text(), 200, _attached(file), "text/plain; charset=utf-8")
+        return StreamingResponse(stream.text(), 200, _attachment_headers(file), "text/plain; charset=utf-8")
 
     def _stream(self, name: str, number: str) -> logs.Stream | None:
         streams = logs.of(self._service.home.job(name) / "logs")
@@ -192,12 +192,12 @@ class Page:
 
     def _artifact(self, _request: Request, name: str, kind: str) -> Response:
         record = self._service.store.get(name)
-        source = self._details.artifact(described(record), kind) if record else None
+        source = self._details.artifact(describe_job(record), kind) if record else None
         if source is None:
             return _json({"error": f"The job {name} has left no {kind}."}, 404)
-        return StreamingResponse(source.read(), 200, _attached(f"{name}-{kind}.tar.gz"), "application/gzip")
+        return StreamingResponse(source.read(), 200, _attachment_headers(f"{name}-{kind}.tar.gz"), "application/gzip")
 
-    def _found(self, name: str) -> Record:
+    def _find_record(self, name: str) -> Record:
         record = self._service.store.get(name)
         if record is None:
             raise ApiError("ValidationException", f"There is no job {name}.")
@@ -223,7 +223,7 @@ def _clone_asked(body: bytes) -> dict[str, Any]:
     return {key: found[key] for key in kinds}
 
 
-def _attached(name: str) -> dict[str, str]:
+def _attachment_headers(name: str) -> dict[str, str]:
     return {**_SAFE, "Content-Disposition": f'attachment; filename="{name}"'}
 
 

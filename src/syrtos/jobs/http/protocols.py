@@ -61,24 +61,24 @@ def read(wire: Wire, operation: OperationModel, body: bytes) -> dict[str, Any]:
     """
     shape: Any = operation.input_shape
     try:
-        found = _typed(shape, wire.read(body))
+        found = _convert_types(shape, wire.read(body))
     except Exception as error:  # of botocore's decoder, which was made for trusted services
         raise ApiError("ValidationError", f"The request can't be read: {error}") from error
     if not isinstance(found, dict):
         raise ApiError("ValidationError", "The request has no parameters.")
-    return model.checked(found, shape, "ValidationError")
+    return model.check_params(found, shape, "ValidationError")
 
 
-def _typed(shape: Any, value: Any) -> Any:
+def _convert_types(shape: Any, value: Any) -> Any:
     """Returns a value with the types of its shape; a value of a wrong type stays, for the model's check to report."""
     kind = shape.type_name
     if kind == "structure" and isinstance(value, dict):
         members = shape.members.items()
-        return {name: _typed(member, value[name]) for name, member in members if value.get(name) is not None}
+        return {name: _convert_types(member, value[name]) for name, member in members if value.get(name) is not None}
     if kind == "list":
         if isinstance(value, dict):  # of a form: `Name.member.1`
             value = [one for _, one in sorted((value.get("member") or {}).items(), key=lambda pair: int(pair[0]))]
-        return [_typed(shape.member, one) for one in value or ()]
+        return [_convert_types(shape.member, one) for one in value or ()]
     if kind == "timestamp":
         return parse_to_aware_datetime(value).timestamp()
     if isinstance(value, str):
@@ -143,7 +143,7 @@ class _Query:
         return tree
 
     def answer(self, operation: OperationModel, result: Mapping[str, Any]) -> Response:
-        return identity.answered(str(operation.name), _xml(operation.output_shape, result), _NAMESPACE)
+        return identity.query_answer(str(operation.name), _xml(operation.output_shape, result), _NAMESPACE)
 
     def error(self, code: str, message: str, status: int) -> Response:
         return identity.error(code, message, status)

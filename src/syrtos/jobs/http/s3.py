@@ -87,9 +87,9 @@ class S3:
 
     async def _on_bucket(self, request: Request, signed: Signed, bucket: str) -> Response:
         query, method, caller = request.query_params, request.method, signed.caller
-        if method == "PUT" and not _asked(request):
+        if method == "PUT" and not _query_parameters(request):
             _allow(caller.job is None)
-            await bodies.checked(request, signed)
+            await bodies.read_checked(request, signed)
             return await self._make_bucket(bucket)
         if not await run_in_threadpool(self._store.has_bucket, bucket):
             raise _no_bucket()
@@ -97,12 +97,12 @@ class S3:
             return Response(headers={"x-amz-bucket-region": REGION})
         if method == "POST" and "delete" in query:
             return await self._delete_many(request, signed, bucket)
-        if method == "DELETE" and not _asked(request):
+        if method == "DELETE" and not _query_parameters(request):
             _allow(caller.job is None)
             return await self._remove_bucket(bucket)
         if method == "GET" and "location" in query:
             return _xml("LocationConstraint", REGION)
-        if method == "GET" and not _asked(request) - _LISTING:
+        if method == "GET" and not _query_parameters(request) - _LISTING:
             _allow(caller.may_read(bucket, query.get("prefix", "")))
             return await run_in_threadpool(self._list, bucket, dict(query))
         raise S3Error(501, "NotImplemented", f"A bucket's {', '.join(query) or method} is not implemented.")
@@ -132,7 +132,7 @@ class S3:
         quote: Callable[[str], str] = urllib.parse.quote if query.get("encoding-type") == "url" else _text
         if delimiter and after.endswith(delimiter) and (token or not second):
             after += chr(0x10FFFF)  # a page ended with this group
-        found = list(_grouped(self._store, bucket, prefix, delimiter, after, limit + 1)) if limit else []
+        found = list(_group_keys(self._store, bucket, prefix, delimiter, after, limit + 1)) if limit else []
         page, more = found[:limit], len(found) > limit
         contents = "".join(_contents(entry, quote) for entry in page if isinstance(entry, Entry))
         groups = "".join(
@@ -150,7 +150,7 @@ class S3:
         return _xml("ListBucketResult", parts + contents + groups)
 
     async def _delete_many(self, request: Request, signed: Signed, bucket: str) -> Response:
-        asked = _parsed(await bodies.checked(request, signed))
+        asked = _parse_xml(await bodies.read_checked(request, signed))
         keys = [key.text or "" for key in asked.iterfind("{*}Object/{*}Key")]
         for key in keys:
             _allow(signed.caller.may_write(bucket, key))
@@ -166,7 +166,7 @@ class S3:
         _allow(caller.may_read(bucket, key) if method in ("GET", "HEAD") else caller.may_write(bucket, key))
         if "uploadId" in query or "uploads" in query:
             return await self._multipart(request, signed, bucket, key)
-        unknown = _asked(request) - _HARMLESS
+        unknown = _query_parameters(request) - _HARMLESS
         if unknown or ("partNumber" in query and method not in ("GET", "HEAD")):
             raise S3Error(501, "NotImplemented", f"An object's {', '.join(query)} is not implemented.")
         if method in ("GET", "HEAD"):
@@ -189,7 +189,7 @@ class S3:
                 body = iter(()) if request.method == "HEAD" else self._store.read(bucket, entry, start, stop)
             except DataError:  # replaced in between
                 continue
-            return _answered(request, entry, start, stop, body)
+            return _object_response(request, entry, start, stop, body)
         raise S3Error(503, "SlowDown", "The object is being replaced faster than it can be read.")
 
     async def _put(self, request: Request, signed: Signed, bucket: str, key: str) -> Response:
@@ -199,7 +199,7 @@ class S3:
         path, replaces = self._store.incoming(), _replaces(request)
         try:
             etag, checksum = await bodies.save(request, signed, path)
-            headers = {**_kept(request), **checksum}
+            headers = {**_object_headers(request), **checksum}
             await run_in_threadpool(self._store.put, bucket, key, path, etag, headers, replaces)
         finally:
             path.unlink(missing_ok=True)
@@ -208,7 +208,7 @@ class S3:
     async def _copy(self, request: Request, signed: Signed, source: str, bucket: str, key: str) -> Response:
         path, entry = await self._source(request, signed, source)
         replaced = request.headers.get("x-amz-metadata-directive") == "REPLACE"
-        headers = _kept(request) if replaced else entry.headers
+        headers = _object_headers(request) if replaced else entry.headers
         digest = await run_in_threadpool(_md5, path)
         await run_in_threadpool(self._store.put, bucket, key, path, digest, headers)
         when = f"<LastModified>{iso(time.time())}</LastModified>"
@@ -238,7 +238,7 @@ class S3:
         if request.method == "PUT":
             return await self._put_part(request, signed, folder)
         if request.method == "POST":
-            asked = _parsed(await bodies.checked(request, signed))
+            asked = _parse_xml(await bodies.read_checked(request, signed))
             return await run_in_threadpool(self._complete, folder, asked, bucket, key, _replaces(request))
         if request.method == "DELETE":
             await run_in_threadpool(shutil.rmtree, folder, True)
@@ -249,7 +249,9 @@ class S3:
         number = secrets.token_hex(16)
         folder = self._uploads / number
         folder.mkdir(parents=True, mode=0o700)
-        (folder / "upload.json").write_text(json.dumps({"bucket": bucket, "key": key, "headers": _kept(request)}))
+        (folder / "upload.json").write_text(
+            json.dumps({"bucket": bucket, "key": key, "headers": _object_headers(request)})
+        )
         where = f"<Bucket>{bucket}</Bucket><Key>{_text(key)}</Key>"
         return _xml("InitiateMultipartUploadResult", f"{where}<UploadId>{number}</UploadId>")
 
@@ -328,7 +330,7 @@ class S3:
         return _xml("ListPartsResult", f"{where}<IsTruncated>false</IsTruncated>{parts}")
 
 
-def _answered(request: Request, entry: Entry, start: int, stop: int, body: Iterator[bytes]) -> Response:
+def _object_response(request: Request, entry: Entry, start: int, stop: int, body: Iterator[bytes]) -> Response:
     partial = (start, stop) != (0, entry.size) or request.headers.get("range", "").startswith(
         f"bytes=0-{entry.size - 1}"
     )
@@ -365,7 +367,7 @@ _LISTING = frozenset(
 _HARMLESS = frozenset({"x-id", "partNumber", "AWSAccessKeyId", "Signature", "Expires"})
 
 
-def _grouped(
+def _group_keys(
     store: ObjectStore, bucket: str, prefix: str, delimiter: str, after: str, limit: int
 ) -> Iterator[Entry | str]:
     """Yields objects, and once each the common prefixes of the keys with a delimiter after ``prefix``."""
@@ -392,7 +394,7 @@ def _contents(entry: Entry, quote: Callable[[str], str]) -> str:
     )
 
 
-def _asked(request: Request) -> set[str]:
+def _query_parameters(request: Request) -> set[str]:
     """Returns the parameters of a query, without those of the signature and of the answer's headers."""
     return {name for name in request.query_params if not name.startswith(("X-Amz-", "response-"))}
 
@@ -410,7 +412,7 @@ def _text(value: str) -> str:
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "\ufffd", escape(value, {"\r": "&#13;"}))
 
 
-def _kept(request: Request) -> dict[str, str]:
+def _object_headers(request: Request) -> dict[str, str]:
     """Returns the headers that belong to an object."""
     found = {k: v for k, v in request.headers.items() if k in _KEPT or k.startswith("x-amz-meta-")}
     encoding = [
@@ -442,7 +444,7 @@ def _check_conditions(request: Request, entry: Entry) -> None:
         raise S3Error(304, "NotModified")
 
 
-def _parsed(body: bytes) -> ET.Element:
+def _parse_xml(body: bytes) -> ET.Element:
     if b"<!" in body:  # no document types: entities could grow without bound
         raise S3Error(400, "MalformedXML", "The XML you provided was not well-formed.")
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from syrtos.jobs.secrecy import redacted
+from syrtos.jobs.secrecy import redact
 from syrtos.jobs.service import Service
 from syrtos.jobs.tuning.found import trials_of
-from syrtos.jobs.tuning.operations import described, search_of, summary
+from syrtos.jobs.tuning.operations import describe_tuning_job, search_of, summary
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import best, status_counters
 from syrtos.jobs.tunings import TuningRecord, columns
@@ -32,7 +32,7 @@ class Searches:
         search = search_of(record)
         trials = trials_of(self._service.store, search, record)
         return {
-            "search": described(record, search, trials),
+            "search": describe_tuning_job(record, search, trials),
             "trials": [{**summary(search, trial), "number": trial.number} for trial in trials],
             "parameters": [_parameter(search, k) for k in range(len(search.space))],
             "metric": search.metric,
@@ -75,5 +75,5 @@ def _parameter(search: Search, k: int) -> dict[str, Any]:
 
 
 def _static(record: TuningRecord) -> dict[str, str]:
-    definition = redacted(record.request["TrainingJobDefinition"])
+    definition = redact(record.request["TrainingJobDefinition"])
     return dict(definition.get("StaticHyperParameters") or {})

@@ -145,7 +145,7 @@ def check(
             "RequestTimeTooSkewed",
             f"Signature not yet current or expired: it is of {timestamp}, and now is {now:%Y%m%dT%H%M%SZ}.",
         )
-    return _verified(
+    return _verify(
         method, url, headers, who, found["credential"], found["headers"], found["signature"], timestamp, payload
     )
 
@@ -190,10 +190,10 @@ def _check_query(
         raise Refused("AccessDenied", "Request has expired.")
     rest = "&".join(part for part in query.split("&") if not part.startswith("X-Amz-Signature="))
     needed = (asked.get("X-Amz-Credential", ""), asked.get("X-Amz-SignedHeaders", ""), asked["X-Amz-Signature"])
-    return _verified(method, f"{path}?{rest}", headers, who, *needed, timestamp, UNSIGNED)
+    return _verify(method, f"{path}?{rest}", headers, who, *needed, timestamp, UNSIGNED)
 
 
-def _verified(
+def _verify(
     method: str,
     url: str,
     headers: Mapping[str, str],

@@ -41,15 +41,15 @@ def decide(search: Search, trials: Sequence[Trial], stopping: bool, seconds: flo
     if stopping or _has_enough(search, trials, seconds):
         if active:
             return Decision(stop=True)
-        return Decision(status="Stopped") if stopping else _ended(trials)
+        return Decision(status="Stopped") if stopping else _final_decision(trials)
     if refused or len(trials) >= search.trials or _is_hopeless(search, trials):
-        return Decision() if active else _ended(trials)
+        return Decision() if active else _final_decision(trials)
     return Decision(start=max(0, min(search.trials - len(trials), search.parallel - active)))
 
 
-def _ended(trials: Sequence[Trial]) -> Decision:
+def _final_decision(trials: Sequence[Trial]) -> Decision:
     """Returns the end of a tuning job whose trials have all ended."""
-    if any(trial.succeeded for trial in trials):
+    if any(trial.has_succeeded for trial in trials):
         return Decision(status="Completed")
     if not trials:
         return Decision(status="Failed", reason="No training job was begun in MaxRuntimeInSeconds.")
@@ -78,4 +78,4 @@ def _has_enough(search: Search, trials: Sequence[Trial], seconds: float) -> bool
 def _is_hopeless(search: Search, trials: Sequence[Trial]) -> bool:
     """Returns whether the first trials (5, if the search has that many) have all ended without an objective."""
     ended = [trial for trial in trials if not trial.active]
-    return len(ended) >= min(_ATTEMPTS, search.trials) and not any(trial.succeeded for trial in trials)
+    return len(ended) >= min(_ATTEMPTS, search.trials) and not any(trial.has_succeeded for trial in trials)

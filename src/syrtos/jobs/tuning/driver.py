@@ -38,7 +38,7 @@ class Driver(Looking):
         self._service, self._changed = service, changed
         self._ended: dict[str, Trial] = {}  # which don't change any more
 
-    def failed(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Prints that the tuning jobs could not be looked at."""
         _tell(f"the tuning jobs could not be looked at: {error}")
 
@@ -133,7 +133,7 @@ class Driver(Looking):
         taken = {trial.number for trial in trials}
         number = next(number for number in range(1, len(taken) + 2) if number not in taken)
         name = f"{record.name}-{number:03d}-{secrets.token_hex(4)}"
-        entry = Entry(number, name, self._suggested(record, search, trials, number))
+        entry = Entry(number, name, self._suggest(record, search, trials, number))
 
         def begun(now: TuningRecord) -> TuningRecord | None:
             after = dataclasses.replace(now, trials=(*now.trials, entry), modified=time.time())
@@ -145,12 +145,10 @@ class Driver(Looking):
             return None
         return Trial(number=number, name=name, tuned=entry.tuned, status="InProgress")
 
-    def _suggested(
-        self, record: TuningRecord, search: Search, trials: Sequence[Trial], number: int
-    ) -> Mapping[str, str]:
+    def _suggest(self, record: TuningRecord, search: Search, trials: Sequence[Trial], number: int) -> Mapping[str, str]:
         from syrtos.jobs.tuning.suggestion import suggest
 
-        before = warm_start.known(self._service, search, record.inherited)
+        before = warm_start.known_trials(self._service, search, record.inherited)
         if not search.transfer:
             return suggest(search, trials, number, before)
         first = warm_start.tried_first(search, before, {entry.name: entry.parent for entry in record.inherited})
@@ -181,12 +179,12 @@ class Driver(Looking):
     def _end(self, name: str, status: str, reason: str) -> None:
         now = time.time()
 
-        def ended(record: TuningRecord) -> TuningRecord | None:
+        def mark_ended(record: TuningRecord) -> TuningRecord | None:
             text = reason[:_LONGEST_REASON]
             after = dataclasses.replace(record, status=status, ended=now, modified=now, failure=text)
             return None if record.final else after
 
-        self._service.tunings.change(name, ended)
+        self._service.tunings.change(name, mark_ended)
 
 
 def _tell(text: str) -> None:

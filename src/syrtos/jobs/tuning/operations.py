@@ -15,7 +15,7 @@ from typing import Any
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs import service as training
-from syrtos.jobs.secrecy import redacted
+from syrtos.jobs.secrecy import redact
 from syrtos.jobs.service import ApiError, Service, page_of
 from syrtos.jobs.tuning import found, requests, search, space, trials, warm_start
 from syrtos.jobs.tuning.search import Search
@@ -33,7 +33,7 @@ class Operations:
         """Writes down a tuning job, whose first training jobs are created at once."""
         name, now = request["HyperParameterTuningJobName"], time.time()
         seed = random.SystemRandom().randrange(2**31)
-        wanted = self._checked(request, seed)
+        wanted = self._check_request(request, seed)
         record = TuningRecord(
             name=name,
             request=request,
@@ -42,7 +42,7 @@ class Operations:
             created=now,
             modified=now,
             seed=wanted.seed,
-            inherited=self._inherited(wanted),
+            inherited=self._inherited_trials(wanted),
         )
         if not self._service.tunings.add(record):
             raise ApiError(
@@ -53,9 +53,9 @@ class Operations:
 
     def describe_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Returns everything about a tuning job."""
-        record = self._found(request)
+        record = self._find_record(request)
         wanted = search_of(record)
-        answer = described(record, wanted, found.trials_of(self._service.store, wanted, record))
+        answer = describe_tuning_job(record, wanted, found.trials_of(self._service.store, wanted, record))
         if wanted.parents and not wanted.transfer and (overall := self._best_of_all(record, wanted)):
             answer["OverallBestTrainingJob"] = overall
         return answer
@@ -71,7 +71,7 @@ class Operations:
 
     def list_training_jobs_for_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Returns a page of the training jobs of a tuning job."""
-        record = self._found(request)
+        record = self._find_record(request)
         wanted = search_of(record)
         some = [
             trial
@@ -87,7 +87,7 @@ class Operations:
 
     def stop_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Asks a tuning job to end, with its training jobs; the results of finished ones stay."""
-        record = self._found(request)
+        record = self._find_record(request)
         if record.status != "InProgress":
             raise ApiError(
                 "ValidationException", f"The request was rejected because the tuning job is in status {record.status}."
@@ -105,7 +105,7 @@ class Operations:
 
     def delete_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
         """Deletes a tuning job that has ended; its training jobs stay."""
-        record = self._found(request)
+        record = self._find_record(request)
         if not record.final:
             raise ApiError("ResourceInUse", f"Tuning job {record.name} is {record.status}: stop it first.")
         self._service.tunings.remove(record.name)
@@ -117,11 +117,11 @@ class Operations:
         A tuning job that was stopped continues without the trials that were interrupted. One that could not begin or
         finish its trials continues without those that have no result.
         """
-        record = self._found({"HyperParameterTuningJobName": name})
+        record = self._find_record({"HyperParameterTuningJobName": name})
         jobs = found.jobs_of(self._service.store, record.trials)
         done = {name for name, job in jobs.items() if job.state.status == "Completed"}
         wanted = search_of(record)
-        results = {trial.name for trial in found.trials_of(self._service.store, wanted, record) if trial.succeeded}
+        results = {trial.name for trial in found.trials_of(self._service.store, wanted, record) if trial.has_succeeded}
 
         def going_on(now: TuningRecord) -> TuningRecord | None:
             stopped = now.status == "Stopped"
@@ -137,7 +137,7 @@ class Operations:
 
     # -- helpers -------------------------------------------------------------------------------
 
-    def _checked(self, request: Mapping[str, Any], seed: int) -> Search:
+    def _check_request(self, request: Mapping[str, Any], seed: int) -> Search:
         name = request["HyperParameterTuningJobName"]
         if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,31}", name):
             raise ApiError(
@@ -149,12 +149,12 @@ class Operations:
         except ConfigurationError as error:
             raise ApiError("ValidationException", str(error)) from error
         example = requests.of_trial(request, wanted.metric, f"{name}-001-00000000", space.corner(wanted.space))
-        self._service.checked(example)
+        self._service.check_request(example)
         return wanted
 
-    def _inherited(self, wanted: Search) -> tuple[Entry, ...]:
+    def _inherited_trials(self, wanted: Search) -> tuple[Entry, ...]:
         try:
-            return warm_start.inherited(self._service, wanted)
+            return warm_start.inherited_trials(self._service, wanted)
         except ConfigurationError as error:
             raise ApiError("ValidationException", str(error)) from error
 
@@ -167,7 +167,7 @@ class Operations:
             return None
         return {**summary(wanted, best), "TuningJobName": entries[best.name].parent or record.name}
 
-    def _found(self, request: Mapping[str, Any]) -> TuningRecord:
+    def _find_record(self, request: Mapping[str, Any]) -> TuningRecord:
         record = self._service.tunings.get(request["HyperParameterTuningJobName"])
         if record is None:
             raise ApiError("ResourceNotFound", "Amazon SageMaker can't find a tuning job with this name.")
@@ -191,13 +191,13 @@ def search_of(record: TuningRecord) -> Search:
     return search.read(record.request, record.seed)
 
 
-def described(record: TuningRecord, wanted: Search, some: Sequence[Trial]) -> dict[str, Any]:
+def describe_tuning_job(record: TuningRecord, wanted: Search, some: Sequence[Trial]) -> dict[str, Any]:
     """Returns DescribeHyperParameterTuningJob's answer."""
     config = {"TrainingJobEarlyStoppingType": "Off", **record.request["HyperParameterTuningJobConfig"]}
     answer = {
         **_common(record),
         "HyperParameterTuningJobConfig": config,
-        "TrainingJobDefinition": redacted(requests.definition_of(record.request, wanted.metric)),
+        "TrainingJobDefinition": redact(requests.definition_of(record.request, wanted.metric)),
         "TrainingJobStatusCounters": trials.status_counters(some),
         "ObjectiveStatusCounters": trials.objective_counters(some),
         "TuningJobCompletionDetails": {"NumberOfTrainingJobsObjectiveNotImproving": trials.not_improving(wanted, some)},
@@ -222,7 +222,7 @@ def summary(wanted: Search, trial: Trial) -> dict[str, Any]:
     }
     times = {"TrainingStartTime": trial.started, "TrainingEndTime": trial.ended}
     answer |= {key: when for key, when in times.items() if when is not None}
-    if trial.objective is not None and (trial.succeeded or trial.active):
+    if trial.objective is not None and (trial.has_succeeded or trial.active):
         kind = "Maximize" if wanted.maximize else "Minimize"
         final = {"Type": kind, "MetricName": wanted.metric, "Value": trial.objective}
         answer["FinalHyperParameterTuningJobObjectiveMetric"] = final

@@ -25,7 +25,7 @@ def hopeless(search: Search, trials: Sequence[Trial]) -> list[Trial]:
     if not running:
         return []
     if search.strategy == "Hyperband":
-        ended = _halved(search, trials)
+        ended = _numbers_to_prune(search, trials)
         return [trial for trial in running if trial.number in ended or _is_beyond(search, trial)]
     return _below_median(search, trials, running) if search.early_stopping else []
 
@@ -39,7 +39,7 @@ def _is_beyond(search: Search, trial: Trial) -> bool:
     return most is not None and len(trial.values) > most
 
 
-def _halved(search: Search, trials: Sequence[Trial]) -> set[int]:
+def _numbers_to_prune(search: Search, trials: Sequence[Trial]) -> set[int]:
     """Returns the numbers of the trials that Optuna's pruner has ended at some rung.
 
     The pruner is told all reports once more, in the order in which they came.
@@ -74,7 +74,7 @@ def _below_median(search: Search, trials: Sequence[Trial], running: Sequence[Tri
     """Returns the trials whose best value so far is worse than the median of finished trials at the same step."""
     study = studies.study(search, pruner=MedianPruner(n_startup_trials=_BEFORE, n_warmup_steps=1))
     for trial in trials:
-        if trial.status == "Completed" and trial.succeeded:
+        if trial.status == "Completed" and trial.has_succeeded:
             study.add_trial(optuna.create_trial(value=trial.objective, intermediate_values=_by_step(trial)))
     return [trial for trial in running if _is_below(study, trial)]
 

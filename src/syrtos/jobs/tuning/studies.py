@@ -32,7 +32,7 @@ def add(found: optuna.Study, search: Search, trials: Sequence[Trial]) -> None:
     known = {trial.number: trial for trial in trials}
     for number in range(1, max(known, default=0) + 1):
         found.add_trial(
-            _frozen(search, known[number]) if number in known else optuna.create_trial(state=TrialState.FAIL)
+            _frozen_trial(search, known[number]) if number in known else optuna.create_trial(state=TrialState.FAIL)
         )
 
 
@@ -79,7 +79,7 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
     )
 
 
-def _frozen(search: Search, trial: Trial) -> FrozenTrial:
+def _frozen_trial(search: Search, trial: Trial) -> FrozenTrial:
     state = _state(trial)
     pruned = state is TrialState.PRUNED and trial.objective is not None
     return optuna.create_trial(
@@ -96,6 +96,6 @@ def _frozen(search: Search, trial: Trial) -> FrozenTrial:
 def _state(trial: Trial) -> TrialState:
     if trial.active:
         return TrialState.RUNNING
-    if not trial.succeeded:
+    if not trial.has_succeeded:
         return TrialState.FAIL
     return TrialState.COMPLETE if trial.status == "Completed" else TrialState.PRUNED

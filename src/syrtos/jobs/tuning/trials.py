@@ -41,19 +41,19 @@ class Trial:
         return self.status not in ("Completed", "Failed", "Stopped")
 
     @property
-    def succeeded(self) -> bool:
+    def has_succeeded(self) -> bool:
         """Returns whether the trial's objective counts; that of a stopped trial counts too."""
         return self.status in ("Completed", "Stopped") and self.objective is not None
 
 
 def best(search: Search, trials: Sequence[Trial]) -> Trial | None:
     """Returns the trial with the best objective, the first of equals; None if no objective counts."""
-    return next(iter(ranked(search, trials)), None)
+    return next(iter(rank_trials(search, trials)), None)
 
 
-def ranked(search: Search, trials: Sequence[Trial]) -> list[Trial]:
+def rank_trials(search: Search, trials: Sequence[Trial]) -> list[Trial]:
     """Returns the trials whose objective counts, the best first."""
-    found = [trial for trial in trials if trial.succeeded]
+    found = [trial for trial in trials if trial.has_succeeded]
     sign = -1 if search.maximize else 1
     return sorted(found, key=lambda trial: (sign * (trial.objective or 0.0), trial.number))
 
@@ -61,7 +61,7 @@ def ranked(search: Search, trials: Sequence[Trial]) -> list[Trial]:
 def not_improving(search: Search, trials: Sequence[Trial]) -> int:
     """Returns the number of successful trials that have ended since the best one."""
     found = best(search, trials)
-    return sum((t.ended or 0.0) > (found.ended or 0.0) for t in trials if t.succeeded) if found else 0
+    return sum((t.ended or 0.0) > (found.ended or 0.0) for t in trials if t.has_succeeded) if found else 0
 
 
 def status_counters(trials: Sequence[Trial]) -> dict[str, int]:
@@ -85,4 +85,4 @@ def objective_counters(trials: Sequence[Trial]) -> dict[str, int]:
 
 def objective_status(trial: Trial) -> str:
     """Returns ``ObjectiveStatus``."""
-    return "Pending" if trial.active else "Succeeded" if trial.succeeded else "Failed"
+    return "Pending" if trial.active else "Succeeded" if trial.has_succeeded else "Failed"

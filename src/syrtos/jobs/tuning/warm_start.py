@@ -15,13 +15,13 @@ from syrtos.errors import ConfigurationError
 from syrtos.jobs.service import Service
 from syrtos.jobs.tuning import found, search, space
 from syrtos.jobs.tuning.search import Search
-from syrtos.jobs.tuning.trials import Trial, ranked
+from syrtos.jobs.tuning.trials import Trial, rank_trials
 from syrtos.jobs.tunings import Entry
 
 _TRIED_FIRST = 3  # of each earlier tuning job
 
 
-def inherited(service: Service, wanted: Search) -> tuple[Entry, ...]:
+def inherited_trials(service: Service, wanted: Search) -> tuple[Entry, ...]:
     """Returns the trials of all earlier tuning jobs that a new one names, and the trials that these have inherited.
 
     Raises:
@@ -45,7 +45,7 @@ def inherited(service: Service, wanted: Search) -> tuple[Entry, ...]:
         if wanted.transfer or not theirs.transfer:  # whose objectives are those of the parent's data
             entries |= {entry.name: entry for entry in record.inherited}
     results = tuple(entries.values())
-    if wanted.parents and not known(service, wanted, results):
+    if wanted.parents and not known_trials(service, wanted, results):
         raise ConfigurationError(
             f"There is nothing to learn from {', '.join(wanted.parents)}: no trial of theirs has a result and is in the ranges of "
             f"{', '.join(space.names(wanted.space))}. Widen the ranges, or leave out the warm start."
@@ -53,7 +53,7 @@ def inherited(service: Service, wanted: Search) -> tuple[Entry, ...]:
     return results
 
 
-def known(service: Service, wanted: Search, entries: Sequence[Entry]) -> list[Trial]:
+def known_trials(service: Service, wanted: Search, entries: Sequence[Entry]) -> list[Trial]:
     """Returns the inherited trials that have an objective and are points of the space.
 
     Their values are those of the hyperparameters that are tuned now, which may have been static then.
@@ -63,7 +63,7 @@ def known(service: Service, wanted: Search, entries: Sequence[Entry]) -> list[Tr
     for entry in entries:
         point = space.within(wanted.space, jobs[entry.name].request["HyperParameters"]) if entry.name in jobs else None
         trial = found.trial_of(wanted, entry, jobs[entry.name]) if point else None
-        if trial and point and trial.succeeded:
+        if trial and point and trial.has_succeeded:
             trials.append(dataclasses.replace(trial, number=len(trials) + 1, tuned=point))
     return trials
 
@@ -78,7 +78,7 @@ def tried_first(wanted: Search, before: Sequence[Trial], parents: Mapping[str, s
         parents: the tuning job of each trial, by the trial's name.
     """
     by_parent: dict[str, dict[tuple[tuple[str, str], ...], Mapping[str, str]]] = {}
-    for trial in ranked(wanted, before):
+    for trial in rank_trials(wanted, before):
         by_parent.setdefault(parents[trial.name], {}).setdefault(tuple(sorted(trial.tuned.items())), trial.tuned)
     of_places = itertools.zip_longest(*(list(points.items())[:_TRIED_FIRST] for points in by_parent.values()))
     points = dict(one for place in of_places for one in place if one)

@@ -43,7 +43,7 @@ class AllDevices(distribution_lib.DataParallel):
         return jax.process_index()
 
 
-def adopted(distribution: Any) -> Any:
+def adopt(distribution: Any) -> Any:
     """Returns the distribution that Keras is to use: a script's own, or one over all devices where it has none.
 
     Each process holds the whole batch, unless the script says that it has sharded the data set itself.
@@ -107,10 +107,10 @@ def rows(batch: Any, layout: Any, batch_dim_name: str) -> Any:
 
 def _whole(batch: Any, sharding: Any, batch_dim_name: Any) -> jax.Array:
     even = np.ndim(batch) and len(batch) % sharding.mesh.shape[batch_dim_name] == 0
-    return place(batch, sharding if even else replicated(sharding.mesh))
+    return place(batch, sharding if even else sharding_replicated_on(sharding.mesh))
 
 
-def joined(samples: int, share: Any) -> Any:
+def join_shares(samples: int, share: Any) -> Any:
     """Puts a batch on the devices, of which each process has read its share; None where no process has a row.
 
     ``samples`` is the number of this process's rows. If shares are equal and the devices of a process take just its
@@ -169,12 +169,12 @@ def split(data: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding) if leaf.ndim else leaf, data)
 
 
-def everywhere() -> NamedSharding:
+def replicated_sharding() -> NamedSharding:
     """Returns the sharding of an array that is whole on each device."""
-    return replicated(_current().device_mesh.backend_mesh)
+    return sharding_replicated_on(_current().device_mesh.backend_mesh)
 
 
-def replicated(mesh: Any) -> NamedSharding:
+def sharding_replicated_on(mesh: Any) -> NamedSharding:
     """Returns the sharding of an array that is whole on each device of a mesh."""
     return NamedSharding(mesh, PartitionSpec())
 

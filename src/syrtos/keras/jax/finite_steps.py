@@ -47,7 +47,7 @@ def _noting(original: Method) -> Method:
     return stateless_apply
 
 
-def _unnoted(original: Method) -> Method:
+def _without_notes(original: Method) -> Method:
     def stateless_apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         outer, _Tracing.found = _Tracing.found, None
         try:
@@ -85,10 +85,10 @@ def _undone_if_left_out(model: Any, step: Method, state: Any, data: Any) -> Any:
         _Tracing.found = outer
     good = functools.reduce(jnp.logical_and, [jnp.all(flags) for flags, _ in found], jnp.asarray(True))
 
-    def chosen(new: Any, old: Any) -> Any:
+    def choose(new: Any, old: Any) -> Any:
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
 
-    return _Looked(chosen(logs, _results_before(model, state, logs)), found), chosen(changed, state)
+    return _Looked(choose(logs, _results_before(model, state, logs)), found), choose(changed, state)
 
 
 def _results_before(model: Any, state: Any, logs: Any) -> Any:
@@ -99,12 +99,12 @@ def _results_before(model: Any, state: Any, logs: Any) -> Any:
 
 def _telling(original: Method) -> Method:
     def make_function(self: Any, step_function: Method, *args: Any, **kwargs: Any) -> Any:
-        return original(self, functools.partial(_told, self, step_function), *args, **kwargs)
+        return original(self, functools.partial(_step_and_tell, self, step_function), *args, **kwargs)
 
     return make_function
 
 
-def _told(model: Any, step_function: Method, state: Any, data: Any) -> Any:
+def _step_and_tell(model: Any, step_function: Method, state: Any, data: Any) -> Any:
     """Makes a step and tells the host what was found of its gradients; evaluations have nothing to tell.
 
     Raises:
@@ -128,7 +128,7 @@ _IN_PROGRAM = "XLA applies gradients inside of its program, which must leave the
 
 PATCHES = [
     Patch("keras.src.optimizers.base_optimizer:BaseOptimizer", "stateless_apply", _noting, "Where a step meets its gradients."),
-    Patch("keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer", "stateless_apply", _unnoted, "It leaves out updates itself."),
+    Patch("keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer", "stateless_apply", _without_notes, "It leaves out updates itself."),
     Patch(_TRAINER, "make_train_function", _making, _IN_PROGRAM),
     Patch(_TRAINER, "_make_function", _telling, _IN_PROGRAM),
 ]  # fmt: skip

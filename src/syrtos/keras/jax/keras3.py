@@ -79,16 +79,16 @@ def _batches(original: Method) -> Method:
                 self.data_adapter.get_jax_iterator = lambda: (data for _, data in stream.shares())
             return original(self)
         if stream:
-            return batches.drawn(_planned(stream))
-        compared = batches.compared(self.data_adapter.get_jax_iterator(), step.check_sums)
-        return batches.drawn(jax_trainer._distribute_data(batch) for batch in compared)
+            return batches.timed_batches(_planned_batches(stream))
+        compared = batches.compared_batches(self.data_adapter.get_jax_iterator(), step.check_sums)
+        return batches.timed_batches(jax_trainer._distribute_data(batch) for batch in compared)
 
     return get_iterator
 
 
-def _planned(stream: Stream) -> Iterator[Any]:
+def _planned_batches(stream: Stream) -> Iterator[Any]:
     for number, (samples, share) in enumerate(stream.shares()):
-        batch = distribution.joined(samples, share)
+        batch = distribution.join_shares(samples, share)
         if batch is None:
             stream.leave_out(number)
         else:
@@ -99,7 +99,7 @@ def _meeting_steps(original: Method) -> Method:
     def make_function(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
         together = step.meeting(step_function)
         if world.current().options.verify == "only":
-            return original(self, verifying.verified(self, together.raw, together), *args, **kwargs)
+            return original(self, verifying.verify_first_call(self, together.raw, together), *args, **kwargs)
         return original(self, together, *args, **kwargs)
 
     return make_function
@@ -114,7 +114,7 @@ def _tensor(original: Method) -> Method:
 
 def _adopting(original: Method) -> Method:
     def set_distribution(value: Any) -> None:
-        original(distribution.adopted(value))
+        original(distribution.adopt(value))
 
     return set_distribution
 
@@ -152,7 +152,7 @@ _SAVED = "Variables that are split over processes are gathered where they are re
 _INPUT = trainer.input_of(f"{_TRAINER}:JAXTrainer", f"{_TRAINER}:JAXEpochIterator", _batches)
 _FIT = Patch(f"{_TRAINER}:JAXTrainer", "fit", trainer.fit, _MEETING)
 PATCHES = [
-    Patch(_TRAINER, "jit", lambda _: functools.partial(step.compiled), "Uneven batches are split inside the step, its outputs are gathered."),
+    Patch(_TRAINER, "jit", lambda _: functools.partial(step.compile_step), "Uneven batches are split inside the step, its outputs are gathered."),
     Patch(f"{_TRAINER}:JAXTrainer", "_make_function", _meeting_steps, "Steps that are not compiled meet and count too."),
     _FIT,
     Patch(f"{_TRAINER}:JAXTrainer", "evaluate", trainer.method, _MEETING),

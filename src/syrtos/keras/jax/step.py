@@ -16,7 +16,7 @@ from syrtos.keras.jax import distribution, joining
 from syrtos.keras.jax.variables import is_split, whole
 
 
-def compiled(step: Callable[..., Any], donate_argnums: Any = None, out_shardings: Any = None) -> Callable[..., Any]:
+def compile_step(step: Callable[..., Any], donate_argnums: Any = None, out_shardings: Any = None) -> Callable[..., Any]:
     """Compiles a step of a trainer in place of `jax.jit`, the script's own steps too.
 
     Uneven batches are split inside, and outputs (logs, predictions) are gathered: whole on each worker.
@@ -27,7 +27,7 @@ def compiled(step: Callable[..., Any], donate_argnums: Any = None, out_shardings
     def on_all_devices(state: Any, data: Any) -> Any:
         return step(state, distribution.split(data))
 
-    shardings = (distribution.everywhere(), *out_shardings[1:])
+    shardings = (distribution.replicated_sharding(), *out_shardings[1:])
     return Step(jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings), step)
 
 
@@ -39,11 +39,11 @@ def meeting(function: Callable[..., Any]) -> Step:
     if isinstance(function, Step):
         return function
 
-    def gathered(state: Any, data: Any) -> Any:
+    def gather_outputs(state: Any, data: Any) -> Any:
         outputs, state = function(state, data)
         return jax.tree.map(lambda leaf: whole(leaf) if is_split(leaf) else leaf, outputs), state
 
-    return Step(gathered, function)
+    return Step(gather_outputs, function)
 
 
 class Step:

@@ -16,7 +16,7 @@ from syrtos.comm import world
 from syrtos.keras import sharding, snapshot, state
 from syrtos.keras.backend import Backend
 from syrtos.keras.jax import profiler
-from syrtos.keras.jax.distribution import replicated
+from syrtos.keras.jax.distribution import sharding_replicated_on
 from syrtos.observe.trace import Event
 
 
@@ -38,7 +38,7 @@ class Jax(Backend):
     def eager(self) -> bool:
         return True
 
-    def held(self, variable: Any) -> Any:
+    def held_object(self, variable: Any) -> Any:
         return variable  # its array is another after each step
 
     def has_value(self, variable: Any) -> bool:
@@ -51,19 +51,19 @@ class Jax(Backend):
         split = not isinstance(distribution_lib.distribution(), distribution_lib.DataParallel | None)
         return split or sharding.is_asked()
 
-    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        return gathered(model)
+    def gathering_variables(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        return gathering_variables(model)
 
     def settle(self, model: Any) -> None:
         model.jax_state_sync()
 
 
-# The arrays that `gathered` has gathered, by the identity of the split array.
+# The arrays that `gathering_variables` has gathered, by the identity of the split array.
 _gathered: dict[int, npt.NDArray[Any]] = {}
 
 
 @contextlib.contextmanager
-def gathered(model: Any) -> Iterator[None]:
+def gathering_variables(model: Any) -> Iterator[None]:
     """Lets one worker alone read all variables of a model, to save it, within the context. All workers must enter."""
     found = state.unique([*state.of_model(model), *snapshot.slots_of(model)])
     split = [v.value for v in found if is_split(v.value)]
@@ -89,4 +89,4 @@ def whole(value: Any) -> npt.NDArray[Any]:
     if id(value) in _gathered:
         return _gathered[id(value)]
     world.current().comm.agree("read a variable that is split over the workers")
-    return np.asarray(jax.jit(lambda x: x, out_shardings=replicated(value.sharding.mesh))(value))
+    return np.asarray(jax.jit(lambda x: x, out_shardings=sharding_replicated_on(value.sharding.mesh))(value))

@@ -24,7 +24,7 @@ from syrtos.keras.jax.variables import whole
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
-def verified(model: Any, raw: Step, step: Step) -> Step:
+def verify_first_call(model: Any, raw: Step, step: Step) -> Step:
     """Wraps a step so that its first call is compared with one process.
 
     After some calls the function's data counts as at its end.
@@ -57,7 +57,7 @@ def _compare(model: Any, raw: Step, before: Any, data: Any) -> None:
     def on_all(state_before: Any, rows: Any) -> Any:
         return step(state_before, distribution.split(rows))
 
-    together = jax.jit(on_all, out_shardings=distribution.everywhere())(before, data)
+    together = jax.jit(on_all, out_shardings=distribution.replicated_sharding())(before, data)
     session = world.sharing()
     rows = [*_rows(model, raw.__name__, local[0], jax.tree.map(np.asarray, one), jax.tree.map(np.asarray, together))]
     Verifying.note(
@@ -117,13 +117,13 @@ def _rows(model: Any, name: str, before: Any, one: Any, together: Any) -> Iterat
     """
     trained = [state.name_of(variable) for variable in model.trainable_variables]
     for index, (a, b) in enumerate(zip(one[2], together[2], strict=True)):
-        yield first_batch.compared(
+        yield first_batch.compare_values(
             "gradient", trained[index] if index < len(trained) else f"gradient {index + 1}", a, b
         )
     logs = jax.tree.leaves(one[0])
     names = first_batch.names_of(one[0], logs)
     for key, a, b in zip(names, logs, jax.tree.leaves(together[0]), strict=True):
-        yield first_batch.compared("log" if name != "predict_step" else "output", key, a, b)
+        yield first_batch.compare_values("log" if name != "predict_step" else "output", key, a, b)
     groups = [model.trainable_variables, model.non_trainable_variables]
     groups += [model.optimizer.variables] if name == "train_step" else []
     groups += [model.metrics_variables] if name != "predict_step" else []
@@ -132,7 +132,7 @@ def _rows(model: Any, name: str, before: Any, one: Any, together: Any) -> Iterat
             if not np.array_equal(start, a, equal_nan=start.dtype.kind == "f") and not _follows(
                 variable, model, one[2]
             ):
-                yield first_batch.compared("variable", state.name_of(variable), a, b, start)
+                yield first_batch.compare_values("variable", state.name_of(variable), a, b, start)
 
 
 def _follows(variable: Any, model: Any, gradients: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array
 from syrtos.errors import ConfigurationError, ExchangeError, StalledError
 from syrtos.keras import asynchronous, keras_internals, partition, state
-from syrtos.keras.parameter_server.server import packed
+from syrtos.keras.parameter_server.server import pack_arrays
 from syrtos.keras.partition import Part
 from syrtos.keras.tensorflow import gradients, ops
 from syrtos.keras.tensorflow.step import current_step
@@ -63,7 +63,7 @@ class Served:
             ("keras.", "tf_keras.")
         )
         if cut and not any(v.constraint for v in self.variables):
-            self._parts = partition.evenly(self.variables, self._tables, asked.count)
+            self._parts = partition.divide_evenly(self.variables, self._tables, asked.count)
         else:
             self._parts = partition.by_variable(self.variables, asked.count)
 
@@ -72,14 +72,14 @@ class Served:
     def step(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Gives gradients to the servers, eagerly or in a graph, and takes their weights."""
         present = [self._index[state.identity(v)] for v in variables]
-        weight, given = self._weighed([self._as_held(i, g) for i, g in zip(present, grads, strict=True)])
+        weight, given = self._weigh([self._as_held(i, g) for i, g in zip(present, grads, strict=True)])
         scheduled = keras_internals.has_schedule(self.optimizer)
         rate = tf.constant(-1.0) if scheduled else tf.cast(self.optimizer.learning_rate, tf.float32)
 
         def push(weight: Array, rate: Array, *arrays: Array) -> list[Array]:
             chosen = None if scheduled else float(rate)
             pushed = tf.nest.pack_sequence_as(inputs, arrays)
-            return self._pushed({"weight": float(weight), "rate": chosen}, dict(zip(present, pushed, strict=True)))
+            return self._push({"weight": float(weight), "rate": chosen}, dict(zip(present, pushed, strict=True)))
 
         inputs = [(g.values, g.indices) if _is_rows(g) else g for g in given]
         dtypes = [tf.int64, *(tf.as_dtype(v.dtype) for v in self.variables)]
@@ -98,7 +98,7 @@ class Served:
             return gradient
         return tf.IndexedSlices(gradient, tf.range(tf.shape(gradient)[0]), tf.shape(gradient))
 
-    def _weighed(self, grads: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+    def _weigh(self, grads: list[Any]) -> tuple[tf.Tensor, list[Any]]:
         """Returns this worker's weight in an update, and its gradients for the servers.
 
         Where workers update at their own pace, the weight is 1, and the worker clips the gradients itself. Where
@@ -113,7 +113,7 @@ class Served:
         times = gradients.sum_of_means(world.current().comm.size)
         return tf.constant(1.0), [gradients.times(g, times) for g in grads]
 
-    def _pushed(self, fields: dict[str, Any], given: dict[int, Any]) -> list[Array]:
+    def _push(self, fields: dict[str, Any], given: dict[int, Any]) -> list[Array]:
         """Pushes gradients to the servers; returns their number of updates and the new values of all variables.
 
         ``given`` has by variable its gradient, or the values and indices of some rows of it.
@@ -126,15 +126,15 @@ class Served:
             ]
             rows = [part.rows_of(*given[part.variable]) for _, part in mine if self._by_rows(part)]
             present = {"present": [i for i, _ in mine], "rows": [i for i, part in mine if self._by_rows(part)]}
-            messages.append(({**fields, **present}, [packed(dense), *(array for pair in rows for array in pair)]))
+            messages.append(({**fields, **present}, [pack_arrays(dense), *(array for pair in rows for array in pair)]))
         answers = self._servers.push(self._key, messages)
         iterations = max(answer["iterations"] for answer, _ in answers)
-        return [np.asarray(iterations, np.int64), *self._assembled([arrays[0] for _, arrays in answers])]
+        return [np.asarray(iterations, np.int64), *self._assemble([arrays[0] for _, arrays in answers])]
 
     def _by_rows(self, part: Part) -> bool:
         return part.variable in self._tables
 
-    def _assembled(self, data: Sequence[Array]) -> list[Array]:
+    def _assemble(self, data: Sequence[Array]) -> list[Array]:
         """Returns the values of all variables, from the servers' bytes."""
         values = [np.empty(tuple(v.shape), tf.as_dtype(v.dtype).as_numpy_dtype) for v in self.variables]
         for parts, one in zip(self._parts, data, strict=True):
@@ -159,7 +159,7 @@ class Served:
         self._key = f"{self._number}.{self._begun}"
         self._begun += 1
         try:
-            answers = self._servers.register(self._key, [self._described(parts) for parts in self._parts])
+            answers = self._servers.register(self._key, [self._describe_parts(parts) for parts in self._parts])
         except StalledError:
             raise
         except ExchangeError as error:
@@ -167,10 +167,10 @@ class Served:
                 f"The parameter servers can't make a {type(self.optimizer).__name__} of their own: {error} An optimizer, schedule or "
                 "constraint of the script's own must live in a module beside the script, which the servers can import."
             ) from error
-        for variable, value in zip(self.variables, self._assembled([a[0] for _, a in answers]), strict=True):
+        for variable, value in zip(self.variables, self._assemble([a[0] for _, a in answers]), strict=True):
             variable.assign(value)
 
-    def _described(self, parts: Sequence[Part]) -> tuple[dict[str, Any], list[Array]]:
+    def _describe_parts(self, parts: Sequence[Part]) -> tuple[dict[str, Any], list[Array]]:
         optimizer = self.optimizer
         described: Any = self._keras.saving.serialize_keras_object(optimizer)
         config = described["config"]
@@ -178,7 +178,7 @@ class Served:
         config.update({name: None for name in (*_CLIPS, "loss_scale_factor") if name in config})
         held = [self.variables[part.variable] for part in parts]
         pieces = [tensor_of(v).numpy().reshape(-1)[p.start : p.stop] for v, p in zip(held, parts, strict=True)]
-        remembered = self._remembered(parts)
+        remembered = self._optimizer_state(parts)
         fields = {
             "replaces": f"{self._number}.{self._begun - 2}",
             "keras": self._keras.__name__,
@@ -188,7 +188,7 @@ class Served:
             "names": list(remembered),
             "variables": [self._facts(part) for part in parts],
         }
-        return fields, [packed(pieces), *remembered.values()]
+        return fields, [pack_arrays(pieces), *remembered.values()]
 
     def _facts(self, part: Part) -> dict[str, Any]:
         variable = self.variables[part.variable]
@@ -222,7 +222,7 @@ class Served:
                 found.append((f"v{i}_{kind}", slot, part))
         return found
 
-    def _remembered(self, parts: Sequence[Part]) -> dict[str, Array]:
+    def _optimizer_state(self, parts: Sequence[Part]) -> dict[str, Array]:
         """Returns a server's part of the optimizer's state, by name."""
         if not int(keras_internals.updates_of(self.optimizer)):
             return {}
@@ -245,7 +245,7 @@ class Served:
                     whole.reshape(-1)[cut] = theirs[name].reshape(-1)
         for slot, value in values.values():
             slot.assign(value)
-        for variable, value in zip(self.variables, self._assembled([arrays[0] for _, arrays in answers]), strict=True):
+        for variable, value in zip(self.variables, self._assemble([arrays[0] for _, arrays in answers]), strict=True):
             variable.assign(value)
 
 

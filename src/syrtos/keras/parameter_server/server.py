@@ -139,7 +139,7 @@ class Parameters:
     def _state(self, question: Question) -> None:
         held = self._held[question.fields["key"]]
         names, slots = zip(*held.slots(), strict=True)
-        question.answer([held.packed(), *(np.array(state.memory_of(v)) for v in slots)], names=list(names))
+        question.answer([held.packed_values(), *(np.array(state.memory_of(v)) for v in slots)], names=list(names))
 
     def _apply_together(self, held: _Held) -> None:
         """Makes the next common update, once the gradients of all workers are there."""
@@ -161,7 +161,7 @@ class Parameters:
         given = [held.gradients(question) for question in questions]
         mean = [_mean([one[k] for one in given], shares) for k in range(len(given[0]))]
         fields = questions[0].fields
-        held.apply(held.clipped(mean, fields["present"], self._comm), fields)
+        held.apply(held.clip_mean(mean, fields["present"], self._comm), fields)
 
 
 class _Held:
@@ -183,7 +183,7 @@ class _Held:
         self._variables = [
             _variable(keras, index, value, variable)
             for index, (value, variable) in enumerate(
-                zip(_unpacked(arrays[0], self._shapes, self._dtypes), fields["variables"], strict=True)
+                zip(_unpack_arrays(arrays[0], self._shapes, self._dtypes), fields["variables"], strict=True)
             )
         ]
         self.optimizer = keras.saving.deserialize_keras_object(fields["optimizer"])
@@ -215,12 +215,12 @@ class _Held:
         """
         present, rows = question.fields["present"], question.fields["rows"]
         dense = [i for i in present if i not in rows]
-        arrays = _unpacked(question.arrays[0], [self._shapes[i] for i in dense], [self._dtypes[i] for i in dense])
+        arrays = _unpack_arrays(question.arrays[0], [self._shapes[i] for i in dense], [self._dtypes[i] for i in dense])
         pairs = zip(question.arrays[1::2], question.arrays[2::2], strict=True)
         found: dict[int, Gradient] = {**dict(zip(dense, arrays, strict=True)), **dict(zip(rows, pairs, strict=True))}
         return [found[i] for i in present]
 
-    def clipped(self, gradients: list[Gradient], present: Sequence[int], comm: Communicator) -> list[Gradient]:
+    def clip_mean(self, gradients: list[Gradient], present: Sequence[int], comm: Communicator) -> list[Gradient]:
         """Clips the mean as Keras would, by norms over all servers' parts."""
         norm, overall, value = self._clip["clipnorm"], self._clip["global_clipnorm"], self._clip["clipvalue"]
         if norm or overall:
@@ -231,10 +231,10 @@ class _Held:
             norms = np.sqrt(squares[places]) if norm else np.full(len(places), np.sqrt(squares.sum()))
             limit = float(norm or overall)
             return [
-                _changed(g, lambda v, n=n: v * v.dtype.type(limit / max(n, limit)))
+                _map_values(g, lambda v, n=n: v * v.dtype.type(limit / max(n, limit)))
                 for g, n in zip(gradients, norms, strict=True)
             ]
-        return [_changed(g, lambda v: np.clip(v, -value, value)) for g in gradients] if value else gradients
+        return [_map_values(g, lambda v: np.clip(v, -value, value)) for g in gradients] if value else gradients
 
     def apply(self, gradients: Sequence[Gradient], fields: dict[str, Any]) -> None:
         """Makes one step of the optimizer."""
@@ -254,11 +254,11 @@ class _Held:
 
     def answer(self, question: Question) -> None:
         """Gives a worker the values as they are now, and how many updates they have had."""
-        question.answer([self.packed()], iterations=int(keras_internals.updates_of(self.optimizer)))
+        question.answer([self.packed_values()], iterations=int(keras_internals.updates_of(self.optimizer)))
 
-    def packed(self) -> Array:
+    def packed_values(self) -> Array:
         """Returns all values as bytes."""
-        return packed([np.asarray(state.memory_of(v)) for v in self._variables])
+        return pack_arrays([np.asarray(state.memory_of(v)) for v in self._variables])
 
 
 def _mean(gradients: Sequence[Gradient], shares: Sequence[float]) -> Gradient:
@@ -268,8 +268,8 @@ def _mean(gradients: Sequence[Gradient], shares: Sequence[float]) -> Gradient:
     """
     counted = [(g, share) for g, share in zip(gradients, shares, strict=True) if share]
     if not counted:
-        return _changed(gradients[0], np.zeros_like)
-    scaled = [_changed(g, lambda v, share=share: v * v.dtype.type(share)) for g, share in counted]
+        return _map_values(gradients[0], np.zeros_like)
+    scaled = [_map_values(g, lambda v, share=share: v * v.dtype.type(share)) for g, share in counted]
     if isinstance(scaled[0], tuple):
         return np.concatenate([g[0] for g in scaled]), np.concatenate([g[1] for g in scaled])
     return functools.reduce(np.add, scaled)
@@ -279,7 +279,7 @@ def _values(gradient: Gradient) -> Array:
     return gradient[0] if isinstance(gradient, tuple) else gradient
 
 
-def _changed(gradient: Gradient, change: Callable[[Array], Array]) -> Gradient:
+def _map_values(gradient: Gradient, change: Callable[[Array], Array]) -> Gradient:
     """Returns the gradient with its values changed."""
     return (change(gradient[0]), gradient[1]) if isinstance(gradient, tuple) else change(gradient)
 
@@ -291,13 +291,13 @@ def _tensor(gradient: Gradient, shape: tuple[int, ...]) -> Any:
     return tf.convert_to_tensor(gradient)
 
 
-def packed(arrays: Sequence[Array]) -> Array:
+def pack_arrays(arrays: Sequence[Array]) -> Array:
     """Returns arrays of any dtype one after the other, as uint8."""
     parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
     return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
 
-def _unpacked(data: Array, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
+def _unpack_arrays(data: Array, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
     sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
     parts = np.split(data, np.cumsum(sizes)[:-1]) if sizes else []
     return [part.view(dtype).reshape(shape) for part, shape, dtype in zip(parts, shapes, dtypes, strict=True)]

@@ -85,7 +85,7 @@ def _compiling(original: Method) -> Method:
             def update(optimizer: Any, grads: list[tf.Tensor], rate: tf.Tensor) -> None:
                 _update(optimizer, original, decaying, changed, grads, rate)
 
-            program = compiled(self, changed, decaying, update)
+            program = compiled_program(self, changed, decaying, update)
             program([g for g, _ in dense], tf.convert_to_tensor(learning_rate))
 
     return backend_update_step
@@ -98,7 +98,7 @@ def take_decaying(optimizer: Any) -> set[int]:
     return decaying
 
 
-def compiled(optimizer: Any, variables: list[Any], decaying: set[int], update: Callable[..., Any]) -> Program:
+def compiled_program(optimizer: Any, variables: list[Any], decaying: set[int], update: Callable[..., Any]) -> Program:
     """Returns a compiled program that calls ``update(optimizer, gradients, learning rate)`` for some variables.
 
     The program is compiled once for the same variables, decaying weights and numbers of the optimizer.

@@ -105,13 +105,13 @@ def kept_apart(argument: str) -> Callable[[Callable[..., Any]], Callable[..., An
         signature = inspect.signature(original)
 
         @functools.wraps(original)
-        def kept(*args: Any, **kwargs: Any) -> Any:
+        def call_with_own_path(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs)
             path, rank = given.arguments.get(argument), world.current().world.rank
             if rank and isinstance(path, str | os.PathLike) and os.fspath(path):
                 given.arguments[argument] = f"{os.fspath(path)}.rank-{rank}"
             return original(*given.args, **given.kwargs)
 
-        return kept
+        return call_with_own_path
 
     return wrapper

@@ -122,7 +122,7 @@ class Function:
             few = trial.has_few_rows()
             if not few:
                 self._by(trial, self.plan)
-            self.checks.made(self._session.comm, time.monotonic() - began, few)
+            self.checks.note_check(self._session.comm, time.monotonic() - began, few)
         if asked == "only":
             bound = first_batch.bound_of(_precision(self._model))
             first_batch.Verifying.note(self.plan, self._session, self._model.name, self._name, bound)
@@ -155,7 +155,7 @@ class Function:
             other = Plan(decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales)
             self._by(trial, other)
             self._change(other)
-        self.checks.made(self._session.comm, time.monotonic() - began, few)
+        self.checks.note_check(self._session.comm, time.monotonic() - began, few)
         if self.plan.whole:
             self.checks.end()
 
@@ -254,10 +254,10 @@ class _Trial:
         def run(outcome: Outcome) -> Any:
             early = plan.gradients != "late"
             scope = StepScope(self._session, self._some, False, reduces_early=early, plan=plan, outcome=outcome)
-            with scope.entered():
+            with scope.as_current_step():
                 return scope.finish(self._run(self._step, scope.data), logs_are_global=False)
 
-        with _synchronized(self._model):
+        with _synchronizing_batchnorm(self._model):
             return self._outcome(run)
 
     def backwards(self) -> _Trial:
@@ -318,7 +318,7 @@ class _PredictingTrial(_Trial):
     def split(self, plan: Plan) -> Outcome:
         def run(outcome: Outcome) -> Any:
             scope = StepScope(self._session, self._some, False, plan=plan, outcome=outcome)
-            with scope.entered():
+            with scope.as_current_step():
                 return gathering.rows_of_all(scope, self._run(self._step, scope.data))
 
         return self._outcome(run)
@@ -363,7 +363,7 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
         if id(variable) not in before and bool(variable.is_initialized()):
             before[id(variable)] = variable, tf_internals.value_of(variable)
 
-    def given(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    def keep_gradients(grads: Sequence[Any], variables: Sequence[Any]) -> None:
         names = [state.name_of(variable) for variable in variables]
         scope = current_step()
         if scope is not None and not scope.reduces_early:
@@ -373,7 +373,7 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
                 outcome.gradients.append(np.asarray(tf.convert_to_tensor(gradient)))
                 outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
 
-    watching, noting = tf_internals.watching_assignments(about_to_assign), first_batch.noting_gradients(given)
+    watching, noting = tf_internals.watching_assignments(about_to_assign), first_batch.noting_gradients(keep_gradients)
     try:
         # A step that is traced draws nothing in Python, and a data set's threads may draw meanwhile.
         puts_python_back = puts_generators_back and bool(getattr(model, "run_eagerly", False))
@@ -413,7 +413,7 @@ def _eager_functions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _synchronized(model: Any) -> Iterator[None]:
+def _synchronizing_batchnorm(model: Any) -> Iterator[None]:
     """Makes BatchNormalization use the statistics of the whole batch, as in one process, within the context.
 
     Elsewhere each worker may use statistics of its own, if the run's options say so.

@@ -32,9 +32,9 @@ def rows_of_all(step: StepScope, tree: Any) -> Any:
 
 def _of_all(step: StepScope, leaf: Any) -> Any:
     if isinstance(leaf, tf.RaggedTensor):
-        lengths = [_gathered(step, level) for level in leaf.nested_row_lengths()]
+        lengths = [_gather_rows(step, level) for level in leaf.nested_row_lengths()]
         ragged: Any = tf.RaggedTensor  # whose constructors its stub lacks
-        return ragged.from_nested_row_lengths(_gathered(step, leaf.flat_values), lengths, validate=False)
+        return ragged.from_nested_row_lengths(_gather_rows(step, leaf.flat_values), lengths, validate=False)
     if isinstance(leaf, tf.SparseTensor):
         return _sparse_of_all(step, leaf)
     if not isinstance(leaf, tf.Tensor | tf.Variable | np.ndarray) and not hasattr(leaf, "__tf_tensor__"):
@@ -42,10 +42,10 @@ def _of_all(step: StepScope, leaf: Any) -> Any:
     tensor = tf.convert_to_tensor(leaf)
     if tensor.shape.rank == 0:
         return _of_scalars(step, tensor)
-    result = _gathered(step, tensor)
+    result = _gather_rows(step, tensor)
     mask = getattr(leaf, _MASK, None)
     if mask is not None:
-        setattr(result, _MASK, _gathered(step, tf.convert_to_tensor(mask)))
+        setattr(result, _MASK, _gather_rows(step, tf.convert_to_tensor(mask)))
     return result
 
 
@@ -70,7 +70,7 @@ def _sparse_of_all(step: StepScope, tensor: tf.SparseTensor) -> tf.SparseTensor:
     return tf.SparseTensor(indices, values, tf.concat([[tf.reduce_sum(counts)], tensor.dense_shape[1:]], 0))
 
 
-def _gathered(step: StepScope, tensor: tf.Tensor) -> tf.Tensor:
+def _gather_rows(step: StepScope, tensor: tf.Tensor) -> tf.Tensor:
     """Returns the rows of all workers that have samples.
 
     In a step this worker's gradients will count by its part of the samples. The gradients that come back here are

@@ -82,13 +82,13 @@ class Reduction:
         results = [self._as_tensor(g, v) for g, v in itertools.zip_longest(grads, variables[: len(grads)])]
         mine = {i for i, v in enumerate(variables) if state.identity(v) in self.local}
         shared = [i for i, g in enumerate(results) if g is not None and i not in mine]
-        owners = state.held(variables[i] for i in shared) if len(variables) == len(results) else []
+        owners = state.held_objects(variables[i] for i in shared) if len(variables) == len(results) else []
         if owners and self.comm.size > 1:
             sent = [results[i] for i in shared]
             rows = [k for k, gradient in enumerate(sent) if isinstance(gradient, tf.IndexedSlices)]
             exchange_plan.tell([variables[i] for i in shared], lambda: ops.buckets(sent), rows)
         bounds = [self.bounds[i] for i in shared] if self.bounds else ()
-        reduced = self._reduced([results[i] for i in shared], weight, may_merge, owners, bounds)
+        reduced = self._reduce_tensors([results[i] for i in shared], weight, may_merge, owners, bounds)
         for i, gradient in zip(shared, reduced, strict=True):
             results[i] = times(gradient, self.factor)
         for i in mine:
@@ -108,26 +108,26 @@ class Reduction:
         tensor = tf.convert_to_tensor(gradient)
         return tensor if variable is None else tf.cast(tensor, variable.dtype)
 
-    def _reduced(
+    def _reduce_tensors(
         self, grads: list[Any], weight: Any, may_merge: bool, variables: list[Any], bounds: Sequence[Any]
     ) -> list[Any]:
         if self.comm.size == 1 or not grads:
             return grads
         if self.op is ReduceOp.ADASUM:
             return [ops.allreduce(self.comm, tf.convert_to_tensor(g), self.op) for g in grads]
-        sent, contexts = self._compressed(grads)
+        sent, contexts = self._compress(grads)
         mean = ops.weighted_mean(self.comm, sent, tf.cast(weight, tf.float32), may_merge, self.lend, variables, bounds)
         if self.op is ReduceOp.SUM:
             mean = [times(g, self.comm.size) for g in mean]
-        return self._decompressed(mean, contexts)
+        return self._decompress(mean, contexts)
 
-    def _compressed(self, grads: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _compress(self, grads: list[Any]) -> tuple[list[Any], list[Any]]:
         if self.compression is None:
             return grads, []
         pairs = [(g, None) if isinstance(g, tf.IndexedSlices) else self.compression.compress(g) for g in grads]
         return [sent for sent, _ in pairs], [context for _, context in pairs]
 
-    def _decompressed(self, grads: list[Any], contexts: list[Any]) -> list[Any]:
+    def _decompress(self, grads: list[Any], contexts: list[Any]) -> list[Any]:
         if self.compression is None:
             return grads
         pairs = zip(grads, contexts, strict=True)
@@ -197,7 +197,7 @@ def _sources_of(first: Any, second: Any, args: Sequence[Any], kwargs: Mapping[st
 
 
 def _is_variable(source: Any) -> bool:
-    return isinstance(state.held([source])[0], tf.Variable)
+    return isinstance(state.held_objects([source])[0], tf.Variable)
 
 
 def _reduced_differentiably(
@@ -302,11 +302,11 @@ def reduction_of(optimizer: Any) -> Reduction | None:
 
 
 def about_to_apply(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Notes the variables of the gradients that `reduced` will be given."""
+    """Notes the variables of the gradients that `reduce_gradients` will be given."""
     object.__setattr__(optimizer, _APPLIED, list(variables))
 
 
-def reduced(optimizer: Any, grads: Sequence[Any], lend: bool = True) -> list[Any]:
+def reduce_gradients(optimizer: Any, grads: Sequence[Any], lend: bool = True) -> list[Any]:
     """Returns the gradients of the global batch, from those of this worker's share.
 
     In `fit` they are averaged by samples. In a custom loop with `strategy.run` they are summed, as `tf.distribute`
@@ -317,14 +317,14 @@ def reduced(optimizer: Any, grads: Sequence[Any], lend: bool = True) -> list[Any
         return list(grads)
     sharding.gives_parts(optimizer, False)
     reduction, step = reduction_of(optimizer), current_step()
-    results = list(grads) if reduction is None else _reduced(optimizer, grads, reduction, step, lend)
+    results = list(grads) if reduction is None else _exchange_gradients(optimizer, grads, reduction, step, lend)
     if not finite.is_asked() or not grads:
         return results
     with tf.control_dependencies([_looked_at(optimizer, results, grads, reduction, step)]):
         return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in results]
 
 
-def _reduced(
+def _exchange_gradients(
     optimizer: Any, grads: Sequence[Any], reduction: Reduction, step: StepScope | None, lend: bool = True
 ) -> list[Any]:
     _check_computed(optimizer, reduction)
@@ -344,12 +344,14 @@ def _reduced(
 def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequence[Any]], None]) -> None:
     """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
-    `reduced` takes these gradients as they are. Of gradients that are accumulated, each batch's part is checked before
-    it is added; `reduced` checks their sum.
+    `reduce_gradients` takes these gradients as they are. Of gradients that are accumulated, each batch's part is checked before
+    it is added; `reduce_gradients` checks their sum.
     """
     reduction, step = reduction_of(optimizer), current_step()
     accumulates = _accumulates(optimizer)
-    results = list(grads) if accumulates or reduction is None else _reduced(optimizer, grads, reduction, step)
+    results = (
+        list(grads) if accumulates or reduction is None else _exchange_gradients(optimizer, grads, reduction, step)
+    )
     good = _looked_at(optimizer, results, grads, reduction, step, accumulates)
     with contextlib.nullcontext() if accumulates else _ready(optimizer):
         tf.cond(good, lambda: update(results), lambda: _leave_out(optimizer))
@@ -370,7 +372,7 @@ def _leave_out(optimizer: Any) -> None:
 
 @contextlib.contextmanager
 def _ready(optimizer: Any) -> Iterator[None]:
-    """Makes `reduced` take this optimizer's gradients as they are, within the context."""
+    """Makes `reduce_gradients` take this optimizer's gradients as they are, within the context."""
     object.__setattr__(optimizer, _READY, True)
     try:
         yield
@@ -378,7 +380,7 @@ def _ready(optimizer: Any) -> Iterator[None]:
         object.__setattr__(optimizer, _READY, False)
 
 
-def computed(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+def reduce_for_script(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Reduces gradients for a script that looks at them, or clips them, before it applies them.
 
     The next update takes them as they are.
@@ -386,7 +388,7 @@ def computed(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> 
     forget_computed(optimizer)
     broadcast_before_first(optimizer, variables)
     about_to_apply(optimizer, variables)
-    results = reduced(optimizer, to_accumulate(optimizer, grads), lend=False)
+    results = reduce_gradients(optimizer, to_accumulate(optimizer, grads), lend=False)
     object.__setattr__(optimizer, _COMPUTED, tf_internals_graphs.same_function())
     return results
 

@@ -55,18 +55,18 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     All workers read the same batches. Every few batches they compare a checksum: data that was shuffled with unequal
     seeds would train on some samples twice and on others never. Where threads decide which numbers records get
     (`tf_internals_pipelines.is_left_to_threads`), only the numbers of rows are compared. For steps of Keras
-    `tf_internals.counted` gives the same as `Share`.
+    `tf_internals.counted_pipeline` gives the same as `Share`.
     """
 
     comparable = not tf_internals_pipelines.is_left_to_threads(dataset)
 
     @_as_it_is
     def take(index: tf.Tensor, data: Any) -> Share:
-        checked = _compared(index, data if comparable else _counts(data), comm)
+        checked = _compare_batches(index, data if comparable else _counts(data), comm)
         with tf.control_dependencies([checked]):
             return _share(data, comm)
 
-    return plain(_unhurried(_in_order(dataset).enumerate().map(take)))
+    return plain(_without_prefetch(_in_order(dataset).enumerate().map(take)))
 
 
 def _share(data: Any, comm: Communicator) -> Share:
@@ -107,13 +107,15 @@ def _is_even(leaf: Any, size: int) -> bool:
 
 
 def _cut(data: Any, bounds: dict[int, tuple[Any, Any]]) -> Any:
-    return tf.nest.map_structure(lambda leaf: _between(leaf, *bounds[id(leaf)]) if id(leaf) in bounds else leaf, data)
+    return tf.nest.map_structure(
+        lambda leaf: _slice_rows(leaf, *bounds[id(leaf)]) if id(leaf) in bounds else leaf, data
+    )
 
 
 def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a data set of the rows alone, without their number, for loops of the script's own.
 
-    `tf_internals.counted` gives the shares again.
+    `tf_internals.counted_pipeline` gives the shares again.
     """
 
     @_as_it_is
@@ -122,7 +124,7 @@ def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
         with tf.control_dependencies([tf.timestamp()]):
             return tf.nest.map_structure(lambda leaf: _same(_none_if(share.samples, leaf)), share.data)
 
-    return tf_internals.with_counts(_unhurried(shares.map(strip)), shares)
+    return tf_internals.with_counts(_without_prefetch(shares.map(strip)), shares)
 
 
 def _none_if(count: tf.Tensor, leaf: Any) -> Any:
@@ -151,33 +153,33 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
             index,
             _sum_of(index, raw if comparable else _counts(raw)),
             share.samples,
-            _mapped(found.maps, share.data),
+            _map_records(found.maps, share.data),
         )
 
     @_as_it_is
-    def checked(index: tf.Tensor, checksum: tf.Tensor, count: tf.Tensor, data: Any) -> Share:
+    def check_share(index: tf.Tensor, checksum: tf.Tensor, count: tf.Tensor, data: Any) -> Share:
         with tf.control_dependencies([_compared_sums(index, checksum, comm)]):
             return Share(tf.identity(count), tf.nest.map_structure(_same, data))
 
     groups = _in_order(found.raw).batch(found.batch_size, found.drop_remainder).repeat(found.repeat).enumerate()
     mapped = groups.map(take, tf.data.AUTOTUNE, deterministic=True)
     ahead = mapped if found.prefetch is None else mapped.prefetch(found.prefetch)
-    return plain(_unhurried(ahead.map(checked)))
+    return plain(_without_prefetch(ahead.map(check_share)))
 
 
-def _mapped(maps: list[Any], mine: Any) -> Any:
+def _map_records(maps: list[Any], mine: Any) -> Any:
     """Maps the records of one share, at least one, in parallel."""
     dataset = tf.data.Dataset.from_tensor_slices(mine)
     for function in maps:
         spread = isinstance(dataset.element_spec, tuple)
         dataset = dataset.map(
-            _as_it_is(functools.partial(_called, function, spread)), tf.data.AUTOTUNE, deterministic=True
+            _as_it_is(functools.partial(_call_with_parts, function, spread)), tf.data.AUTOTUNE, deterministic=True
         )
     count = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
     return dataset.batch(count).get_single_element()
 
 
-def _called(function: Any, spread: bool, *parts: Any) -> Any:
+def _call_with_parts(function: Any, spread: bool, *parts: Any) -> Any:
     return function(parts if spread else parts[0])
 
 
@@ -188,7 +190,7 @@ def _rows_like(spec: Any, count: int) -> Any:
 
 def share_of_tensors(batch: Any, comm: Communicator) -> Share:
     """Returns this worker's share of a batch of a graph's tensors, of which each run of the graph has one."""
-    with tf.control_dependencies([_compared(tf.constant(0, tf.int64), batch, comm)]):
+    with tf.control_dependencies([_compare_batches(tf.constant(0, tf.int64), batch, comm)]):
         return _share(tf.nest.map_structure(_same, batch), comm)
 
 
@@ -283,7 +285,7 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     idle = tf.data.Dataset.from_tensors((0.0, empty)).repeat()
 
     @_as_it_is
-    def voted(row: Any, numbered: Any) -> tuple[Any, Share]:
+    def take_vote(row: Any, numbered: Any) -> tuple[Any, Share]:
         index, (flag, data) = numbered
         mine = tf.nest.map_structure(lambda leaf, old: tf.cond(flag > 0, lambda: leaf[:1], lambda: old), data, row)
         left, row = _vote(index, flag, mine, comm)
@@ -293,8 +295,10 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
 
     # No map comes after the vote: tf.data would run it ahead of the step, and workers would vote on batches that one of
     # them never takes.
-    shares = own.concatenate(idle).enumerate().scan(row, voted).take_while(_as_it_is(lambda share: share.samples >= 0))
-    return plain(_unhurried(shares))
+    shares = (
+        own.concatenate(idle).enumerate().scan(row, take_vote).take_while(_as_it_is(lambda share: share.samples >= 0))
+    )
+    return plain(_without_prefetch(shares))
 
 
 def _vote(index: tf.Tensor, flag: tf.Tensor, row: Any, comm: Communicator) -> tuple[tf.Tensor, Any]:
@@ -307,7 +311,7 @@ def _vote(index: tf.Tensor, flag: tf.Tensor, row: Any, comm: Communicator) -> tu
         with world.remembering_errors():
             votes = comm.agree("more input?", float(mine))
             if number == 0 and 0 < sum(votes) < len(votes):
-                leaves = _given(comm, leaves, votes.index(1.0))
+                leaves = _broadcast_row(comm, leaves, votes.index(1.0))
         return [np.asarray(sum(votes) > 0), *leaves]
 
     flat = tf.nest.flatten(row)
@@ -316,7 +320,7 @@ def _vote(index: tf.Tensor, flag: tf.Tensor, row: Any, comm: Communicator) -> tu
     return tf.ensure_shape(left, []), tf.nest.pack_sequence_as(row, same)
 
 
-def _given(comm: Communicator, leaves: tuple[Array, ...], root: int) -> tuple[Array, ...]:
+def _broadcast_row(comm: Communicator, leaves: tuple[Array, ...], root: int) -> tuple[Array, ...]:
     """Returns rank ``root``'s row, on all workers: some have none."""
     texts = [leaf.dtype == object for leaf in leaves]
     sent = [leaf.tolist() if text else leaf for leaf, text in zip(leaves, texts, strict=True)]
@@ -339,7 +343,7 @@ def _in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def _unhurried(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     return dataset.with_options(options)
@@ -390,15 +394,15 @@ def rows(leaf: Any, part: Any, parts: int) -> Any:
         return leaf
     # A placeholder hides the number, as in `_share`.
     total = tf.compat.v1.placeholder_with_default(tf.cast(count_rows(leaf), tf.int64), [])
-    return _between(leaf, *share_of(total, part, parts))
+    return _slice_rows(leaf, *share_of(total, part, parts))
 
 
 def first_rows(leaf: Any, count: tf.Tensor) -> Any:
     """Returns the first ``count`` rows, an int64 scalar."""
-    return _between(leaf, tf.constant(0, tf.int64), count)
+    return _slice_rows(leaf, tf.constant(0, tf.int64), count)
 
 
-def _between(leaf: Any, start: Any, stop: Any) -> Any:
+def _slice_rows(leaf: Any, start: Any, stop: Any) -> Any:
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[start:stop]
     rest = leaf.dense_shape[1:]
@@ -428,7 +432,7 @@ def _without_rows(spec: Any) -> Any:
     return _rows_like(spec, 0)
 
 
-def _compared(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Tensor:
+def _compare_batches(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Tensor:
     """Compares a checksum of the batch over the workers, with every `_COMPARE_EVERY`-th batch. Returns True."""
 
     def compare(number: Array, *arrays: Array) -> Array:
@@ -443,7 +447,7 @@ def _sum_of(index: tf.Tensor, data: Any) -> tf.Tensor:
 
 
 def _compared_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
-    """Compares checksums over the workers as `_compared` does; ``checksum`` is that of `_sum_of`."""
+    """Compares checksums over the workers as `_compare_batches` does; ``checksum`` is that of `_sum_of`."""
     return _for_some(index, lambda number, mine: _agree(number, mine, comm), [index, checksum], True)
 
 

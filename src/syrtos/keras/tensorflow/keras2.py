@@ -113,7 +113,7 @@ def _aggregate(original: Method) -> Method:
         pairs = list(grads_and_vars)
         gradients.broadcast_before_first(self, [variable for _, variable in pairs])
         gradients.about_to_apply(self, [variable for _, variable in pairs])
-        reduced = gradients.reduced(self, [gradient for gradient, _ in pairs])
+        reduced = gradients.reduce_gradients(self, [gradient for gradient, _ in pairs])
         return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
 
     return aggregate
@@ -173,7 +173,7 @@ def _refuse_on_servers(which: str) -> None:
 def _noting_keras(original: Method) -> Method:
     def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
         variable = original(self, *args, **kwargs)
-        if asynchronous.own():
+        if asynchronous.asynchronous_servers():
             setattr(
                 getattr(variable, "_variable", variable), asynchronous.KERAS, True
             )  # inside of one for mixed precision
@@ -230,7 +230,7 @@ def _of_shares(model: Any, of_first: first_batch.Function, iterator: Any) -> Any
 def _shared_step(session: world.Session, model: Any, step: Method, name: str) -> Method:
     stock, training_now = getattr(step, "__func__", None) is getattr(training.Model, name), name == "train_step"
 
-    def shared(data: Any) -> Any:
+    def run_shared(data: Any) -> Any:
         if are_whole():
             with computing_whole_batch():
                 return step(data)
@@ -238,10 +238,10 @@ def _shared_step(session: world.Session, model: Any, step: Method, name: str) ->
         if name == "predict_step":
             return common.gathered_predict_step(session, step, plan, data)
         reduces_early = training_now and not (stock and whole_batch.reduces_late(model))
-        with StepScope(session, data, training_now, reduces_early, plan).entered() as scope:
+        with StepScope(session, data, training_now, reduces_early, plan).as_current_step() as scope:
             return scope.finish(scope.run(step), logs_are_global=stock)
 
-    return shared
+    return run_shared
 
 
 def _stateful_too(original: Method) -> Method:

@@ -26,7 +26,7 @@ def handler(original: Method) -> Method:
             models.check_dynamically_sharded(self._adapter)
             self.__class__ = DynamicallySharded
         if world.sharing().world.size > 1:  # else a step takes what it is given for whole batches
-            self._dataset = tf_internals.counted(self._dataset)
+            self._dataset = tf_internals.counted_pipeline(self._dataset)
         dataset = args[0] if args else kwargs.get("x")
         self._inferred_steps = fitting.agree_on_length(self._inferred_steps, is_own_shard(dataset))
         if world.current().world.size > 1:
@@ -46,7 +46,7 @@ def single_batch(original: Method) -> Method:
             return original(strategy, *args, **kwargs)
         distribute = strategy.experimental_distribute_dataset
         counting = types.SimpleNamespace(
-            experimental_distribute_dataset=lambda data: tf_internals.counted(distribute(data))
+            experimental_distribute_dataset=lambda data: tf_internals.counted_pipeline(distribute(data))
         )
         return original(counting, *args, **kwargs)
 
@@ -70,7 +70,7 @@ class DynamicallySharded(data_adapter.DataHandler):
             yield epoch, iterator
 
     def steps(self) -> Generator[int, None, None]:
-        servers = asynchronous.own()
+        servers = asynchronous.asynchronous_servers()
         if servers is None or not asynchronous.shards_dynamically():
             yield from super().steps()
             return
@@ -114,7 +114,7 @@ class DynamicallySharded(data_adapter.DataHandler):
             if isinstance(end, RuntimeError) and not isinstance(end.__cause__, StopIteration):
                 raise
             ended = True
-        fitting.check_had_batch(bool(asynchronous.held()))
+        fitting.check_had_batch(bool(asynchronous.held_optimizers()))
         if asynchronous.end_round(ended):  # for one means for all: they read the same
             self._insufficient_data = self._inferred_steps is not None or not self._adapter.should_recreate_iterator()
 

@@ -112,7 +112,7 @@ def _make_function(original: Method) -> Method:
                 with computing_whole_batch():
                     return step_function(data)
             own = local_steps.of_step(session, training)
-            with StepScope(own, data, training, reduces_early, of_first.plan).entered() as scope:
+            with StepScope(own, data, training, reduces_early, of_first.plan).as_current_step() as scope:
                 undo = _Undo(self) if training and finite.leaves_out() else None
                 logs = scope.finish(scope.run(step_function), logs_are_global=stock)
                 return undo.if_left_out(scope, logs) if undo else logs
@@ -147,7 +147,7 @@ class _Undo:
         """
         comm = scope.session.comm
         (left_out,) = ops.exchange(lambda: [np.asarray(finite.step_is_left_out(comm))], [], [tf.bool])
-        with scope.paused():  # the same on all workers
+        with scope.pausing_notes():  # the same on all workers
             undone, kept = functools.partial(self._undone, logs), functools.partial(_as_tensors, logs)
             return tf.cond(tf.ensure_shape(left_out, []), undone, kept)
 
@@ -254,7 +254,7 @@ def _epoch_iterator(original: Method) -> Method:
             kwargs["shuffle"] = False  # it has an order of its own
         original(self, *args, **kwargs)
         if world.sharing().world.size > 1:  # else a step takes what it is given for whole batches
-            self._distributed_dataset = tf_internals.counted(self._distributed_dataset)
+            self._distributed_dataset = tf_internals.counted_pipeline(self._distributed_dataset)
         fitting.about_to_use(self)
         if asynchronous.shards_dynamically():
             models.check_dynamically_sharded(self.data_adapter)
@@ -267,7 +267,7 @@ def _epoch_iterator(original: Method) -> Method:
     return init
 
 
-def _planned(original: Method) -> Method:
+def _use_planned_dataset(original: Method) -> Method:
     def get_tf_dataset(self: Any) -> Any:
         if not isinstance(self.py_dataset, PlannedDataset):
             return original(self)
@@ -290,7 +290,7 @@ class DynamicallySharded(tf_trainer.TFEpochIterator):
 
     def _enumerate_iterator(self) -> Generator[tuple[int, int, Any], None, None]:
         self.data_adapter.on_epoch_begin()
-        servers, each = asynchronous.own(), self.steps_per_execution
+        servers, each = asynchronous.asynchronous_servers(), self.steps_per_execution
         assert servers is not None
         asynchronous.begin_round()
         if self._iterator is None or self.steps_per_epoch is None:
@@ -316,7 +316,7 @@ class DynamicallySharded(tf_trainer.TFEpochIterator):
                 raise
             self._iterator = None
         self.data_adapter.on_epoch_end()
-        fitting.check_had_batch(bool(asynchronous.held()))
+        fitting.check_had_batch(bool(asynchronous.held_optimizers()))
         if asynchronous.end_round(self._iterator is None):  # for one means for all: they read the same
             self._iterator = None
             if self.steps_per_epoch:
@@ -396,7 +396,7 @@ TRAINER = [
     Patch(
         "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter",
         "get_tf_dataset",
-        _planned,
+        _use_planned_dataset,
         "Planned data sets have their own order, and come as a worker's share.",
     ),
 ]

@@ -182,7 +182,7 @@ def telling_of_sum() -> Callable[[], None] | None:
 
     It is None eagerly, where more than the update follows.
     """
-    return None if tf.executing_eagerly() else world.current().ledger.summed
+    return None if tf.executing_eagerly() else world.current().ledger.note_sum
 
 
 def _exchange_parts(comm: Communicator, bucket: list[tf.Tensor], weight: tf.Tensor, bounds: Bounds) -> list[tf.Tensor]:
@@ -237,7 +237,7 @@ def exchange(
         )
     session = world.current()
 
-    def measured(_token: Array, *arrays: Array) -> list[Array]:
+    def run_measured(_token: Array, *arrays: Array) -> list[Array]:
         started, waited = time.perf_counter(), session.watchdog.waited
         with world.remembering_errors():
             results = function(*(np.asarray(array) for array in arrays))
@@ -248,7 +248,7 @@ def exchange(
         return [np.zeros((), np.int32), *results]
 
     with tf_internals_graphs.after_pending_control_flow(), op_errors.raising():
-        made = tf.numpy_function(measured, [tf_internals_graphs.last_token(), *inputs], [tf.int32, *dtypes])
+        made = tf.numpy_function(run_measured, [tf_internals_graphs.last_token(), *inputs], [tf.int32, *dtypes])
     token, *results = tf.nest.flatten(made)  # eagerly, a list of one comes as the one
     tf_internals_graphs.set_last_token(token)
     return results

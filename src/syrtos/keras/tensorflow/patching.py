@@ -40,7 +40,7 @@ def patch_tensorflow() -> None:
     for name in ("map", "interleave", "batch"):
         replace(tf.data.Dataset, name, reproducible.in_order)
     replace(tf.GradientTape, "__enter__", timing.recording)
-    replace(tf.GradientTape, "__exit__", timing.recorded)
+    replace(tf.GradientTape, "__exit__", timing.end_computing_after)
     replace(tf.GradientTape, "gradient", timing.as_computing)
     replace(tf.GradientTape, "gradient", gradients.reduced_where_made)
     replace(tf, "gradients", gradients.reduced_where_made)
@@ -119,17 +119,17 @@ def gathered_predict_step(session: world.Session, step: Method, plan: Plan, data
 
     With batches per worker each keeps its own.
     """
-    with StepScope(session, data, training=False, plan=plan).entered() as scope:
+    with StepScope(session, data, training=False, plan=plan).as_current_step() as scope:
         outputs = scope.run(step)
         if plan.whole:
             return outputs
         mine = tf.nest.map_structure(lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs)
         if session.options.batch == "per-worker":
             return mine
-        return tf.nest.map_structure(functools.partial(gathered, session.comm), mine)
+        return tf.nest.map_structure(functools.partial(gather_rows, session.comm), mine)
 
 
-def gathered(comm: Communicator, output: Any) -> Any:
+def gather_rows(comm: Communicator, output: Any) -> Any:
     """Returns the rows of all workers, in order, of a tensor or `tf.RaggedTensor`; a scalar stays as it is."""
     if isinstance(output, tf.RaggedTensor):
         lengths = [ops.allgather(comm, level) for level in output.nested_row_lengths()]

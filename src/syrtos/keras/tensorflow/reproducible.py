@@ -72,11 +72,11 @@ class _Draws:
     _given: int | None = None
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noting_draws(self) -> Iterator[None]:
         """Counts the draws of what is traced within the context, and gives them their seeds."""
         with (
             tf_internals_random.drawn_by(self._of_operation, self._of_generator, self._is_given),
-            tf_internals_random.noting_vectorized(self._vectorized),
+            tf_internals_random.noting_vectorized(self._note_vectorized),
         ):
             yield
 
@@ -84,7 +84,7 @@ class _Draws:
         """Notes the script's seed of the next operation."""
         self._given = seed
 
-    def _vectorized(self) -> None:
+    def _note_vectorized(self) -> None:
         self.repeated = True
 
     def _of_operation(self) -> tf.Tensor | None:
@@ -126,10 +126,10 @@ def drawn_by_record(original: Method) -> Method:
     """
     signature = inspect.signature(original)
 
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def map_reproducibly(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         draws = _Draws()
-        with draws.noted():
+        with draws.noting_draws():
             found = original(*bound.args, **bound.kwargs)
         parallel = bound.arguments.get("num_parallel_calls") not in (None, 1)
         if not draws.count or draws.repeated or not _is_ours(parallel, draws):
@@ -139,7 +139,7 @@ def drawn_by_record(original: Method) -> Method:
 
         @tf.autograph.experimental.do_not_convert
         def from_seeds(seed: tf.Tensor, own_seed: tf.Tensor, element: Any) -> Any:
-            with _Draws(seed, own_seed).noted():
+            with _Draws(seed, own_seed).noting_draws():
                 return tf.function(function)(*(element if spread else (element,)))
 
         # Both have seeds, or TensorFlow would count these data sets in the seeds of what the script makes after them.
@@ -147,7 +147,7 @@ def drawn_by_record(original: Method) -> Method:
         bound.arguments |= {"self": tf.data.Dataset.zip((seeds, own_seeds, dataset)), "map_func": from_seeds}
         return original(*bound.args, **bound.kwargs)
 
-    return mapped
+    return map_reproducibly
 
 
 def _is_ours(parallel: bool, draws: _Draws) -> bool:

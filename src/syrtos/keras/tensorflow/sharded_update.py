@@ -104,19 +104,19 @@ def _update(
         world.current().ledger.say(update="compiled")
 
         def update(optimizer: Any, grads: list[tf.Tensor], rate: tf.Tensor) -> list[tf.Tensor]:
-            return _updated(optimizer, grads, rate, variables, decaying)
+            return _update_values(optimizer, grads, rate, variables, decaying)
 
-        program = compiled_update.compiled(optimizer, variables, decaying, update)
+        program = compiled_update.compiled_program(optimizer, variables, decaying, update)
         wholes = list(program(grads, tf.convert_to_tensor(rate)))
     else:
-        wholes = _updated(optimizer, grads, rate, variables, decaying)
-    values = _gathered(found, variables, wholes)
+        wholes = _update_values(optimizer, grads, rate, variables, decaying)
+    values = _gather_values(found, variables, wholes)
     for variable, value in zip(variables, values, strict=True):
         variable.assign(tf.reshape(value, variable.shape))
     return values
 
 
-def _updated(
+def _update_values(
     optimizer: Any, grads: Sequence[Any], rate: Any, variables: Sequence[Any], decaying: set[int]
 ) -> list[tf.Tensor]:
     """Returns the new values of variables, flat, with this worker's parts in them.
@@ -130,7 +130,7 @@ def _updated(
         for gradient, variable in zip(grads, variables, strict=True):
             part = _Slice(variable, _cut(found, tensor_of(variable), variable))
             if part.shape.num_elements():
-                if id(variable) in decaying and keras_internals.decays(optimizer, state.held([variable])[0]):
+                if id(variable) in decaying and keras_internals.decays(optimizer, state.held_objects([variable])[0]):
                     part.assign_sub(
                         part.value * tf.cast(optimizer.weight_decay, part.dtype) * tf.cast(rate, part.dtype)
                     )
@@ -156,21 +156,21 @@ def _cut(found: Sharding, value: Any, variable: Any) -> Any:
             return tf.reshape(value, part.shape)
         return tf.reshape(tf.reshape(value, [-1])[part.start : part.stop], part.shape)
     if part.stop > part.start and part.shape[1:] == tuple(variable.shape[1:]):
-        return _between(value.indices, value.values, part.first_row(), part.shape)
+        return _rows_of_part(value.indices, value.values, part.first_row(), part.shape)
     # the variable is cut within its rows: each number of a row is a row of the part
     width = int(np.prod(variable.shape[1:]))
     numbers = tf.cast(value.indices, tf.int64)[:, None] * width + tf.range(width, dtype=tf.int64)
-    return _between(tf.reshape(numbers, [-1]), tf.reshape(value.values, [-1]), part.start, part.shape)
+    return _rows_of_part(tf.reshape(numbers, [-1]), tf.reshape(value.values, [-1]), part.start, part.shape)
 
 
-def _between(indices: tf.Tensor, values: tf.Tensor, start: int, shape: tuple[int, ...]) -> tf.IndexedSlices:
+def _rows_of_part(indices: tf.Tensor, values: tf.Tensor, start: int, shape: tuple[int, ...]) -> tf.IndexedSlices:
     """Returns the rows that lie in a part of this shape, which begins at row ``start``, counted from there."""
     first = tf.constant(start, indices.dtype)
     here = tf.logical_and(indices >= first, indices < first + shape[0])
     return tf.IndexedSlices(tf.boolean_mask(values, here), tf.boolean_mask(indices, here) - first, tf.constant(shape))
 
 
-def _gathered(found: Sharding, variables: list[Any], wholes: list[tf.Tensor]) -> list[tf.Tensor]:
+def _gather_values(found: Sharding, variables: list[Any], wholes: list[tf.Tensor]) -> list[tf.Tensor]:
     """Gathers the flat values of variables, of which each worker gives its part.
 
     The other parts are written into the memory of ``wholes``, which are used up.

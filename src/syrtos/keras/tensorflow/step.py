@@ -70,10 +70,10 @@ def _watching() -> StepScope | RunScope | None:
     return current_step() or getattr(_local, "run", None)
 
 
-def paused() -> contextlib.AbstractContextManager[Any]:
+def pausing_notes() -> contextlib.AbstractContextManager[Any]:
     """Context manager: assignments inside are not noted; they are equal on all workers (an optimizer's update)."""
     watching = _watching()
-    return watching.paused() if watching else contextlib.nullcontext()
+    return watching.pausing_notes() if watching else contextlib.nullcontext()
 
 
 def functions_of_step() -> dict[int, Any] | None:
@@ -125,7 +125,7 @@ class RunScope(_Watcher):
         self._comm = comm
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[RunScope]:
+    def noting_assignments(self) -> Iterator[RunScope]:
         """Notes the assignments within the context, and makes the variables equal at its end."""
         outer, _local.run = getattr(_local, "run", None), self
         try:
@@ -211,7 +211,7 @@ class StepScope(_Watcher):
         adds, late = (self.plan.gradients == way for way in ("sum", "late"))
         self.reduces_early = (reduces_early and not late) or (training and adds)
         self._outcome = outcome
-        self.samples, self.data = _counted(data)
+        self.samples, self.data = _count_samples(data)
         if isinstance(data, Share) and not self.plan.whole and self.splits_batch:
             _check_even(self.data)
         self._ready = _ready_at(self.data)
@@ -223,7 +223,7 @@ class StepScope(_Watcher):
         self._totals: dict[tuple[str, int], tf.Tensor] = {}
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[Self]:
+    def as_current_step(self) -> Iterator[Self]:
         """Makes this the current step, if it is shared with others, or would be but for `--sync-every`."""
         outer, training = current_step(), training_now()
         _local.step = self if self.session.comm.size > 1 or (self.training and local_steps.rounds()) else None
@@ -334,15 +334,15 @@ class StepScope(_Watcher):
         means = self.flush(scalars, always=not self._flushed)
         replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
         replace |= {
-            id(n): self._combined(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")
+            id(n): self._combine(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")
         }
         return tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
 
-    def _combined(self, number: Any, rule: Rule) -> tf.Tensor:
+    def _combine(self, number: Any, rule: Rule) -> tf.Tensor:
         """Returns the sum, maximum or minimum over the workers that have samples."""
         value = tf.convert_to_tensor(number)
         if value.dtype == tf.bool:
-            return tf.cast(self._combined(tf.cast(value, tf.int32), rule), tf.bool)
+            return tf.cast(self._combine(tf.cast(value, tf.int32), rule), tf.bool)
         if rule == "sum":
             return ops.allreduce(self.session.comm, tf.where(self.active, value, tf.zeros_like(value)))
         least = rule == "max"
@@ -365,7 +365,7 @@ class StepScope(_Watcher):
         if not (sums or means or extremes or scalars or always):
             return []
         self._flushed = True
-        with self.paused():
+        with self.pausing_notes():
             return self._exchange_state(sums, means, extremes, scalars)
 
     def _check_shown(self, dirty: dict[int, tuple[tf.Variable, tf.Tensor]]) -> None:
@@ -444,7 +444,7 @@ class StepScope(_Watcher):
         return [summed]
 
 
-def tracked(variable: tf.Variable) -> tf.Variable:
+def track_variable(variable: tf.Variable) -> tf.Variable:
     """Lets steps see when ``variable`` is assigned and read."""
     variable.__class__ = _tracked_class(type(variable))
     return variable
@@ -525,7 +525,7 @@ def _ready_at(data: Any) -> tf.Tensor:
         return tf.stack([tf_internals.asked_at(), tf.timestamp()])
 
 
-def _counted(data: Any) -> tuple[tf.Tensor, Any]:
+def _count_samples(data: Any) -> tuple[tf.Tensor, Any]:
     """Returns the number of samples, float32, and the rows of a share or of a whole batch."""
     if isinstance(data, Share):
         return tf.cast(data.samples, tf.float32), data.data

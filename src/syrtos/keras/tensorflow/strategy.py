@@ -20,7 +20,7 @@ from syrtos.comm.world import Session
 from syrtos.keras import asynchronous, timing
 from syrtos.keras.tensorflow import input as input_pipelines
 from syrtos.keras.tensorflow import ops, tf_internals
-from syrtos.keras.tensorflow.step import RunScope, current_step, is_whole, tracked
+from syrtos.keras.tensorflow.step import RunScope, current_step, is_whole, track_variable
 
 
 class Strategy(tf.distribute.Strategy):
@@ -54,7 +54,9 @@ class Strategy(tf.distribute.Strategy):
         Strategy.chosen = True
         if "_extended" not in self.__dict__:
             world.init()
-            super().__init__(_Extended(self, world.sharing() if asynchronous.own() else world.current()))
+            super().__init__(
+                _Extended(self, world.sharing() if asynchronous.asynchronous_servers() else world.current())
+            )
             importlib.import_module("syrtos.keras.activate").for_strategy()
 
     def experimental_run_v2(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +72,7 @@ class Strategy(tf.distribute.Strategy):
         with (
             timing.computing(fn),
             self.scope(),
-            contextlib.nullcontext() if alone else RunScope(session.comm).entered(),
+            contextlib.nullcontext() if alone else RunScope(session.comm).noting_assignments(),
         ):
             return self.extended.call_for_each_replica(fn, args=args, kwargs=kwargs)
 
@@ -128,11 +130,11 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
-        if asynchronous.own():
+        if asynchronous.asynchronous_servers():
             asynchronous.remember(variable)
             return variable
         watched = not variable.trainable and (variable.dtype.is_floating or variable.dtype.is_integer)
-        return tracked(variable) if watched else variable
+        return track_variable(variable) if watched else variable
 
     # -- running and reducing ------------------------------------------------------------------
 
@@ -145,18 +147,18 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         del destinations, options
-        return tf.nest.map_structure(lambda v: self._reduced(reduce_op, v), value)
+        return tf.nest.map_structure(lambda v: self._reduce_value(reduce_op, v), value)
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         del options
-        return tf.nest.map_structure(lambda v: self._reduced(reduce_op, v), value)
+        return tf.nest.map_structure(lambda v: self._reduce_value(reduce_op, v), value)
 
     def _replica_ctx_update(
         self, var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
         return self._update(var, fn, args, kwargs or {}, group)
 
-    def _reduced(self, reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
+    def _reduce_value(self, reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
         comm = self._session.comm
         if isinstance(value, tf.IndexedSlices):
             scale = 1.0 if reduce_op == tf.distribute.ReduceOp.MEAN else float(comm.size)

@@ -352,7 +352,7 @@ def with_counts(dataset: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Da
     return dataset
 
 
-def counted(dataset: Any) -> Any:
+def counted_pipeline(dataset: Any) -> Any:
     """Returns the pipeline that `with_counts` has noted, or the data set itself."""
     return getattr(dataset, _COUNTED, dataset)
 
@@ -387,7 +387,7 @@ def _survive_reset() -> None:
 
 
 @functools.cache
-def _asked() -> tf.Tensor:
+def _asked_handle() -> tf.Tensor:
     """Returns the handle of the variable that holds when data was asked for.
 
     The variable has no class of its own, so no strategy sees it.
@@ -413,7 +413,7 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
         if not isinstance(tf_internals_graphs.graph(), FuncGraph):
             return original(self)
         with tf.device("/cpu:0"):
-            noted = tf.raw_ops.AssignVariableOp(resource=_asked(), value=tf.timestamp())
+            noted = tf.raw_ops.AssignVariableOp(resource=_asked_handle(), value=tf.timestamp())
         with tf.control_dependencies([noted]):
             return original(self)
 
@@ -425,7 +425,7 @@ def asked_at() -> tf.Tensor:
     if tf.executing_eagerly() or not isinstance(tf_internals_graphs.graph(), FuncGraph):
         return tf.constant(0.0, tf.float64)
     with tf.device("/cpu:0"):
-        return tf.raw_ops.ReadVariableOp(resource=_asked(), dtype=tf.float64)
+        return tf.raw_ops.ReadVariableOp(resource=_asked_handle(), dtype=tf.float64)
 
 
 def inner_of_sync_replicas(optimizer: Any) -> Any:

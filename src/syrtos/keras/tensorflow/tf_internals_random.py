@@ -142,14 +142,14 @@ def _from_seed(draw: Callable[[Any, Arguments], Any], seed: Any) -> Callable[[Or
     def wrapper(original: Original) -> Original:
         signature = inspect.signature(original)
 
-        def drawn(*args: Any, **kwargs: Any) -> Any:
+        def draw_seeded(*args: Any, **kwargs: Any) -> Any:
             if getattr(_drawn_for_weights, "now", False):
                 return original(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             return draw(seed, bound.arguments)  # by the stateless operations, which give one row
 
-        return drawn
+        return draw_seeded
 
     return wrapper
 
@@ -193,7 +193,7 @@ def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Or
     def wrapper(original: Original) -> Original:
         signature, here = inspect.signature(original), threading.get_ident()
 
-        def drawn(*args: Any, **kwargs: Any) -> Any:
+        def draw_seeded(*args: Any, **kwargs: Any) -> Any:
             # Weights that a function makes while it is traced are drawn eagerly.
             elsewhere = tf.executing_eagerly() or threading.get_ident() != here
             seed = None if elsewhere else source(args[0] if args else None)
@@ -203,7 +203,7 @@ def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Or
             bound.apply_defaults()
             return draw(seed, bound.arguments)
 
-        return drawn
+        return draw_seeded
 
     return wrapper
 

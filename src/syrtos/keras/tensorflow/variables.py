@@ -37,7 +37,7 @@ class TensorFlow(Backend):
     def eager(self) -> bool:
         return tf.executing_eagerly()
 
-    def held(self, variable: Any) -> Any:
+    def held_object(self, variable: Any) -> Any:
         return _holder(variable)
 
     def has_value(self, variable: Any) -> bool:
@@ -57,8 +57,8 @@ class TensorFlow(Backend):
     def splits_variables(self) -> bool:
         return sharding.is_asked()
 
-    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        return sharding.gathered(model)
+    def gathering_variables(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        return sharding.gathering_variables(model)
 
     def broadcast_in_graph(self, comm: Communicator, variables: Sequence[Any], root: int) -> None:
         """Adds the broadcasts as ops of a `tf.function`, which run each time it is called."""
@@ -83,11 +83,11 @@ class TensorFlow(Backend):
         # data is shuffled.
         own_graph = tf_internals_graphs.graph() and not tf_internals_graphs.is_of_dataset()
         in_graph = bool(step.training_now() or own_graph)
-        training = found.training if found else bool(asynchronous.own() and in_graph)
+        training = found.training if found else bool(asynchronous.asynchronous_servers() and in_graph)
         return rank if training else 0
 
-    def reduced(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        return gradients.reduced(optimizer, grads)
+    def reduce_gradients(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        return gradients.reduce_gradients(optimizer, grads)
 
     def average(self, optimizer: Any, comm: Communicator) -> None:
         gradients.mark(optimizer, gradients.Reduction(comm))
@@ -97,7 +97,7 @@ class TensorFlow(Backend):
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        with step.paused(), timing.updating():
+        with step.pausing_notes(), timing.updating():
             yield
 
 

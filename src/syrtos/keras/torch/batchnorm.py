@@ -12,7 +12,7 @@ from syrtos.keras.patching import Method
 from syrtos.keras.torch import ops, step
 
 
-def synchronized(original: Method) -> Method:
+def synchronize_moments(original: Method) -> Method:
     """Wraps a layer's `_moments`: with ``--sync-batchnorm`` they are those of the global batch.
 
     Layers keep their configuration: Keras would not load a model again whose layers say ``synchronized`` on torch.

@@ -84,7 +84,7 @@ class Function:
             few = trial.has_few_rows()
             if not few:
                 self._by(trial, self.plan)
-            self.checks.made(self._session.comm, time.monotonic() - began, few)
+            self.checks.note_check(self._session.comm, time.monotonic() - began, few)
         if asked == "only":
             bound = first_batch.bound_of(_precision(self.model))
             first_batch.Verifying.note(self.plan, self._session, self.model.name, self._name, bound)
@@ -111,7 +111,7 @@ class Function:
                 state.broadcast(self._session.comm, state.of_model(self.model))
                 first_batch.tell_change(self.plan, self._session, self._what(), steps + 1)
                 first_batch.tell(self.plan, self._session, self._what())
-        self.checks.made(self._session.comm, time.monotonic() - began, few)
+        self.checks.note_check(self._session.comm, time.monotonic() - began, few)
         if self.plan.whole:
             self.checks.end()
 
@@ -174,7 +174,7 @@ class _Trial:
             scope = StepScope(self._session, self._some.samples, False, early, plan, outcome)
             buffers = [buffer._value for buffer in buffers_of(self._model)]
             scope.model = self._model
-            with scope.entered():
+            with scope.as_current_step():
                 return scope.finish(self._step(self._some.data), False, [b for b in buffers if b.is_floating_point()])
 
         return self._outcome(run)
@@ -223,7 +223,7 @@ class _PredictingTrial(_Trial):
         def run(outcome: Outcome) -> Any:
             scope = StepScope(self._session, self._some.samples, False, plan=plan, outcome=outcome)
             scope.model = self._model
-            with scope.entered():
+            with scope.as_current_step():
                 return gathering.rows_of_all(scope, self._step(self._some.data))
 
         return self._outcome(run)
@@ -269,7 +269,7 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
         if id(variable) not in before and variable._value is not None:
             before[id(variable)] = variable, variable._value.detach().clone()
 
-    def given(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def keep_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         names = [state.name_of(variable) for variable in variables]
         scope = current_step()
         if scope is not None and not scope.reduces_early:
@@ -281,7 +281,7 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
 
     with keeping_python_state(model) as changes:  # what it restores is compared first
         try:
-            with noting_assignments(about_to_assign), first_batch.noting_gradients(given):
+            with noting_assignments(about_to_assign), first_batch.noting_gradients(keep_gradients):
                 yield
         finally:
             for key, (variable, value) in before.items():

@@ -129,11 +129,11 @@ def workers_of(optimizer: Any) -> Communicator | None:
 
 
 def about_to_apply(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Notes the variables of the gradients that `reduced` will be given."""
+    """Notes the variables of the gradients that `reduce_gradients` will be given."""
     object.__setattr__(optimizer, _APPLIED, list(variables))
 
 
-def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+def reduce_gradients(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     """Returns the gradients of the global batch, from those of this worker's share.
 
     In `fit` they are averaged by samples, in a loop of the script's own over the workers. With `--on-nan stop` they are
@@ -143,7 +143,7 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         return list(grads)
     sharding.gives_parts(optimizer, False)
     comm, step = workers_of(optimizer), current_step()
-    results = _reduced(optimizer, grads, comm, step)
+    results = _exchange_gradients(optimizer, grads, comm, step)
     if finite.is_asked():
         flags, own, variables = _finite(results), _own_finite(grads, step), getattr(optimizer, _APPLIED, ())
         if finite.leaves_out():
@@ -155,11 +155,11 @@ def reduced(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
 def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequence[Any]], None]) -> None:
     """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
-    `reduced` takes these gradients as they are. Of gradients that are accumulated, each batch's part is checked before
-    it is added; `reduced` checks their sum.
+    `reduce_gradients` takes these gradients as they are. Of gradients that are accumulated, each batch's part is checked before
+    it is added; `reduce_gradients` checks their sum.
     """
     comm, step, accumulates = workers_of(optimizer), current_step(), _accumulates(optimizer)
-    results = list(grads) if accumulates else _reduced(optimizer, grads, comm, step)
+    results = list(grads) if accumulates else _exchange_gradients(optimizer, grads, comm, step)
     flags = _finite(results)
     own = flags if accumulates else _own_finite(grads, step)
     if accumulates and comm is not None:
@@ -179,13 +179,15 @@ def _own_finite(grads: Sequence[Any], step: StepScope | None) -> list[bool]:
     return _finite(grads) if step is None or step.samples else [True]
 
 
-def _reduced(optimizer: Any, grads: Sequence[Any], comm: Communicator | None, step: StepScope | None) -> list[Any]:
+def _exchange_gradients(
+    optimizer: Any, grads: Sequence[Any], comm: Communicator | None, step: StepScope | None
+) -> list[Any]:
     if comm is None:
         return list(grads)
     applied = getattr(optimizer, _APPLIED, ())
     if len(applied) == len(grads):
         exchange_plan.tell(applied, lambda: ops.buckets(list(grads)))
-    variables = state.held(applied)
+    variables = state.held_objects(applied)
     accumulated = step is not None and _accumulates(optimizer)  # weighted by `to_accumulate`
     if step is not None and not accumulated and step.overlap is not None and step.overlap[0] is optimizer:
         return step.overlap[1].finish(list(grads), variables)

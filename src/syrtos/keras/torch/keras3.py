@@ -77,7 +77,7 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
     return backend_apply_gradients
 
 
-def _timed(original: Method) -> Method:
+def _time_update(original: Method) -> Method:
     def backend_update_step(self: Any, *args: Any) -> None:
         with world.current().ledger.span("update"):
             original(self, *args)
@@ -92,13 +92,13 @@ def _batches(original: Method) -> Method:
     def get_iterator(self: Any) -> Iterator[Any]:
         session = world.sharing()
         if stream := keras_internals.stream_of(self):
-            return batches.drawn(rows.planned(stream))
+            return batches.timed_batches(rows.planned_shares(stream))
         found = iter(original(self))  # now, as in one process: shuffles draw their seeds
         if session.world.size == 1:
-            return batches.drawn(found)
+            return batches.timed_batches(found)
         if session.options.batch == "per-worker":
-            return batches.drawn(rows.until_all_have_ended(found, session.comm))
-        return batches.drawn(batches.compared(found, fitting.check_same_data))
+            return batches.timed_batches(rows.until_all_have_ended(found, session.comm))
+        return batches.timed_batches(batches.compared_batches(found, fitting.check_same_data))
 
     return get_iterator
 
@@ -188,7 +188,7 @@ def _predicting(model: Any, function: Method) -> Method:
         scope.flush()
         if scope.plan.whole:
             return outputs
-        return rows.gathered(outputs, scope.samples, scope.session)
+        return rows.gather_outputs(outputs, scope.samples, scope.session)
 
     return _on_shares(function, False, finish, of_first, step.StepScope)
 
@@ -220,7 +220,7 @@ def _on_shares(
         of_first.verifying.count_call()
         if not of_first.plan.whole:
             rows.check_even(data[0], share)
-        with begin(session, share.samples, training, plan=of_first.plan).entered() as scope:
+        with begin(session, share.samples, training, plan=of_first.plan).as_current_step() as scope:
             scope.model = of_first.model
             if not of_first.plan.whole:
                 return finish(scope, function([share.data]))
@@ -243,7 +243,7 @@ def _noting_assign(original: Method) -> Method:
             original(self, value)
             return
         current.before_assign(self)
-        with current.paused():  # the original reads the variable to write to it
+        with current.pausing_notes():  # the original reads the variable to write to it
             original(self, value)
 
     return direct_assign
@@ -271,9 +271,12 @@ _TIMED = "Its time is counted apart."
 _STATE = "What a step assigns is made equal on all workers, before it is read again."
 
 OPTIMIZERS = [
-    Patch("keras.src.optimizers.base_optimizer:BaseOptimizer", _UPDATE, _timed, _TIMED),
+    Patch("keras.src.optimizers.base_optimizer:BaseOptimizer", _UPDATE, _time_update, _TIMED),
     Patch(
-        "keras.src.backend.torch.optimizers.torch_parallel_optimizer:TorchParallelOptimizer", _UPDATE, _timed, _TIMED
+        "keras.src.backend.torch.optimizers.torch_parallel_optimizer:TorchParallelOptimizer",
+        _UPDATE,
+        _time_update,
+        _TIMED,
     ),
 ]
 TRAINER = [
@@ -291,5 +294,5 @@ TRAINER = [
 VARIABLES = [
     Patch(_VARIABLE, "_direct_assign", _noting_assign, _STATE),
     Patch(_VARIABLE, "value", _noting_read, _STATE),
-    Patch(_BATCHNORM, "_moments", batchnorm.synchronized, "Keras has synchronized statistics on TensorFlow alone."),
+    Patch(_BATCHNORM, "_moments", batchnorm.synchronize_moments, "Keras has synchronized statistics on TensorFlow alone."),
 ]  # fmt: skip

@@ -160,7 +160,7 @@ def begin_weighted_mean(
     variables: Sequence[torch.Tensor] = (),
 ) -> Callable[[], list[torch.Tensor]]:
     """Begins to average tensors of one dtype that travel together; the returned function waits for the averages."""
-    is_compressed = bucket[0].dtype is torch.float32 and compression.chosen(comm, variables) is not None
+    is_compressed = bucket[0].dtype is torch.float32 and compression.choose_codec(comm, variables) is not None
     if not is_compressed and collectives.serve(comm, bucket[0]):
         return collectives.begin_weighted_mean(comm, bucket, weight)
     averages = _by_host(comm, bucket, weight, lend, variables)

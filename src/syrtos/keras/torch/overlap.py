@@ -51,7 +51,7 @@ class Overlap:
     def open(self) -> None:
         """Sends gradients as they are made, from now on."""
         for bucket in self._plan if len(self._plan) > 1 else ():  # a single one is complete when `backward` ends
-            self._hooks += [variable.register_post_accumulate_grad_hook(self._made) for variable in bucket]
+            self._hooks += [variable.register_post_accumulate_grad_hook(self._note_gradient) for variable in bucket]
 
     def close(self) -> None:
         """Ends the step: gradients that are still on their way are of no use.
@@ -62,7 +62,7 @@ class Overlap:
             hook.remove()
         self._sent.clear()
 
-    def _made(self, variable: torch.Tensor) -> None:
+    def _note_gradient(self, variable: torch.Tensor) -> None:
         with self._lock:
             self._awaited[self._bucket_of[id(variable)]] -= 1
             while len(self._sent) < len(self._plan) and self._awaited[len(self._sent)] == 0:

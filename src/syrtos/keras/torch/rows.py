@@ -97,7 +97,7 @@ def _check_dense(leaves: list[Any]) -> None:
             raise DataError(f"Batches on several workers must be dense tensors with torch. Received: {leaf.layout}.")
 
 
-def planned(stream: Stream) -> Iterator[Share]:
+def planned_shares(stream: Stream) -> Iterator[Share]:
     """Yields this worker's shares of a planned data set, of which it reads no other record."""
     for samples, data in stream.shares():
         yield Share(samples, keras.tree.map_structure(keras.ops.convert_to_tensor, data))
@@ -112,14 +112,14 @@ def until_all_have_ended(own: Iterator[Any], comm: Communicator) -> Iterator[Any
         if not any(votes):
             return
         if not all(votes) and any(comm.agree("a worker had no batch at all?", float(batch is None and row is None))):
-            row = _given(comm, batch, votes.index(1.0))
+            row = _broadcast_row(comm, batch, votes.index(1.0))
         if batch is not None:
             row = keras.tree.map_structure(keras.ops.copy, _rows(batch, 0, 1))
         _Idle.row = row if batch is None else None
         yield row if batch is None else batch
 
 
-def _given(comm: Communicator, batch: Any, root: int) -> Any:
+def _broadcast_row(comm: Communicator, batch: Any, root: int) -> Any:
     """Returns a row of rank ``root``'s batch, for a worker that never had one.
 
     Its structure is made of tuples, lists and dictionaries.
@@ -131,7 +131,7 @@ def _given(comm: Communicator, batch: Any, root: int) -> Any:
     return keras.tree.map_structure(lambda leaf: torch.from_numpy(np.array(leaf)), found)
 
 
-def gathered(outputs: Any, samples: int, session: Session) -> Any:
+def gather_outputs(outputs: Any, samples: int, session: Session) -> Any:
     """Returns the rows of all workers, in order, of each output; with batches per worker each keeps its own."""
 
     def of_all(output: Any) -> Any:

@@ -115,7 +115,7 @@ class StepScope(Assignments):
         self._sums_count = local_steps.sums_count(training)
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[Self]:
+    def as_current_step(self) -> Iterator[Self]:
         """Makes this the current step."""
         outer, _local.step = current_step(), self
         try:
@@ -202,11 +202,11 @@ class StepScope(Assignments):
         means = self.flush(() if self.plan.whole else buffers, scalars)
         replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
         replace |= {
-            id(n): self._combined(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")
+            id(n): self._combine(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")
         }
         return keras.tree.map_structure(lambda leaf: replace.get(id(leaf), leaf), outputs) if replace else outputs
 
-    def _combined(self, number: Any, rule: Rule) -> Any:
+    def _combine(self, number: Any, rule: Rule) -> Any:
         """Returns the sum, maximum or minimum over the workers that have samples."""
         if rule == "sum":
             return _like(number, self._sum("numbers that a step returns", float(number) if self.samples else 0.0))

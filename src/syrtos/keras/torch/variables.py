@@ -34,7 +34,7 @@ class Torch(Backend):
     def eager(self) -> bool:
         return True
 
-    def held(self, variable: Any) -> Any:
+    def held_object(self, variable: Any) -> Any:
         return _holder(variable)
 
     def has_value(self, variable: Any) -> bool:
@@ -59,10 +59,10 @@ class Torch(Backend):
     def splits_variables(self) -> bool:
         return sharding.is_asked()
 
-    def gathered(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        return sharding.gathered(model)
+    def gathering_variables(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        return sharding.gathering_variables(model)
 
-    def drawn(self) -> int:
+    def count_draws(self) -> int:
         return step.Drawn.steps
 
     def set_drawn(self, count: int) -> None:
@@ -78,8 +78,8 @@ class Torch(Backend):
         found = step.current_step()
         return found.session.world.rank if found and found.training else 0
 
-    def reduced(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        return gradients.reduced(optimizer, grads)
+    def reduce_gradients(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        return gradients.reduce_gradients(optimizer, grads)
 
     def average(self, optimizer: Any, comm: Communicator) -> None:
         gradients.average(optimizer, comm)
@@ -90,7 +90,7 @@ class Torch(Backend):
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         found = step.current_step()
-        with found.paused() if found else contextlib.nullcontext(), timing.updating():
+        with found.pausing_notes() if found else contextlib.nullcontext(), timing.updating():
             yield
 
 

@@ -45,7 +45,7 @@ def wanted(folder: Path, workers: int = 2, **values: str) -> Wanted:
 
 def submitted(folder: Path, workers: int = 2, **values: str) -> Submitted:
     facts = ENGINE.submit(wanted(folder, workers, **values))
-    return ENGINE.submitted(json.loads(json.dumps(facts)))
+    return ENGINE.submitted_run(json.loads(json.dumps(facts)))
 
 
 # -- a whole life --------------------------------------------------------------------------------------------

@@ -42,11 +42,11 @@ def add(server: Server, name: str, algorithm: dict[str, Any], *path: str) -> Rec
         "OutputDataConfig": {},
     }
     record = Record(
-        name=name, request=request, tags={}, state=states.created(BEGAN), created=BEGAN, modified=time.time(), slots=99, spot=False,
+        name=name, request=request, tags={}, state=states.initial_state(BEGAN), created=BEGAN, modified=time.time(), slots=99, spot=False,
         access_key=f"SYRJ{name.upper()}", metrics={"train:loss": [1.0, BEGAN]} if algorithm else {},
     )  # fmt: skip
     for status in path:
-        record = record.moved(status)
+        record = record.with_transition(status)
     assert server.service.store.add(record)
     return record
 
@@ -73,7 +73,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     add(found, "waits", {})
     found.start()
     yield found
-    found.service.store.change("waits", lambda record: record.moved("Stopped"))
+    found.service.store.change("waits", lambda record: record.with_transition("Stopped"))
     found.close()
 
 

@@ -46,11 +46,11 @@ def add(service: Service, name: str, *path: str, slots: int = 1, ago: float = 0.
     """A job that was created some time ago, and has gone through the statuses of ``path``."""
     began = time.time() - ago
     record = Record(
-        name=name, request={}, tags={}, state=states.created(began), created=began, modified=0.0, slots=slots, spot=False,
+        name=name, request={}, tags={}, state=states.initial_state(began), created=began, modified=0.0, slots=slots, spot=False,
         access_key=name, attempts=attempts,
     )  # fmt: skip
     for status in path:
-        record = record.moved(status)
+        record = record.with_transition(status)
     service.store.add(record)
 
 
@@ -137,5 +137,5 @@ def test_figures_of_jobs_that_train(service: Service) -> None:
     with ledger_path(run_dir, 0).open("a") as file:
         file.write(json.dumps(step) + "\n")
     assert scraped(exposition)["syrtos_training_steps_total", ("trains",)] == 4
-    service.store.change("trains", lambda record: record.moved("Uploading"))
+    service.store.change("trains", lambda record: record.with_transition("Uploading"))
     assert ("syrtos_training_steps_total", ("trains",)) not in scraped(exposition)

@@ -41,11 +41,11 @@ def add(service: Service, name: str, *path: str, slots: int = 1, attempts: int =
         "HyperParameters": {"sagemaker_program": '"train.py"', "depth": "18", "api_key": '"hidden"'},
     }
     record = Record(
-        name=name, request=request, tags={"team": "vision"}, state=states.created(time.time()), created=time.time(), modified=0.0,
+        name=name, request=request, tags={"team": "vision"}, state=states.initial_state(time.time()), created=time.time(), modified=0.0,
         slots=slots, spot=False, access_key=name, attempts=attempts, **facts,
     )  # fmt: skip
     for status in path:
-        record = record.moved(status)
+        record = record.with_transition(status)
     service.store.add(record)
     return record
 

@@ -26,7 +26,9 @@ GOOD: dict[str, Any] = {
 
 
 def parsed(request: Any, operation: Any = CREATE) -> dict[str, Any]:
-    return model.parsed(operation.input_shape, request if isinstance(request, bytes) else json.dumps(request).encode())
+    return model.parse_request(
+        operation.input_shape, request if isinstance(request, bytes) else json.dumps(request).encode()
+    )
 
 
 def code(request: Any, operation: Any = CREATE) -> str:
@@ -40,7 +42,7 @@ def test_good_requests() -> None:
     assert parsed({**GOOD, "Environment": None}) == GOOD
     assert parsed(b"", LIST) == {}
     assert parsed({"CreationTimeAfter": 1.5, "MaxResults": 100}, LIST) == {"CreationTimeAfter": 1.5, "MaxResults": 100}
-    assert model.parsed(None, b"{}") == {}
+    assert model.parse_request(None, b"{}") == {}
 
 
 @pytest.mark.parametrize("uri", ["file:///data/out", "file:///a b/ü", "s3://bucket", "s3://bucket/a b"])

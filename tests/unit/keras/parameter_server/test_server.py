@@ -10,7 +10,7 @@ import pytest
 
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.comm.requests import Question
-from syrtos.keras.parameter_server.server import Parameters, packed
+from syrtos.keras.parameter_server.server import Parameters, pack_arrays
 
 
 class Asked:
@@ -45,7 +45,7 @@ def register(server: Parameters, worker: int, value: float, optimizer: Any = Non
         server,
         worker,
         "register",
-        [packed([np.full(2, value, np.float32)])],
+        [pack_arrays([np.full(2, value, np.float32)])],
         key="0.0",
         replaces="",
         round=number,
@@ -59,7 +59,7 @@ def register(server: Parameters, worker: int, value: float, optimizer: Any = Non
 
 
 def push(server: Parameters, worker: int, present: list[int]) -> Asked:
-    gradients = [packed([np.ones(2, np.float32)] * len(present))]
+    gradients = [pack_arrays([np.ones(2, np.float32)] * len(present))]
     return Asked(server, worker, "push", gradients, key="0.0", clock=1, present=present, rows=[], weight=1.0, rate=None)
 
 

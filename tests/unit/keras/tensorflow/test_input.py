@@ -69,13 +69,13 @@ def test_a_worker_may_have_no_rows_of_a_small_batch() -> None:
 def test_a_share_without_rows_holds_a_row_that_does_not_count() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((np.arange(1, 6), ["a", "b", "c", "d", "e"])).batch(4)
     for rank, expected in enumerate([(0, 5), (0, 5), (0, 5), (1, 5)]):
-        *_, last = tf_internals.counted(global_batches(dataset, OneOf(rank, 4)))
+        *_, last = tf_internals.counted_pipeline(global_batches(dataset, OneOf(rank, 4)))
         assert (int(last.samples), int(last.data[0][0]), last.data[1].numpy().tolist()) == (*expected, [b"e"])
 
 
 def test_a_worker_that_has_run_out_holds_a_row_of_its_own() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(1, 6)).batch(2)
-    *_, last, idle = tf_internals.counted(worker_batches(dataset, OneOf(0, 2, busy_for(4))))
+    *_, last, idle = tf_internals.counted_pipeline(worker_batches(dataset, OneOf(0, 2, busy_for(4))))
     assert (int(last.samples), last.data.numpy().tolist()) == (1, [5])
     assert (int(idle.samples), idle.data.numpy().tolist()) == (0, [5])
 
@@ -83,7 +83,7 @@ def test_a_worker_that_has_run_out_holds_a_row_of_its_own() -> None:
 def test_a_worker_that_never_had_a_batch_holds_a_row_of_another() -> None:
     def read(comm: InProcessCommunicator) -> list[Any]:
         rows = tf.data.Dataset.from_tensor_slices((np.arange(1, 4), ["a", "b", "c"])).take(3 if comm.rank else 0)
-        return list(tf_internals.counted(worker_batches(rows.batch(2), comm)))
+        return list(tf_internals.counted_pipeline(worker_batches(rows.batch(2), comm)))
 
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         without, _ = threads.map(read, InProcessCommunicator.world(2))
