@@ -73,7 +73,7 @@ def test_a_trial_of_tune_has_workers_in_its_bundles(cluster: RayCluster, tmp_pat
         import keras
         import numpy
 
-        model = keras.Sequential([keras.layers.Dense(width), keras.layers.Dense(1)])
+        model: Any = keras.Sequential([keras.layers.Dense(width), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         model.fit(numpy.ones((64, 4)), numpy.ones(64), epochs=2, verbose=0)
         return syrtos.size()
