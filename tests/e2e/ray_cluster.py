@@ -36,9 +36,10 @@ class RayCluster:
         }  # other tests would leave them no time
         self._ray: Any = importlib.import_module("ray")
         cluster_utils: Any = importlib.import_module("ray.cluster_utils")
-        head = {"num_cpus": cpus, "include_dashboard": dashboard}
+        head: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": dashboard}
         if dashboard:
-            head["dashboard_port"] = _free_port()
+            # The ports that Ray has by default may be those of another test.
+            head |= {"dashboard_port": _free_port(), "dashboard_agent_listen_port": _free_port()}
         self._cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
         self._cpus, self._nodes = cpus, [self._cluster.head_node]

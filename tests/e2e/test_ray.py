@@ -18,7 +18,8 @@ from ray_cluster import LONG, RayCluster
 import syrtos
 
 SYRTOS = (sys.executable, "-m", "syrtos")
-RECOVERING = Path(__file__).parents[1] / "faults" / "scripts" / "recovering.py"
+SCRIPTS = Path(__file__).parents[1] / "faults" / "scripts"
+RECOVERING, ELASTIC = SCRIPTS / "recovering.py", SCRIPTS / "elastic.py"
 NODES = 3
 # Ray gives each worker of one CPU one thread; some of the runs here take their time, so that something can happen to them.
 ENV = {"OMP_NUM_THREADS": "1"}
@@ -98,9 +99,9 @@ def until(done: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-def steps(folder: Path) -> int:
+def steps(folder: Path, name: str = "times.txt") -> int:
     """How many steps of training have been made, with those that were made again."""
-    times = folder / "out" / "times.txt"
+    times = folder / "out" / name
     return len(times.read_text().splitlines()) if times.exists() else 0
 
 
@@ -128,9 +129,13 @@ def test_a_lost_node_s_worker_runs_on_the_others(cluster: RayCluster, here: Path
     assert_equal_results(here, tmp_path)
 
 
-def test_an_elastic_run_takes_a_node_that_comes_later(cluster: RayCluster, here: Path, tmp_path: Path) -> None:
-    run = on(cluster, tmp_path, "--min-workers", 2, *training(tmp_path), env={"PACE": "1.0"})
-    until(lambda: steps(tmp_path) > 5, run)
+def test_an_elastic_run_takes_a_node_that_comes_later(cluster: RayCluster, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    code, said = ended(start(alone, ELASTIC, alone / "out", "arrays"))
+    assert code == 0, said
+    run = on(cluster, tmp_path, "--min-workers", 2, ELASTIC, tmp_path / "out", "arrays", "0.8")
+    until(lambda: steps(tmp_path, "steps.txt") > 5, run)
     cluster.kill(2)
     until(lambda: (tmp_path / "run" / "generation-2" / "logs" / "rank-1.log").exists(), run)
     assert not (tmp_path / "run" / "generation-2" / "logs" / "rank-2.log").exists()
@@ -139,7 +144,8 @@ def test_an_elastic_run_takes_a_node_that_comes_later(cluster: RayCluster, here:
     code, said = ended(run)
     assert code == 0, said
     assert "There are slots for 3 workers now, and 2 trained." in said
-    assert_equal_results(here, tmp_path)
+    assert set((tmp_path / "out" / "steps.txt").read_text().split()) == {"2", "3"}
+    assert_equal_results(alone, tmp_path)
 
 
 def test_a_run_that_has_no_place_says_what_is_missing(cluster: RayCluster, tmp_path: Path) -> None:
