@@ -26,6 +26,7 @@ def fit(service: Service, folder: Path, script: str, fails: bool = False, **fact
     return ran
 
 
+@pytest.mark.long
 def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_model: Path, tmp_path: Path) -> None:
     arguments = {
         "instance_count": 2,
@@ -91,6 +92,7 @@ def test_horovod_over_mpi(service: Service, digits: Path, tmp_path: Path) -> Non
     assert (unpacked(ran.answer["fetched"][0], tmp_path / "model") / "digits.keras").is_file()
 
 
+@pytest.mark.long
 def test_multi_worker_mirrored_strategy(service: Service, digits: Path, tmp_path: Path) -> None:
     arguments = {"instance_count": 2, "distribution": {"multi_worker_mirrored_strategy": {"enabled": True}}}
     ran = fit(service, tmp_path, "mirrored_digits.py", data=str(digits), arguments=arguments)

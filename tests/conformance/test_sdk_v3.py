@@ -39,7 +39,8 @@ def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_
         assert min(history[name]) - 1e-6 <= value <= max(history[name]) + 1e-6
 
 
-@pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_other_backends(service: Service, digits: Path, tmp_path: Path, backend: str) -> None:
     variables = {"KERAS_BACKEND": backend}
     plain = started_plainly(digits, tmp_path, variables)
@@ -53,6 +54,7 @@ def _as_read() -> dict[str, Any]:
     return dict(HYPERPARAMETERS)
 
 
+@pytest.mark.long
 def test_horovod_over_mpi(service: Service, digits: Path, tmp_path: Path) -> None:
     mpi = {"process_count_per_node": 1, "mpi_additional_options": ["-x", "NCCL_DEBUG=WARN"]}
     ran = train(service, digits, tmp_path, {"entry_script": "horovod_digits.py"}, name="mpi", mpi=mpi)

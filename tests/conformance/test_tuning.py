@@ -32,6 +32,7 @@ def check_best(found: dict[str, Any], count: int) -> None:
 
 
 @needs("v2")
+@pytest.mark.long
 def test_sdk_v2(service: Service) -> None:
     ran = service.run("v2", "v2_tune.py", source=str(SOURCE), strategy="Bayesian", estimator=True)
     found = ran.answer

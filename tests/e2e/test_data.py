@@ -72,7 +72,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     ("backend", "mode"),
     [
         ("tensorflow", "planned"),
-        ("tensorflow", "pipeline"),
+        pytest.param("tensorflow", "pipeline", marks=pytest.mark.long),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in [("tensorflow", "steps"), ("tensorflow", "bad"), ("jax", "bad")]
@@ -152,7 +152,9 @@ def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize(
     ("backend", "size", "name"),
     [
-        pytest.param(backend, size, name, marks=pytest.mark.slow if size == 2 else pytest.mark.long)
+        pytest.param(
+            backend, size, name, marks=pytest.mark.slow if (backend, size) == ("tensorflow", 2) else pytest.mark.long
+        )
         for size in (2, 1)
         for backend, names in {"tensorflow": CHECKS, "jax": (BAD,), "torch": (BAD,)}.items()
         for name in names

@@ -142,11 +142,11 @@ def test_a_run_that_died_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     [
         ("horovod_fit", 0.85),
         pytest.param("horovod_loop", 0.85, marks=pytest.mark.long),
-        ("smddp_loop", 0.85),
-        ("mirrored", 0.8),
+        pytest.param("smddp_loop", 0.85, marks=pytest.mark.long),
+        pytest.param("mirrored", 0.8, marks=pytest.mark.long),
         pytest.param("multi_worker_mirrored", 0.8, marks=pytest.mark.long),
         pytest.param("multi_gpu", 0.8, marks=pytest.mark.long),
-        ("parameter_server", 0.8),
+        pytest.param("parameter_server", 0.8, marks=pytest.mark.long),
         ("estimator", 0.85),
     ],
 )

@@ -108,8 +108,20 @@ def test_workers_with_several_devices_each(tmp_path: Path, monkeypatch: pytest.M
         ("SIGKILL", 1, 128 + signal.SIGKILL, "rank 1 on .* was ended by SIGKILL"),
         pytest.param("SIGKILL", 0, 128 + signal.SIGKILL, "rank 0 on .* was ended by SIGKILL", marks=pytest.mark.long),
         pytest.param("raise", 1, 1, "RuntimeError: this rank fails", marks=pytest.mark.long),
-        ("exit", 1, 1, "rank 1 on .* ended with exit code 0 before its script had come to its end"),
-        ("SIGSTOP", 1, 1, "rank 1 on .* did not come to an exchange, .* it is stopped, by SIGSTOP"),
+        pytest.param(
+            "exit",
+            1,
+            1,
+            "rank 1 on .* ended with exit code 0 before its script had come to its end",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "SIGSTOP",
+            1,
+            1,
+            "rank 1 on .* did not come to an exchange, .* it is stopped, by SIGSTOP",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_one_worker_ends_the_run_within_seconds(tmp_path: Path, how: str, rank: int, code: int, text: str) -> None:

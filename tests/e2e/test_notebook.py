@@ -263,7 +263,7 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     assert done.stdout == "rank 0 of 2\nonce (8.5, 0, 2)\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_recognises_digits(tmp_path: Path) -> None:
     notebook = nbformat.read(Path(__file__).parents[2] / "examples" / "notebook.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()

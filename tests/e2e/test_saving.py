@@ -50,7 +50,9 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "checks"), [("keras3", CHECKS), ("keras2", CHECKS), ("horovod", ("explicit",))], ids=lambda v: str(v)[:7]
+    ("kind", "checks"),
+    [("keras3", CHECKS), ("keras2", CHECKS), pytest.param("horovod", ("explicit",), marks=pytest.mark.long)],
+    ids=lambda v: str(v)[:7],
 )
 def test_files_are_written_once_and_read_whole(
     tmp_path: Path, server: http.server.ThreadingHTTPServer, kind: str, checks: tuple[str, ...]

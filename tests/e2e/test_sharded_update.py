@@ -55,7 +55,7 @@ def test_it_trains_saves_and_loads_as_one_process_does(tmp_path: Path, alone: tu
 @pytest.mark.parametrize(
     ("backend", "how", "flags"),
     [
-        ("tensorflow", "plain", ()),
+        pytest.param("tensorflow", "plain", (), marks=pytest.mark.long),
         pytest.param("tensorflow", "each", (), marks=pytest.mark.long),
         pytest.param("torch", "plain", (), marks=pytest.mark.long),
         ("torch", "each", ()),
@@ -87,7 +87,8 @@ def test_between_hosts_each_worker_sums_its_parts(
     check_close(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))), expected)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
 def test_between_hosts_no_more_bytes_are_sent(backend: str) -> None:
     """8 steps of 5M numbers."""
     sent = {}

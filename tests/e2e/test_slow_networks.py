@@ -44,7 +44,7 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) if "fp16" in way else way for way in WAYS])
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) if "16" in way else way for way in WAYS])
 def test_as_much_is_learnt(tmp_path: Path, learnt: tuple[str, list[float]], way: str) -> None:
     """In the mean of three seeds."""
     backend, exact = learnt
@@ -96,7 +96,11 @@ def test_all_stop_at_the_next_meeting(tmp_path: Path, backend: str) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "backend", "says"),
-    [("on_batch", "tensorflow", "calls `train_on_batch`"), ("on_batch", "torch", "calls `train_on_batch`"), ("stopped", "jax", "on TensorFlow and torch")],
+    [
+        ("on_batch", "tensorflow", "calls `train_on_batch`"),
+        ("on_batch", "torch", "calls `train_on_batch`"),
+        pytest.param("stopped", "jax", "on TensorFlow and torch", marks=pytest.mark.long),
+    ],
 )  # fmt: skip
 def test_what_can_t_train_alone_is_refused(tmp_path: Path, mode: str, backend: str, says: str) -> None:
     command = forking.syrtos_run(tmp_path, 2, SCRIPT, mode, flags=["--sync-every", "4"])

@@ -68,7 +68,11 @@ def test_two_hosts_train_like_one_process(hosts: netns.Hosts, alone: dict[str, A
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "flags"),
-    [("jax", ()), pytest.param("torch", (), marks=pytest.mark.long), ("torch", ("--exchange", "framework"))],
+    [
+        ("jax", ()),
+        pytest.param("torch", (), marks=pytest.mark.long),
+        pytest.param("torch", ("--exchange", "framework"), marks=pytest.mark.long),
+    ],
     ids=["jax", "torch", "torch's exchange"],
 )
 def test_two_hosts_train_like_one_process_on_other_backends(
@@ -85,7 +89,7 @@ def test_two_hosts_train_like_one_process_on_other_backends(
 
 
 @pytest.mark.root
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "flags"),
     [("jax", ()), pytest.param("torch", ("--exchange", "framework"), marks=pytest.mark.long)],

@@ -93,7 +93,7 @@ def test_an_instance_that_ends_without_a_word_fails_the_job(tmp_path: Path) -> N
     assert "ended with exit code 0 before its script had come to its end" in ended.stderr + ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))]
 )

@@ -109,7 +109,7 @@ def check_nothing_is_left(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("jax", "torch"))]
+    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))]
 )
 def test_each_batch_has_its_own_loss_at_its_own_rate_on_one_worker_and_on_two(tmp_path: Path, backend: str) -> None:
     flags = ("--from", 1e-4, "--to", 0.1, "--steps", 25)

@@ -194,7 +194,7 @@ def test_one_failed_instance_fails_the_job_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("times", [10, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [4, pytest.param(50, marks=pytest.mark.long)])
 def test_nothing_is_lost_when_the_server_is_killed_again_and_again(tmp_path: Path, times: int) -> None:
     """Objects and jobs that a client was told of are there afterwards, and every job ends."""
     rng = random.Random(0)

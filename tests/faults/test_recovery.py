@@ -64,11 +64,14 @@ OTHERS_END = ("SIGABRT:0:47",)
 @pytest.mark.parametrize(
     ("backend", "data"),
     [
-        *(("tensorflow", data) for data in ("arrays", "planned")),
-        *(pytest.param("tensorflow", data, marks=pytest.mark.long) for data in ("pipeline", "filtered", "generator")),
+        ("tensorflow", "arrays"),
+        *(
+            pytest.param("tensorflow", data, marks=pytest.mark.long)
+            for data in ("planned", "pipeline", "filtered", "generator")
+        ),
         ("jax", "arrays"),
         ("torch", "arrays"),
-        ("keras 2", "arrays"),
+        pytest.param("keras 2", "arrays", marks=pytest.mark.long),
         pytest.param("keras 2", "pipeline", marks=pytest.mark.long),
     ],
 )
@@ -91,8 +94,8 @@ def test_an_error_of_the_script_is_a_reason_too(tmp_path: Path) -> None:
     assert "rank 1 failed: RuntimeError: once only. Generation 2 goes on from step" in ended.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_one_worker_goes_on_too(tmp_path: Path, backend: str) -> None:
     """Without a word of the user; JAX and torch leave out most of what several workers need."""
     for name, ends in (("whole", ()), ("interrupted", ("SIGKILL:0:20",))):

@@ -54,7 +54,7 @@ def test_every_batch_is_taken_once_and_all_end_equal(
     [
         ("killed", "rank 1 was ended by SIGKILL (signal 9)"),
         pytest.param("error", "rank 1 ended with exit code 1", marks=pytest.mark.long),
-        ("vanished", "rank 1 ended with exit code 0"),
+        pytest.param("vanished", "rank 1 ended with exit code 0", marks=pytest.mark.long),
     ],
 )
 def test_a_worker_that_dies_costs_its_own_work_only(tmp_path: Path, what: str, said: str) -> None:
@@ -101,7 +101,10 @@ def test_staleness_bounds_how_far_a_worker_is_ahead(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.long), ("--staleness", "0")])
-@pytest.mark.parametrize(("what", "code"), [("killed by rank 0", 128 + signal.SIGKILL), ("vanished rank 0", 1)])
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [("killed by rank 0", 128 + signal.SIGKILL), pytest.param("vanished rank 0", 1, marks=pytest.mark.long)],
+)
 def test_rank_0_ends_the_run(tmp_path: Path, what: str, code: int, flags: tuple[str, ...]) -> None:
     ended = served(tmp_path, what, "--ps", "1", *flags, workers=2, forked=False)
     assert ended.code == code, ended.stderr

@@ -65,7 +65,7 @@ def compiled_rows(request: pytest.FixtureRequest) -> table.Rows:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(COMPILED, slow=COMPILED[::3]))
+@pytest.mark.parametrize("name", registry.in_tiers(COMPILED, slow=COMPILED[::5]))
 def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
     table.check(compiled_rows, name)
 
@@ -80,13 +80,13 @@ SHARDED = [
 @pytest.fixture(scope="module", params=["TensorFlow", pytest.param("torch", marks=pytest.mark.long)])
 def sharded_rows(request: pytest.FixtureRequest) -> tuple[registry.Framework, table.Rows]:
     framework = registry.FRAMEWORKS[request.param]
-    names = [name for name in SHARDED if name in framework.cases]
+    asked = registry.chosen(request, "test_sharded_updates", sharded_rows=request.param)
+    names = [name for name in asked if name in framework.cases]
     return framework, table.measure(names, [2], framework.env, ("--shard-update",))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize("name", registry.in_tiers(SHARDED, slow=SHARDED[::2]))
 def test_sharded_updates(sharded_rows: tuple[registry.Framework, table.Rows], name: str) -> None:
     framework, rows = sharded_rows
     if name not in framework.cases:
@@ -109,7 +109,7 @@ def rows_of_workers_alone(request: pytest.FixtureRequest) -> table.Rows:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(ALONE, slow=ALONE[::2]))
+@pytest.mark.parametrize("name", registry.in_tiers(ALONE, slow=ALONE[::4]))
 def test_workers_that_train_alone_for_one_step(rows_of_workers_alone: table.Rows, name: str) -> None:
     table.check(rows_of_workers_alone, name)
 
