@@ -29,7 +29,7 @@ def command(first: object, env: dict[str, str]) -> list[str]:
 
 
 def run(
-    words: Sequence[object], env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 200
+    words: Sequence[object], env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``script ...`` or ``syrtos ...`` to its end in a forked process, as `subprocess.run` does with captured output.
 

@@ -6,51 +6,70 @@ import argparse
 import importlib
 import os
 import sys
+import textwrap
 
 from syrtos import __version__
+from syrtos.cli.parsing import Parser, refuse_unknown_command
 from syrtos.errors import SyrtosError
 
-# The file of each subcommand: only that of the one that is asked for is imported, which takes half of the time.
-_COMMANDS = {
-    "run": "run",
-    "doctor": "doctor",
-    "verify": "verify",
-    "tune": "tune",
-    "resume": "resume",
-    "resize": "resize",
-    "horovodrun": "horovodrun",
-    "smddprun": "horovodrun",
-    "report": "report",
-    "track": "track",
-    "forecast": "forecast",
-    "data": "data",
-    "serve": "serve",
-    "submit": "submit",
-    "jobs": "jobs",
-    "describe": "jobs",
-    "status": "jobs",
-    "logs": "jobs",
-    "stop": "jobs",
-    "aws-env": "aws_env",
-    "env": "env",
-}
+# The commands in groups, and the file of each: only that of the one that is asked for is imported, which takes half of the time.
+_GROUPS = {
+    "train": {"run": "run", "resume": "resume", "resize": "resize", "status": "jobs", "logs": "jobs", "stop": "jobs"},
+    "look before and after": {
+        "doctor": "doctor", "verify": "verify", "report": "report", "tune": "tune", "forecast": "forecast", "track": "track", "data": "data", "env": "env",
+    },
+    "jobs in the manner of SageMaker": {"submit": "submit", "serve": "serve", "jobs": "jobs", "describe": "jobs", "aws-env": "aws_env"},
+    "commands of other launchers": {"horovodrun": "horovodrun", "smddprun": "horovodrun"},
+}  # fmt: skip
+_COMMANDS = {command: file for group in _GROUPS.values() for command, file in group.items()}
+# Commands whose last words are a script and its arguments.
+_WITH_SCRIPTS = ("run", "verify")
 _OF_JOBS = ("sqlalchemy", "starlette", "uvicorn", "httptools", "botocore", "yaml", "prometheus_client", "optuna")
 
 
-def parser(command: str = "") -> argparse.ArgumentParser:
+def parser(command: str = "") -> Parser:
     """Returns the parser of the command line; with the name of a subcommand, one that knows no other file's."""
-    made = argparse.ArgumentParser(prog="syrtos", description="Distributed training for Keras.")
+    made = Parser(prog="syrtos", description="Distributed training for Keras.")
     made.add_argument("--version", action="version", version=f"syrtos {__version__}")
-    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name in [_COMMANDS[command]] if command in _COMMANDS else dict.fromkeys(_COMMANDS.values()):
         importlib.import_module(f"syrtos.cli.{name}").add_to(commands)
     return made
 
 
+def _commands_of(made: Parser) -> argparse._SubParsersAction[Parser]:
+    """Returns the part of the parser that has the commands."""
+    return next(action for action in made._actions if isinstance(action, argparse._SubParsersAction))
+
+
+def _print_help() -> None:
+    """Prints the commands, in groups."""
+    commands = _commands_of(parser())
+    helps = {action.dest: action.help or "" for action in commands._choices_actions}
+    print("usage: syrtos COMMAND ...\n\nDistributed training for Keras. `syrtos COMMAND -h` explains a command.")
+    for title, names in _GROUPS.items():
+        print(f"\n{title}:")
+        for name in names:
+            print(
+                "\n".join(
+                    textwrap.wrap(
+                        f"{name:<12}{helps.get(name, '')}", 100, initial_indent="  ", subsequent_indent=" " * 14
+                    )
+                )
+            )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    chosen = parser(words[0] if words else "").parse_args(words)
+    if not words or words[0] in ("-h", "--help"):
+        _print_help()
+        return 0 if words else 2
+    refuse_unknown_command(words, _COMMANDS)
+    made = parser(words[0])
+    if words[0] in _WITH_SCRIPTS:
+        _commands_of(made).choices[words[0]].refuse_unknown_options(words[1:])
+    chosen = made.parse_args(words)
     chosen.words = words[1:]
     try:
         return chosen.main(chosen)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from syrtos import settings
 from syrtos.cli import placing
 from syrtos.cli.execution import Met, Request, execute, this_machine
+from syrtos.cli.parsing import Help
 from syrtos.cli.watching import TRACKERS, all_trackers, check
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import listed_by
@@ -22,6 +23,11 @@ from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.settings import BatchMode, CompileUpdate, Exchange, OnDivergence, OnNaN, Options, ScaleLR, Verify
 
+# The options that `syrtos run -h` shows.
+_MOST_NEEDED = (
+    "-n", "--hosts", "--on", "--with", "--gpus-per-worker", "--detach", "--run-dir", "--max-restarts", "--min-workers", "--batch", "--sync-batchnorm",
+    "--scale-lr", "--verify", "--shard-update", "--compress", "--track", "-m",
+)  # fmt: skip
 # Restarts where no number is given.
 _RESTARTS = 3
 
@@ -31,12 +37,14 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
         allow_abbrev=False,  # the script's options are not ours
+        add_help=False,
         help="run a training script on many workers",
         description="Run a training script, unchanged, on many workers.",
         epilog="Every worker of this machine reads the same standard input. A pipe is read at once and to its end, even if the script "
         "does not read it: inside a loop of the shell that reads lines, add `< /dev/null`.",
     )
     parser.set_defaults(main=main)
+    parser.add_argument("-h", "--help", action=Help, most_needed=_MOST_NEEDED)
     parser.add_argument(
         "-n", type=int, dest="workers", metavar="N", help="number of workers (default: one per slot, or 1)"
     )

@@ -134,13 +134,3 @@ def test_mistakes_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str
     assert captured.out == ""
     assert captured.err.startswith("syrtos: ")
     assert captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "typed", ["", "run", "run --batch local train.py", "run --hosts a --hostfile b train.py", "jog"]
-)
-def test_what_is_no_command_shows_the_usage(capsys: pytest.CaptureFixture[str], typed: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(typed.split())
-    assert ended.value.code == 2
-    assert "usage: syrtos" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""Parsers whose errors are one line, with the option or command that was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from typing import NoReturn
+
+# Options of other launchers (horovodrun, torchrun, accelerate, mpiexec) by the one that means the same here.
+_ELSEWHERE = {
+    "--gpus": "-n", "--np": "-n", "-np": "-n", "--nproc": "-n", "--nproc-per-node": "-n", "--nproc_per_node": "-n", "--num-processes": "-n",
+    "--num-workers": "-n", "--num_processes": "-n", "--workers": "-n", "-H": "--hosts", "--host": "--hosts", "--machinefile": "--hostfile",
+    "--timeout-seconds": "--timeout", "--elastic-timeout": "--timeout",
+}  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints what is wrong and where help is, and ends the process with exit code 2."""
+        end = "" if message.endswith((".", "?")) else "."
+        self.exit(2, f"{self.prog.partition(' ')[0]}: {message}{end} `{self.prog} -h` explains.\n")
+
+    def refuse_unknown_options(self, words: Sequence[str]) -> None:
+        """Ends the process where one of the words before the first that is no option is an option that this parser lacks.
+
+        argparse itself takes the value of such an option for the script.
+        """
+        known = self._option_string_actions
+        rest = iter(words)
+        for word in rest:
+            if not word.startswith("-") or word in ("-", "--"):
+                return
+            name = word.partition("=")[0]
+            if name in known:
+                if "=" not in word and known[name].nargs != 0:
+                    next(rest, None)
+            elif not any(len(option) == 2 and word.startswith(option) for option in known):
+                self.error(f"there is no option {name}{meant(name, known)}")
+
+
+class Help(argparse.Action):
+    """An option that prints the help of the options that most users need, or with `all` of all options, and ends the process."""
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, most_needed: Collection[str] = (), **_: object
+    ) -> None:
+        """``most_needed``: the options that are shown without `all`."""
+        super().__init__(option_strings, dest, nargs="?", help="these options; `-h all`: all options")
+        self._most_needed = most_needed
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
+    ) -> None:
+        if values != "all":
+            for action in parser._actions:
+                if action.option_strings and not {*action.option_strings} & {*self._most_needed, "-h"}:
+                    action.help = argparse.SUPPRESS
+        parser.print_help()
+        parser.exit()
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Returns the end of a sentence that names what was probably meant; empty where nothing is like it."""
+    known = list(known)
+    close = [_ELSEWHERE[word]] if _ELSEWHERE.get(word) in known else difflib.get_close_matches(word, known, 1)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def refuse_unknown_command(words: Sequence[str], known: Collection[str]) -> None:
+    """Ends the process where the first word is no command, with the one that was probably meant."""
+    if not words or words[0].startswith("-") or words[0] in known:
+        return
+    if words[0].endswith(".py"):
+        text = f"to train a script write `syrtos run {' '.join(words)}`."
+    else:
+        text = f"there is no command {words[0]}{meant(words[0], known) or '.'} `syrtos -h` lists them."
+    print(f"syrtos: {text}", file=sys.stderr)
+    sys.exit(2)
