@@ -110,7 +110,8 @@ def engine_for(chosen: argparse.Namespace) -> Engine | None:
     """
     env = settings.environment()
     named_hosts = chosen.hosts or chosen.hostfile or chosen.discover
-    if chosen.on is None and not named_hosts and env.get("SLURM_JOB_ID") and "SLURM_STEP_NUM_TASKS" not in env:
+    in_one_task = env.get("SLURM_STEP_NUM_TASKS", "1") == "1"  # an interactive step is one, too
+    if chosen.on is None and not named_hosts and env.get("SLURM_JOB_ID") and in_one_task:
         return engine_of("slurm")
     if chosen.on and named_hosts:
         raise ConfigurationError(f"`--on {chosen.on}` chooses the hosts: leave out --hosts, --hostfile and --discover.")
@@ -133,7 +134,7 @@ def place(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[Met | Non
     if chosen.on == PLACED:
         return _meet(chosen, launch)
     engine = engine_for(chosen)
-    if engine is None and not chosen.detach:
+    if engine is None and (not chosen.detach or chosen.dry_run):
         return launch(None)
     wanted = wanted_of(chosen, run_dir)
     if engine is not None:
