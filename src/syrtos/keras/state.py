@@ -152,7 +152,7 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
 
 def is_cut(variable: Any) -> bool:
     """Returns whether each worker keeps only a part of the variable, as `sharding` does: reading it gathers it."""
-    return hasattr(variable, "gathered")
+    return hasattr(variable, "gather_whole")
 
 
 def memory_of(variable: Any) -> np.ndarray[Any, Any]:
