@@ -32,6 +32,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
+    if importlib.util.find_spec("aiohttp_cors") is None:
+        pytest.skip("Ray's dashboard, which takes jobs, needs the package ray[default]")
     with ray_cluster.cluster(1, CPUS, dashboard=True) as started:
         yield started
         started.until_nothing_is_left()

@@ -204,7 +204,9 @@ def execute(
         if not resume and generations.has_snapshot(run_dir):
             if _goes_on(request, run_dir):
                 print(f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr)
-                request, resume = read_request(run_dir), True
+                request, resume = _on_new_hosts(read_request(run_dir), request.spec), True
+                if request.spec.placed:
+                    _note(run_dir, **request_changes(None, request.spec.hosts))
             elif _may_be_forgotten(request, run_dir):
                 print(f"syrtos: an earlier run in {run_dir} had not finished: this one begins anew.", file=sys.stderr)
             else:
@@ -219,6 +221,14 @@ def execute(
             request.write(run_dir)
         with watching(run_dir, request.track, request.metrics_port):
             return _execute(request, run_dir, resume, met)
+
+
+def _on_new_hosts(kept: Request, asked: Spec) -> Request:
+    """Returns a request that was kept, on the hosts that an engine has chosen this time."""
+    if not asked.placed:
+        return kept
+    hosts = {"hosts": asked.hosts, "ssh": asked.ssh, "placed": True}
+    return dataclasses.replace(kept, spec=dataclasses.replace(kept.spec, **hosts))
 
 
 def _goes_on(request: Request, run_dir: Path) -> bool:

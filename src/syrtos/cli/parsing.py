@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             if name in known:
                 if "=" not in word and known[name].nargs != 0:
                     next(rest, None)
-            elif not any(len(option) == 2 and word.startswith(option) for option in known):
+            elif name in _ELSEWHERE or not any(len(option) == 2 and word.startswith(option) for option in known):
                 self.error(f"there is no option {name}{meant(name, known)}")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.checkpoint import durable
-from syrtos.cli.execution import Met
+from syrtos.cli.execution import Met, is_going_on
 from syrtos.engines import placed
 from syrtos.engines.background import read_end
 from syrtos.engines.engine import Engine, Reached, Submitted, Wanted
@@ -110,8 +110,9 @@ def engine_for(chosen: argparse.Namespace) -> Engine | None:
     """
     env = settings.environment()
     named_hosts = chosen.hosts or chosen.hostfile or chosen.discover
-    in_one_task = env.get("SLURM_STEP_NUM_TASKS", "1") == "1"  # an interactive step is one, too
-    if chosen.on is None and not named_hosts and env.get("SLURM_JOB_ID") and in_one_task:
+    # A step that has a terminal is a shell in the allocation; another has a part of it.
+    in_a_shell = "SLURM_STEP_NUM_TASKS" not in env or "SLURM_PTY_PORT" in env
+    if chosen.on is None and not named_hosts and env.get("SLURM_JOB_ID") and in_a_shell:
         return engine_of("slurm")
     if chosen.on and named_hosts:
         raise ConfigurationError(f"`--on {chosen.on}` chooses the hosts: leave out --hosts, --hostfile and --discover.")
@@ -192,8 +193,18 @@ def _meet(chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> in
             "`--on placed` was given, and no variable says that this command was started on several hosts (TF_CONFIG, PET_NODE_RANK, SM_HOSTS, SLURM_NODEID "
             "...). Set SYRTOS_NODE_RANK, SYRTOS_NODES and SYRTOS_FIRST=address:port on each host, or leave the option out."
         )
-    patience = settings.options_from(settings.environment()).timeout
-    return attend(cluster, patience) if cluster.rank else _lead(cluster, patience, chosen, launch)
+    if (
+        chosen.detach
+        or chosen.engine_values
+        or chosen.gpus_per_worker
+        or chosen.hosts
+        or chosen.hostfile
+        or chosen.discover
+    ):
+        raise ConfigurationError(
+            "`--on placed` meets hosts that something else has started: leave out --hosts, --hostfile, --discover, --detach, --with and --gpus-per-worker."
+        )
+    return attend(cluster, chosen.timeout) if cluster.rank else _lead(cluster, chosen.timeout, chosen, launch)
 
 
 def _lead(cluster: Cluster, patience: float, chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> int:
@@ -208,6 +219,9 @@ def _lead(cluster: Cluster, patience: float, chosen: argparse.Namespace, launch:
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: meeting.close(code))
         meeting.wait()
+        # From here on the launcher answers it; one that another host passes on after the end of the run changes no exit code.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        chosen.are_placed = True
         chosen.hosts = ",".join(f"{host}:{count}" for host, count in meeting.slots.items())
         code = launch(Met(cluster.host, meeting.agents, on_return))
     return code
@@ -217,6 +231,10 @@ def _lead(cluster: Cluster, patience: float, chosen: argparse.Namespace, launch:
 
 
 def _submit(engine: Engine, wanted: Wanted, detach: bool) -> int:
+    if is_going_on(wanted.run_dir):
+        raise ConfigurationError(
+            f"A run in {wanted.run_dir} is going on. Wait for its end, stop it, or name another folder with --run-dir."
+        )
     facts = engine.submit(wanted)
     durable.replace(wanted.run_dir / _FACTS, json.dumps({"engine": engine.name, "facts": facts}).encode())
     run_dir = shlex.quote(str(wanted.run_dir))

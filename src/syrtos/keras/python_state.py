@@ -30,6 +30,8 @@ _LARGEST = 10_000
 # Bytes of arrays and tensors that are copied at most; what is larger, or comes later, is taken for data too.
 _ROOM = 128 << 20
 _DEPTH = 4
+# Iterators whose copies draw from nothing that they draw from.
+_WITH_COPIES = ("list_iterator", "tuple_iterator", "range_iterator", "longrange_iterator", "count", "repeat")
 _OF_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 
 
@@ -169,13 +171,14 @@ class _Kept:
 
     def _lend(self, name: str, iterator: Any, assign: Callable[[str, Any], None]) -> None:
         """Gives the name a copy of an iterator, which may be drawn from, until everything is put back."""
-        try:
+        if type(iterator).__name__ in _WITH_COPIES:
             assign(name, copy.copy(iterator))
             self._undo.append(lambda: assign(name, iterator))
-        except TypeError:  # a generator has no copy
-            lent = _Remembering(iterator)
-            assign(name, lent)
-            self._undo.append(lambda: assign(name, lent.from_the_start()))
+            return
+        # A generator has no copy, and one of `chain`, `map` or `zip` draws from the same iterators as they do.
+        lent = _Remembering(iterator)
+        assign(name, lent)
+        self._undo.append(lambda: assign(name, lent.from_the_start()))
 
     def _keep(self, value: Any, depth: int) -> None:
         with contextlib.suppress(Exception):  # an object of an odd kind is left alone

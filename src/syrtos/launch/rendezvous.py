@@ -333,6 +333,10 @@ def _listener_at(address: tuple[str, int], backlog: int) -> Listener:
     with socket.socket() as probe:
         try:
             probe.bind((address[0], 0))
+            # Debian gives a host's own name such an address, at which no other host could come.
+            is_name = not address[0].replace(".", "").isdigit() and address[0] != "localhost"
+            if is_name and probe.getsockname()[0].startswith("127."):
+                address = "", address[1]
         except OSError:
             address = "", address[1]  # whose connections must know the secret
     try:

@@ -97,6 +97,7 @@ class _Supervisor:
         self._grace = grace
         self._signals: list[int] = []  # that have come and are not passed on yet
         self._kill_at: float | None = None
+        self._stopped_at = 0.0
         self._ended: list[Ended] = []  # processes whose last words are still passed on
         self._over: set[int] = set()  # ranks whose processes have ended, or are about to
         self._waits = Waits()
@@ -206,9 +207,13 @@ class _Supervisor:
             pump.join(max(deadline - time.monotonic(), 0.0))
 
     def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
         if self._facts.stopped_by is not None:
-            self._end_soon(0.0)  # a second signal: no more grace
+            # A scheduler stops all hosts of a run at once, each of which passes the signal on.
+            if number != signal.SIGTERM or now - self._stopped_at > _AT_ONCE:
+                self._end_soon(0.0)  # a second signal: no more grace
             return
+        self._stopped_at = now
         self._facts.stopped_by = number
         self._kill_at = time.monotonic() + self._grace
         self._engine.signal(number)
@@ -291,5 +296,7 @@ class _Supervisor:
         self._end_soon(_LAST_REPORTS if code else self._grace)
 
 
+# Seconds in which the same signal to other hosts of a run may come here too.
+_AT_ONCE = 5.0
 _LAST_REPORTS = 1.0  # seconds in which other workers may report a failure too
 _LAST_OUTPUT = 5.0

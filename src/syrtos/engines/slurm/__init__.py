@@ -6,16 +6,20 @@ import contextlib
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from syrtos.engines.background import read_end
 from syrtos.engines.engine import STOPPED, Engine, Reached, State, Submitted, Wanted, growing
 from syrtos.engines.slurm import allocation, batch
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.settings import environment
 
 _SCRIPT = "slurm.sh"
+# Seconds between two questions about a job: Slurm's controller serves many.
+_EVERY = 3.0
 # The end of a job by Slurm's word for its state (squeue(1), "JOB STATE CODES"), with what to do.
 _FAILED = {
     "BOOT_FAIL": "its nodes did not start.",
@@ -71,9 +75,18 @@ class _Job(Submitted):
 
     def __init__(self, number: str, run_dir: Path) -> None:
         self._number, self._run_dir = number, run_dir
+        self._state = State("waiting")
+        self._asked: float | None = None
 
     def state(self) -> State:
+        if self._asked is None or time.monotonic() - self._asked > _EVERY:
+            self._state, self._asked = self._look(), time.monotonic()
+        return self._state
+
+    def _look(self) -> State:
         facts = self._facts()
+        if facts is None:  # the controller does not answer for a moment
+            return self._state
         word, reason = facts.get("JobState", ""), facts.get("Reason", "None")
         if word in ("RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED"):
             return State("running")
@@ -94,13 +107,19 @@ class _Job(Submitted):
             return State("failed", f"job {self._number}: {_FAILED[word]}", code)
         if word:
             return State("failed", f"job {self._number} ended with exit code {code}.", code)
+        if ended := read_end(self._run_dir):
+            return ended
         return State("failed", f"Slurm knows nothing of job {self._number} any more: {self._log()} is its output.")
 
-    def _facts(self) -> dict[str, str]:
-        """Returns what Slurm keeps of the job until some minutes after its end (scontrol(1), MinJobAge of slurm.conf(5))."""
+    def _facts(self) -> dict[str, str] | None:
+        """Returns what Slurm keeps of the job until some minutes after its end (scontrol(1), MinJobAge of slurm.conf(5)).
+
+        None if Slurm does not answer; empty if it does not know the job any more.
+        """
         done = _run_command(["scontrol", "show", "job", "--oneliner", self._number])
-        lines = done.stdout.splitlines()
-        return dict(re.findall(r"(\w+)=(\S*)", lines[0])) if lines else {}
+        if done.returncode:
+            return {} if "Invalid job id" in done.stderr else None
+        return dict(re.findall(r"(\w+)=(\S*)", done.stdout.splitlines()[0]))
 
     def output(self, follow: bool) -> Iterator[bytes]:
         return growing(self._log(), self, follow)
@@ -110,7 +129,7 @@ class _Job(Submitted):
 
     def stop(self, at_once: bool = False) -> None:
         # The batch script alone passes the signal on to the launcher, so that agents are there until the state is saved.
-        soft = not at_once and self.state().phase == "running"
+        soft = not at_once and self._look().phase == "running"
         _run_command(["scancel", *(["--batch", "--signal=TERM"] if soft else []), self._number])
 
 
@@ -122,7 +141,7 @@ def _run_command(command: list[str], folder: Path | None = None) -> subprocess.C
     """
     try:
         # Variables of an allocation around this one would count as options of the new job (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_JOB", "SBATCH_"))}
+        env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_JOB")}
         return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, check=False)
     except FileNotFoundError as error:
         raise ConfigurationError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from syrtos.engines.engine import Wanted
+from syrtos.errors import ConfigurationError
 
 # Values of --with that are options of `sbatch` of the same name (sbatch(1)).
 SETTINGS = {
@@ -31,7 +32,11 @@ def script(wanted: Wanted) -> str:
     """
     wanted.check(SETTINGS, "slurm")
     values = dict(wanted.values)
-    signal, setup = values.pop("signal", _SIGNAL), values.pop("setup", "")
+    signal, setup = values.pop("signal", _SIGNAL).removeprefix("B:"), values.pop("setup", "")
+    if signal.partition("@")[0].removeprefix("SIG") in ("TERM", "15"):
+        raise ConfigurationError(
+            "`--with signal=TERM` is what ends a job: choose USR1 or USR2, as in `signal=USR2@120`."
+        )
     is_array = "array" in values
     log = wanted.run_dir / ("slurm-%A_%a.log" if is_array else "slurm-%j.log")
     options = {
