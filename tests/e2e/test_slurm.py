@@ -45,6 +45,17 @@ def output_of(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=600)[0]
 
 
+def output_of_requeued(cluster: slurm.Slurm, folder: Path, job: str, run: subprocess.Popen[str]) -> str:
+    """What a run has printed whose job goes back into the queue and then to its end."""
+    pauses.wait_for(lambda: cluster.fact(job, "Restarts") == "1")
+    (folder / "go").touch()
+    cluster.begin_now(job)
+    said = output_of(run)
+    assert run.returncode == 0, said
+    assert "the same run was stopped" in said
+    return said
+
+
 def pids_of_agents(node: str) -> list[int]:
     """The processes of `srun` that have started an agent on a node."""
     done = subprocess.run(
@@ -73,12 +84,7 @@ def test_a_batch_job_before_its_time_limit_goes_back_into_the_queue(
     pauses.wait_for((tmp_path / "reached").exists)
     (job,) = cluster.jobs()
     cluster.signal(job, "USR1")  # as --signal has it sent
-    pauses.wait_for(lambda: cluster.fact(job, "Restarts") == "1")
-    (tmp_path / "go").touch()
-    cluster.begin_now(job)
-    said = output_of(run)
-    assert run.returncode == 0, said
-    assert "the same run was stopped" in said
+    said = output_of_requeued(cluster, tmp_path, job, run)
     assert said.count("epoch 1\n") == 1
     assert pauses.weights_of(said) == expected
 
@@ -89,12 +95,7 @@ def test_a_job_that_is_more_urgent_preempts(cluster: slurm.Slurm, tmp_path: Path
     (job,) = cluster.jobs()
     urgent = cluster.srun(["--partition=urgent", "-N3", "--exclusive", "true"], timeout=300)
     assert urgent.returncode == 0, urgent.stderr
-    pauses.wait_for(lambda: cluster.fact(job, "Restarts") == "1")
-    (tmp_path / "go").touch()
-    cluster.begin_now(job)
-    said = output_of(run)
-    assert run.returncode == 0, said
-    assert "the same run was stopped" in said
+    said = output_of_requeued(cluster, tmp_path, job, run)
     assert pauses.weights_of(said) == expected
 
 

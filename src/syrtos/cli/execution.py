@@ -23,6 +23,7 @@ from syrtos.cli.failure import print_failure
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
+from syrtos.engines.engine import STOPPED
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations, losses, output
 from syrtos.launch.here import is_here
@@ -46,9 +47,8 @@ if TYPE_CHECKING:
 
 _REQUEST = "run.json"
 _LOCK = ".lock"
-# The end of a run that a scheduler has stopped, and its exit code where it goes on when it is started again: EX_TEMPFAIL of sysexits.h.
+# The end of a run that a scheduler has stopped.
 _BY_SCHEDULER = [End.STOPPED.name, 128 + signal.SIGTERM]
-_TO_BE_RESUMED = 75
 # Seconds before a process is made ready to fork the next generation, where no person has asked for restarts: short runs are spared it.
 _STANDBY_AFTER = 10.0
 
@@ -272,12 +272,17 @@ def _run_lock(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigurationError(
-                f"A run in {run_dir} is going on. Wait for its end, stop it, or name another folder with --run-dir."
-            ) from error
+            raise going_on_error(run_dir) from error
         except OSError:
             pass  # a file system without locks
         yield
+
+
+def going_on_error(run_dir: Path) -> ConfigurationError:
+    """Returns the error of a command that needs a run directory in which another process runs something."""
+    return ConfigurationError(
+        f"A run in {run_dir} is going on. Wait for its end, stop it, or name another folder with --run-dir."
+    )
 
 
 def is_going_on(run_dir: Path) -> bool:
@@ -369,7 +374,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
         same = ", and so does the same command with this --run-dir" * resumable
         print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}{same}.", file=sys.stderr)
         if resumable:
-            return _TO_BE_RESUMED
+            return STOPPED
     return ended.outcome.code
 
 

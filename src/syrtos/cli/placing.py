@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import shlex
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,15 +15,11 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.checkpoint import durable
-from syrtos.cli.execution import Met, is_going_on
-from syrtos.engines import placed
-from syrtos.engines.background import read_end
-from syrtos.engines.engine import Engine, Reached, Submitted, Wanted
+from syrtos.cli.execution import Met, going_on_error, is_going_on
+from syrtos.engines.engine import Engine, Reached, Submitted, Wanted, read_end
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
 from syrtos.launch import output
-from syrtos.launch.agents import Agent
-from syrtos.launch.rendezvous import Cluster, Meeting, attend
 from syrtos.report.json_files import document
 
 # What an engine needs to find a submitted run again, in the run directory.
@@ -133,7 +127,9 @@ def place(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[Met | Non
         The exit code.
     """
     if chosen.on == PLACED:
-        return _meet(chosen, launch)
+        from syrtos.cli.meeting import meet  # only here: with what it needs it takes 30 ms to import
+
+        return meet(chosen, launch)
     engine = engine_for(chosen)
     if engine is None and (not chosen.detach or chosen.dry_run):
         return launch(None)
@@ -145,10 +141,12 @@ def place(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[Met | Non
         return _reach(chosen, reached, launch)
     if engine is None or (chosen.detach and engine.reach(wanted) is not None):
         on = () if engine is None else ("--on", engine.name, *_values_again(chosen))
-        wanted, engine = _with_words(wanted, on), engine_of("background")
+        wanted = dataclasses.replace(wanted, words=(*on, *wanted.words), values={})
+        engine = engine_of("background")
     if chosen.dry_run:
-        for name, text in engine.files(wanted).items():
-            print(f"# {name}\n{text}" if len(engine.files(wanted)) > 1 else text, end="")
+        files = engine.files(wanted)
+        for name, text in files.items():
+            print(f"# {name}\n{text}" if len(files) > 1 else text, end="")
         return 0
     return _submit(engine, wanted, chosen.detach)
 
@@ -158,10 +156,6 @@ def _values_again(chosen: argparse.Namespace) -> Iterator[str]:
         yield from ("--with", text)
     if chosen.gpus_per_worker:
         yield from ("--gpus-per-worker", str(chosen.gpus_per_worker))
-
-
-def _with_words(wanted: Wanted, more: Sequence[str]) -> Wanted:
-    return dataclasses.replace(wanted, words=(*more, *wanted.words), values={})
 
 
 def _reach(
@@ -178,63 +172,12 @@ def _reach(
         return launch(_NOWHERE if found.is_for_all else None)
 
 
-# -- hosts that something has started ----------------------------------------------------------------------
-
-
-def _meet(chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> int:
-    """Launches the run on all hosts from the first process; other processes start the workers of their hosts.
-
-    Raises:
-        ConfigurationError: nothing says that this process is one of several.
-    """
-    cluster = placed.cluster_to_form(settings.environment())
-    if cluster is None:
-        raise ConfigurationError(
-            "`--on placed` was given, and no variable says that this command was started on several hosts (TF_CONFIG, PET_NODE_RANK, SM_HOSTS, SLURM_NODEID "
-            "...). Set SYRTOS_NODE_RANK, SYRTOS_NODES and SYRTOS_FIRST=address:port on each host, or leave the option out."
-        )
-    if (
-        chosen.detach
-        or chosen.engine_values
-        or chosen.gpus_per_worker
-        or chosen.hosts
-        or chosen.hostfile
-        or chosen.discover
-    ):
-        raise ConfigurationError(
-            "`--on placed` meets hosts that something else has started: leave out --hosts, --hostfile, --discover, --detach, --with and --gpus-per-worker."
-        )
-    return attend(cluster, chosen.timeout) if cluster.rank else _lead(cluster, chosen.timeout, chosen, launch)
-
-
-def _lead(cluster: Cluster, patience: float, chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> int:
-    code = 1
-    # While it waits for others: the first process of a container ignores a SIGTERM that it does not answer.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    meeting = Meeting(cluster, patience)
-
-    def on_return(take: Callable[[Agent], None]) -> None:
-        meeting.returned = take
-
-    with contextlib.ExitStack() as stack:
-        stack.callback(lambda: meeting.close(code))
-        meeting.wait()
-        # From here on the launcher answers it; one that another host passes on after the end of the run changes no exit code.
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        chosen.are_placed = True
-        chosen.hosts = ",".join(f"{host}:{count}" for host, count in meeting.slots.items())
-        code = launch(Met(cluster.host, meeting.agents, on_return))
-    return code
-
-
 # -- runs that were submitted --------------------------------------------------------------------------------
 
 
 def _submit(engine: Engine, wanted: Wanted, detach: bool) -> int:
     if is_going_on(wanted.run_dir):
-        raise ConfigurationError(
-            f"A run in {wanted.run_dir} is going on. Wait for its end, stop it, or name another folder with --run-dir."
-        )
+        raise going_on_error(wanted.run_dir)
     facts = engine.submit(wanted)
     durable.replace(wanted.run_dir / _FACTS, json.dumps({"engine": engine.name, "facts": facts}).encode())
     run_dir = shlex.quote(str(wanted.run_dir))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from syrtos.errors import ConfigurationError
+from syrtos.launch.outcome import End
 from syrtos.launch.spec import Host
 
 Phase = Literal["waiting", "running", "finished", "failed", "stopped"]
@@ -176,3 +178,17 @@ def growing(path: Path, submitted: Submitted, follow: bool) -> Iterator[bytes]:
         over = submitted.state().is_over  # what was written before its end is read once more
         if not over:
             time.sleep(_EVERY)
+
+
+def read_end(run_dir: Path) -> State | None:
+    """Returns how the run in a folder has ended, by what its launcher has written; None if it has not ended."""
+    try:
+        found = json.loads((run_dir / "run.json").read_text()).get("end")
+    except (OSError, ValueError):
+        return None
+    if not found:
+        return None
+    name, code = found
+    phases: dict[str, Phase] = {End.FINISHED.name: "finished", End.STOPPED.name: "stopped"}
+    phase = phases.get(name, "failed")
+    return State(phase, "" if phase == "finished" else f"`syrtos report {run_dir}` says what happened.", int(code))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 import syrtos.engines
 from syrtos.engines.engine import Engine
 from syrtos.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 GROUP = "syrtos.engines"
 
@@ -16,7 +19,7 @@ GROUP = "syrtos.engines"
 def names() -> list[str]:
     """Returns the names of all engines."""
     own = [found.name for found in pkgutil.iter_modules(syrtos.engines.__path__) if found.ispkg]
-    return sorted({*own, *(entry.name for entry in entry_points(group=GROUP))})
+    return sorted({*own, *(entry.name for entry in _entry_points())})
 
 
 def engine_of(name: str) -> Engine:
@@ -25,7 +28,7 @@ def engine_of(name: str) -> Engine:
     Raises:
         ConfigurationError: there is none, or a package that it needs is not installed.
     """
-    for entry in entry_points(group=GROUP, name=name):
+    for entry in _entry_points().select(name=name):
         return entry.load()
     if name not in names():
         raise ConfigurationError(f"`--on {name}`: there is no such engine. There are: {', '.join(names())}.")
@@ -37,3 +40,9 @@ def engine_of(name: str) -> Engine:
         raise ConfigurationError(
             f"`--on {name}` needs the package {error.name}: `pip install 'syrtos[{name}]'`."
         ) from error
+
+
+def _entry_points() -> EntryPoints:
+    from importlib.metadata import entry_points  # only here: it takes longer to import than all of this file
+
+    return entry_points(group=GROUP)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from syrtos.engines.engine import Engine, State, Submitted, Wanted, growing
+from syrtos.engines.engine import Engine, State, Submitted, Wanted, growing, read_end
 from syrtos.launch import events, signalling
 
 _OUTPUT = "output.log"
@@ -23,7 +22,6 @@ class Background(Engine):
         return {}
 
     def submit(self, wanted: Wanted) -> dict[str, str]:
-        wanted.check(self.settings, self.name)
         wanted.run_dir.mkdir(parents=True, exist_ok=True)
         with (wanted.run_dir / _OUTPUT).open("ab") as output:
             process = subprocess.Popen(
@@ -64,19 +62,6 @@ class _Process(Submitted):
     def stop(self, at_once: bool = False) -> None:
         if self._runs():
             signalling.to_process(int(self._facts["pid"]), signal.SIGKILL if at_once else signal.SIGTERM)
-
-
-def read_end(run_dir: Path) -> State | None:
-    """Returns how the run in a folder has ended, by what its launcher has written; None if it has not ended."""
-    try:
-        found = json.loads((run_dir / "run.json").read_text()).get("end")
-    except (OSError, ValueError):
-        return None
-    if not found:
-        return None
-    name, code = found
-    phase = "finished" if name == "FINISHED" else "stopped" if name == "STOPPED" else "failed"
-    return State(phase, "" if phase == "finished" else f"`syrtos report {run_dir}` says what happened.", int(code))
 
 
 ENGINE = Background()

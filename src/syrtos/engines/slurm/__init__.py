@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from syrtos.engines.background import read_end
-from syrtos.engines.engine import STOPPED, Engine, Reached, State, Submitted, Wanted, growing
+from syrtos.engines.engine import STOPPED, Engine, Reached, State, Submitted, Wanted, growing, read_end
 from syrtos.engines.slurm import allocation, batch
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.settings import environment
