@@ -54,6 +54,7 @@ SlurmdPidFile={folder}/%n.pid
 SlurmdLogFile={folder}/%n.log
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=off
 """

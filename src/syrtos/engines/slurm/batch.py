@@ -25,7 +25,8 @@ def script(wanted: Wanted) -> str:
     """Returns the batch script.
 
     Before its time limit the job gets a signal: workers save their state, the launcher ends with exit code 75, and the
-    job is queued again. A job that Slurm itself preempts, it queues again by itself.
+    job is queued again. So is a job that is preempted, where Slurm sends it that signal (preempt_send_user_signal of
+    slurm.conf(5)); elsewhere Slurm ends the agents, and the job with them.
 
     Raises:
         ConfigurationError: a value of `--with` is unknown.
