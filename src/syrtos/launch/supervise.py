@@ -65,7 +65,9 @@ def supervise(
 
             engine = Hosts(plan, env, agents)
         prepare = agents.prepare if agents else _preparing(standby, env)
-        return _Supervisor(plan, engine, env, grace, prepare, standby_after, changed).run()
+        # A scheduler stops all hosts of a run at once, each of which passes the signal on to this process.
+        same_stop = 0.0 if agents is None else _SAME_STOP
+        return _Supervisor(plan, engine, env, grace, prepare, standby_after, changed, same_stop).run()
 
 
 def _imports_awaited(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
@@ -91,6 +93,7 @@ class _Supervisor:
         prepare: Callable[[Imports], None],
         prepare_after: float,
         changed: Callable[[], str],
+        same_stop: float,
     ) -> None:
         self._plan = plan
         self._facts = Facts(processes=plan.processes, spared=plan.spared)
@@ -98,6 +101,7 @@ class _Supervisor:
         self._signals: list[int] = []  # that have come and are not passed on yet
         self._kill_at: float | None = None
         self._stopped_at = 0.0
+        self._same_stop = same_stop
         self._ended: list[Ended] = []  # processes whose last words are still passed on
         self._over: set[int] = set()  # ranks whose processes have ended, or are about to
         self._waits = Waits()
@@ -209,8 +213,7 @@ class _Supervisor:
     def _on_signal(self, number: int) -> None:
         now = time.monotonic()
         if self._facts.stopped_by is not None:
-            # A scheduler stops all hosts of a run at once, each of which passes the signal on.
-            if number != signal.SIGTERM or now - self._stopped_at > _AT_ONCE:
+            if number != signal.SIGTERM or now - self._stopped_at >= self._same_stop:
                 self._end_soon(0.0)  # a second signal: no more grace
             return
         self._stopped_at = now
@@ -296,7 +299,6 @@ class _Supervisor:
         self._end_soon(_LAST_REPORTS if code else self._grace)
 
 
-# Seconds in which the same signal to other hosts of a run may come here too.
-_AT_ONCE = 5.0
+_SAME_STOP = 5.0  # seconds within which SIGTERM, sent to several hosts of a run, counts as one
 _LAST_REPORTS = 1.0  # seconds in which other workers may report a failure too
 _LAST_OUTPUT = 5.0
