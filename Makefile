@@ -21,8 +21,11 @@ PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junit
 
 .PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples clean
 
+# One worker first: the summary of two then says how fast they are against one.
+demo: export KERAS_BACKEND = $(BACKEND)
 demo: .venv/demo-$(BACKEND)
-	KERAS_BACKEND=$(BACKEND) $(BIN)/syrtos run -n 2 examples/digits.py
+	$(BIN)/syrtos run -n 1 examples/digits.py
+	$(BIN)/syrtos run -n 2 examples/digits.py
 
 environment: $(READY)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from syrtos.launch import generations
 from syrtos.observe.ledger import ledger_paths
-from syrtos.report import processors
+from syrtos.report import processors, speed
 from syrtos.report.summary import SHARES, Summary, summarize
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def print_table(run_dir: Path) -> None:
         from rich.console import Console
 
         console = Console(stderr=True, highlight=False)
-        table = _table(summary)
+        speed.write(run_dir, summary)
+        table = _table(summary, speed.sentence(run_dir, summary))
         for text in _busy_machines(folders[-1], summary):
             table.add_row("cores", text)
         console.print(table)
@@ -94,11 +95,13 @@ def _print_bad_records(console: Console, folders: list[Path]) -> None:
         console.print(f"  {facts['file']}, offset {facts['offset']}: {facts['reason']}", soft_wrap=True)
 
 
-def _table(summary: Summary) -> Table:
+def _table(summary: Summary, against_one: str) -> Table:
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("workers", str(summary.workers))
+    if against_one:
+        table.add_row("speed", against_one)
     span = "of all generations" if summary.restarts.number else "from the start of the run to its end"
     table.add_row("time", f"{summary.seconds:,.1f} s, {span}")
     if summary.steps:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from syrtos.observe.clock import KINDS
+from syrtos.report import speed
 from syrtos.report.forecast import SHARDING
 from syrtos.report.read import Rank
 from syrtos.report.situation import FIRST, Situation
@@ -187,6 +188,9 @@ def tiny_batches(situation: Situation) -> Finding | None:
     """
     if situation.workers < 2 or situation.facts.get("exchange") == "compiled":
         return None  # where XLA exchanges, computing is not told from exchanging
+    known = speed.measured(situation.run.folder)
+    if known and known.times >= 1.0:
+        return None  # what was measured is worth more than what is computed below
     # of the fastest worker, for waiting for slower ones is no fault of small batches
     own, meets = situation.own_seconds(), situation.meeting()
     fastest = int(np.argmin(own))

@@ -10,7 +10,7 @@ from typing import Any
 from syrtos import settings
 from syrtos.data import proof
 from syrtos.errors import DataError
-from syrtos.report import advice, curves, exchanged, machines, noise_scale, promises, situation, steps, waterfall
+from syrtos.report import advice, curves, exchanged, machines, noise_scale, promises, situation, speed, steps, waterfall
 from syrtos.report.read import Run
 from syrtos.report.waterfall import PARTS
 
@@ -33,6 +33,7 @@ def of_run(run: Run) -> Facts:
         "nothing_found": "" if findings else _nothing(run, seconds, trains=found is not None),
         "before": promises.read_kept(run.folder).get("before"),
         "split": _split(run),
+        "speed": speed.measured_sentence(run.folder),
         "parts": PARTS,
         "seconds": seconds,
         "goodput": waterfall.goodput(seconds),

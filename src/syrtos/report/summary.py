@@ -31,6 +31,8 @@ SHARES = {
     "rest": "rest",
 }
 EVALUATION = ("test", "predict")
+# The kinds of time that a step takes whether or not it is the first one.
+_STEP_KINDS = ("input", "compute", "update", "exchange", "wait", "callbacks", "rest")
 TRAINING = ("train", "loop")
 
 
@@ -48,6 +50,8 @@ class Tally:
         stepping: s of training steps.
         loop_steps: the number of steps that were updates of a loop of the script's own.
         before_steps: s before the first training step.
+        step_parts: s of training steps after the first, by kind, without the making of graphs.
+        timed_steps: the number of these steps.
         facts: how things are done in this run.
     """
 
@@ -60,6 +64,8 @@ class Tally:
     waited: float = 0.0
     before_steps: float = 0.0
     step_seconds: list[float] = dataclasses.field(default_factory=list)
+    step_parts: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(_STEP_KINDS, 0.0))
+    timed_steps: int = 0
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -92,6 +98,10 @@ class Tally:
         self.stepping += record["wall"]
         self.waited += record.get("wait", 0.0)
         self.step_seconds.append(record["wall"] / record["steps"])
+        if len(self.step_seconds) > 1:
+            self.timed_steps += record["steps"]
+            for kind in _STEP_KINDS:
+                self.step_parts[kind] += record.get(kind, 0.0)
 
     def completed(self, launcher: dict[str, float]) -> dict[str, float]:
         """Returns the seconds, with the time before the worker started and after its last line.
@@ -138,6 +148,24 @@ class Restarts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pace:
+    """How long the steps of a run take after its first, in the mean.
+
+    Attributes:
+        steps: the number of these steps.
+        step: s of one of them.
+        alone: s that one worker would need for one at most: for all that the workers compute and read, one after the
+            other.
+        samples: samples of a step, of all workers together; 0 if they are not known.
+    """
+
+    steps: int = 0
+    step: float = 0.0
+    alone: float = 0.0
+    samples: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Summary:
     """The facts of one screen about a run.
 
@@ -152,6 +180,7 @@ class Summary:
         shares: part of all time of all ranks by kind; adds up to 1, or all 0 without ledgers.
         training_seconds: s of `fit` from begin to end, or of a loop of the script's own from its first update to its
             last: on rank 0, or, for workers that train at their own pace, on the one that took longest.
+        pace: the duration of steps, and of those that one worker would make.
         skew: the slowest rank (the others waited for it most), and the share of time by which it waited less than the
             mean.
         facts: how things are done in this run, as rank 0 says.
@@ -167,6 +196,7 @@ class Summary:
     step_ms: float
     shares: dict[str, float]
     training_seconds: float
+    pace: Pace
     skew: tuple[int, float] | None
     facts: dict[str, Any]
     restarts: Restarts
@@ -205,6 +235,7 @@ def summarize(*folders: Path) -> Summary:
         step_ms=_median(seconds for first in firsts for seconds in first.step_seconds[1:]) * 1e3,
         shares={kind: value / whole if whole else 0.0 for kind, value in totals.items()},
         training_seconds=training,
+        pace=_pace(trained.ranks),
         skew=_skew(trained.ranks),
         facts=last.first.facts | {"left_out": sum(int(first.facts.get("left_out", 0)) for first in firsts)},
         restarts=_restarts(generations),
@@ -304,6 +335,24 @@ class _Reader:
         """Returns the times at which the run began and ended, as far as known."""
         path = launcher_path(self._run_dir)
         return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _pace(ranks: list[Tally]) -> Pace:
+    """Returns the duration of steps of workers that step together."""
+    if not ranks or not all(rank.timed_steps for rank in ranks):
+        return Pace()
+    parts = [{kind: seconds / rank.timed_steps for kind, seconds in rank.step_parts.items()} for rank in ranks]
+    first, facts = parts[0], ranks[0].facts
+    summed = {"compute"} | ({"input"} if facts.get("input") != "sliced" else set())
+    summed |= {"update"} if "state_whole" in facts else set()  # of which each worker does a part
+    summed |= {"exchange"} if facts.get("exchange") == "compiled" else set()  # which is not told from computing
+    own = sum(first[kind] for kind in ("input", "compute", "update", "callbacks", "rest") if kind not in summed)
+    return Pace(
+        steps=ranks[0].timed_steps,
+        step=sum(first.values()),
+        alone=own + sum(part[kind] for part in parts for kind in summed),
+        samples=sum(rank.samples / rank.steps for rank in ranks),
+    )
 
 
 def _skew(ranks: list[Tally]) -> tuple[int, float] | None:

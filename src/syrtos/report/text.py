@@ -47,6 +47,8 @@ def _report(facts: Facts) -> Iterator[RenderableType]:
         yield Text(facts["before"].get("text", ""))
     if facts["split"]:
         yield Text(facts["split"], "yellow" if facts["split"].startswith("Not") else "")
+    if facts["speed"]:
+        yield Text(f"Speed: {facts['speed']}")
     yield Text("\nWhere the time went (a worker, in the mean)")
     yield _seconds(facts)
     yield from _steps(facts)

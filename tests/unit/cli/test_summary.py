@@ -39,8 +39,9 @@ def test_a_run_adds_up_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = captured.err.splitlines()
     assert captured.out == ""
     assert lines[0].split() == ["workers", "2"]
-    assert lines[1].split()[:3] == ["time", "1,500.0", "s,"]
-    assert lines[2].startswith("steps") and "1,500 (median" in lines[2]  # noqa: PT018
+    assert lines[1].split()[:4] == ["speed", "at", "most", "1.00×"]
+    assert lines[2].split()[:3] == ["time", "1,500.0", "s,"]
+    assert lines[3].startswith("steps") and "1,500 (median" in lines[3]  # noqa: PT018
     assert any(line.split()[:2] == ["samples/s", "16"] for line in lines)
     assert any(line.split()[:2] == ["waiting", "50.0%"] for line in lines)
     assert any(line.startswith("slowest") and "rank 1: the others wait" in line for line in lines)

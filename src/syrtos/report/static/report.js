@@ -410,7 +410,8 @@ const SyrtosReport = (() => {
       text(r ? `${r.cost}. If nothing else changes, training should be ${r.gain >= 1.15 ? `${r.gain.toFixed(1)}× as fast` : `${percent(r.gain - 1)} faster`}.` : facts.nothing_found),
       more.length ? el("details", {}, el("summary", {}, "Other findings"), el("ul", {}, ...more)) : null,
       facts.before?.text ? text(facts.before.text) : null,
-      facts.split ? text(facts.split) : null));
+      facts.split ? text(facts.split) : null,
+      facts.speed ? text(`Speed: ${facts.speed}`) : null));
     if (facts.trace) node.append(el("p", {}, "Profile: ", el("a", { href: facts.trace }, facts.trace), ", to be opened in ui.perfetto.dev or chrome://tracing."));
     return node;
   }
@@ -434,7 +435,7 @@ const SyrtosReport = (() => {
     update(facts) {
       this.facts = facts;
       if (this.top) {
-        redraw(this.advice, [facts.missing, facts.findings, facts.nothing_found, facts.before, facts.split, facts.trace], () => [advice(facts)]);
+        redraw(this.advice, [facts.missing, facts.findings, facts.nothing_found, facts.before, facts.split, facts.speed, facts.trace], () => [advice(facts)]);
         this.tiles.replaceChildren(tiles(facts));
       }
       for (const part of this.parts) part.draw(facts);

@@ -1,0 +1,106 @@
+"""The speed of a run's steps against those of one worker, from an earlier run of the same script or as an upper bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from syrtos.checkpoint import durable
+from syrtos.report.json_files import document
+from syrtos.report.summary import Summary
+
+_FILE = "speed.json"
+_ENOUGH_STEPS = 5  # for a mean of steps that says something
+_SHORT = 0.05  # s of a step that exchanging takes a large part of
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """How fast a run trains beside an earlier run with another number of workers.
+
+    Attributes:
+        times: the run's training samples per second of steps, divided by those of the earlier run.
+        workers: the number of workers of the earlier run.
+        run: the name of the earlier run's folder.
+        step: s of the earlier run's step.
+    """
+
+    times: float
+    workers: int
+    run: str
+    step: float
+
+
+def write(run_dir: Path, summary: Summary) -> None:
+    """Writes down how fast a run's steps are, for runs with another number of workers to compare with."""
+    if _is_known(summary):
+        facts = {"workers": summary.workers, "step": summary.pace.step, "samples": summary.pace.samples}
+        durable.replace(run_dir / _FILE, (json.dumps(facts) + "\n").encode())
+
+
+def measured(run_dir: Path) -> Speed | None:
+    """Returns the speed against the last run of the same script beside ``run_dir`` with fewer workers.
+
+    A run of one worker is preferred. None if there is no such run, or if this one has not written its speed.
+    """
+    request, mine = document(run_dir / "run.json"), document(run_dir / _FILE)
+    if not mine:
+        return None
+    paths = sorted(run_dir.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = [(path.parent.name, document(path)) for path in paths if _computes_the_same(request, path.parent)]
+    earlier = [(name, theirs) for name, theirs in found if theirs and theirs["workers"] < mine["workers"]]
+    if not earlier:
+        return None
+    name, theirs = min(earlier, key=lambda pair: pair[1]["workers"] != 1)  # the last of those, as min() is stable
+    return Speed(_rate(mine) / _rate(theirs), theirs["workers"], name, theirs["step"])
+
+
+def sentence(run_dir: Path, summary: Summary) -> str:
+    """Returns the speed in words; empty for one worker, and where steps are not comparable."""
+    if summary.workers < 2 or not _is_known(summary):
+        return ""
+    if text := measured_sentence(run_dir):
+        return text
+    most = summary.pace.alone / summary.pace.step
+    return f"at most {most:.2f}× of one worker: a run with `-n 1` measures it"
+
+
+def measured_sentence(run_dir: Path) -> str:
+    """Returns the speed against an earlier run in words; empty if there is none to compare with."""
+    found = measured(run_dir)
+    if found is None:
+        return ""
+    fewer = "one worker" if found.workers == 1 else f"{found.workers} workers"
+    text = f"{found.times:.2f}× of {fewer} ({found.step * 1e3:,.1f} ms a step in {found.run})"
+    if found.times >= 1.0:
+        return text
+    if found.step < _SHORT:
+        return (
+            f"{text}: steps of {found.step * 1e3:,.0f} ms are too short to split. Use fewer workers, or a larger batch"
+        )
+    return f"{text}: `syrtos report` says what the workers wait for"
+
+
+def _is_known(summary: Summary) -> bool:
+    """Returns whether steps were timed that are those of all workers together."""
+    return summary.pace.steps >= _ENOUGH_STEPS and summary.facts.get("training") != "asynchronous"
+
+
+def _computes_the_same(request: Mapping[str, Any], folder: Path) -> bool:
+    """Returns whether the run in ``folder`` is of the same script, arguments and kind of batch."""
+    theirs = document(folder / "run.json")
+    names = ("sha256", "program", "versions", "folder")
+    same = bool(request) and all(request.get(name) == theirs.get(name) for name in names)
+    return same and _batch(request) == _batch(theirs)
+
+
+def _batch(request: Mapping[str, Any]) -> Any:
+    return (request.get("options") or {}).get("batch")
+
+
+def _rate(facts: Mapping[str, Any]) -> float:
+    """Returns samples per second of steps; steps per second where the samples are not known."""
+    return (facts["samples"] or 1.0) / facts["step"]

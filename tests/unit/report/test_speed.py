@@ -1,0 +1,77 @@
+"""The speed of a run's steps against those of one worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syrtos.observe.ledger import ledger_path
+from syrtos.report import speed
+from syrtos.report.summary import Summary, summarize
+
+REQUEST = {
+    "sha256": "1",
+    "program": {"name": "train.py"},
+    "versions": {},
+    "folder": "/",
+    "options": {"batch": "global"},
+}
+
+
+def run_of(
+    folder: Path, workers: int, compute: float, wait: float = 0.0, samples: float = 64.0, **request: Any
+) -> Summary:
+    """Writes the record of 20 steps, and their speed; returns their summary."""
+    step = {"phase": "train", "steps": 1, "samples": samples / workers, "compute": compute, "wait": wait}
+    lines = [{**step, "wall": 9.0, "compute": 9.0}] + [{**step, "wall": compute + wait}] * 20
+    for rank in range(workers):
+        path = ledger_path(folder, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "run.json").write_text(json.dumps(REQUEST | request))
+    summary = summarize(folder)
+    speed.write(folder, summary)
+    return summary
+
+
+def test_one_worker_has_no_speed_against_one(tmp_path: Path) -> None:
+    assert speed.sentence(tmp_path / "a", run_of(tmp_path / "a", 1, 0.02)) == ""
+
+
+def test_without_an_earlier_run_it_is_bounded_by_what_workers_compute(tmp_path: Path) -> None:
+    said = speed.sentence(tmp_path / "a", run_of(tmp_path / "a", 2, 0.02, wait=0.01))
+    assert said.startswith("at most 1.33× of one worker")
+    assert "-n 1" in said
+
+
+def test_an_earlier_run_of_one_worker_is_what_it_is_measured_by(tmp_path: Path) -> None:
+    run_of(tmp_path / "one", 1, 0.02)
+    summary = run_of(tmp_path / "two", 2, 0.02, wait=0.02)
+    assert speed.sentence(tmp_path / "two", summary) == (
+        "0.50× of one worker (20.0 ms a step in one): steps of 20 ms are too short to split. Use fewer workers, or a larger batch"
+    )
+
+
+def test_samples_count_where_each_worker_has_a_batch_of_its_own(tmp_path: Path) -> None:
+    options = {"options": {"batch": "per-worker"}}
+    run_of(tmp_path / "one", 1, 0.2, **options)
+    summary = run_of(tmp_path / "two", 2, 0.25, samples=128.0, **options)
+    assert speed.sentence(tmp_path / "two", summary) == "1.60× of one worker (200.0 ms a step in one)"
+
+
+def test_a_run_of_fewer_workers_will_do(tmp_path: Path) -> None:
+    run_of(tmp_path / "two", 2, 0.2)
+    summary = run_of(tmp_path / "four", 4, 0.1)
+    assert speed.sentence(tmp_path / "four", summary) == "2.00× of 2 workers (200.0 ms a step in two)"
+
+
+@pytest.mark.parametrize(
+    "other", [{"sha256": "2"}, {"program": {"name": "b.py"}}, {"options": {"batch": "per-worker"}}]
+)
+def test_runs_that_compute_something_else_are_no_measure(tmp_path: Path, other: dict[str, Any]) -> None:
+    run_of(tmp_path / "one", 1, 0.02, **other)
+    run_of(tmp_path / "two", 2, 0.02)
+    assert speed.measured(tmp_path / "two") is None
