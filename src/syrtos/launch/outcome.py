@@ -100,11 +100,14 @@ class Outcome:
         """Returns whether a worker has failed by an error of this name."""
         return any(error in failure.get("text", "") for failure in self.failures)
 
+    def error(self) -> str:
+        """Returns the last line of the error that a worker has reported first; empty if the run ended otherwise."""
+        lines = self.failures[0]["text"].strip().splitlines() if self.failures and self.end is End.FAILED else []
+        return lines[-1].rstrip(".") if lines else ""
+
     def sentence(self) -> str:
         """Returns a sentence about the end, with the error if a worker has reported one."""
-        reported = self.failures[0]["text"].strip().splitlines()[-1] if self.failures else ""
-        failed = self.end is End.FAILED and reported
-        return f"rank {self.rank} failed: {reported.rstrip('.')}." if failed else str(self)
+        return f"rank {self.rank} failed: {self.error()}." if self.error() else str(self)
 
     def facts(self) -> dict[str, object]:
         """Returns the facts about the end that are kept in the record of a run."""

@@ -81,6 +81,10 @@ def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
     if len(attempts) > policy.restarts:
         return Decision(False, f"{policy.restarts} restarts were allowed, and have been made")
     stuck = _without_progress(attempts)
+    if stuck > 1 and (error := _repeated_error(attempts)):
+        return Decision(
+            False, f"2 generations have ended by the same error at the same place ({error}), so another would too"
+        )
     if stuck >= _SAME_PLACE:
         where = "at the same place" if attempts[-1].reached else "before any step was committed"
         return Decision(False, f"{stuck} generations have ended {where}, so another would too")
@@ -96,6 +100,12 @@ def _may_go_well(policy: Policy, attempt: Attempt) -> bool:
         by_script = end is End.LOST and (attempt.outcome.status or 0) > 0  # `os._exit(3)`
         return end in _LOST and goes_on and not by_script
     return end in (*_LOST, End.FAILED)
+
+
+def _repeated_error(attempts: Sequence[Attempt]) -> str:
+    """Returns the error by which both of the last two attempts ended; empty if they ended otherwise."""
+    first, second = (attempt.outcome for attempt in attempts[-2:])
+    return second.error() if second.error() == first.error() else ""
 
 
 def _without_progress(attempts: Sequence[Attempt]) -> int:

@@ -87,4 +87,16 @@ def test_three_times_at_the_same_place_is_enough() -> None:
     assert not after(7, 7, 7).again
     assert after(7, 7, 8, 8).again
     assert "3 generations have ended at the same place" in after(1, 7, 7, 7).reason
+
+
+def test_the_same_error_at_the_same_place_ends_the_run_after_two() -> None:
+    def attempts(*errors: str, reached: tuple[int, ...] = (7, 7)) -> list[Attempt]:
+        ends = [Outcome(End.FAILED, 1, rank=1, failures=[{"text": f"Traceback\n{error}\n"}]) for error in errors]
+        return [Attempt(end, number) for end, number in zip(ends, reached, strict=True)]
+
+    decision = decide(Policy(9), attempts("ValueError: x", "ValueError: x"))
+    assert not decision.again
+    assert "2 generations have ended by the same error at the same place (ValueError: x)" in decision.reason
+    assert decide(Policy(9), attempts("ValueError: x", "ConnectionError: y")).again
+    assert decide(Policy(9), attempts("ValueError: x", "ValueError: x", reached=(7, 9))).again
     assert "3 generations have ended before any step was committed" in after(0, 0, 0).reason
