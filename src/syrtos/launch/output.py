@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from syrtos.launch import events
@@ -30,6 +31,7 @@ class Pump(Reader):
     def __init__(self, source: IO[bytes], target: IO[str], listener: Listener) -> None:
         self._target, self._listener = target, listener
         self._pending = b""
+        self.line_is_open = False
         super().__init__(source, self._pass_on)
 
     def _pass_on(self, piece: bytes) -> None:
@@ -39,17 +41,28 @@ class Pump(Reader):
         if self._pending and not piece:
             self._take_line(self._pending)
         elif self._pending and not _may_be_special(self._pending):
-            _emit(self._pending, self._target)
+            self._emit(self._pending)
             self._pending = b""
 
     def _take_line(self, line: bytes) -> None:
         before, mark, rest = line.partition(events.MARK)
         event = events.parse(mark + rest)
         if event is not None:
-            _emit(before, self._target)  # a worker's unfinished line
+            self._emit(before)  # a worker's unfinished line
             self._listener.on_event(event)
         elif not line.startswith(_MPIS) and not (self._listener.quiet and is_noise(line)):
-            _emit(line, self._target)
+            self._emit(line)
+
+    def _emit(self, data: bytes) -> None:
+        if data:
+            self.line_is_open = not data.endswith(b"\n")
+        buffer = getattr(self._target, "buffer", None)
+        with contextlib.suppress(BrokenPipeError):  # `| head` has enough; the run goes on
+            if buffer is None:
+                self._target.write(data.decode(errors="replace"))
+            else:
+                buffer.write(data)
+            self._target.flush()
 
 
 # What MPI prints of its own accord when a worker calls MPI_Abort.
@@ -61,16 +74,23 @@ def _may_be_special(pending: bytes) -> bool:
     return begins or may_be_noise(pending) or events.MARK[:1] in pending
 
 
+def end_line() -> None:
+    """Ends the line at which the cursor of a terminal stands; prints nothing elsewhere."""
+    if sys.stderr.isatty():
+        print(file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def awaited(what: str) -> Iterator[None]:
+    """Context manager: a terminal shows what is being waited for, and then how long it has taken."""
+    began = time.monotonic()
+    if sys.stderr.isatty():
+        print(f"syrtos: {what} ... ", end="", file=sys.stderr, flush=True)
+    yield
+    if sys.stderr.isatty():
+        print(f"{time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+
+
 def say(text: str) -> None:
     """Prints a line of the launcher itself."""
     print(f"syrtos: {text}", file=sys.stderr, flush=True)
-
-
-def _emit(data: bytes, target: IO[str]) -> None:
-    buffer = getattr(target, "buffer", None)
-    with contextlib.suppress(BrokenPipeError):  # `| head` has enough; the run goes on
-        if buffer is None:
-            target.write(data.decode(errors="replace"))
-        else:
-            buffer.write(data)
-        target.flush()

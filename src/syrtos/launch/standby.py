@@ -42,6 +42,7 @@ class Standby:
     """
 
     def __init__(self) -> None:
+        self.frameworks: tuple[str, ...] = ()  # that the first zygote imports
         self._zygote: Zygote | None = None
         self._given_up: list[Zygote] = []  # which end with what they have forked
         self._begun: dict[str, str] | None = None  # with which variables of a worker's share of this machine
@@ -73,7 +74,7 @@ class Standby:
         if found is None or shared is None or settings.TASKS_VARIABLE in env:
             return
         variables = {**_without_secrets(env), **shared, **found.variables}
-        began = time.time()
+        began, self.frameworks = time.time(), tuple(found.frameworks)
         self._start(dict.fromkeys(found.frameworks, ""), variables, libraries=found.libraries, compare=True)
         self._imported = (began, 0.0) if self._zygote else None
 

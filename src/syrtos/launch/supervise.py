@@ -75,7 +75,9 @@ def _imports_awaited(standby: Standby, plan: Plan, env: Mapping[str, str]) -> in
     came: list[int] = []
     standby.begin(plan.groups[0].command, env, plan.processes)
     with signalling.answering_signals(came.append):
-        standby.settle(lambda: bool(came))
+        if not standby.is_settled():
+            with output.awaited(f"importing {', '.join(standby.frameworks)}, once for all workers"):
+                standby.settle(lambda: bool(came))
     return came[0] if came else 0
 
 
@@ -207,8 +209,12 @@ class _Supervisor:
         """Passes on what workers have printed last, for some seconds at most."""
         # a child of a script may hold the pipe for as long as it likes
         deadline = time.monotonic() + _LAST_OUTPUT
-        for pump in [pump for pair in self._pumps.values() for pump in pair]:
+        pumps = [pump for pair in self._pumps.values() for pump in pair]
+        for pump in pumps:
             pump.join(max(deadline - time.monotonic(), 0.0))
+        # a progress bar, or the terminal's own ^C
+        if self._facts.stopped_by == signal.SIGINT or any(pump.line_is_open for pump in pumps):
+            output.end_line()
 
     def _on_signal(self, number: int) -> None:
         now = time.monotonic()

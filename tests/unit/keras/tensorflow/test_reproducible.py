@@ -191,3 +191,9 @@ LEFT: dict[str, tuple[Callable[[tf.data.Dataset], tf.data.Dataset], bool]] = {
 def test_what_is_left_to_threads(name: str) -> None:
     pipeline, expected = LEFT[name]
     assert tf_internals_pipelines.is_left_to_threads(pipeline(tf.data.Dataset.range(4))) is expected
+
+
+def test_a_function_may_name_its_argument_as_keras_does(caplog: pytest.LogCaptureFixture) -> None:
+    """TensorFlow makes graphs of functions whose arguments it can't name, and warns of it."""
+    epoch(mapped(lambda _: tf.random.uniform([3])))
+    assert "valid node name" not in caplog.text
