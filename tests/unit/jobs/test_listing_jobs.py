@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sql
+from sqlalchemy import event
 from stored_records import record
 
 from syrtos.jobs import states, store
@@ -63,9 +64,9 @@ def plans(service: Service) -> Iterator[list[str]]:
             found.extend(step[3] for step in raw.execute(f"EXPLAIN QUERY PLAN {statement}", parameters))
 
     engine = service.store._database.engine
-    sql.event.listen(engine, "before_cursor_execute", explain)
+    event.listen(engine, "before_cursor_execute", explain)
     yield found
-    sql.event.remove(engine, "before_cursor_execute", explain)
+    event.remove(engine, "before_cursor_execute", explain)
 
 
 @pytest.mark.parametrize(
