@@ -430,6 +430,26 @@ def test_odd_numbers(server: Server, page: Page, submit: Submit) -> None:
     expect(page.locator("[data-metric=loss] + details tr", has_text="not finite")).to_have_count(2)
 
 
+@pytest.mark.parametrize("width", [1240, 400])
+def test_legends_have_room(server: Server, page: Page, submit: Submit, width: int) -> None:
+    name = submit("legends", "print('nothing')\n")
+    wait_for(server, name, "Completed")
+    path = epochs_path(server.service.home.job(name) / "attempt-1")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logs = {"loss": 1.5, "val_loss": 2.5}
+    path.write_text("".join(json.dumps({"epoch": k + 1, "epochs": 3, "logs": logs}) + "\n" for k in range(3)))
+    page.set_viewport_size({"width": width, "height": 900})
+    go(page, server, name)
+    chart = page.locator("[data-metric=loss] svg")
+    texts = [chart.locator("text", has_text=text).bounding_box() for text in ("at the end of epochs", "validation")]
+    first, second = (box for box in texts if box is not None)
+    assert first["y"] == second["y"], "the legend is on two lines"
+    marks = chart.locator("path").evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+    of_legend = [mark for mark in marks if mark["width"] < 30 and mark["bottom"] < first["y"] + first["height"] + 4]
+    assert of_legend
+    assert not [mark for mark in of_legend if first["x"] + 2 < mark["left"] < first["x"] + first["width"]]
+
+
 def test_service_gone(server: Server, context: BrowserContext) -> None:
     page = context.pages[0]
     expect(page.locator("#list")).to_be_visible()

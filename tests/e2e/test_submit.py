@@ -201,6 +201,18 @@ def test_other_users_and_kernels(tmp_path: Path, before: tuple[str, ...], expect
         assert sorted(archive.getnames()) == ["0", "1"]
 
 
+def test_a_hyperparameter_that_the_script_has_dropped_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--epochs')\n"
+        "args, _ = parser.parse_known_args()\nprint('epochs', args.epochs)\n"
+    )
+    (tmp_path / "job.yaml").write_text("entry_point: train.py\nhyperparameters: {epochs: 3, batch-sise: 8}\n")
+    ended = submit(tmp_path, "job.yaml")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "hyperparameter `batch-sise` was never read by the script" in ended.stdout + ended.stderr
+    assert "`epochs` was never" not in ended.stdout + ended.stderr
+
+
 def test_ctrl_c_ends_the_job_and_all_its_processes(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text("import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.1)")
     env = {**os.environ, "SYRTOS_HOME": str(tmp_path / "home")}

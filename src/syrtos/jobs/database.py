@@ -15,7 +15,7 @@ from syrtos.errors import ConfigurationError
 
 
 class Database:
-    """The tables of ``metadata`` in a database; missing tables are made.
+    """The tables of ``metadata`` in a database; missing tables and indices are made.
 
     Args:
         url: in SQLAlchemy's form.
@@ -29,6 +29,8 @@ class Database:
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         try:
             metadata.create_all(self.engine)
+            for index in (index for table in metadata.tables.values() for index in table.indexes):
+                index.create(self.engine, checkfirst=True)  # `create_all` makes none for a table that is there
         except exc.OperationalError as error:
             if "already exists" not in str(error):  # another process was faster
                 raise _unreachable(url, error) from error

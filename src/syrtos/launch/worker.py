@@ -93,7 +93,10 @@ class _Worker:
                 _serve(program, self._options.run_dir)
                 self._say_finished()
                 return 0
+            unread = self._watch_hyperparameters(program)
             code = self._script_code(program)
+            for name in () if self._is_forked() else unread():
+                print(f"syrtos: hyperparameter `{name}` was never read by the script", file=sys.stderr, flush=True)
             if code == 0 and not self._is_forked():
                 self._finish()
                 self._say_finished()
@@ -103,6 +106,12 @@ class _Worker:
             return 130
         except BaseException as error:
             return self._report_error(error)
+
+    def _watch_hyperparameters(self, program: Program) -> Callable[[], list[str]]:
+        """Returns a function that names a job's hyperparameters that its script has not read; on rank 0 alone."""
+        if self.rank or program.is_module or "SM_HPS" not in settings.environment():
+            return list
+        return importlib.import_module("syrtos.jobs.unread").watch(Path(program.name), settings.environment())
 
     def _script_code(self, program: Program) -> int:
         try:

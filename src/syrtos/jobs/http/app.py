@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
-import json
 import re
 import sys
 import traceback
@@ -18,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from syrtos.jobs.credentials import Caller, caller_of
-from syrtos.jobs.http import bodies, identity, model, protocols, s3, signing
+from syrtos.jobs.http import bodies, identity, model, protocols, refusals, s3, signing, unserved
 from syrtos.jobs.http.bodies import TooLarge
 from syrtos.jobs.http.cloudwatch import Logs
 from syrtos.jobs.http.cloudwatch_metrics import Metrics
@@ -113,7 +112,7 @@ class App:
 
     async def _answer_signed(self, request: Request, url: str, headers: dict[str, str], service: str) -> Response:
         who = functools.partial(caller_of, self._service.home, self._service.store)
-        if service != "s3" and (request.method != "POST" or who(signing.claimed_key(headers)) is None):
+        if service != "s3" and who(signing.claimed_key(headers)) is None:
             raise Refused("InvalidClientTokenId", "The security token included in the request is invalid.")
         body = b"" if service == "s3" else await bodies.whole(request)
         payload = headers.get("x-amz-content-sha256", signing.UNSIGNED)
@@ -131,17 +130,20 @@ class App:
             path = url.partition("?")[0]
             return await run_in_threadpool(self._metrics.answer, path, headers, body, signed.caller)
         target = headers.get("x-amz-target", "")
+        if (
+            service not in self._operations or request.method != "POST" or not target
+        ):  # SageMaker's endpoints have no target, but a path
+            path = "" if service not in self._operations else f" ({request.method} {url.partition('?')[0]})"
+            raise ApiError(unserved.CODE, unserved.explain(service + path))
         if _QUICK.fullmatch(target):  # a fifth of a millisecond: handing it to a thread would cost more
             return self._operate(service, target, body, signed.caller)
         return await run_in_threadpool(self._operate, service, target, body, signed.caller)
 
     def _operate(self, service: str, target: str, body: bytes, caller: Caller) -> Response:
-        if service not in self._operations:
-            raise ApiError("UnknownOperationException", f"There is no service {service!r} here.")
         described: Any = model.operation(model.service_model(service), target)
         operate: _Operation | None = self._operations[service].get(described.name)
         if operate is None:
-            raise ApiError("UnknownOperationException", f"{described.name} is not something that syrtos does.")
+            raise ApiError(unserved.CODE, unserved.explain_operation(service, described.name))
         request = model.parse_request(described.input_shape, body)
         _check_allowed(caller, described.name, request)
         result = model.answer(described, operate(request))
@@ -191,8 +193,9 @@ def _error(request: Request, service: str, code: str, message: str, status: int)
         return identity.error(code, message, status)
     if service == "monitoring":
         return protocols.wire_of(request.headers).error(code, message, status)
-    text = json.dumps({"__type": code, "message": message})
-    return Response(text, status, {"x-amzn-errortype": code}, media_type="application/x-amz-json-1.1")
+    if service in ("sagemaker", "logs"):
+        return refusals.json_error(code, message, status)
+    return refusals.error(service, request.headers, code, message, status)
 
 
 def _last(response: Response) -> Response:

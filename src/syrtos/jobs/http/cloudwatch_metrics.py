@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from syrtos.jobs import logs, series
 from syrtos.jobs.credentials import Caller
-from syrtos.jobs.http import model, protocols
+from syrtos.jobs.http import model, protocols, unserved
 from syrtos.jobs.http.signing import Refused
 from syrtos.jobs.series import STATISTICS, Sample
 from syrtos.jobs.service import ApiError, Service
@@ -42,7 +42,7 @@ class Metrics:
         if caller.job is not None:
             raise Refused("AccessDenied", f"User: {caller.arn} is not authorized to perform: cloudwatch:{name}")
         if name not in self._operations:
-            raise ApiError("UnknownOperationException", f"cloudwatch:{name} is not something that syrtos does.")
+            raise ApiError(unserved.CODE, unserved.explain_operation("cloudwatch", name))
         operation = model.service_model("cloudwatch").operation_model(name)
         result = self._operations[name](protocols.read(wire, operation, body))
         model.answer(operation, result)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from syrtos.jobs.credentials import Caller
 from syrtos.jobs.home import ACCOUNT
+from syrtos.jobs.http import unserved
 
 _STS, _IAM = "https://sts.amazonaws.com/doc/2011-06-15/", "https://iam.amazonaws.com/doc/2010-05-08/"
 _TRUST = {
@@ -32,7 +33,7 @@ def answer(service: str, body: bytes, caller: Caller) -> Response:
         return query_answer(action, _role(asked.get("RoleName", "")), _IAM)
     if service == "iam" and action == "SimulatePrincipalPolicy":
         return query_answer(action, _allow_all(asked), _IAM)
-    return error("AccessDenied", f"{service}:{action} is not something that this service can do.", 403)
+    return error("AccessDenied", unserved.explain_operation(service, action), 403)
 
 
 def _role(name: str) -> str:

@@ -17,7 +17,7 @@ from syrtos.jobs.store import Record, columns
 
 _MOST = 200  # jobs of an answer
 _SEARCHED = 5000  # jobs, at most, in one search
-_KEPT = 2000  # ended jobs, which don't change, in memory
+_KEPT = _SEARCHED  # ended jobs, which do not change, in memory: those of a search, or none would be found there
 _WAITING = ("Starting", "Pending", "Interrupted", "Restarting")
 _GOING_ON = columns.status.in_(("InProgress", "Stopping"))
 _KINDS: dict[str, tuple[Any, ...]] = {

@@ -83,7 +83,8 @@ const SyrtosReport = (() => {
       this.chart ??= echarts.init(this.node, null, { renderer: "svg" });
       this.chart.resize();
       const c = colours(this.node);
-      const common = { backgroundColor: "transparent", animation: false, textStyle: { color: c.ink, fontFamily: "inherit" }, aria: { enabled: false } };
+      const { fontFamily } = getComputedStyle(this.node); // by name: the library measures texts on a canvas, which knows no "inherit"
+      const common = { backgroundColor: "transparent", animation: false, textStyle: { color: c.ink, fontFamily }, aria: { enabled: false } };
       this.chart.setOption({ ...common, ...this.make(c, this.node.clientWidth) }, { notMerge: true });
     }
 
@@ -101,6 +102,8 @@ const SyrtosReport = (() => {
     type: "value", name, nameLocation: "middle", nameGap: 28, nameTextStyle: { color: c.quiet }, axisLabel: { color: c.quiet, hideOverlap: true },
     axisLine: { lineStyle: { color: c.line } }, splitLine: { lineStyle: { color: c.line } }, ...more,
   });
+  /** On one line, above charts whose grid begins at 32: what a narrow chart has no room for is scrolled to. */
+  const legend = (c, more = {}) => ({ type: "scroll", top: 0, left: -5, itemWidth: 16, itemHeight: 8, textStyle: { color: c.quiet }, ...more });
   const tooltip = (c, more = {}) => ({ renderMode: "richText", confine: true, backgroundColor: c.sheet, borderColor: c.line, textStyle: { color: c.ink, fontSize: 12 }, ...more });
   const zoom = [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseMove: "shift" }];
 
@@ -239,8 +242,8 @@ const SyrtosReport = (() => {
       const first = lines.find((line) => line.points.length) ?? { points: [] };
       const say = (i) => lines.filter((line) => line.points[i]).map((line) => `${line.name}: ${short(line.points[i][1], 5)} at step ${line.points[i][0].toLocaleString("en")}`).join("; ");
       chart.draw({ count: first.points.length, tip: lines.indexOf(first), say, make: (c) => ({
-        grid: { left: 62, right: 16, top: 26, bottom: 46 },
-        legend: { show: lines.length > 1, top: 0, left: "left", itemHeight: 8, textStyle: { color: c.quiet } },
+        grid: { left: 62, right: 16, top: 32, bottom: 46 },
+        legend: legend(c, { show: lines.length > 1 }),
         xAxis: axis(c, step, { min: "dataMin", max: "dataMax" }), yAxis: axis(c, "", { scale: true }),
         tooltip: tooltip(c, { trigger: "axis", valueFormatter: (value) => short(value, 5) }), dataZoom: zoom,
         series: lines.map((line, k) => {
@@ -331,8 +334,8 @@ const SyrtosReport = (() => {
       }
       const say = (i) => `${short(machine.at[i])} s: ${series.map(([name, values]) => `${name} ${values[i] === null ? "unknown" : format(values[i])}`).join(", ")}`;
       charts.get(key).draw({ count: machine.at.length, say, make: (c) => ({
-        grid: { left: 66, right: 16, top: 24, bottom: 44 },
-        legend: { show: series.length > 1, top: 0, left: "left", itemHeight: 8, textStyle: { color: c.quiet } },
+        grid: { left: 66, right: 16, top: 32, bottom: 44 },
+        legend: legend(c, { show: series.length > 1 }),
         xAxis: axis(c, "seconds", { min: 0, max: "dataMax" }), yAxis: axis(c, unit, { min: 0, max: most, nameGap: 50, axisLabel: { color: c.quiet, formatter: format, hideOverlap: true } }),
         tooltip: tooltip(c, { trigger: "axis", valueFormatter: (value) => (value === null || value === undefined ? "unknown" : format(value)) }),
         series: series.map(([name, values], k) => ({ type: "line", name, showSymbol: machine.at.length < 3, lineStyle: { width: 1.5, color: getComputedStyle(node).getPropertyValue(SERIES[k]) }, itemStyle: { color: getComputedStyle(node).getPropertyValue(SERIES[k]) }, areaStyle: series.length === 1 ? { opacity: 0.12, color: getComputedStyle(node).getPropertyValue(SERIES[k]) } : undefined, data: machine.at.map((t, i) => [t, values[i]]) })),
@@ -456,8 +459,8 @@ const SyrtosReport = (() => {
     if (found.logs.length) put("Losses and metrics at the end", table(["", a, b], found.logs.map(([name, ...pair]) => [name, ...pair.map((value) => short(value, 5))])));
     root.append(node);
     const draw = () => chart.draw({ height: 44 * rows.length + 70, count: rows.length, say: (i) => `${rows[i].words}: ${short(rows[i].first_ms)} and ${short(rows[i].second_ms)} ms`, make: (c) => ({
-      grid: { left: 8, right: 20, top: 30, bottom: 40, containLabel: true },
-      legend: { top: 0, left: "left", textStyle: { color: c.quiet } }, xAxis: axis(c, "ms"),
+      grid: { left: 8, right: 20, top: 32, bottom: 40, containLabel: true },
+      legend: legend(c), xAxis: axis(c, "ms"),
       yAxis: { type: "category", inverse: true, data: rows.map((row) => row.kind), axisTick: { show: false }, axisLabel: { color: c.ink } },
       tooltip: tooltip(c, { trigger: "axis", valueFormatter: (value) => `${short(value)} ms` }),
       series: [["first_ms", a, "compute"], ["second_ms", b, "input"]].map(([key, name, part]) => ({ type: "bar", name, barMaxWidth: 14, itemStyle: { color: c.part(part) }, data: rows.map((row) => row[key]) })),
@@ -479,5 +482,5 @@ const SyrtosReport = (() => {
     }
   }
 
-  return { View, whole, parts: { Chart, axis, tooltip, el, text, table, section, folded, short, size, dark } };
+  return { View, whole, parts: { Chart, axis, legend, tooltip, el, text, table, section, folded, short, size, dark } };
 })();

@@ -7,7 +7,7 @@ import {
 const PAUSE = 1500; // milliseconds between looks at what goes on
 const LONG_PAUSE = 10000;
 const NARROW = 620; // pixels: parallel coordinates lie down
-const { Chart, axis, tooltip } = SyrtosReport.parts;
+const { Chart, axis, legend, tooltip } = SyrtosReport.parts;
 
 const asJob = (name, is, finer) => ({ TrainingJobName: name, TrainingJobStatus: is, SecondaryStatus: finer });
 const goesOn = (is) => is === "InProgress" || is === "Stopping";
@@ -93,8 +93,8 @@ function drawObjective({ trials, metric, maximize, search }) {
   shown.objective.whole.hidden = !some.length;
   const colour = (trial, c) => (trial.TrainingJobName === search.BestTrainingJob?.TrainingJobName ? c.good : counts(trial) ? c.accent : c.quiet);
   shown.objective.draw({ count: some.length, tip: 1, say: (i) => words(some[i]), make: (c) => ({
-    grid: { left: 64, right: 20, top: 30, bottom: 46 },
-    legend: { top: 0, left: "left", itemHeight: 8, itemGap: 28, textStyle: { color: c.quiet } },
+    grid: { left: 64, right: 20, top: 32, bottom: 46 },
+    legend: legend(c),
     xAxis: axis(c, "trial", { min: 0, max: Math.max(...trials.map((trial) => trial.number)) + 1, minInterval: 1 }),
     yAxis: axis(c, "", { scale: true }),
     tooltip: tooltip(c, { formatter: (point) => (point.seriesIndex === 1 ? words(some[point.dataIndex]) : "") }),
