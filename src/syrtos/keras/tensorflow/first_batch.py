@@ -20,7 +20,7 @@ from syrtos.keras.patching import Method
 from syrtos.keras.python_state import Change, keeping_python_state
 from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow.gradients import Reduction
-from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
+from syrtos.keras.tensorflow.input import Share, count_rows, cut, has_rows
 from syrtos.keras.tensorflow.step import StepScope, current_step, numbers_of, whole_batch
 
 
@@ -78,7 +78,7 @@ class Function:
             with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
                 while len(found) < steps:
                     found.append(next(iterator))
-            self.decide(found[0])
+            self.decide(cut(found[0], self._session.input_comm))
             batches = found if spec is None else _iterator_over(found, spec)
         elif spec is None:
             batches = list(iterator)

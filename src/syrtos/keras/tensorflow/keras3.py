@@ -37,7 +37,16 @@ from syrtos.keras.patching import Method, Patch
 from syrtos.keras.planned import PlannedDataset, Stream
 from syrtos.keras.tensorflow import compiled_update, first_batch, gradients, models, ops, sharded_update, tf_internals
 from syrtos.keras.tensorflow import patching as common
-from syrtos.keras.tensorflow.input import Share, are_whole, is_own_shard, share_of_arrays
+from syrtos.keras.tensorflow.input import (
+    Numbered,
+    Share,
+    are_whole,
+    cut,
+    cut_by_steps,
+    is_own_shard,
+    share_of_arrays,
+    spec_of_share,
+)
 from syrtos.keras.tensorflow.step import StepScope
 from syrtos.keras.tensorflow.step import whole_batch as computing_whole_batch
 
@@ -111,8 +120,8 @@ def _make_function(original: Method) -> Method:
             if are_whole():
                 with computing_whole_batch():
                     return step_function(data)
-            own = local_steps.of_step(session, training)
-            with StepScope(own, data, training, reduces_early, of_first.plan).as_current_step() as scope:
+            own, share = local_steps.of_step(session, training), cut(data, session.input_comm)
+            with StepScope(own, share, training, reduces_early, of_first.plan).as_current_step() as scope:
                 undo = _Undo(self) if training and finite.leaves_out() else None
                 logs = scope.finish(scope.run(step_function), logs_are_global=stock)
                 return undo.if_left_out(scope, logs) if undo else logs
@@ -190,7 +199,7 @@ def _make_predict_function(original: Method) -> Method:
             def of_shares(batches: Any) -> Any:
                 shares = [_sharing(session, batch) for batch in batches]
                 if of_first.is_due():
-                    of_first.decide(shares[0])
+                    of_first.decide(cut(shares[0], session.input_comm))
                 of_first.checks.count(len(shares))
                 of_first.verifying.count_call()
                 return of_first.function(shares)
@@ -215,7 +224,7 @@ def _build_from_spec(original: Method) -> Method:
             # a symbolic build that fails half way would lock layers that have no variables yet.
             return
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
-        batch = batch.data if isinstance(batch, Share) else batch
+        batch = spec_of_share(batch, world.current().input_comm)
         # A model that can't be built from shapes alone is built by its first step, as in one process.
         with fitting.optimizer_built_by_training(self), contextlib.suppress(Exception):
             self._symbolic_build(data_batch=batch)
@@ -243,8 +252,8 @@ def _splits_batches(session: world.Session) -> bool:
 
 def _sharing(session: world.Session, batch: Any) -> Any:
     """Returns this worker's share of a batch that the script gave by hand; batches of a pipeline are shares already."""
-    is_share = isinstance(batch, Share) or not _splits_batches(session)
-    return batch if is_share else share_of_arrays(batch, session.comm)
+    is_of_pipeline = isinstance(batch, Share | Numbered) or not _splits_batches(session)
+    return batch if is_of_pipeline else share_of_arrays(batch, session.comm)
 
 
 def _epoch_iterator(original: Method) -> Method:
@@ -252,7 +261,8 @@ def _epoch_iterator(original: Method) -> Method:
         models.check_class_weight(kwargs.get("x"), kwargs.get("class_weight"))
         if isinstance(kwargs.get("x"), PlannedDataset):
             kwargs["shuffle"] = False  # it has an order of its own
-        original(self, *args, **kwargs)
+        with cut_by_steps():
+            original(self, *args, **kwargs)
         if world.sharing().world.size > 1:  # else a step takes what it is given for whole batches
             self._distributed_dataset = tf_internals.counted_pipeline(self._distributed_dataset)
         fitting.about_to_use(self)

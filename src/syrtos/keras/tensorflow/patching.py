@@ -17,7 +17,7 @@ from syrtos.keras.patching import Method, replace, replace_everywhere
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow import gradients, models, ops, reproducible, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow import step as step_module
-from syrtos.keras.tensorflow.input import given_whole, iterating, policy_ignored
+from syrtos.keras.tensorflow.input import cut, given_whole, iterating, policy_ignored
 from syrtos.keras.tensorflow.step import StepScope, functions_of_step, rows_of
 from syrtos.keras.tensorflow.variables import TensorFlow
 
@@ -119,7 +119,8 @@ def gathered_predict_step(session: world.Session, step: Method, plan: Plan, data
 
     With batches per worker each keeps its own.
     """
-    with StepScope(session, data, training=False, plan=plan).as_current_step() as scope:
+    share = cut(data, session.input_comm)
+    with StepScope(session, share, training=False, plan=plan).as_current_step() as scope:
         outputs = scope.run(step)
         if plan.whole:
             return outputs

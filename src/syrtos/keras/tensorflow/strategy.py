@@ -183,7 +183,7 @@ class _Extended(tf_internals.OneDeviceExtended):
             return dataset
         if not tf.executing_eagerly():
             return self._shares(dataset)
-        how = self._session.input_comm, input_pipelines.is_own_shard(dataset)
+        how = self._session.input_comm, input_pipelines.is_own_shard(dataset), input_pipelines.are_cut_by_steps()
         return tf_internals.kept_shares(dataset, how, lambda: self._shares(dataset))
 
     def _shares(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -196,6 +196,8 @@ class _Extended(tf_internals.OneDeviceExtended):
         self._session.ledger.say(input="sliced" if by_records is None else "records")
         if by_records is not None:
             return tf_internals.shared_out(by_records)
+        if input_pipelines.are_cut_by_steps():
+            return tf_internals.shared_out(input_pipelines.numbered_batches(dataset))
         return tf_internals.shared_out(input_pipelines.global_batches(dataset, self._session.input_comm))
 
     def _distribute_datasets_from_function(

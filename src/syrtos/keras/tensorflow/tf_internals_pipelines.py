@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -51,6 +52,14 @@ _KEEP_RECORDS = frozenset(
         "_ZipDataset",
     }
 )
+# Operations that take microseconds for a small tensor.
+_QUICK = frozenset([
+    "Abs", "Add", "AddV2", "Cast", "ConcatV2", "Const", "Div", "ExpandDims", "Fill", "Identity", "Maximum", "Minimum", "Mul",
+    "Neg", "NoOp", "OneHot", "Pack", "Placeholder", "RealDiv", "Reshape", "Shape", "Sqrt", "Square", "Squeeze", "StridedSlice",
+    "Sub", "Transpose", "Unpack",
+])  # fmt: skip
+# Seconds for a call of a map's function, and for one quick operation of up to so many bytes, roughly.
+_CALL, _OPERATION, _SMALL = 10e-6, 3e-6, 16 << 10
 _KNOWN = "_syrtos_operations"
 
 
@@ -64,6 +73,7 @@ class MappedBatches(NamedTuple):
         drop_remainder: whether a last, smaller batch is left out.
         repeat: how often the batches come; -1 without end.
         prefetch: m; None without.
+        seconds: what mapping the records of a batch takes, roughly; infinite where it is not known to be quick.
     """
 
     raw: tf.data.Dataset
@@ -72,6 +82,7 @@ class MappedBatches(NamedTuple):
     drop_remainder: bool
     repeat: int
     prefetch: int | None
+    seconds: float
 
 
 def mapped_batches(dataset: Any) -> MappedBatches | None:
@@ -89,27 +100,44 @@ def mapped_batches(dataset: Any) -> MappedBatches | None:
         return None
     batches = dataset.element_spec
     size, drop, dataset, maps = int(dataset._batch_size), bool(dataset._drop_remainder), dataset._input_dataset, []
+    seconds = 0.0
     while type(dataset).__name__ in ("_MapDataset", "_ParallelMapDataset"):
         if _is_stateful(dataset):
             break  # e.g. random augmentation: each worker must draw the same numbers
         maps.insert(0, functools.partial(_call_map, dataset._map_func))
+        seconds += size * _seconds_of_map(dataset)
         dataset = dataset._input_dataset
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(batches)):
         return None
     specs = tf.nest.flatten(dataset.element_spec)
     if not maps or not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
         return None
-    return MappedBatches(dataset, maps, size, drop, repeat, prefetch)
+    return MappedBatches(dataset, maps, size, drop, repeat, prefetch, seconds)
+
+
+def _seconds_of_map(mapped: Any) -> float:
+    """Returns roughly how long mapping one record takes; infinity where an operation is not known to be quick."""
+    operations = mapped._map_func.function.graph.get_operations()
+    shapes = [output.shape for operation in operations for output in operation.outputs]
+    sizes = [output.dtype.size for operation in operations for output in operation.outputs]
+    small = all(
+        shape.is_fully_defined() and shape.num_elements() * size <= _SMALL
+        for shape, size in zip(shapes, sizes, strict=True)
+    )
+    if not small or not all(operation.type in _QUICK for operation in operations):
+        return math.inf
+    return _CALL + _OPERATION * len(operations)
 
 
 def has_maps_to_parallelize(dataset: Any) -> bool:
     """Returns whether a pipeline has a `map` that TensorFlow's `map_parallelization` makes parallel, or one with state.
 
     The former has no `num_parallel_calls` and no side effects. A map of one element, as Keras maps the number of an
-    epoch to an order of samples, does not count: there is nothing to make parallel.
+    epoch to an order of samples, does not count: there is nothing to make parallel. One that takes microseconds does
+    not count either.
     """
     one_by_one = type(dataset).__name__ == "_MapDataset" and not _is_stateful(dataset)
-    if one_by_one and int(dataset._input_dataset.cardinality()) != 1:
+    if one_by_one and int(dataset._input_dataset.cardinality()) != 1 and _seconds_of_map(dataset) == math.inf:
         return True
     if type(dataset).__name__ == "_MapDataset" and _operations(dataset) & _STATE:
         return True  # how far it is called ahead changes what the next iterator gets
