@@ -19,7 +19,7 @@ JOBS ?= 2
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
-.PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples clean
+.PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples dist clean
 
 # One worker first: the summary of two then says how fast they are against one.
 demo: export KERAS_BACKEND = $(BACKEND)
@@ -67,6 +67,10 @@ check: $(READY)
 docs: .venv/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
+# The wheel and the sdist, in dist/. A file that the wheel lacks, or a tag of the commit that is not its version, is an error.
+dist: .venv/dist-ready
+	$(BIN)/python .ci/dist.py
+
 parity: $(READY)
 	$(BIN)/python tests/parity/table.py --write docs/parity.md
 
@@ -113,12 +117,17 @@ bench: $(READY) .venv/bench-ready
 
 .venv/ready-%: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing $(BACKENDS), what the tests need and the tools into .venv: some minutes."
-	@$(PIP) -e '.[$(subst $(space),$(comma),$(strip $(BACKENDS))),$(if $(filter tensorflow,$(BACKENDS)),legacy$(comma))examples,remote,parquet,jobs,kubernetes,ray,postgres,dev]'
-	@touch $@ $(BACKENDS:%=.venv/demo-%)
+	@$(PIP) -e '.[$(subst $(space),$(comma),$(strip $(BACKENDS))),$(if $(filter tensorflow,$(BACKENDS)),legacy$(comma))examples,remote,parquet,jobs,kubernetes,ray,postgres,dist,dev]'
+	@touch $@ $(BACKENDS:%=.venv/demo-%) .venv/dist-ready
 
 .venv/docs-ready: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing syrtos and what makes the documentation into .venv."
 	@$(PIP) -e '.[docs]'
+	@touch $@
+
+.venv/dist-ready: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing what builds and checks packages into .venv."
+	@$(PIP) -e '.[dist]'
 	@touch $@
 
 # The peers of the benchmark. torch is pinned to a version that comes without CUDA where there is none.
@@ -132,4 +141,4 @@ bench: $(READY) .venv/bench-ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-sagemaker .venv-upstream .venv-versions build runs
+	rm -rf .venv .venv-sagemaker .venv-upstream .venv-versions build dist runs

@@ -19,7 +19,7 @@ from syrtos.launch import worker
 def main() -> None:
     """Runs a script as one worker of a world, or the command line."""
     if len(sys.argv) < 2 or not (sys.argv[1].endswith(".py") or sys.argv[1] == "-m"):
-        sys.exit(command())
+        sys.exit(command(sys.argv[1:]))  # programs run this with all that they want: no file of the folder adds to it
     try:
         if placed.cluster_to_form(settings.environment()) is not None:
             sys.exit(command(["run", "--on", placing.PLACED, *sys.argv[1:]]))

@@ -57,6 +57,10 @@ def test_the_command_line_loads_no_framework() -> None:
     assert loaded_after("import syrtos.cli").isdisjoint({"tensorflow", "keras", "tf_keras", "mpi4py"})
 
 
+def test_no_command_but_one_loads_what_makes_completions() -> None:
+    assert "shtab" not in loaded_after("import syrtos.cli; syrtos.cli.parser()")
+
+
 def test_all_is_sorted() -> None:
     assert syrtos.__all__ == sorted(set(syrtos.__all__))
 

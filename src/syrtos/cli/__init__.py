@@ -14,9 +14,10 @@ from syrtos.errors import SyrtosError
 
 # The commands in groups, and the file of each: only that of the one that is asked for is imported, which takes half of the time.
 _GROUPS = {
-    "train": {"run": "run", "resume": "resume", "resize": "resize", "status": "jobs", "logs": "jobs", "stop": "jobs"},
+    "train": {"init": "init", "run": "run", "resume": "resume", "resize": "resize", "status": "jobs", "logs": "jobs", "stop": "jobs"},
     "look before and after": {
         "doctor": "doctor", "verify": "verify", "report": "report", "tune": "tune", "forecast": "forecast", "track": "track", "data": "data", "env": "env",
+        "completion": "completion",
     },
     "jobs in the manner of SageMaker": {"submit": "submit", "serve": "serve", "jobs": "jobs", "describe": "jobs", "aws-env": "aws_env"},
     "commands of other launchers": {"horovodrun": "horovodrun", "smddprun": "horovodrun"},
@@ -60,7 +61,11 @@ def _print_help() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
+    """Runs the command line and returns its exit code.
+
+    Args:
+        arguments: its words; None: those of the process, which the file syrtos.toml of the folder may add to.
+    """
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help"):
         _print_help()
@@ -70,8 +75,14 @@ def main(arguments: list[str] | None = None) -> int:
     if words[0] in _WITH_SCRIPTS:
         _commands_of(made).choices[words[0]].refuse_unknown_options(words[1:])
     chosen = made.parse_args(words)
-    chosen.words = words[1:]
     try:
+        if arguments is None and words[0] == "run":
+            from syrtos.cli.defaults import added_words  # only here: the other commands do without engines
+
+            if added := added_words(_commands_of(made).choices["run"], words[1:]):
+                words = ["run", *added, *words[1:]]
+                chosen = made.parse_args(words)
+        chosen.words = words[1:]
         return chosen.main(chosen)
     except ModuleNotFoundError as error:
         if error.name not in _OF_JOBS:

@@ -63,11 +63,17 @@ class Help(argparse.Action):
         parser.exit()
 
 
-def meant(word: str, known: Iterable[str]) -> str:
-    """Returns the end of a sentence that names what was probably meant; empty where nothing is like it."""
+def closest(word: str, known: Iterable[str]) -> str:
+    """Returns what was probably meant; empty where nothing is like it."""
     known = list(known)
     close = [_ELSEWHERE[word]] if _ELSEWHERE.get(word) in known else difflib.get_close_matches(word, known, 1)
-    return f"; did you mean `{close[0]}`?" if close else ""
+    return close[0] if close else ""
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Returns the end of a sentence that names what was probably meant; empty where nothing is like it."""
+    close = closest(word, known)
+    return f"; did you mean `{close}`?" if close else ""
 
 
 def refuse_unknown_command(words: Sequence[str], known: Collection[str]) -> None:
