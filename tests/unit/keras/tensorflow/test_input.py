@@ -14,7 +14,7 @@ from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import DataError
 from syrtos.keras.tensorflow import ops, tf_internals
-from syrtos.keras.tensorflow.input import global_batches, worker_batches
+from syrtos.keras.tensorflow.input import cut, global_batches, numbered_batches, spec_of_share, worker_batches
 
 Answer = Callable[[float], list[float]]
 
@@ -182,6 +182,50 @@ def test_batches_are_compared_now_and_then() -> None:
     comm = OneOf(0, 2)
     list(global_batches(tf.data.Dataset.range(130).batch(1), comm))
     assert len(comm.calls) == 3
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "arrays": lambda: tf.data.Dataset.from_tensor_slices((np.arange(22).reshape(11, 2), np.arange(11.0))).batch(4),
+    "static": lambda: tf.data.Dataset.from_tensor_slices(np.arange(8)).batch(4, drop_remainder=True),
+    "strings": lambda: tf.data.Dataset.from_tensor_slices((["a", "b", "c"], [True, False, True])).batch(2),
+    "ragged": lambda: tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3], [], [4, 5, 6]])),
+    "sparse": lambda: tf.data.Dataset.from_tensor_slices(tf.sparse.from_dense(np.diag(np.arange(1.0, 6.0)))).batch(5),
+    "scalar": lambda: tf.data.Dataset.from_tensors((tf.range(4), tf.constant(0.5))),
+    "left_out": lambda: tf.data.Dataset.range(4).batch(4).map(lambda x: ({"a": x, "b": None}, x)),
+    "one_row": lambda: tf.data.Dataset.range(1).batch(1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_a_step_cuts_the_share_that_a_pipeline_gives(form: str, in_graph: bool) -> None:
+    dataset = FORMS[form]()
+    for size in (2, 3):
+        for rank in range(size):
+            comm = OneOf(rank, size)
+            numbered = numbered_batches(dataset)
+            cut_it = (tf.function if in_graph else lambda call: call)(lambda batch, comm=comm: cut(batch, comm))
+            given = list(tf_internals.counted_pipeline(global_batches(dataset, OneOf(rank, size))))
+            for mine, theirs in zip(map(cut_it, numbered), given, strict=True):
+                assert int(mine.samples) == int(theirs.samples)
+                for one, other in zip(*(tf.nest.flatten(each.data, True) for each in (mine, theirs)), strict=True):
+                    np.testing.assert_array_equal(one, other)
+
+
+def test_the_spec_of_a_share_is_static_only_where_shares_are_equal() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((np.zeros((8, 2)), np.arange(8))).batch(4, drop_remainder=True)
+    specs = [spec_of_share(numbered_batches(dataset).element_spec, OneOf(0, size)) for size in (2, 3)]
+    assert [[leaf.shape.as_list() for leaf in spec] for spec in specs] == [[[2, 2], [2]], [[None, 2], [None]]]
+
+
+@pytest.mark.parametrize(("calls", "compared"), [(None, True), (4, False)], ids=["alike", "left to threads"])
+def test_steps_compare_what_workers_read_now_and_then(calls: int | None, compared: bool) -> None:
+    seen: list[float] = []
+    comm = OneOf(0, 2, lambda mine: [seen.append(mine) or mine] * 2)
+    data = tf.data.Dataset.range(130).map(lambda n: tf.numpy_function(lambda n: n, [n], tf.int64), calls).batch(1)
+    for batch in numbered_batches(data):
+        cut(batch, comm)
+    assert (len(seen), len(set(seen))) == (3, 3 if compared else 1)  # numbers of rows are the same in all batches
 
 
 def test_a_worker_goes_on_without_rows_until_all_have_run_out() -> None:
