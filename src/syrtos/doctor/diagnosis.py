@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from syrtos.doctor.finding import Finding
 from syrtos.doctor.program import Program
-from syrtos.doctor.rules import data, files, horovod, loops, names, rates, whole_batches
+from syrtos.doctor.rules import data, files, horovod, loops, names, needs, rates, undefined, whole_batches
 
 RULES: Sequence[Callable[[Program], Iterator[Finding]]] = (
     files.files, data.own_randomness, data.seeded_by_rank, data.same_batches, data.uneven_batches, rates.rates,
@@ -15,7 +15,7 @@ RULES: Sequence[Callable[[Program], Iterator[Finding]]] = (
     loops.servers, loops.processes,
     loops.inputs, names.dead_names, names.old_words, names.unsupported_values, names.sessions, names.refused_estimators,
     names.renamed_metrics, whole_batches.stateful_layers, whole_batches.mixing_losses,
-    whole_batches.assigned_states,
+    whole_batches.assigned_states, needs.missing_imports, needs.hidden_needs, needs.absent_backend, undefined.undefined_names,
 )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def backend(env: Mapping[str, str], installed: Mapping[str, str]) -> Check:
         env: the environment.
         installed: the version of each backend, ``"-"`` for those that are not installed.
     """
-    name, by = _chosen_backend(env)
+    name, by = chosen_backend(env)
     there = [each for each in BACKENDS if installed[each] != "-"]
     if name not in BACKENDS:
         return wrong(
@@ -87,7 +87,7 @@ def backend(env: Mapping[str, str], installed: Mapping[str, str]) -> Check:
     return ok("backend", f"{name} {installed[name]}, chosen by {by}")
 
 
-def _chosen_backend(env: Mapping[str, str]) -> tuple[str, str]:
+def chosen_backend(env: Mapping[str, str]) -> tuple[str, str]:
     """Returns the backend that Keras will choose, and the name of the setting that chooses it."""
     if env.get("KERAS_BACKEND"):
         return env["KERAS_BACKEND"], "KERAS_BACKEND"

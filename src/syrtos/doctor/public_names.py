@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
+
+from syrtos.doctor import installed_words
+from syrtos.doctor.packages import folder
+from syrtos.launch.spelling import closest_name
 
 # Modules that TensorFlow makes at run time, and where their files are.
 _ELSEWHERE = {
@@ -43,9 +46,11 @@ def missing_part(path: str) -> str | None:
     Returns None if all of the path is public, or if that can't be known.
 
     Args:
-        path: a dotted path of TensorFlow or Keras, such as ``tensorflow.keras.optimizers.Adam``.
+        path: a dotted path of TensorFlow, Keras, NumPy, JAX or torch, such as ``tensorflow.keras.optimizers.Adam``.
     """
     root, *parts = path.split(".")
+    if root in installed_words.ROOTS:
+        return installed_words.missing_part(path)
     if root not in ("tensorflow", "keras") or f"{path}.".startswith(_PRIVATE) or folder(root) is None:
         return None
     module = root
@@ -76,6 +81,8 @@ def is_of_tensorflow_1(path: str) -> bool:
 
 def near(path: str) -> list[str]:
     """Returns public names with the same last word in Keras's main modules, to one of which the name may have moved."""
+    if path.split(".")[0] in installed_words.ROOTS:
+        return []
     word = path.rpartition(".")[2]
     rooms = (
         "layers",
@@ -98,11 +105,12 @@ def near(path: str) -> list[str]:
     return [f"keras.{room}.{word}" for room in rooms if word in (_names(f"keras.{room}") or {})]
 
 
-@functools.cache
-def folder(package: str) -> Path | None:
-    """Returns the folder of an installed package without importing it; None if it is not installed."""
-    found = importlib.util.find_spec(package) if package.isidentifier() else None
-    return Path(found.origin).parent if found and found.origin else None
+def suggestion(path: str) -> str | None:
+    """Returns the name of the same module that is most like the last word of a path; None without one."""
+    module, _, word = path.rpartition(".")
+    if path.split(".")[0] in installed_words.ROOTS:
+        return installed_words.suggestion(path)
+    return closest_name(word, _names(module) or {})
 
 
 @functools.cache

@@ -8,9 +8,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
+
+from syrtos.launch import suggestions
+from syrtos.launch.other_backends import propose_backend
 
 Frames = list[traceback.FrameSummary]
 
@@ -43,7 +47,10 @@ def short(error: BaseException) -> str:
 
 
 def advice(error: BaseException, size: int) -> str:
-    """Returns advice on an error that occurs only where several workers run one script; empty for others."""
+    """Returns advice on an error of several workers that run one script, or of an absent backend; empty for others."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow" and _is_keras_import(error):
+        proposal = propose_backend("syrtos run ...")
+        return f"Keras's backend is TensorFlow, which is not installed. {proposal}." if proposal else ""
     if size < 2:
         return ""
     if type(error).__module__.startswith("torch.distributed") or "EADDRINUSE" in str(error):
@@ -67,12 +74,20 @@ def advice(error: BaseException, size: int) -> str:
     return ""
 
 
+def _is_keras_import(error: BaseException) -> bool:
+    """Returns whether Keras itself imported what is missing, not the script."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any(f"{os.sep}keras{os.sep}src{os.sep}" in file for file in files)
+
+
 def _format(error: BaseException, kept: Callable[[Frames], Frames]) -> traceback.TracebackException:
     """Returns an exception ready to be printed, with the frames that ``kept`` selects.
 
     Each exception of the chain keeps all of its frames if none would be left.
     """
     found = traceback.TracebackException.from_exception(error)
+    if sys.version_info < (3, 12):
+        suggestions.add_suggestions(found, error)
     for part in _chain(found):
         everything = (
             [] if part.exc_type is SyntaxError else list(part.stack)

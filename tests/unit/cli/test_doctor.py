@@ -13,7 +13,7 @@ import pytest
 from syrtos.cli import main
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-FIT = "import keras\nmodel = keras.Sequential()\nmodel.fit(x, y, batch_size=6)\n"
+FIT = "import keras\nx = y = keras.ops.ones(6); model = keras.Sequential()\nmodel.fit(x, y, batch_size=6)\n"
 FILE = FIT + "open('a', 'w')\n"
 HOROVOD = """import keras
 import horovod.keras as hvd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from syrtos.doctor import diagnosis, program, public_names
 from syrtos.doctor.finding import Finding, Severity
-from syrtos.doctor.rules import names
+from syrtos.doctor.rules import names, needs
 
 KERAS = "import keras\nimport numpy as np\nimport tensorflow as tf\nmodel = keras.Sequential([keras.layers.Dense(1)])\n"
 PLAIN = KERAS + "model.compile('sgd', 'mse')\nmodel.fit(x, y, batch_size=32)\n"
@@ -71,6 +72,11 @@ CASES = {
         PLAIN + SYRTOS + "data.shuffle(9, seed=syrtos.rank())\n",
         PLAIN + SYRTOS + "data.shuffle(9, seed=1)\n",
     ),
+    "seeded by rank in a loop of its own": (
+        "unseeded-shuffle",
+        PLAIN + SYRTOS + "data.shuffle(9, seed=syrtos.rank())\n",
+        LOOP + SYRTOS + "data.shuffle(9, seed=syrtos.rank())\n" + TAPE,
+    ),
     "same batches": (
         "same-batches",
         HOROVOD + "data = data.shuffle(9, seed=1)\n",
@@ -81,7 +87,7 @@ CASES = {
         HOROVOD + "keras.utils.set_random_seed(1)\n",
         HOROVOD + "keras.utils.set_random_seed(1 + hvd.rank())\n",
     ),
-    "uneven": ("batch-not-divisible", PLAIN + "model.fit(x, y, batch_size=3)\n", PLAIN + "model.fit(x, y, batch_size=33)\n"),
+    "uneven": ("batch-not-divisible", PLAIN + "model.fit(x, y, batch_size=3)\n", PLAIN + "model.fit(x, y, batch_size=34)\n"),
     "uneven data set": (
         "batch-not-divisible",
         PLAIN + "data = data.batch(1)\n",
@@ -184,6 +190,33 @@ CASES = {
     ),
     "input": ("slow-input", PLAIN + "tf.data.Dataset.from_generator(f, s)\n", PLAIN + "tf.data.Dataset.from_tensor_slices(x)\n"),
     "gone": ("dead-api", "import keras\nfrom keras.layers.core import Dense\n", "import keras\nfrom keras.layers import Dense\n"),
+    "misspelt": ("dead-api", "import keras\nkeras.layers.Densse(1)\n", "import keras\nkeras.layers.Dense(1)\n"),
+    "misspelt of NumPy": ("dead-api", KERAS + "np.random.randnn(1)\n", KERAS + "np.random.randn(1)\nnp.ndarray.copyy\nnp.frobnicate\n"),
+    "gone from NumPy": ("dead-api", KERAS + "np.float(1)\n", KERAS + "np.float64(1)\n"),
+    "package": (
+        "missing-package",
+        "import keras, os\nfrom no_such_package.parts import name\n",
+        "import keras, os\ntry:\n    import no_such_package\nexcept ImportError:\n    no_such_package = None\n"
+        "from contextlib import suppress\nwith suppress(ImportError):\n    import no_such_package\n",
+    ),
+    "package for types": (
+        "missing-package",
+        "import no_such_package\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import no_such_package\n",
+    ),
+    "package in a place of its own": ("missing-package", "import no_such_package\n", "import sys\nsys.path.append('..')\nimport no_such_package\n"),
+    "package that a dialect serves": ("missing-package", "import no_such_package\n", "import horovod.keras as hvd\n"),
+    "misspelt variable": ("undefined-name", "count = 1\nprint(coutn)\n", "count = 1\nprint(count)\n"),
+    "variable of a function": ("undefined-name", "def f():\n    y = 1\nprint(y)\n", "def f():\n    global y\n    y = 1\nf()\nprint(y)\n"),
+    "variable of an earlier round": (
+        "undefined-name",
+        "print(last)\n",
+        "for i in range(3):\n    if i:\n        print(last)\n    last = i\n",
+    ),
+    "variable made by others": ("undefined-name", "print(made)\n", "globals()['made'] = 1\nprint(made)\n"),
+    "variable that a star may bring": ("undefined-name", "print(made)\n", "from helper import *\nprint(made)\n"),
+    "variable of another Python": ("undefined-name", "xrange(3)\n", "import sys\nif sys.version_info < (3,):\n    xrange(3)\n"),
+    "type in quotes": ("undefined-name", "def f(): return g()\n", "def f(x: 'Gone') -> 'Gone':\n    y: Gone = x\n    return y\n"),
     "tried": (
         "dead-api",
         "import keras\nfrom keras.utils import multi_gpu\n",
@@ -289,12 +322,15 @@ def test_options_of_the_run_change_what_is_found(tmp_path: Path) -> None:
     assert not found(tmp_path, rated, "lr-not-scaled")
     assert found(tmp_path, rated, "lr-not-scaled", batch="per-worker")
     assert not found(tmp_path, rated, "lr-not-scaled", batch="per-worker", scaled=True)
-    odd = PLAIN + "model.fit(x, y, batch_size=6)\n"
+    odd = KERAS + "model.fit(x, y, batch_size=6)\n"
     assert not found(tmp_path, odd, "batch-not-divisible", workers=3)
     (finding,) = found(tmp_path, odd, "batch-not-divisible", workers=4)
     assert "2" in finding.says
     assert "8" in finding.fix
     assert finding.severity is Severity.SLOW
+    (finding,) = found(tmp_path, odd.replace("=6", "=64"), "batch-not-divisible", workers=3)
+    assert finding.severity is Severity.NOTE
+    assert "22" in finding.says
     assert not found(tmp_path, odd, "batch-not-divisible", workers=4, batch="per-worker")
 
 
@@ -320,6 +356,85 @@ def test_names_that_have_a_replacement_are_gone() -> None:
     table = tomllib.loads(resources.files("syrtos.doctor").joinpath("replaced.toml").read_text())["names"]
     assert [path for path in table if public_names.missing_part(path) is None] == ["keras.backend"]
     assert names.instead("tensorflow.keras.utils.np_utils.to_categorical") == "`keras.utils`"
+
+
+def test_a_misspelt_name_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    text = (
+        "import tensorflow as tf\nimport numpy as np\nimport nunpy\ntf.keras.optimizers.Adamm\nnp.zeors\nnp.linalg.nrom\n"
+        "learning_rate = 1\nlearning_rat\ntf.reduce_sun\npd.DataFrame\n"
+    )
+    fixes = [
+        finding.fix
+        for rule in ("dead-api", "undefined-name", "missing-package")
+        for finding in found(tmp_path, text, rule)
+    ]
+    meant = (
+        "tf.keras.optimizers.Adam",
+        "numpy.zeros",
+        "numpy.linalg.norm",
+        "tf.reduce_sum",
+        "learning_rate",
+        "import pandas as pd",
+        "numpy",
+    )
+    assert [fix.split("`")[1] for fix in fixes] == list(meant)
+
+
+def test_a_missing_package_is_told_by_the_name_that_pip_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "is_installed", lambda name: name in ("keras", "tensorflow"))
+    text = "import keras\nimport cv2\nimport urllib2\ndef unused():\n    import yaml\nif a:\n    import PIL\nimport helper\n"
+    (tmp_path / "helper.py").write_text("import sklearn.svm\n")
+    findings = found(tmp_path, text, "missing-package")
+    assert [(f.path.name, f.line, f.severity, f.fix) for f in findings] == [
+        ("helper.py", 1, Severity.BREAKS, "`pip install scikit-learn`"),
+        ("train.py", 2, Severity.BREAKS, "`pip install opencv-python`"),
+        ("train.py", 3, Severity.BREAKS, "import `urllib.request`"),
+        ("train.py", 5, Severity.NOTE, "`pip install PyYAML`"),
+        ("train.py", 7, Severity.NOTE, "`pip install pillow`"),
+    ]
+
+
+def test_packages_that_functions_need_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "import keras\nkeras.callbacks.TensorBoard()\nkeras.utils.plot_model(model)\nkeras.utils.load_img('a')\n"
+        "model.save_weights('a.weights.h5')\nkeras.utils.image_dataset_from_directory('a', format='grain')\n"
+    )
+    monkeypatch.setattr(needs, "is_installed", lambda name: name in ("keras", "tensorflow"))
+    told = [(f.line, f.fix) for f in found(tmp_path, text, "missing-package")]
+    packages = ("tensorboard", "pydot", "pillow", "h5py")
+    assert told == [(line, f"`pip install {name}`") for line, name in enumerate(packages, 2)]
+    monkeypatch.setattr(needs, "is_installed", lambda name: True)
+    assert not found(tmp_path, text, "missing-package")
+
+
+def test_a_backend_that_is_there_is_proposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import keras\n"
+    monkeypatch.setattr(needs, "is_installed", lambda name: name != "tensorflow")
+    monkeypatch.setattr(needs, "propose_backend", lambda command: f"JAX: {command}")
+    for name, expected in (("", 1), ("tensorflow", 1), ("jax", 0)):
+        monkeypatch.setattr(
+            needs.settings, "environment", lambda name=name: {"KERAS_BACKEND": name, "KERAS_HOME": str(tmp_path)}
+        )
+        assert len(found(tmp_path, text, "absent-backend")) == expected
+    monkeypatch.setattr(needs.settings, "environment", lambda: {"KERAS_HOME": str(tmp_path)})
+    (finding,) = found(tmp_path, text, "absent-backend", workers=3)
+    assert finding.fix == "JAX: syrtos run -n 3 train.py"
+    assert not found(tmp_path, "import os\nos.environ['KERAS_BACKEND'] = 'jax'\n" + text, "absent-backend")
+    monkeypatch.setattr(needs, "is_installed", lambda name: True)
+    assert not found(tmp_path, text, "absent-backend")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "numpy", "numpy.random", "numpy.linalg", "numpy.fft", "jax", "jax.numpy", "jax.nn", "jax.lax", "jax.random", "torch.nn", "torch.nn.functional",
+        "torch.optim", "torch.cuda", "torch.linalg", "torch.utils.data", "torch.nn.init",
+    ],
+)  # fmt: skip
+def test_no_name_that_a_module_has_is_taken_for_a_misspelt_one(module: str) -> None:
+    pytest.importorskip(module.partition(".")[0])
+    there = [name for name in dir(importlib.import_module(module)) if not name.startswith("_")]
+    assert [name for name in there if public_names.missing_part(f"{module}.{name}")] == []
 
 
 def test_public_names_are_those_of_the_installed_packages() -> None:

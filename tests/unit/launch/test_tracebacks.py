@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import shutil
 import subprocess
@@ -131,3 +132,68 @@ def test_a_mesh_of_one_workers_devices_is_explained() -> None:
     error = ValueError("Number of devices 2 must equal the product of mesh_shape (1,)")
     assert "(len(jax.devices()),)" in tracebacks.advice(error, 2)
     assert tracebacks.advice(error, 1) == ""
+
+
+class Layers:
+    Dense = 1
+
+
+def misspell_an_attribute() -> None:
+    Layers().Densse  # type: ignore[attr-defined]  # noqa: B018
+
+
+def misspell_an_import() -> None:
+    from json import dumpss  # type: ignore[attr-defined]  # noqa: F401
+
+
+def misspell_a_variable() -> None:
+    layer_count = 1
+    print(layer_cuont)  # type: ignore[name-defined]  # noqa: F821
+    print(layer_count)
+
+
+def misspell_in_a_handler() -> None:
+    try:
+        misspell_an_attribute()
+    except AttributeError as error:
+        raise ValueError("no layer") from error
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (misspell_an_attribute, "Dense"),
+        (misspell_an_import, "dumps"),
+        (misspell_a_variable, "layer_count"),
+        (misspell_in_a_handler, "Dense"),
+    ],
+)
+def test_a_misspelt_name_is_shown_with_the_one_that_was_meant(call: Callable[[], None], meant: str) -> None:
+    error = caught(call)
+    for text in (tracebacks.short(error), tracebacks.whole(error)):
+        (line,) = [line for line in text.splitlines() if "Did you mean" in line]
+        assert line.endswith(f". Did you mean: '{meant}'?")
+
+
+def test_no_name_is_suggested_where_none_is_like_it_or_the_object_fails() -> None:
+    class Fails:
+        def __dir__(self) -> list[str]:
+            raise RuntimeError
+
+    for thing in (Layers(), Fails()):
+        error = caught(lambda thing=thing: operator.attrgetter("frobnicate")(thing))
+        assert tracebacks.short(error).splitlines()[-1] == f"AttributeError: {error}"
+
+
+def test_an_absent_tensorflow_is_explained_where_keras_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        tracebacks, "propose_backend", lambda command: f"JAX is installed: `KERAS_BACKEND=jax {command}`"
+    )
+    file = tmp_path / "keras" / "src" / "tree.py"
+    code = compile("raise ModuleNotFoundError('no', name='tensorflow')", file, "exec")
+    advice = tracebacks.advice(caught(lambda: exec(code)), 1)
+    assert advice.endswith("JAX is installed: `KERAS_BACKEND=jax syrtos run ...`.")
+    of_script = compile("raise ModuleNotFoundError('no', name='tensorflow')", tmp_path / "train.py", "exec")
+    assert tracebacks.advice(caught(lambda: exec(of_script)), 1) == ""

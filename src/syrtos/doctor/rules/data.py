@@ -42,7 +42,8 @@ _NO_DATA = frozenset(
         "evaluate",
     }
 )
-_IDLE = 1.1  # of the time of a step: what uneven shares may cost without a word
+_IDLE = 1.1  # of the time of a step: what uneven shares may cost before they count as slow
+_SPLITTING = ("fit", "fit_generator", "train_on_batch", "experimental_distribute_dataset")
 _BATCHES = {"fit": ("batch_size", 2), "batch": ("batch_size", 0)}
 
 
@@ -85,8 +86,8 @@ def _from_clock(script: Script, node: ast.AST) -> bool:
 
 def seeded_by_rank(program: Program) -> Iterator[Finding]:
     """Finds seeds that differ by rank in plain scripts, whose batches `fit` splits."""
-    # elsewhere all workers must read the same batches, of which each takes its rows
-    if program.dialect or program.batch == "per-worker":
+    # there all workers must read the same batches, of which each takes its rows; a loop may give each its own
+    if program.dialect or program.batch == "per-worker" or not program.uses(*_SPLITTING):
         return
     for script, call in program.calls():
         shuffles = method(call) == "shuffle" and isinstance(call.func, ast.Attribute)
@@ -159,7 +160,7 @@ def divides(program: Program) -> bool:
 
 
 def uneven_batches(program: Program) -> Iterator[Finding]:
-    """Finds batches of which one worker computes noticeably more samples than the others, or some workers none."""
+    """Finds batches of which one worker computes more samples than the others, or some workers none."""
     if program.dialect or program.batch == "per-worker" or program.workers < 2:
         return
     for script, call in program.calls():
@@ -167,12 +168,7 @@ def uneven_batches(program: Program) -> Iterator[Finding]:
         size = (
             script.constant(argument(call, name, position)) if name and isinstance(call.func, ast.Attribute) else None
         )
-        if (
-            not isinstance(size, int)
-            or isinstance(size, bool)
-            or size < 1
-            or math.ceil(size / program.workers) * program.workers / size <= _IDLE
-        ):
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1 or size % program.workers == 0:
             continue
         if method(call) == "batch" and not _feeds_fit(program):
             continue
@@ -187,7 +183,7 @@ def uneven_batches(program: Program) -> Iterator[Finding]:
             script,
             call,
             "batch-not-divisible",
-            Severity.SLOW,
+            Severity.SLOW if share * program.workers / size > _IDLE else Severity.NOTE,
             f"a batch of {size} is split over {program.workers} workers: {idle}. Results stay exact",
             fix,
         )

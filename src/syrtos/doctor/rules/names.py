@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import resources
 
-from syrtos.doctor import public_names
+from syrtos.doctor import installed_words, public_names
 from syrtos.doctor.finding import Finding, Severity, at
 from syrtos.doctor.program import Program, of_optimizer
 from syrtos.doctor.script import Script, argument, canonical, method
@@ -102,7 +102,7 @@ def dead_names(program: Program) -> Iterator[Finding]:
                 or gone in seen
                 or meaning.startswith(_SERVED)
                 or (legacy and meaning.startswith("keras"))
-                or _is_tried(script, node)
+                or is_tried(script, node)
             ):
                 continue
             if spells and (meaning.startswith(_SPELLED) or _is_function(meaning)):
@@ -134,15 +134,22 @@ def _dead(script: Script, node: ast.AST, path: str, gone: str) -> Finding:
     shown = gone.replace("tensorflow.", "tf.", 1)
     known = instead(path)
     moved = public_names.near(path)
+    like = public_names.suggestion(canonical(gone))
     fix = (
         f"write {known}"
         if known and not known.startswith(("leave", "syrtos", "tf.contrib", "train", "a ", "the ", "pass"))
         else known
     )
-    fix = fix or (
-        f"write `{moved[0]}`"
-        if moved
-        else f"`{path.replace('tensorflow.', 'tf.', 1)}` has no counterpart of the same name: look for it in the documentation of Keras 3"
+    fix = (
+        fix
+        or installed_words.expired_names().get(gone)
+        or (
+            f"write `{moved[0]}`"
+            if moved
+            else f"it looks like a misspelling of `{shown.rpartition('.')[0]}.{like}`"
+            if like
+            else f"`{path.replace('tensorflow.', 'tf.', 1)}` has no counterpart of the same name: look for it in the documentation of Keras 3"
+        )
     )
     if public_names.is_of_tensorflow_1(gone):
         more = (
@@ -174,7 +181,7 @@ def _is_function(path: str) -> bool:
     return path.startswith(("keras.losses.", "keras.metrics.")) and path.rpartition(".")[2].islower()
 
 
-def _is_tried(script: Script, node: ast.AST) -> bool:
+def is_tried(script: Script, node: ast.AST) -> bool:
     """Returns whether the script expects that a name may be missing.
 
     The name is in a `try`, or under a condition about the version.
@@ -207,7 +214,7 @@ def old_words(program: Program) -> Iterator[Finding]:
                 and node.attr in attributes
                 and node.attr not in script.functions
                 and not (spells and node.attr in _SPELLINGS)
-                and not _is_tried(script, node)
+                and not is_tried(script, node)
             ) and not (script.written_path(node) or "").startswith("tensorflow.compat.v1"):
                 yield at(script, node, _RULE, Severity.BREAKS, f"`{node.attr}` is gone", f"use {attributes[node.attr]}")
         for call in script.calls:

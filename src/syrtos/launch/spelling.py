@@ -1,0 +1,18 @@
+"""The name that a misspelt one most resembles."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_ALIKE = 0.75  # `difflib`'s ratio: one letter that is wrong, missing or too many in a word of five
+
+
+def closest_name(word: str, names: Iterable[str]) -> str | None:
+    """Returns the name that is most like a word, whatever its case; None if none is like it.
+
+    Names with an underscore before them are left out.
+    """
+    public = {name.lower(): name for name in sorted(names) if not name.startswith("_") and name != word}
+    found = difflib.get_close_matches(word.lower(), public, 1, _ALIKE)
+    return public[found[0]] if found else None
