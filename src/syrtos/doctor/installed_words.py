@@ -17,6 +17,7 @@ from syrtos.doctor.packages import folder
 from syrtos.launch.spelling import closest_name
 
 ROOTS = ("numpy", "jax", "torch")
+_LONG = 4  # letters: shorter words are like too many others
 _WORD = re.compile(r"[^\W\d]\w*")
 _STAR = re.compile(r"^\s*from\s+(\.*)([\w.]*)\s+import\s+\*", re.MULTILINE)
 # Lines on which a module's text defines or imports names.
@@ -34,7 +35,7 @@ def missing_part(path: str) -> str | None:
         missing = f"{module}.{part}"
         if missing in expired_names():
             return missing
-        if part.startswith("_") or not _files(module):
+        if part.startswith("_") or len(part) < _LONG or not _files(module) or not _is_whole(module):
             return None
         if part not in _words(module):
             return missing if suggestion(missing) else None
@@ -63,6 +64,12 @@ def expired_names() -> Mapping[str, str]:
 
 
 @functools.cache
+def _is_whole(module: str) -> bool:
+    """Returns whether all files that a module imports with a star are in the same package, and are text."""
+    return all(_files(star) and star.partition(".")[0] == module.partition(".")[0] for star in _stars(module))
+
+
+@functools.cache
 def _words(module: str) -> frozenset[str]:
     near = {name for file in _files(module) for name in _neighbours(file)}
     return frozenset(near.union(*(_WORD.findall(text) for text in _texts(module))))
@@ -71,15 +78,21 @@ def _words(module: str) -> frozenset[str]:
 @functools.cache
 def _texts(module: str) -> tuple[str, ...]:
     """Returns the texts of a module's files, and of those that they import with a star."""
-    found: dict[Path, str] = {}
-    waiting = [module]
+    return tuple(file.read_text() for each in (module, *_stars(module)) for file in _files(each))
+
+
+@functools.cache
+def _stars(module: str) -> tuple[str, ...]:
+    """Returns the modules that a module imports with a star, itself or through others."""
+    found, waiting = [], [module]
     while waiting:
         each = waiting.pop()
-        for file in set(_files(each)) - found.keys():
-            found[file] = file.read_text()
+        for file in _files(each):
             package = each if file.stem == "__init__" else each.rpartition(".")[0]
-            waiting += [_absolute(package, *star) for star in _STAR.findall(found[file])]
-    return tuple(found.values())
+            stars = {_absolute(package, *star) for star in _STAR.findall(file.read_text())} - {module, *found}
+            found += sorted(stars)
+            waiting += sorted(stars)
+    return tuple(found)
 
 
 def _absolute(package: str, dots: str, name: str) -> str:

@@ -213,6 +213,7 @@ CASES = {
         "print(last)\n",
         "for i in range(3):\n    if i:\n        print(last)\n    last = i\n",
     ),
+    "variable that is deleted": ("undefined-name", "print(y)\n", "def f():\n    def g():\n        return y\n    y = 1\n    g()\n    del y\n"),
     "variable made by others": ("undefined-name", "print(made)\n", "globals()['made'] = 1\nprint(made)\n"),
     "variable that a star may bring": ("undefined-name", "print(made)\n", "from helper import *\nprint(made)\n"),
     "variable of another Python": ("undefined-name", "xrange(3)\n", "import sys\nif sys.version_info < (3,):\n    xrange(3)\n"),
@@ -446,6 +447,8 @@ def test_public_names_are_those_of_the_installed_packages() -> None:
         "tensorflow.python.x",
     ):
         assert public_names.missing_part(path) is None
+    for path in ("numpy.frobnicate", "numpy.ndarray.copyy", "torch.npu", "torch.multiprocessing.get_context"):
+        assert public_names.missing_part(path) is None  # like no other; of a class; short; from another package
     assert public_names.missing_part("keras.layers.core.Dense") == "keras.layers.core"
     assert public_names.missing_part("tensorflow.Session") == "tensorflow.Session"
     assert public_names.is_of_tensorflow_1("tensorflow.placeholder")

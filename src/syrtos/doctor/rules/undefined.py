@@ -47,9 +47,14 @@ def undefined_names(program: Program) -> Iterator[Finding]:
 
 
 def _find_undefined(script: Script) -> Iterator[ast.Name]:
-    """Yields the names that pyflakes finds undefined, in the order of lines."""
+    """Yields the names that pyflakes finds undefined, in the order of lines.
+
+    Names that are deleted anywhere are left out: functions may read them before.
+    """
     tree = ast.parse(script.text)  # it writes into the tree
-    read = {(node.lineno, node.col_offset): node for node in ast.walk(script.tree) if isinstance(node, ast.Name)}
+    names = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name)]
+    deleted = {node.id for node in names if isinstance(node.ctx, ast.Del)}
+    read = {(node.lineno, node.col_offset): node for node in names if node.id not in deleted}
     for told in sorted(checker.Checker(tree, str(script.path)).messages, key=lambda told: (told.lineno, told.col)):
         node = read.get((told.lineno, told.col))
         # names in texts, as in `x: "np.ndarray"`, are no nodes
