@@ -72,8 +72,8 @@ def run(
     launcher.check(function, args, workers)
     options = {"run_dir": new_run_dir(), **options}
     command = _command(workers, min_workers, options)
-    asked = _asked(workers, gpus_per_worker, values or {})
-    packed = _packed(function, args)
+    asked = _request_of(workers, gpus_per_worker, values or {})
+    packed = _pack(function, args)
     with (
         _places(asked, packed) as places,
         tempfile.TemporaryDirectory(prefix="syrtos-ray-") as folder,
@@ -97,12 +97,12 @@ def _command(workers: int, least: int | None, options: Mapping[str, object]) -> 
     return (sys.executable, "-P", "-m", "syrtos", "run", *chosen, *of_run, "-m", "syrtos.notebook.call")
 
 
-def _asked(workers: int, gpus: int, values: Mapping[str, object]) -> Asked:
+def _request_of(workers: int, gpus: int, values: Mapping[str, object]) -> Asked:
     texts = {name: str(value) for name, value in values.items()}
     return asked_of(Wanted(workers, gpus, Path(), (), texts, sys.executable, Path.cwd()))
 
 
-def _packed(function: Callable[..., object], args: Sequence[object]) -> bytes:
+def _pack(function: Callable[..., object], args: Sequence[object]) -> bytes:
     with launcher.memory() as file:
         parcel.pack(function, args, "", file)
         return file.read()

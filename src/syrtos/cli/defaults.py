@@ -1,4 +1,4 @@
-"""The file syrtos.toml of the current folder: options that `syrtos run` takes where the command line does not give them."""
+"""The file syrtos.toml of the current folder: defaults of `syrtos run`."""
 
 from __future__ import annotations
 

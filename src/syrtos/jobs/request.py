@@ -150,7 +150,7 @@ class Job:
 
     @property
     def is_offline(self) -> bool:
-        """Whether its processes may reach nothing but each other."""
+        """Returns whether its processes may reach nothing but each other."""
         return bool(self.request.get("EnableNetworkIsolation"))
 
     @property

@@ -81,7 +81,7 @@ def end_line() -> None:
 
 
 @contextlib.contextmanager
-def awaited(what: str) -> Iterator[None]:
+def show_wait(what: str) -> Iterator[None]:
     """Context manager: a terminal shows what is being waited for, and then how long it has taken."""
     began = time.monotonic()
     if sys.stderr.isatty():

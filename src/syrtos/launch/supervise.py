@@ -76,7 +76,7 @@ def _imports_awaited(standby: Standby, plan: Plan, env: Mapping[str, str]) -> in
     standby.begin(plan.groups[0].command, env, plan.processes)
     with signalling.answering_signals(came.append):
         if not standby.is_settled():
-            with output.awaited(f"importing {', '.join(standby.frameworks)}, once for all workers"):
+            with output.show_wait(f"importing {', '.join(standby.frameworks)}, once for all workers"):
                 standby.settle(lambda: bool(came))
     return came[0] if came else 0
 

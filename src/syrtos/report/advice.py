@@ -188,7 +188,7 @@ def tiny_batches(situation: Situation) -> Finding | None:
     """
     if situation.workers < 2 or situation.facts.get("exchange") == "compiled":
         return None  # where XLA exchanges, computing is not told from exchanging
-    known = speed.measured(situation.run.folder)
+    known = speed.find_measured(situation.run.folder)
     if known and known.times >= 1.0:
         return None  # what was measured is worth more than what is computed below
     # of the fastest worker, for waiting for slower ones is no fault of small batches

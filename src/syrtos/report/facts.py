@@ -33,7 +33,7 @@ def of_run(run: Run) -> Facts:
         "nothing_found": "" if findings else _nothing(run, seconds, trains=found is not None),
         "before": promises.read_kept(run.folder).get("before"),
         "split": _split(run),
-        "speed": speed.measured_sentence(run.folder),
+        "speed": speed.describe_measured(run.folder),
         "parts": PARTS,
         "seconds": seconds,
         "goodput": waterfall.goodput(seconds),

@@ -19,7 +19,7 @@ _SHORT = 0.05  # s of a step that exchanging takes a large part of
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """How fast a run trains beside an earlier run with another number of workers.
+    """The rate of a run beside that of an earlier run with another number of workers.
 
     Attributes:
         times: the run's training samples per second of steps, divided by those of the earlier run.
@@ -41,7 +41,7 @@ def write(run_dir: Path, summary: Summary) -> None:
         durable.replace(run_dir / _FILE, (json.dumps(facts) + "\n").encode())
 
 
-def measured(run_dir: Path) -> Speed | None:
+def find_measured(run_dir: Path) -> Speed | None:
     """Returns the speed against the last run of the same script beside ``run_dir`` with fewer workers.
 
     A run of one worker is preferred. None if there is no such run, or if this one has not written its speed.
@@ -62,15 +62,15 @@ def sentence(run_dir: Path, summary: Summary) -> str:
     """Returns the speed in words; empty for one worker, and where steps are not comparable."""
     if summary.workers < 2 or not _is_known(summary):
         return ""
-    if text := measured_sentence(run_dir):
+    if text := describe_measured(run_dir):
         return text
     most = summary.pace.alone / summary.pace.step
     return f"at most {most:.2f}× of one worker: a run with `-n 1` measures it"
 
 
-def measured_sentence(run_dir: Path) -> str:
+def describe_measured(run_dir: Path) -> str:
     """Returns the speed against an earlier run in words; empty if there is none to compare with."""
-    found = measured(run_dir)
+    found = find_measured(run_dir)
     if found is None:
         return ""
     fewer = "one worker" if found.workers == 1 else f"{found.workers} workers"

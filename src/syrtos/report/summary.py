@@ -149,7 +149,7 @@ class Restarts:
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """How long the steps of a run take after its first, in the mean.
+    """The mean duration of a run's steps after its first.
 
     Attributes:
         steps: the number of these steps.

@@ -22,7 +22,7 @@ REQUEST = {
 
 
 def run_of(
-    folder: Path, workers: int, compute: float, wait: float = 0.0, samples: float = 64.0, **request: Any
+    folder: Path, workers: int, compute: float, wait: float = 0.0, samples: float = 64.0, request: Any = ()
 ) -> Summary:
     """Writes the record of 20 steps, and their speed; returns their summary."""
     step = {"phase": "train", "steps": 1, "samples": samples / workers, "compute": compute, "wait": wait}
@@ -31,7 +31,7 @@ def run_of(
         path = ledger_path(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "run.json").write_text(json.dumps(REQUEST | request))
+    (folder / "run.json").write_text(json.dumps(REQUEST | dict(request)))
     summary = summarize(folder)
     speed.write(folder, summary)
     return summary
@@ -57,8 +57,8 @@ def test_an_earlier_run_of_one_worker_is_what_it_is_measured_by(tmp_path: Path) 
 
 def test_samples_count_where_each_worker_has_a_batch_of_its_own(tmp_path: Path) -> None:
     options = {"options": {"batch": "per-worker"}}
-    run_of(tmp_path / "one", 1, 0.2, **options)
-    summary = run_of(tmp_path / "two", 2, 0.25, samples=128.0, **options)
+    run_of(tmp_path / "one", 1, 0.2, request=options)
+    summary = run_of(tmp_path / "two", 2, 0.25, samples=128.0, request=options)
     assert speed.sentence(tmp_path / "two", summary) == "1.60× of one worker (200.0 ms a step in one)"
 
 
@@ -72,6 +72,6 @@ def test_a_run_of_fewer_workers_will_do(tmp_path: Path) -> None:
     "other", [{"sha256": "2"}, {"program": {"name": "b.py"}}, {"options": {"batch": "per-worker"}}]
 )
 def test_runs_that_compute_something_else_are_no_measure(tmp_path: Path, other: dict[str, Any]) -> None:
-    run_of(tmp_path / "one", 1, 0.02, **other)
+    run_of(tmp_path / "one", 1, 0.02, request=other)
     run_of(tmp_path / "two", 2, 0.02)
-    assert speed.measured(tmp_path / "two") is None
+    assert speed.find_measured(tmp_path / "two") is None

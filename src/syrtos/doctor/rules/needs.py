@@ -26,8 +26,10 @@ _RULE = "missing-package"
 _SERVED = frozenset({"horovod", "smdistributed", "tensorflow_addons", "tensorflow_estimator", "keras_contrib"})
 # Packages whose misspelt names are told.
 _COMMON = (
-    "keras", "tensorflow", "torch", "jax", "numpy", "pandas", "scipy", "matplotlib", "seaborn", "syrtos", "horovod", "wandb", "mlflow", "tqdm", "h5py",
-    "requests", "transformers", "keras_cv", "keras_hub", "keras_nlp", "keras_tuner", "torchvision", "jaxlib", "pandera", "tensorboard",
+    "keras", "tensorflow", "torch", "jax", "numpy", "pandas", "scipy", "matplotlib", "seaborn", "syrtos", "horovod",
+    "wandb", "mlflow", "tqdm", "h5py",
+    "requests", "transformers", "keras_cv", "keras_hub", "keras_nlp", "keras_tuner", "torchvision", "jaxlib",
+    "pandera", "tensorboard",
 )  # fmt: skip
 
 

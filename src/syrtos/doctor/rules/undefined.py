@@ -21,10 +21,18 @@ _UNSEEN = re.compile(
     r"\b(exec|globals|locals|vars|execfile|run_path|get_ipython)\s*\(|\bbuiltins\b|__builtins__|__dict__"
 )
 _USUAL = {
-    "np": "import numpy as np", "tf": "import tensorflow as tf", "pd": "import pandas as pd", "plt": "import matplotlib.pyplot as plt",
-    "keras": "import keras", "layers": "from keras import layers", "jnp": "import jax.numpy as jnp", "torch": "import torch", "jax": "import jax",
-    "partial": "from functools import partial", "Path": "from pathlib import Path",
-}  # fmt: skip
+    "np": "import numpy as np",
+    "tf": "import tensorflow as tf",
+    "pd": "import pandas as pd",
+    "plt": "import matplotlib.pyplot as plt",
+    "keras": "import keras",
+    "layers": "from keras import layers",
+    "jnp": "import jax.numpy as jnp",
+    "torch": "import torch",
+    "jax": "import jax",
+    "partial": "from functools import partial",
+    "Path": "from pathlib import Path",
+}
 
 
 def undefined_names(program: Program) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from syrtos.engines.kubernetes.diagnosis import Seen, refused
+from syrtos.engines.kubernetes.diagnosis import Seen, describe_refusal
 from syrtos.engines.kubernetes.manifests import POD_LABELS
 from syrtos.engines.kubernetes.pods import CONTAINER, Object
 from syrtos.engines.kubernetes.request import Kind
@@ -263,7 +263,7 @@ def _meaning(error: ApiException, kind: str, name: str, namespace: str) -> str:
         return _NOT_INSTALLED[kind]
     if error.status == 409:
         return f"there is one already: `kubectl delete {kind.lower()} {name}` removes it (`syrtos stop` does for a run), or name these with `--with name=`."
-    return refused(message)
+    return describe_refusal(message)
 
 
 def _message(body: str) -> str:

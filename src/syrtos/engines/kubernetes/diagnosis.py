@@ -48,7 +48,7 @@ _DISRUPTED = {
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What Kubernetes tells of a run.
+    """The objects of a run, as Kubernetes shows them.
 
     Attributes:
         kind: the kind of the object that owns the pods.
@@ -80,7 +80,7 @@ def state_of(seen: Seen) -> State:
     if "Complete" in conditions or "Completed" in conditions:
         return State("finished", code=0)
     if "Failed" in conditions:
-        return _failed(seen, conditions["Failed"])
+        return _state_of_failure(seen, conditions["Failed"])
     if "deletionTimestamp" in seen.owner["metadata"]:
         return State("running")  # its pods have their time to save their state
     if "Suspended" in conditions:
@@ -168,10 +168,10 @@ def _not_created(event: Object) -> str:
     """Returns why a controller could not create pods or Jobs."""
     if event.get("reason") not in ("FailedCreate", "JobCreationFailed", "ReplicatedJobsCreationFailed"):
         return ""
-    return refused(event.get("message", ""))
+    return describe_refusal(event.get("message", ""))
 
 
-def refused(message: str) -> str:
+def describe_refusal(message: str) -> str:
     """Returns why the cluster does not take an object, and what to do, from the message of the API server."""
     if "exceeded quota" in message:
         told = message[message.index("exceeded quota") :]
@@ -189,7 +189,7 @@ def refused(message: str) -> str:
 # -- runs that have failed -----------------------------------------------------------------------------------
 
 
-def _failed(seen: Seen, condition: Object) -> State:
+def _state_of_failure(seen: Seen, condition: Object) -> State:
     """Returns the state of a run that has failed, with the cause that a person can do something about."""
     pods = sorted(seen.pods, key=host_of)
     codes = [code for pod in pods if (code := _exit_code(pod))]

@@ -1,4 +1,4 @@
-"""What a run asks Kubernetes for: the values of `--with`, checked, and the command of each pod."""
+"""The request of a run to Kubernetes: the values of `--with`, checked, and the command of each pod."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Request:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the run directory outlives the pods."""
+        """Returns whether the run directory outlives the pods."""
         return any(_is_below(self.run_dir, mount.path) for mount in self.mounts)
 
     def number(self, name: str, default: int) -> int:
@@ -155,7 +155,7 @@ def request_of(wanted: Wanted) -> Request:
             "`--on kubernetes` needs an image with Python, syrtos and the script's packages: `--with image=REGISTRY/NAME:TAG`. docs/kubernetes.md "
             "says how to make one."
         )
-    pods, slots = _divided(wanted.workers, values.pop("workers-per-pod", "1"))
+    pods, slots = _divide_workers(wanted.workers, values.pop("workers-per-pod", "1"))
     kind, mounts = _kind_of(values.pop("kind", "JobSet")), tuple(_mounts(values.pop("claim", "")))
     script, words = _program(wanted, values.pop("script", ""))
     run_dir = _run_dir(wanted.run_dir, mounts)
@@ -182,7 +182,7 @@ def _kind_of(text: str) -> Kind:
     return cast("Kind", text)
 
 
-def _divided(workers: int | None, text: str) -> tuple[int, int]:
+def _divide_workers(workers: int | None, text: str) -> tuple[int, int]:
     """Returns the number of pods, and that of the workers in each.
 
     Raises:

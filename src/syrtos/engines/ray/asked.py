@@ -1,4 +1,4 @@
-"""What a run asks Ray for, made from the command line; sentences about a request that Ray does not fulfil."""
+"""The request of a run to Ray, made from the command line; sentences about a request that Ray does not fulfil."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Asked:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one worker needs, as Ray's bundles have it."""
+        """The resources of one worker, in the form of Ray's bundles."""
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
     def __str__(self) -> str:
@@ -134,7 +134,9 @@ def why_waiting(asked: Asked, has: Mapping[str, float], free: Mapping[str, float
         free: those that nothing has taken.
         nodes: the number of nodes.
     """
-    said = f"{asked} were asked for, and the cluster has {_listed(asked, has)} on {nodes} node{'s' * (nodes != 1)}, of which {_listed(asked, free)} free"
+    nodes_text = f"{nodes} node{'s' * (nodes != 1)}"
+    all_of_them, unused = _format_resources(asked, has), _format_resources(asked, free)
+    said = f"{asked} were asked for, and the cluster has {all_of_them} on {nodes_text}, of which {unused} free"
     missing = [name for name, count in asked.bundle.items() if count * asked.workers > has.get(name, 0.0)]
     spread = asked.strategy == "STRICT_SPREAD" and nodes < asked.workers
     if not missing and not spread:
@@ -179,7 +181,7 @@ def why_unfit(asked: Asked, address: str, facts: Mapping[str, Any]) -> str:
     )
 
 
-def _listed(asked: Asked, resources: Mapping[str, float]) -> str:
+def _format_resources(asked: Asked, resources: Mapping[str, float]) -> str:
     return " and ".join(f"{_number(resources.get(name, 0.0))} {name}" for name in asked.bundle)
 
 

@@ -11,7 +11,7 @@ from syrtos.launch.spec import Host
 
 @dataclasses.dataclass(frozen=True)
 class Spot:
-    """Where a place is at the moment.
+    """The place of a bundle at the moment.
 
     Attributes:
         node: Ray's name of the node.

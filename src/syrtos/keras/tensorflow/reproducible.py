@@ -140,11 +140,11 @@ def drawn_by_record(original: Method) -> Method:
         @tf.autograph.experimental.do_not_convert
         def from_seeds(seed: tf.Tensor, own_seed: tf.Tensor, element: Any) -> Any:
             @tf.function
-            def mapped(*parts: Any) -> Any:  # with names of its own: TensorFlow warns of Keras's `_`
+            def map_parts(*parts: Any) -> Any:  # with names of its own: TensorFlow warns of Keras's `_`
                 return function(*parts)
 
             with _Draws(seed, own_seed).noting_draws():
-                return mapped(*(element if spread else (element,)))
+                return map_parts(*(element if spread else (element,)))
 
         # Both have seeds, or TensorFlow would count these data sets in the seeds of what the script makes after them.
         seeds, own_seeds = (tf.data.Dataset.random(n, rerandomize_each_iteration=True) for n in (0, next(_maps)))
