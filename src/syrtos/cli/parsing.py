@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
                 if "=" not in word and known[name].nargs != 0:
                     next(rest, None)
             elif name in _ELSEWHERE or not any(len(option) == 2 and word.startswith(option) for option in known):
-                self.error(f"there is no option {name}{meant(name, known)}")
+                self.error(f"there is no option {name}{suggest(name, known)}")
 
 
 class Help(argparse.Action):
@@ -70,7 +70,7 @@ def closest(word: str, known: Iterable[str]) -> str:
     return close[0] if close else ""
 
 
-def meant(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str]) -> str:
     """Returns the end of a sentence that names what was probably meant; empty where nothing is like it."""
     close = closest(word, known)
     return f"; did you mean `{close}`?" if close else ""
@@ -83,6 +83,6 @@ def refuse_unknown_command(words: Sequence[str], known: Collection[str]) -> None
     if words[0].endswith(".py"):
         text = f"to train a script write `syrtos run {' '.join(words)}`."
     else:
-        text = f"there is no command {words[0]}{meant(words[0], known) or '.'} `syrtos -h` lists them."
+        text = f"there is no command {words[0]}{suggest(words[0], known) or '.'} `syrtos -h` lists them."
     print(f"syrtos: {text}", file=sys.stderr)
     sys.exit(2)

@@ -87,7 +87,8 @@ def cut(batch: Any, comm: Communicator) -> Any:
     """
     if not isinstance(batch, Numbered):
         return batch
-    with tf.control_dependencies([_compare_numbered(batch, comm)]):
+    # On the processor, where a pipeline's batches are: a GPU gets the share alone.
+    with tf.device("/cpu:0"), tf.control_dependencies([_compare_numbered(batch, comm)]):
         return _share(tf.nest.map_structure(_same, batch.data), comm)
 
 
