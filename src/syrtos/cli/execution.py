@@ -353,29 +353,33 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
         else:
             generations.forget(run_dir)
             ended = generations.Ended(start(run_dir, lambda workers: {}), run_dir)
-    end = [ended.outcome.end.name, ended.outcome.code]
-    _note(run_dir, end=end)
-    if ended.outcome.end is End.FINISHED:
-        if not verifies:
-            print_summary(run_dir)
-        return ended.outcome.code
+    _note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
+    if ended.outcome.end is not End.FINISHED:
+        return _print_failed(ended, run_dir, policy.asked)
+    if not verifies:
+        print_summary(run_dir)
+    return ended.outcome.code
+
+
+def _print_failed(ended: generations.Ended, run_dir: Path, restarts_asked: bool) -> int:
+    """Prints how a run ended that has not finished, and whether it can go on; returns the exit code."""
     print_table(run_dir)
     print_failure(ended.outcome, ended.folder)
-    if ended.before and not policy.asked:
+    if ended.before and not restarts_asked:
         print(
             f"syrtos: this run was started again before. The last generation but one: {ended.before}", file=sys.stderr
         )
     if ended.reason:
         print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)
     again_the_same = ended.outcome.has_reported("NonFiniteError")  # the same batch gives the same numbers
-    if ended.resumable and not again_the_same:
-        mended = ", once the cause is mended" if ended.reason else ""
-        resumable = generations.has_snapshot(run_dir) and end == _BY_SCHEDULER  # which a full disk may have prevented
-        same = ", and so does the same command with this --run-dir" * resumable
-        print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}{same}.", file=sys.stderr)
-        if resumable:
-            return STOPPED
-    return ended.outcome.code
+    if not ended.resumable or again_the_same:
+        return ended.outcome.code
+    mended = ", once the cause is mended" if ended.reason else ""
+    by_scheduler = [ended.outcome.end.name, ended.outcome.code] == _BY_SCHEDULER
+    goes_on = generations.has_snapshot(run_dir) and by_scheduler  # which a full disk may have prevented
+    same = ", and so does the same command with this --run-dir" * goes_on
+    print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}{same}.", file=sys.stderr)
+    return STOPPED if goes_on else ended.outcome.code
 
 
 def _note(run_dir: Path, **facts: object) -> None:
