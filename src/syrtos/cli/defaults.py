@@ -39,6 +39,10 @@ def added_words(parser: Parser, words: list[str]) -> list[str]:
     """
     if not os.path.isfile(FILE):
         return []
+    if os.stat(FILE).st_uid not in (os.getuid(), 0):
+        # It may name commands that are run.
+        print(f"syrtos: {FILE} of this folder belongs to another user and is not used.", file=sys.stderr)
+        return []
     nothing = argparse.Namespace(**dict.fromkeys(action.dest for action in parser._actions))
     typed = {name: value for name, value in vars(parser.parse_args(words, nothing)).items() if value is not None}
     added = [*words_of(_read(), parser, typed)]

@@ -43,13 +43,21 @@ def print_table(run_dir: Path) -> None:
         from rich.console import Console
 
         console = Console(stderr=True, highlight=False)
-        speed.write(run_dir, summary)
-        table = _table(summary, speed.sentence(run_dir, summary))
+        table = _table(summary, _speed(run_dir, summary))
         for text in _busy_machines(folders[-1], summary):
             table.add_row("cores", text)
         console.print(table)
         _print_recommended(console, run_dir, summary, folders)
         _print_bad_records(console, folders)
+
+
+def _speed(run_dir: Path, summary: Summary) -> str:
+    """Writes down the speed of a run, and returns it in words."""
+    try:
+        speed.write(run_dir, summary)
+        return speed.sentence(run_dir, summary)
+    except Exception as error:  # a run that has ended well stays so, whatever the folders beside it look like
+        return f"unknown: {type(error).__name__}: {error}"
 
 
 def _busy_machines(folder: Path, summary: Summary) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,10 +27,19 @@ class Database:
     def __init__(self, url: str, metadata: sql.MetaData) -> None:
         self.engine = _engine(url)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
+        self._make(url, lambda: metadata.create_all(self.engine))
+        for index in (index for table in metadata.tables.values() for index in table.indexes):
+            # `create_all` makes none for a table that is there
+            self._make(url, functools.partial(index.create, self.engine, checkfirst=True))
+
+    def _make(self, url: str, make: Callable[[], object]) -> None:
+        """Makes tables or an index, unless another process is faster.
+
+        Raises:
+            ConfigurationError: the database can't be reached.
+        """
         try:
-            metadata.create_all(self.engine)
-            for index in (index for table in metadata.tables.values() for index in table.indexes):
-                index.create(self.engine, checkfirst=True)  # `create_all` makes none for a table that is there
+            make()
         except exc.OperationalError as error:
             if "already exists" not in str(error):  # another process was faster
                 raise _unreachable(url, error) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import itertools
 import json
 import re
 import sys
@@ -68,7 +69,7 @@ def _names(text: str) -> list[str]:
 
 def _are_dropped_for_good(folder: Path) -> bool:
     """Returns whether no Python file of a folder uses what `parse_known_args` leaves over, or reads hyperparameters otherwise."""
-    files = sorted(folder.rglob("*.py"))
+    files = [*itertools.islice(folder.rglob("*.py"), _MOST_FILES + 1)]
     if len(files) > _MOST_FILES:
         return False
     try:
@@ -79,7 +80,8 @@ def _are_dropped_for_good(folder: Path) -> bool:
     if any(_OTHER_WAYS.search(text) for text in texts):
         return False
     mentions = sum(isinstance(node, ast.Attribute) and node.attr == _PARSE for node in nodes)
-    return mentions == sum(_drops_the_rest(node, _used_names(nodes)) for node in nodes)
+    used = _used_names(nodes)
+    return mentions == sum(_drops_the_rest(node, used) for node in nodes)
 
 
 def _used_names(nodes: Sequence[ast.AST]) -> frozenset[str]:

@@ -101,9 +101,13 @@ class Outcome:
         return any(error in failure.get("text", "") for failure in self.failures)
 
     def error(self) -> str:
-        """Returns the last line of the error that a worker has reported first; empty if the run ended otherwise."""
+        """Returns the last line of the error that a worker has reported first; empty if the run ended otherwise.
+
+        Lines in which TensorFlow names the node of a graph are left out.
+        """
         lines = self.failures[0]["text"].strip().splitlines() if self.failures and self.end is End.FAILED else []
-        return lines[-1].rstrip(".") if lines else ""
+        told = [line for line in lines if not line.lstrip().startswith("[[{{node")]
+        return told[-1].rstrip(".") if told else ""
 
     def sentence(self) -> str:
         """Returns a sentence about the end, with the error if a worker has reported one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from syrtos.launch.outcome import End, Outcome
@@ -12,6 +13,8 @@ _SAME_PLACE = 3
 _LONGEST_WAIT = 30.0
 # Ends of workers that are no error of the script.
 _LOST = (End.CRASHED, End.LOST, End.HUNG)
+# Words in errors of networks, disks and services, which may have gone when the next generation comes.
+_OUTAGE = re.compile(r"OSError|IOError|Connect|Timeout|timed out|Unavailable|Exhausted|Aborted|throttl", re.IGNORECASE)
 # Errors after which the next generation would go wrong too, and why.
 _FINAL = {
     "DivergenceError": "the replicas had diverged, and so have their snapshots",
@@ -81,7 +84,7 @@ def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
     if len(attempts) > policy.restarts:
         return Decision(False, f"{policy.restarts} restarts were allowed, and have been made")
     stuck = _without_progress(attempts)
-    if stuck > 1 and (error := _repeated_error(attempts)):
+    if stuck > 1 and attempts[-1].reached and (error := _repeated_error(attempts)):
         return Decision(
             False, f"2 generations have ended by the same error at the same place ({error}), so another would too"
         )
@@ -103,9 +106,9 @@ def _may_go_well(policy: Policy, attempt: Attempt) -> bool:
 
 
 def _repeated_error(attempts: Sequence[Attempt]) -> str:
-    """Returns the error by which both of the last two attempts ended; empty if they ended otherwise."""
-    first, second = (attempt.outcome for attempt in attempts[-2:])
-    return second.error() if second.error() == first.error() else ""
+    """Returns the error by which both of the last two attempts ended; empty if they ended otherwise, or by an outage."""
+    first, second = (attempt.outcome.error() for attempt in attempts[-2:])
+    return second if second == first and not _OUTAGE.search(second) else ""
 
 
 def _without_progress(attempts: Sequence[Attempt]) -> int:

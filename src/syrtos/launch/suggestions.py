@@ -23,8 +23,9 @@ def add_suggestions(shown: traceback.TracebackException, error: BaseException) -
         shown: the error, ready to be printed.
         error: the error itself, with its objects.
     """
-    if "Did you mean" not in str(error) and (name := suggest_name(error)):
-        vars(shown)["_str"] = f"{error}. Did you mean: {name!r}?"
+    text = vars(shown)["_str"]  # of `str`, which may be a method of anyone's and fail
+    if "Did you mean" not in text and (name := suggest_name(error)):
+        vars(shown)["_str"] = f"{text}. Did you mean: {name!r}?"
     if shown.__cause__ is not None and error.__cause__ is not None:
         add_suggestions(shown.__cause__, error.__cause__)
     if shown.__context__ is not None and error.__context__ is not None:

@@ -95,10 +95,13 @@ class _Worker:
                 return 0
             unread = self._watch_hyperparameters(program)
             code = self._script_code(program)
-            for name in () if self._is_forked() else unread():
-                print(f"syrtos: hyperparameter `{name}` was never read by the script", file=sys.stderr, flush=True)
             if code == 0 and not self._is_forked():
                 self._finish()
+                with contextlib.suppress(Exception):  # of a hint: the script has come to its end
+                    for name in unread():
+                        print(
+                            f"syrtos: hyperparameter `{name}` was never read by the script", file=sys.stderr, flush=True
+                        )
                 self._say_finished()
             return code
         except KeyboardInterrupt:

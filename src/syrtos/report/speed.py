@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from syrtos import settings
 from syrtos.checkpoint import durable
 from syrtos.report.json_files import document
 from syrtos.report.summary import Summary
@@ -35,10 +37,20 @@ class Speed:
 
 
 def write(run_dir: Path, summary: Summary) -> None:
-    """Writes down how fast a run's steps are, for runs with another number of workers to compare with."""
-    if _is_known(summary):
-        facts = {"workers": summary.workers, "step": summary.pace.step, "samples": summary.pace.samples}
-        durable.replace(run_dir / _FILE, (json.dumps(facts) + "\n").encode())
+    """Writes down how fast a run's steps are, for runs with another number of workers to compare with.
+
+    Where that is not known, what an earlier run in the folder has written is removed.
+    """
+    if not _is_known(summary):
+        (run_dir / _FILE).unlink(missing_ok=True)
+        return
+    facts = {
+        "workers": summary.workers,
+        "step": summary.pace.step,
+        "samples": summary.pace.samples,
+        "backend": settings.environment().get("KERAS_BACKEND"),
+    }
+    durable.replace(run_dir / _FILE, (json.dumps(facts) + "\n").encode())
 
 
 def find_measured(run_dir: Path) -> Speed | None:
@@ -49,13 +61,37 @@ def find_measured(run_dir: Path) -> Speed | None:
     request, mine = document(run_dir / "run.json"), document(run_dir / _FILE)
     if not mine:
         return None
-    paths = sorted(run_dir.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    found = [(path.parent.name, document(path)) for path in paths if _computes_the_same(request, path.parent)]
-    earlier = [(name, theirs) for name, theirs in found if theirs and theirs["workers"] < mine["workers"]]
-    if not earlier:
-        return None
-    name, theirs = min(earlier, key=lambda pair: pair[1]["workers"] != 1)  # the last of those, as min() is stable
-    return Speed(_rate(mine) / _rate(theirs), theirs["workers"], name, theirs["step"])
+    found = [(folder.name, document(folder / _FILE)) for folder in _earlier(run_dir, request)]
+    measured = [
+        (times, theirs["workers"], name, theirs["step"])
+        for name, theirs in found
+        if theirs.get("workers", mine["workers"]) < mine["workers"]
+        and theirs.get("backend") == mine.get("backend")
+        and (times := _ratio(mine, theirs, _batch(request)))
+    ]
+    # the last of those of one worker, as min() is stable
+    return Speed(*min(measured, key=lambda each: each[1] != 1)) if measured else None
+
+
+def _earlier(run_dir: Path, request: Mapping[str, Any]) -> list[Path]:
+    """Returns the folders of runs beside ``run_dir`` that compute the same, from the last to the first."""
+    ages: dict[Path, float] = {}
+    for path in run_dir.parent.glob(f"*/{_FILE}"):
+        with contextlib.suppress(OSError):  # removed just now
+            ages[path.parent] = path.stat().st_mtime
+    folders = sorted(ages, key=lambda folder: ages[folder], reverse=True)
+    return [folder for folder in folders if folder != run_dir and _computes_the_same(request, folder)]
+
+
+def _ratio(mine: Mapping[str, Any], theirs: Mapping[str, Any], batch: Any) -> float:
+    """Returns how many times as fast one run's steps are as another's; 0 if that is not known.
+
+    A step has the same samples whatever the number of workers, but where each worker has a batch of its own.
+    """
+    steps = theirs["step"] / mine["step"]
+    if batch != "per-worker":
+        return steps
+    return steps * mine["samples"] / theirs["samples"] if mine["samples"] and theirs["samples"] else 0.0
 
 
 def sentence(run_dir: Path, summary: Summary) -> str:
@@ -93,14 +129,9 @@ def _computes_the_same(request: Mapping[str, Any], folder: Path) -> bool:
     """Returns whether the run in ``folder`` is of the same script, arguments and kind of batch."""
     theirs = document(folder / "run.json")
     names = ("sha256", "program", "versions", "folder")
-    same = bool(request) and all(request.get(name) == theirs.get(name) for name in names)
+    same = bool(request.get("sha256")) and all(request.get(name) == theirs.get(name) for name in names)
     return same and _batch(request) == _batch(theirs)
 
 
 def _batch(request: Mapping[str, Any]) -> Any:
     return (request.get("options") or {}).get("batch")
-
-
-def _rate(facts: Mapping[str, Any]) -> float:
-    """Returns samples per second of steps; steps per second where the samples are not known."""
-    return (facts["samples"] or 1.0) / facts["step"]

@@ -99,4 +99,8 @@ def test_the_same_error_at_the_same_place_ends_the_run_after_two() -> None:
     assert "2 generations have ended by the same error at the same place (ValueError: x)" in decision.reason
     assert decide(Policy(9), attempts("ValueError: x", "ConnectionError: y")).again
     assert decide(Policy(9), attempts("ValueError: x", "ValueError: x", reached=(7, 9))).again
+    assert decide(Policy(9), attempts("ValueError: x", "ValueError: x", reached=(0, 0))).again  # who knows where
+    assert decide(Policy(9), attempts("ConnectionError: x", "ConnectionError: x")).again
+    graph = " [[{{node a}}]] [Op:__inference_1]"
+    assert decide(Policy(9), attempts(f"ValueError: x\n{graph}", f"ValueError: y\n{graph}")).again
     assert "3 generations have ended before any step was committed" in after(0, 0, 0).reason

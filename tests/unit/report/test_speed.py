@@ -75,3 +75,31 @@ def test_runs_that_compute_something_else_are_no_measure(tmp_path: Path, other: 
     run_of(tmp_path / "one", 1, 0.02, request=other)
     run_of(tmp_path / "two", 2, 0.02)
     assert speed.find_measured(tmp_path / "two") is None
+
+
+def test_a_run_of_one_whose_samples_are_not_known_is_compared_by_steps(tmp_path: Path) -> None:
+    """A step that XLA compiles counts none."""
+    run_of(tmp_path / "one", 1, 0.2, samples=0.0)
+    run_of(tmp_path / "two", 2, 0.1, samples=256.0)
+    found = speed.find_measured(tmp_path / "two")
+    assert found is not None
+    assert found.times == pytest.approx(2.0)
+    each = {"options": {"batch": "per-worker"}}
+    run_of(tmp_path / "one", 1, 0.2, samples=0.0, request=each)
+    run_of(tmp_path / "two", 2, 0.1, samples=256.0, request=each)
+    assert speed.find_measured(tmp_path / "two") is None
+
+
+def test_backends_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    run_of(tmp_path / "one", 1, 0.02)
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    run_of(tmp_path / "two", 2, 0.02)
+    assert speed.find_measured(tmp_path / "two") is None
+
+
+def test_damaged_files_of_other_runs_are_left_out(tmp_path: Path) -> None:
+    run_of(tmp_path / "one", 1, 0.02)
+    (tmp_path / "one" / "speed.json").write_text('{"x": 1}')
+    run_of(tmp_path / "two", 2, 0.02)
+    assert speed.find_measured(tmp_path / "two") is None

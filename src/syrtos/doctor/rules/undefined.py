@@ -18,7 +18,7 @@ from syrtos.launch.spelling import closest_name
 
 # Ways in which a script may define names that no statement shows.
 _UNSEEN = re.compile(
-    r"\b(exec|globals|locals|vars|execfile|run_path|get_ipython)\s*\(|\bbuiltins\b|__builtins__|__dict__"
+    r"\b(exec|globals|locals|vars|execfile|run_path|get_ipython|display)\s*\(|\bbuiltins\b|__builtins__|__dict__"
 )
 _USUAL = {
     "np": "import numpy as np",

@@ -77,7 +77,7 @@ def numbered_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
     first = _LEFT_TO_THREADS if tf_internals_pipelines.is_left_to_threads(dataset) else 0
     parts: list[Any] = [tf.data.Dataset.range(first, tf.int64.max), _in_order(dataset)]
     both: Any = Numbered(*parts)
-    return tf.data.Dataset.zip(both)
+    return _without_prefetch(tf.data.Dataset.zip(both))
 
 
 def cut(batch: Any, comm: Communicator) -> Any:

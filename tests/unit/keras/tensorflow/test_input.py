@@ -212,6 +212,24 @@ def test_a_step_cuts_the_share_that_a_pipeline_gives(form: str, in_graph: bool) 
                     np.testing.assert_array_equal(one, other)
 
 
+def test_batches_that_steps_cut_are_not_read_ahead() -> None:
+    """Sources of all workers then stand at the same place when an epoch ends early."""
+    drawn: list[int] = []
+
+    def records() -> Any:
+        for number in range(1000):
+            drawn.append(number)
+            yield number
+
+    data = tf.data.Dataset.from_generator(records, output_signature=tf.TensorSpec([], tf.int64)).batch(8)
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    batches = iter(numbered_batches(data).with_options(options))
+    for _ in range(5):
+        next(batches)
+    assert len(drawn) == 40
+
+
 def test_the_spec_of_a_share_is_static_only_where_shares_are_equal() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((np.zeros((8, 2)), np.arange(8))).batch(4, drop_remainder=True)
     specs = [spec_of_share(numbered_batches(dataset).element_spec, OneOf(0, size)) for size in (2, 3)]
