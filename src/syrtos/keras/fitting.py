@@ -65,6 +65,8 @@ def optimizer_built_by_training(model: Any) -> Iterator[None]:
 def about_to_use(iterator: Any) -> None:
     """Notes an iterator over batches that Keras has made: the `fit` that begins next goes through it."""
     _Fits.iterator = weakref.ref(iterator)
+    if type(getattr(iterator, "data_adapter", None)).__name__ == "ArrayDataAdapter":
+        world.current().ledger.say(input_of="arrays")
 
 
 def iterator_in_use() -> Any:

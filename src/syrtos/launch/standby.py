@@ -68,7 +68,9 @@ class Standby:
             if self._begun is not None or settings.NEW_INTERPRETERS_VARIABLE in env or not _is_plain(command):
                 return
             self._begun = shared or {}
-            found = first_imports(program.parse(command[3:]), env)
+            # A script's `setdefault` finds what workers are given; but the level of a log is the script's.
+            given = {name: value for name, value in (shared or {}).items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+            found = first_imports(program.parse(command[3:]), {**env, **given})
         except ConfigurationError:
             return  # a worker reports it
         if found is None or shared is None or settings.TASKS_VARIABLE in env:

@@ -142,7 +142,9 @@ class Imported(MetaPathFinder, Loader):
 
     def _check(self, name: str, spec: ModuleSpec) -> None:
         """Refuses an import that would have given something else in an interpreter of its own."""
-        for variable in filter(is_compared, sorted({*self._before, *os.environ})):
+        # The level of TensorFlow's log changes nothing that is computed, and workers are given one that the script's
+        # `setdefault` finds.
+        for variable in filter(is_compared, sorted({*self._before, *os.environ} - {"TF_CPP_MIN_LOG_LEVEL"})):
             here, there = os.environ.get(variable), self._before.get(variable)
             if here not in (there, self._set.get(variable, there)):
                 self.on_difference(

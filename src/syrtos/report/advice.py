@@ -109,6 +109,8 @@ def slow_input(situation: Situation) -> Finding | None:
     saved = seconds * (1 - 1 / situation.workers) if divided else min(seconds, situation.training - seconds)
     if situation.workers == 1 and way in ("records", "sliced"):
         way = "own"
+    if way == "own" and situation.facts.get("input_of") == "arrays":
+        return None  # the script has no pipeline that could be changed
     return _finding(situation, "slow input", f"input takes {_share(situation, seconds)}", _READING[way], saved)
 
 
@@ -189,8 +191,10 @@ def tiny_batches(situation: Situation) -> Finding | None:
     if situation.workers < 2 or situation.facts.get("exchange") == "compiled":
         return None  # where XLA exchanges, computing is not told from exchanging
     known = speed.find_measured(situation.run.folder)
-    if known and known.times >= 1.0:
-        return None  # what was measured is worth more than what is computed below
+    if known:  # what was measured is worth more than what is computed below
+        cost = f"{situation.workers} workers train {known.times:.2f}× as fast as {known.workers} did ({known.run})"
+        action = f"use `-n {known.workers}`, for which this gain is, or a larger batch"
+        return _finding(situation, "tiny batches", cost, action, (1 - known.times) * situation.training)
     # of the fastest worker, for waiting for slower ones is no fault of small batches
     own, meets = situation.own_seconds(), situation.meeting()
     fastest = int(np.argmin(own))

@@ -15,7 +15,7 @@ from syrtos.report.json_files import document
 from syrtos.report.summary import Summary
 
 _FILE = "speed.json"
-_ENOUGH_STEPS = 5  # for a mean of steps that says something
+_ENOUGH_STEPS = 5  # for a median of steps that says something
 _SHORT = 0.05  # s of a step that exchanging takes a large part of
 
 
@@ -101,7 +101,7 @@ def sentence(run_dir: Path, summary: Summary) -> str:
     if text := describe_measured(run_dir):
         return text
     most = summary.pace.alone / summary.pace.step
-    return f"at most {most:.2f}× of one worker: a run with `-n 1` measures it"
+    return f"at most {most:.2f}× of one worker; a run with `-n 1` measures it"
 
 
 def describe_measured(run_dir: Path) -> str:
@@ -110,13 +110,11 @@ def describe_measured(run_dir: Path) -> str:
     if found is None:
         return ""
     fewer = "one worker" if found.workers == 1 else f"{found.workers} workers"
-    text = f"{found.times:.2f}× of {fewer} ({found.step * 1e3:,.1f} ms a step in {found.run})"
+    text = f"{found.times:.2f}× of {fewer} (median {found.step * 1e3:,.1f} ms a step in {found.run})"
     if found.times >= 1.0:
         return text
     if found.step < _SHORT:
-        return (
-            f"{text}: steps of {found.step * 1e3:,.0f} ms are too short to split. Use fewer workers, or a larger batch"
-        )
+        return f"{text}: such steps are too short to split here. Use fewer workers, or a larger batch"
     return f"{text}: `syrtos report` says what the workers wait for"
 
 

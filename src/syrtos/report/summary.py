@@ -149,11 +149,11 @@ class Restarts:
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """The mean duration of a run's steps after its first.
+    """The duration of a run's steps after its first.
 
     Attributes:
         steps: the number of these steps.
-        step: s of one of them.
+        step: s of one of them, the median.
         alone: s that one worker would need for one at most: for all that the workers compute and read, one after the
             other.
         samples: samples of a step, of all workers together; 0 if they are not known.
@@ -346,11 +346,12 @@ def _pace(ranks: list[Tally]) -> Pace:
     summed = {"compute"} | ({"input"} if facts.get("input") != "sliced" else set())
     summed |= {"update"} if "state_whole" in facts else set()  # of which each worker does a part
     summed |= {"exchange"} if facts.get("exchange") == "compiled" else set()  # which is not told from computing
+    mean = sum(first.values())
     own = sum(first[kind] for kind in ("input", "compute", "update", "callbacks", "rest") if kind not in summed)
     return Pace(
         steps=ranks[0].timed_steps,
-        step=sum(first.values()),
-        alone=own + sum(part[kind] for part in parts for kind in summed),
+        step=(step := _median(ranks[0].step_seconds[1:])),
+        alone=step * (own + sum(part[kind] for part in parts for kind in summed)) / mean if mean else step,
         samples=sum(rank.samples / rank.steps for rank in ranks),
     )
 

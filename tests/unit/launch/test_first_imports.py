@@ -65,6 +65,7 @@ def test_the_keras_of_tensorflow_may_be_the_old_one(tmp_path: Path) -> None:
         ("environ['XLA_FLAGS'] = '--x'", {"XLA_FLAGS": "--x"}),
         ("os.environ.setdefault('KERAS_BACKEND', 'jax')", {"KERAS_BACKEND": "torch"}),
         ("os.environ.setdefault('CUDA_VISIBLE_DEVICES', '')", {"CUDA_VISIBLE_DEVICES": ""}),
+        ("os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')", {"TF_CPP_MIN_LOG_LEVEL": "2"}),
         ("os.environ['WANDB_MODE'] = 'offline'", {}),
         ("os.environ['UNKNOWN'] = 'x'", {"UNKNOWN": "x"}),
         ("os.environ['MKL_NUM_THREADS'] = '1'", {"MKL_NUM_THREADS": "1"}),

@@ -51,7 +51,7 @@ def test_an_earlier_run_of_one_worker_is_what_it_is_measured_by(tmp_path: Path) 
     run_of(tmp_path / "one", 1, 0.02)
     summary = run_of(tmp_path / "two", 2, 0.02, wait=0.02)
     assert speed.sentence(tmp_path / "two", summary) == (
-        "0.50× of one worker (20.0 ms a step in one): steps of 20 ms are too short to split. Use fewer workers, or a larger batch"
+        "0.50× of one worker (median 20.0 ms a step in one): such steps are too short to split here. Use fewer workers, or a larger batch"
     )
 
 
@@ -59,13 +59,13 @@ def test_samples_count_where_each_worker_has_a_batch_of_its_own(tmp_path: Path) 
     options = {"options": {"batch": "per-worker"}}
     run_of(tmp_path / "one", 1, 0.2, request=options)
     summary = run_of(tmp_path / "two", 2, 0.25, samples=128.0, request=options)
-    assert speed.sentence(tmp_path / "two", summary) == "1.60× of one worker (200.0 ms a step in one)"
+    assert speed.sentence(tmp_path / "two", summary) == "1.60× of one worker (median 200.0 ms a step in one)"
 
 
 def test_a_run_of_fewer_workers_will_do(tmp_path: Path) -> None:
     run_of(tmp_path / "two", 2, 0.2)
     summary = run_of(tmp_path / "four", 4, 0.1)
-    assert speed.sentence(tmp_path / "four", summary) == "2.00× of 2 workers (200.0 ms a step in two)"
+    assert speed.sentence(tmp_path / "four", summary) == "2.00× of 2 workers (median 200.0 ms a step in two)"
 
 
 @pytest.mark.parametrize(
