@@ -111,7 +111,7 @@ bench: $(READY) .venv/bench-ready
 	$(PYTHON) -m venv .venv
 
 .venv/demo-%: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "Installing syrtos with $* and scikit-learn into .venv: about a minute where pip has the packages already."
+	@echo "Installing syrtos with $* and scikit-learn into .venv: a minute where pip has the packages already, else some minutes of downloads."
 	@$(PIP) -e '.[$*,examples]'
 	@touch $@
 

@@ -60,8 +60,9 @@ def _reported_failures(run_dir: Path) -> list[dict[str, Any]]:
 
 def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
     rank = failure["rank"]
-    old = "\n`syrtos doctor SCRIPT` lists names that Keras and TensorFlow have no more, and what to write." * bool(
-        _OF_OLD_NAMES.search(failure["text"])
+    old = (
+        "\n`syrtos doctor SCRIPT` lists names that the installed Keras and TensorFlow do not have, and what to write instead."
+        * bool(_OF_OLD_NAMES.search(failure["text"]))
     )
     _say(
         f"rank {rank} on {failure.get('host', 'an unknown host')} failed first:\n\n{failure['text'].rstrip()}\n\n"

@@ -282,6 +282,7 @@ def stop(run_dir: Path) -> int:
         ConfigurationError: the run was not submitted.
     """
     _require_submitted(run_dir).stop()
+    print(f"syrtos: the run was asked to end; `syrtos status {run_dir}` says when it has", file=sys.stderr)
     return 0
 
 

@@ -146,7 +146,7 @@ def _dead(script: Script, node: ast.AST, path: str, gone: str) -> Finding:
         or (
             f"write `{moved[0]}`"
             if moved
-            else f"it looks like a misspelling of `{shown.rpartition('.')[0]}.{like}`"
+            else f"It looks like a misspelling of `{shown.rpartition('.')[0]}.{like}`"
             if like
             else f"`{path.replace('tensorflow.', 'tf.', 1)}` has no counterpart of the same name: look for it in the documentation of Keras 3"
         )

@@ -106,4 +106,4 @@ def _advise(name: str, defined: frozenset[str]) -> str:
     if name in defined:
         return "it is defined elsewhere: in another function, or further down"
     like = closest_name(name, defined | set(dir(builtins)))
-    return f"it looks like a misspelling of `{like}`" if like else "define or import it before this line"
+    return f"It looks like a misspelling of `{like}`" if like else "define or import it before this line"
