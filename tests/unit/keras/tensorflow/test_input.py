@@ -212,6 +212,22 @@ def test_a_step_cuts_the_share_that_a_pipeline_gives(form: str, in_graph: bool) 
                     np.testing.assert_array_equal(one, other)
 
 
+def test_a_step_that_was_traced_for_shares_is_traced_again_for_batches_that_it_cuts() -> None:
+    """One `fit` may have planned data, and the next arrays."""
+    data = tf.data.Dataset.range(8).batch(3)
+    traced: list[str] = []
+
+    @tf.function
+    def step(batches: Any) -> Any:
+        batch = next(batches)
+        traced.append(type(batch).__name__)
+        return batch
+
+    for batches in (tf_internals.counted_pipeline(global_batches(data, OneOf(0, 2))), numbered_batches(data)):
+        step(iter(batches))
+    assert traced == ["Share", "Numbered"]
+
+
 def test_batches_that_steps_cut_are_not_read_ahead() -> None:
     """Sources of all workers then stand at the same place when an epoch ends early."""
     drawn: list[int] = []
