@@ -43,7 +43,7 @@ def print_table(run_dir: Path) -> None:
         from rich.console import Console
 
         console = Console(stderr=True, highlight=False)
-        table = _table(summary, _speed(run_dir, summary))
+        table = _table(summary, _describe_speed(run_dir, summary))
         for text in _busy_machines(folders[-1], summary):
             table.add_row("cores", text)
         console.print(table)
@@ -51,7 +51,7 @@ def print_table(run_dir: Path) -> None:
         _print_bad_records(console, folders)
 
 
-def _speed(run_dir: Path, summary: Summary) -> str:
+def _describe_speed(run_dir: Path, summary: Summary) -> str:
     """Writes down the speed of a run, and returns it in words."""
     try:
         speed.write(run_dir, summary)

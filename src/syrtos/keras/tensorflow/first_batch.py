@@ -78,7 +78,7 @@ class Function:
             with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
                 while len(found) < steps:
                     found.append(next(iterator))
-            self.decide(cut(found[0], self._session.input_comm))
+            self.decide(found[0])
             batches = found if spec is None else _iterator_over(found, spec)
         elif spec is None:
             batches = list(iterator)
@@ -99,12 +99,13 @@ class Function:
         """Returns whether the next batch is to be looked at before it counts."""
         return not self.plan.decided or self.checks.is_due()
 
-    def decide(self, first: Share) -> None:
-        """Looks at a batch, before it counts. All workers call this together."""
+    def decide(self, first: Any) -> None:
+        """Looks at a batch, a share or one that a step cuts, before it counts. All workers call this together."""
+        share: Share = cut(first, self._session.input_comm)
         if self.plan.decided:
-            self._check(first)
+            self._check(share)
         else:
-            self._decide(first)
+            self._decide(share)
 
     def _decide(self, first: Share) -> None:
         self.plan.decided = True
