@@ -25,8 +25,8 @@ from syrtos.data import cache, from_arrays, from_source
 from syrtos.data.find import find
 from syrtos.data.records import Records
 from syrtos.data.tfrecord import TFRecord
-from syrtos.keras.parsing import each
-from syrtos.keras.planned import Stream
+from syrtos.keras.datasets.parsing import each
+from syrtos.keras.datasets.planned import Stream
 
 BATCH, FILES, PER_FILE = 256, 8, 12_500
 FEATURES = {"x": tf.io.FixedLenFeature([250], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}

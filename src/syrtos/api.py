@@ -46,7 +46,7 @@ class ProcessSet:
 
     def rank(self) -> int:
         """Returns this worker's rank inside the set."""
-        return _member(self).rank
+        return comm_of(self).rank
 
     def size(self) -> int:
         """Returns the number of members."""
@@ -259,7 +259,7 @@ def barrier(process_set: ProcessSet | None = None) -> None:
         StalledError: a worker did not come within the watchdog's time (`--timeout`).
         ConfigurationError: this worker is no member of ``process_set``.
     """
-    _member(process_set).barrier()
+    comm_of(process_set).barrier()
 
 
 def broadcast_object(value: Any, root: int = 0, process_set: ProcessSet | None = None) -> Any:
@@ -280,7 +280,7 @@ def broadcast_object(value: Any, root: int = 0, process_set: ProcessSet | None =
         StalledError: a worker did not come within the watchdog's time (`--timeout`).
         ConfigurationError: this worker is no member of ``process_set``.
     """
-    return _member(process_set).broadcast_object(value, root)
+    return comm_of(process_set).broadcast_object(value, root)
 
 
 def allgather_object(value: Any, process_set: ProcessSet | None = None) -> list[Any]:
@@ -299,7 +299,7 @@ def allgather_object(value: Any, process_set: ProcessSet | None = None) -> list[
         StalledError: a worker did not come within the watchdog's time (`--timeout`).
         ConfigurationError: this worker is no member of ``process_set``.
     """
-    return _member(process_set).allgather_object(value)
+    return comm_of(process_set).allgather_object(value)
 
 
 def _aware() -> Any:
@@ -308,7 +308,13 @@ def _aware() -> Any:
     return session.world
 
 
-def _member(group: ProcessSet | None) -> Communicator:
+def comm_of(group: ProcessSet | None) -> Communicator:
+    """Returns the communicator of a process set; None: that of all workers.
+
+    Raises:
+        ConfigurationError: the process is not a member of it.
+        WorldError: before `init`.
+    """
     if group is None:
         return world.current().comm
     if group.comm is None:
@@ -320,7 +326,7 @@ def _member(group: ProcessSet | None) -> Communicator:
 
 
 def _call(name: str, value: Any, group: ProcessSet | None, **arguments: Any) -> Any:
-    comm = _member(group)
+    comm = comm_of(group)
     tensors = _tensor_room(value)
     return getattr(tensors, name)(comm, value, **arguments) if tensors else getattr(comm, name)(value, **arguments)
 

@@ -119,9 +119,9 @@ class Options:
         compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables
             are many and large.
         shard_update: whether each worker updates its part of each variable, and keeps the optimizer's state of that
-            part alone: see `syrtos.keras.sharding`.
+            part alone: see `syrtos.keras.features.sharding`.
         verify: ``"first"``: some rows of the first batch are computed both whole and split, before it counts, where not
-            all is Keras's own: see `syrtos.keras.first_batch`; ``"off"``: steps are split as Keras's own are;
+            all is Keras's own: see `syrtos.keras.split.first_batch`; ``"off"``: steps are split as Keras's own are;
             ``"only"``: the first batches of all functions are looked at, and training ends after them.
         bucket_mb: the approximate size, in megabytes, of the groups in which gradients are exchanged.
         profile: the training steps that a profile is made of, as ``steps=20:30``; empty: none.

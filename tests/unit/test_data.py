@@ -15,7 +15,7 @@ from syrtos.data.sources import Arrays
 from syrtos.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
-    from syrtos.keras.planned import PlannedDataset
+    from syrtos.keras.datasets.planned import PlannedDataset
 
 READERS = [getattr(data, name) for name in data.__all__ if name.startswith("from_")]
 

@@ -198,7 +198,7 @@ def from_folder(
         suffixes: the endings of the names of files that count.
         options: see `from_source`.
     """
-    room = importlib.import_module("syrtos.keras.parsing")
+    room = importlib.import_module("syrtos.keras.datasets.parsing")
     source = Folder(_find_files(pattern)[0], suffixes)
     return from_source(source, _each(parse_fn or functools.partial(room.image, image_size)), **options)
 
@@ -248,7 +248,7 @@ def from_source(
     memory = MEMORY if isinstance(shuffle, bool) else shuffle
     policy = Policy(on_bad_record, bad_budget, len(source))
     loader = Loader(source, parse, batch_size, seed if shuffle else None, policy, memory)
-    return importlib.import_module("syrtos.keras.planned").PlannedDataset(loader)
+    return importlib.import_module("syrtos.keras.datasets.planned").PlannedDataset(loader)
 
 
 def _check_same(source: Source) -> None:
@@ -274,7 +274,7 @@ def _records(found: Sequence[File], kept: cache.Cache, layout: Format) -> Record
 
 
 def _each(parse_fn: Callable[..., Any]) -> Callable[[Any], Any]:
-    return importlib.import_module("syrtos.keras.parsing").each(parse_fn)
+    return importlib.import_module("syrtos.keras.datasets.parsing").each(parse_fn)
 
 
 def _sample(source: Records) -> list[bytes]:
@@ -305,4 +305,4 @@ def _same(batch: Any) -> Any:
 
 # A model may be loaded before there is a data set. Where our own room for Keras is what imports this one, it comes first.
 if "keras" in sys.modules and "syrtos.keras" not in sys.modules:
-    importlib.import_module("syrtos.keras.planned").prepare()
+    importlib.import_module("syrtos.keras.datasets.planned").prepare()

@@ -19,7 +19,8 @@ from syrtos.comm.work_queue import KEPT
 from syrtos.dialects import keras2
 from syrtos.dialects.tf_distribute import places
 from syrtos.errors import ConfigurationError
-from syrtos.keras import activate, asynchronous
+from syrtos.keras import activate
+from syrtos.keras.features import asynchronous
 from syrtos.keras.tensorflow.strategy import Strategy
 
 # Where TensorFlow has them: (module, name, what answers).

@@ -17,7 +17,7 @@ from syrtos.api import unconverted
 from syrtos.comm import communicator, world
 from syrtos.dialects import keras2, manual
 from syrtos.dialects.horovod.compression import Compression
-from syrtos.keras import state
+from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import gradients
 from syrtos.keras.tensorflow import ops as core
 from syrtos.keras.tensorflow.gradients import Reduction

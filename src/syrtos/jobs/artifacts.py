@@ -93,7 +93,7 @@ def upload(places: Places, folders: Sequence[Path], uri: str, archive: str | Non
     return True
 
 
-# How files are named that a worker is still writing (`syrtos.keras.atomic`).
+# How files are named that a worker is still writing (`syrtos.keras.files.atomic`).
 _UNFINISHED = re.compile(r"\..+\.partial")
 
 

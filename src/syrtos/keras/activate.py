@@ -15,7 +15,9 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, profiling, trials
+from syrtos.keras import backend
+from syrtos.keras.features import profiling
+from syrtos.keras.trials import trial
 from syrtos.topology import check_keras_backend
 
 # The class of each backend, in its folder.
@@ -51,7 +53,7 @@ def keras3() -> None:
     if name in _CLASSES:
         importlib.import_module(f"syrtos.keras.{name}.keras3").apply_all()
         profiling.install()
-        trials.install(
+        trial.install(
             f"keras.src.backend.{name}.trainer:{_TRAINERS[name]}", "keras.src.optimizers.base_optimizer:BaseOptimizer"
         )
     if name == "tensorflow":
@@ -88,7 +90,7 @@ def legacy() -> None:
     world.init()
     importlib.import_module("syrtos.keras.tensorflow.keras2").apply_all()
     profiling.install()
-    trials.install("tf_keras.src.engine.training:Model")
+    trial.install("tf_keras.src.engine.training:Model")
     _make_default()
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from syrtos.api import ProcessSet
+from syrtos.api import ProcessSet, comm_of
 from syrtos.comm import world
-from syrtos.comm.communicator import Communicator
-from syrtos.errors import ConfigurationError
-from syrtos.keras import activate, backend, state
+from syrtos.keras import activate, backend
+from syrtos.keras.replica import state
 
 Optimizer = TypeVar("Optimizer")
 
@@ -28,6 +27,7 @@ def DistributedOptimizer(optimizer: Optimizer, process_set: ProcessSet | None = 
         ConfigurationError: the process is not a member of ``process_set``, or Keras runs on JAX.
     """
     activate.optimizers_only()
+    world.init()
     backend.active().average(optimizer, comm_of(process_set))
     return optimizer
 
@@ -35,17 +35,5 @@ def DistributedOptimizer(optimizer: Optimizer, process_set: ProcessSet | None = 
 def broadcast_variables(variables: Iterable[Any], root: int = 0, process_set: ProcessSet | None = None) -> None:
     """Gives every worker ``root``'s values of variables of Keras or of its framework."""
     activate.variables_only()
+    world.init()
     state.broadcast(comm_of(process_set), variables, root)
-
-
-def comm_of(process_set: ProcessSet | None) -> Communicator:
-    """Returns the communicator of a process set; None: that of all workers.
-
-    Raises:
-        ConfigurationError: the process is not a member of it.
-    """
-    if process_set is None:
-        return world.init().comm
-    if process_set.comm is None:
-        raise ConfigurationError(f"This worker is no member of the process set {list(process_set.ranks)}.")
-    return process_set.comm

@@ -10,7 +10,8 @@ from typing import Any
 
 from syrtos.comm import world
 from syrtos.errors import DataError
-from syrtos.keras import backend, local_steps
+from syrtos.keras import backend
+from syrtos.keras.features import local_steps
 
 
 class _Fits:

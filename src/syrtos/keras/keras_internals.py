@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from syrtos.keras.planned import Stream
+    from syrtos.keras.datasets.planned import Stream
 
 # Set on an optimizer of Keras 2: the variables it was built for.
 BUILT_FOR = "_syrtos_built_for"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import keras
 
-from syrtos.keras import callbacks, files, local_steps, resume
+from syrtos.keras.features import local_steps
+from syrtos.keras.files import write_once
 from syrtos.keras.patching import Method, Patch
+from syrtos.keras.recovery import resume
+from syrtos.keras.trainer import callbacks
 
 _SAVING = "keras.src.saving.saving_lib"
 _HDF5 = "keras.src.legacy.saving.legacy_h5_format"
@@ -15,11 +18,11 @@ _POSITION = "The position in the data is saved with the model, and found again."
 
 
 def _stamped_once(original: Method) -> Method:
-    return files.writing("filepath")(resume.saving_position(original))
+    return write_once.writing("filepath")(resume.saving_position(original))
 
 
 def _saved_model(original: Method) -> Method:
-    return files.as_saved_model(keras.Model.export)(original)
+    return write_once.as_saved_model(keras.Model.export)(original)
 
 
 PATCHES: list[Patch] = [
@@ -36,24 +39,24 @@ PATCHES: list[Patch] = [
     Patch(
         "keras.src.models.model:Model",
         "export",
-        files.writing("filepath", complete=False),
+        write_once.writing("filepath", complete=False),
         "Prints the path that it is given; `tf.saved_model.save` makes the files appear complete.",
     ),
     Patch("keras.src.models.model:Model", "save", _saved_model, "In a training job a folder for models gets a SavedModel, as scripts for SageMaker expect."),
-    Patch("keras.src.saving.saving_api", "load_model", files.reading("filepath"), "Another worker may be about to write the file.", everywhere=True),
-    Patch("keras.src.saving.saving_api", "load_weights", files.reading("filepath"), "Another worker may be about to write the file.", everywhere=True),
+    Patch("keras.src.saving.saving_api", "load_model", write_once.reading("filepath"), "Another worker may be about to write the file.", everywhere=True),
+    Patch("keras.src.saving.saving_api", "load_weights", write_once.reading("filepath"), "Another worker may be about to write the file.", everywhere=True),
     Patch("keras.src.models.model:Model", "load_weights", resume.finding, _POSITION),
     Patch(_SAVING, "load_model", resume.finding, _POSITION),
     Patch(_HDF5, "load_model_from_hdf5", resume.finding, _POSITION),
     Patch(
         "keras.src.callbacks.backup_and_restore",
         "file_utils",
-        files.CompleteFiles,
+        write_once.CompleteFiles,
         "Writes the number of the epoch in place; `File` serves loggers too, which append.",
     ),
-    Patch("keras.src.callbacks.model_checkpoint", "file_utils", files.CompleteFiles, "One worker makes its folder."),
-    Patch("keras.src.utils.image_utils", "save_img", files.writing("path"), _ONCE, everywhere=True),
-    Patch("keras.src.utils.model_visualization", "plot_model", files.writing("to_file"), _ONCE, everywhere=True),
-    Patch(_FILES, "urlretrieve", files.writing("filename"), "A download appears complete or not at all."),
-    Patch(_FILES, "get_file", files.fetching, "One worker of a host fetches a file, and the others wait.", everywhere=True),
+    Patch("keras.src.callbacks.model_checkpoint", "file_utils", write_once.CompleteFiles, "One worker makes its folder."),
+    Patch("keras.src.utils.image_utils", "save_img", write_once.writing("path"), _ONCE, everywhere=True),
+    Patch("keras.src.utils.model_visualization", "plot_model", write_once.writing("to_file"), _ONCE, everywhere=True),
+    Patch(_FILES, "urlretrieve", write_once.writing("filename"), "A download appears complete or not at all."),
+    Patch(_FILES, "get_file", write_once.fetching, "One worker of a host fetches a file, and the others wait.", everywhere=True),
 ]  # fmt: skip

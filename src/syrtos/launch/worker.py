@@ -212,10 +212,10 @@ class _Worker:
             session.servers.leave()
         if self._options.asynchronous:
             return
-        profiling = sys.modules.get("syrtos.keras.profiling")
+        profiling = sys.modules.get("syrtos.keras.features.profiling")
         recorded = session.comm.agree("end of the script", profiling.recordings() if profiling else 0.0)
         if any(recorded):
-            importlib.import_module("syrtos.keras.profiling").end_of_script(recorded)
+            importlib.import_module("syrtos.keras.features.profiling").end_of_script(recorded)
 
     def _end_here(self) -> NoReturn:
         """Ends this worker in the middle of its script, successfully.
@@ -387,7 +387,7 @@ def _serve(program: Program, run_dir: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
     main_module.find_modules_of(program)
-    importlib.import_module("syrtos.keras.parameter_server.server").serve(lambda: losses.lost_ranks(run_dir))
+    importlib.import_module("syrtos.keras.tensorflow.parameter_server.server").serve(lambda: losses.lost_ranks(run_dir))
 
 
 def _script_begins() -> None:

@@ -23,7 +23,7 @@ from syrtos.launch.supervise import supervise
 from syrtos.observe.ledger import forget, launching
 from syrtos.settings import TRIAL_VARIABLE, Trial
 
-_BEGAN, _RESULT, _CALLED = "began.json", "trial.json", "called.json"  # as `syrtos.keras.trials` writes them
+_BEGAN, _RESULT, _CALLED = "began.json", "trial.json", "called.json"  # as `syrtos.keras.trials.trial` writes them
 _OUTPUT = "output.txt"
 _LAST = 20_000  # characters of a log in which the reason of an end is looked for
 

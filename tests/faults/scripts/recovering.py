@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import syrtos
-from syrtos.keras import state
+from syrtos.keras.replica import state
 
 KERAS_2 = bool(os.environ.get("TF_USE_LEGACY_KERAS"))
 keras: Any = importlib.import_module("tf_keras" if KERAS_2 else "keras")

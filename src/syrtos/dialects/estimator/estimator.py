@@ -23,7 +23,7 @@ from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers,
 from syrtos.dialects.estimator.config import RunConfig
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
-from syrtos.keras import shares
+from syrtos.keras.split import shares
 from syrtos.keras.tensorflow import gradients, patching, tf_internals
 from syrtos.keras.tensorflow.input import Share
 

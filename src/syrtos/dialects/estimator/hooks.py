@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
-from syrtos.keras.shares import SEED_STRIDE
+from syrtos.keras.split.shares import SEED_STRIDE
 
 v1: Any = tf.compat.v1
 

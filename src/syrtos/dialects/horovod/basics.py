@@ -12,7 +12,7 @@ from syrtos import api, errors, settings
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.dialects import manual
-from syrtos.keras import profiling
+from syrtos.keras.features import profiling
 from syrtos.keras.tensorflow import op_errors
 
 

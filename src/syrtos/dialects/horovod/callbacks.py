@@ -11,7 +11,7 @@ from syrtos.comm.communicator import ReduceOp
 from syrtos.dialects import keras2
 from syrtos.dialects.horovod import basics, elastic
 from syrtos.dialects.horovod.basics import comm_of, global_process_set
-from syrtos.keras import state
+from syrtos.keras.replica import state
 
 _Callback: Any = keras2.keras().callbacks.Callback
 _ModelCheckpoint: Any = keras2.keras().callbacks.ModelCheckpoint

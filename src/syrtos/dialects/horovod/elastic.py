@@ -1,7 +1,7 @@
 """State that survives the end of workers, as `hvd.elastic` has it.
 
 When a worker dies, or hosts come or go, all workers start again, and the script goes on from the last commit. Commits
-are snapshots of the run (`syrtos.keras.recovery`). Where no launcher keeps snapshots (mpiexec, srun,
+are snapshots of the run (`syrtos.keras.recovery.replay`). Where no launcher keeps snapshots (mpiexec, srun,
 ``--max-restarts 0``), they are a file in the run directory, from which the same command with the same ``--run-dir``
 goes on.
 """
@@ -23,8 +23,8 @@ from syrtos.dialects import keras2
 from syrtos.dialects.horovod import basics
 from syrtos.dialects.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from syrtos.errors import ConfigurationError
-from syrtos.keras import recovery
-from syrtos.keras import state as variables_state
+from syrtos.keras.recovery import replay
+from syrtos.keras.replica import state as variables_state
 
 _FILE = "elastic-state.safetensors"
 
@@ -116,8 +116,8 @@ class State:
         }
         arrays |= {f"v{i}": array for i, array in enumerate(self._saved_arrays)}
         path = _path()
-        if recovery.keeps_snapshots():
-            recovery.commit_state(arrays)
+        if replay.keeps_snapshots():
+            replay.commit_state(arrays)
         elif path is not None and basics.rank() == 0:
             durable.replace(path, encoding.pack(arrays, {}))
 
@@ -141,8 +141,8 @@ class State:
 
     @staticmethod
     def _committed_state() -> Arrays | None:
-        if recovery.keeps_snapshots():
-            return recovery.committed_state()
+        if replay.keeps_snapshots():
+            return replay.committed_state()
         path = _path()
         return encoding.unpack(path.read_bytes()) if path is not None and path.exists() else None
 

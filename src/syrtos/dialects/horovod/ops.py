@@ -13,7 +13,7 @@ from syrtos.comm.communicator import Communicator, ReduceOp
 from syrtos.dialects.horovod import basics
 from syrtos.dialects.horovod.basics import ProcessSet, comm_of, global_process_set
 from syrtos.dialects.horovod.compression import Compression
-from syrtos.keras import state
+from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import op_errors, tf_internals
 from syrtos.keras.tensorflow import ops as core
 from syrtos.keras.tensorflow.variables import tensor_of

@@ -1,6 +1,6 @@
 """Rules about steps of which a part needs the whole batch: it is gathered for that part, or no batch is split.
 
-In a run the first batch decides (`syrtos.keras.first_batch`); the text of a script shows the usual kinds.
+In a run the first batch decides (`syrtos.keras.split.first_batch`); the text of a script shows the usual kinds.
 """
 
 from __future__ import annotations

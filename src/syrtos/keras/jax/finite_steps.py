@@ -14,7 +14,8 @@ import keras
 from jax import numpy as jnp
 
 from syrtos.errors import NonFiniteError
-from syrtos.keras import finite, keras_internals
+from syrtos.keras import keras_internals
+from syrtos.keras.features import finite
 from syrtos.keras.patching import Method, Patch
 
 

@@ -11,11 +11,15 @@ from keras.src.backend.jax import trainer as jax_trainer
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import backend, batches, finite, keras_internals, patches, patching, saving, sharding, trainer
+from syrtos.keras import backend, keras_internals, patches, patching
+from syrtos.keras.datasets import batches
+from syrtos.keras.datasets.planned import Stream
+from syrtos.keras.features import finite, sharding
+from syrtos.keras.files import saving
 from syrtos.keras.jax import distribution, finite_steps, joining, sharded_update, step, verifying
 from syrtos.keras.jax.variables import Jax, is_split, whole
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.planned import Stream
+from syrtos.keras.trainer import methods
 from syrtos.topology import check_servers
 
 
@@ -64,11 +68,11 @@ def _check_options(session: world.Session) -> None:
 
 
 def _on_batch(original: Method) -> Method:
-    return trainer.on_batch(original, step.check_sums)
+    return methods.on_batch(original, step.check_sums)
 
 
 def _train_on_batch(original: Method) -> Method:
-    return trainer.train_on_batch(original, step.check_sums)
+    return methods.train_on_batch(original, step.check_sums)
 
 
 def _batches(original: Method) -> Method:
@@ -149,14 +153,14 @@ _MEETING = "Workers that don't call the same are told so at once."
 _EQUAL = "Replicas compute with equal weights."
 _SAVED = "Variables that are split over processes are gathered where they are read, as for files."
 
-_INPUT = trainer.input_of(f"{_TRAINER}:JAXTrainer", f"{_TRAINER}:JAXEpochIterator", _batches)
-_FIT = Patch(f"{_TRAINER}:JAXTrainer", "fit", trainer.fit, _MEETING)
+_INPUT = methods.input_of(f"{_TRAINER}:JAXTrainer", f"{_TRAINER}:JAXEpochIterator", _batches)
+_FIT = Patch(f"{_TRAINER}:JAXTrainer", "fit", methods.fit, _MEETING)
 PATCHES = [
     Patch(_TRAINER, "jit", lambda _: functools.partial(step.compile_step), "Uneven batches are split inside the step, its outputs are gathered."),
     Patch(f"{_TRAINER}:JAXTrainer", "_make_function", _meeting_steps, "Steps that are not compiled meet and count too."),
     _FIT,
-    Patch(f"{_TRAINER}:JAXTrainer", "evaluate", trainer.method, _MEETING),
-    Patch(f"{_TRAINER}:JAXTrainer", "predict", trainer.method, _MEETING),
+    Patch(f"{_TRAINER}:JAXTrainer", "evaluate", methods.method, _MEETING),
+    Patch(f"{_TRAINER}:JAXTrainer", "predict", methods.method, _MEETING),
     Patch(f"{_TRAINER}:JAXTrainer", "train_on_batch", _train_on_batch, _EQUAL),
     Patch(f"{_TRAINER}:JAXTrainer", "test_on_batch", _on_batch, _EQUAL),
     Patch(f"{_TRAINER}:JAXTrainer", "predict_on_batch", _on_batch, _EQUAL),

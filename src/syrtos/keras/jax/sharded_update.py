@@ -12,7 +12,7 @@ from typing import Any
 from keras.src.distribution import distribution_lib
 
 from syrtos.comm import world
-from syrtos.keras import sharding
+from syrtos.keras.features import sharding
 from syrtos.keras.patching import Method, Patch
 
 

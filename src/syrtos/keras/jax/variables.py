@@ -13,10 +13,11 @@ import numpy.typing as npt
 from keras.src.distribution import distribution_lib
 
 from syrtos.comm import world
-from syrtos.keras import sharding, snapshot, state
 from syrtos.keras.backend import Backend
+from syrtos.keras.features import sharding
 from syrtos.keras.jax import profiler
 from syrtos.keras.jax.distribution import sharding_replicated_on
+from syrtos.keras.replica import snapshot, state
 from syrtos.observe.trace import Event
 
 

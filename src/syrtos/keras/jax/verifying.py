@@ -16,10 +16,11 @@ from keras.src.backend.common import global_state
 from keras.src.distribution import distribution_lib
 
 from syrtos.comm import world
-from syrtos.keras import first_batch, state
-from syrtos.keras.first_batch import Plan, Row, Verifying
 from syrtos.keras.jax import distribution
 from syrtos.keras.jax.variables import whole
+from syrtos.keras.replica import state
+from syrtos.keras.split import first_batch
+from syrtos.keras.split.first_batch import Plan, Row, Verifying
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras import asynchronous, sharding
+from syrtos.keras.features import asynchronous, sharding
 from syrtos.keras.patching import Method, Patch
 
 Program = Callable[[list[tf.Tensor], tf.Tensor], Any]

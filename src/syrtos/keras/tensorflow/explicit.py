@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from syrtos.api import ProcessSet, unconverted
-from syrtos.keras.explicit import comm_of
+from syrtos.api import ProcessSet, comm_of, unconverted
+from syrtos.comm import world
 from syrtos.keras.tensorflow import gradients
 
 
@@ -29,6 +29,7 @@ class DistributedGradientTape(gradients.ReducingTape):
     def __init__(self, tape: tf.GradientTape | None = None, process_set: ProcessSet | None = None) -> None:
         """Wraps ``tape``, or a new one."""
         gradients.reduce_by_tape()
+        world.init()
         super().__init__(tape or tf.GradientTape(), gradients.Reduction(comm_of(process_set)))
 
     @unconverted

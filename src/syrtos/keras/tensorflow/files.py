@@ -11,8 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras import atomic
-from syrtos.keras.files import await_complete, once
+from syrtos.keras.files.write_once import atomic, await_complete, once
 
 
 def checkpointing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,9 +18,12 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import exchange_plan, finite, keras_internals, local_steps, sharding, state
+from syrtos.keras import keras_internals
+from syrtos.keras.features import finite, local_steps, sharding
+from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.step import StepScope, current_step, is_whole
+from syrtos.keras.trainer import exchange_plan
 
 _MARK = "_syrtos_reduction"
 _APPLIED = "_syrtos_applied"

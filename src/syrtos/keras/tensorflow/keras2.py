@@ -16,27 +16,21 @@ from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import (
-    asynchronous,
-    files,
-    finite,
-    fitting,
-    interrupts,
-    keras_internals,
-    shares,
-    timing,
-    whole_batch,
-)
-from syrtos.keras.callbacks import within as enclosing_callbacks
-from syrtos.keras.first_batch import naming_split
-from syrtos.keras.parameter_server import remote_optimizer
+from syrtos.keras import fitting, keras_internals
+from syrtos.keras.features import asynchronous, finite
+from syrtos.keras.files import write_once
 from syrtos.keras.patching import Method, Patch, install
+from syrtos.keras.split import shares, whole_batch
+from syrtos.keras.split.first_batch import naming_split
 from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, models
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.input import are_whole
+from syrtos.keras.tensorflow.parameter_server import remote_optimizer
 from syrtos.keras.tensorflow.step import StepScope, current_step
 from syrtos.keras.tensorflow.step import whole_batch as computing_whole_batch
 from syrtos.keras.tensorflow.strategy import Strategy
+from syrtos.keras.trainer import interrupts, timing
+from syrtos.keras.trainer.callbacks import within as enclosing_callbacks
 
 
 @functools.cache
@@ -377,32 +371,32 @@ MODEL = [
     ),
 ]
 FILES = [
-    Patch(f"{_SAVING}.saving_lib", "save_model", files.writing("filepath"), _ONCE),
-    Patch(f"{_SAVING}.saving_lib", "save_weights_only", files.writing("filepath"), _ONCE),
-    Patch(f"{_SAVING}.legacy.save", "save_model", files.writing("filepath"), _ONCE),
-    Patch(f"{_SAVING}.legacy.save", "save_weights", files.writing("filepath"), _ONCE),
+    Patch(f"{_SAVING}.saving_lib", "save_model", write_once.writing("filepath"), _ONCE),
+    Patch(f"{_SAVING}.saving_lib", "save_weights_only", write_once.writing("filepath"), _ONCE),
+    Patch(f"{_SAVING}.legacy.save", "save_model", write_once.writing("filepath"), _ONCE),
+    Patch(f"{_SAVING}.legacy.save", "save_weights", write_once.writing("filepath"), _ONCE),
     Patch(
         _MODEL,
         "export",
-        files.writing("filepath", complete=False),
+        write_once.writing("filepath", complete=False),
         "`tf.saved_model.save` makes the files appear complete.",
     ),
     Patch(
         f"{_SAVING}.saving_api",
         "load_model",
-        files.reading("filepath"),
+        write_once.reading("filepath"),
         "Workers read what one has written.",
         everywhere=True,
     ),
     Patch(
         f"{_SAVING}.saving_api",
         "load_weights",
-        files.reading("filepath"),
+        write_once.reading("filepath"),
         "Workers read what one has written.",
         everywhere=True,
     ),
-    Patch("tf_keras.src.utils.image_utils", "save_img", files.writing("path"), _ONCE, everywhere=True),
-    Patch("tf_keras.src.utils.vis_utils", "plot_model", files.writing("to_file"), _ONCE, everywhere=True),
-    Patch("tf_keras.src.utils.data_utils", "urlretrieve", files.writing("filename"), "One worker downloads."),
-    Patch("tf_keras.src.utils.data_utils", "get_file", files.fetching, "One worker downloads.", everywhere=True),
+    Patch("tf_keras.src.utils.image_utils", "save_img", write_once.writing("path"), _ONCE, everywhere=True),
+    Patch("tf_keras.src.utils.vis_utils", "plot_model", write_once.writing("to_file"), _ONCE, everywhere=True),
+    Patch("tf_keras.src.utils.data_utils", "urlretrieve", write_once.writing("filename"), "One worker downloads."),
+    Patch("tf_keras.src.utils.data_utils", "get_file", write_once.fetching, "One worker downloads.", everywhere=True),
 ]

@@ -11,7 +11,8 @@ import tensorflow as tf
 from tf_keras.src.engine import data_adapter
 
 from syrtos.comm import world
-from syrtos.keras import asynchronous, fitting
+from syrtos.keras import fitting
+from syrtos.keras.features import asynchronous
 from syrtos.keras.patching import Method
 from syrtos.keras.tensorflow import models, tf_internals
 from syrtos.keras.tensorflow.input import is_own_shard

@@ -16,26 +16,22 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
 
 from syrtos.comm import world
-from syrtos.keras import (
-    asynchronous,
-    finite,
-    fitting,
-    interrupts,
-    keras_internals,
-    local_steps,
-    patches,
-    patching,
-    replicas,
-    sharding,
-    share_patches,
-    timing,
-    whole_batch,
-)
-from syrtos.keras.first_batch import naming_split
-from syrtos.keras.parameter_server import remote_optimizer
+from syrtos.keras import fitting, keras_internals, patches, patching
+from syrtos.keras.datasets.planned import PlannedDataset, Stream
+from syrtos.keras.features import asynchronous, finite, local_steps, sharding
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.planned import PlannedDataset, Stream
-from syrtos.keras.tensorflow import compiled_update, first_batch, gradients, models, ops, sharded_update, tf_internals
+from syrtos.keras.split import share_patches, whole_batch
+from syrtos.keras.split.first_batch import naming_split
+from syrtos.keras.tensorflow import (
+    compiled_update,
+    first_batch,
+    gradients,
+    models,
+    ops,
+    planned_input,
+    sharded_update,
+    tf_internals,
+)
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.input import (
     Numbered,
@@ -47,8 +43,10 @@ from syrtos.keras.tensorflow.input import (
     share_of_arrays,
     spec_of_share,
 )
+from syrtos.keras.tensorflow.parameter_server import remote_optimizer
 from syrtos.keras.tensorflow.step import StepScope
 from syrtos.keras.tensorflow.step import whole_batch as computing_whole_batch
+from syrtos.keras.trainer import interrupts, replicas, timing
 
 
 @functools.cache
@@ -282,7 +280,7 @@ def _use_planned_dataset(original: Method) -> Method:
         if not isinstance(self.py_dataset, PlannedDataset):
             return original(self)
         self.syrtos_stream = Stream(self.py_dataset, self._standardize_batch)
-        return tf_internals.shared_out(self.syrtos_stream.pipeline())
+        return tf_internals.shared_out(planned_input.pipeline_of(self.syrtos_stream))
 
     return get_tf_dataset
 

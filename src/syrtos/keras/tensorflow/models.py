@@ -7,8 +7,9 @@ from typing import Any
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
-from syrtos.keras import first_batch, keras_internals, shares, whole_batch
-from syrtos.keras.first_batch import Plan
+from syrtos.keras import keras_internals
+from syrtos.keras.split import first_batch, shares, whole_batch
+from syrtos.keras.split.first_batch import Plan
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input import is_own_shard
 from syrtos.keras.tensorflow.strategy import Strategy

@@ -11,15 +11,17 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.keras import asynchronous, files, temporary, timing
-from syrtos.keras.first_batch import Plan
+from syrtos.keras.features import asynchronous
+from syrtos.keras.files import temporary, write_once
 from syrtos.keras.patching import Method, replace, replace_everywhere
+from syrtos.keras.split.first_batch import Plan
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow import gradients, models, ops, reproducible, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow import step as step_module
 from syrtos.keras.tensorflow.input import cut, given_whole, iterating, policy_ignored
 from syrtos.keras.tensorflow.step import StepScope, functions_of_step, rows_of
 from syrtos.keras.tensorflow.variables import TensorFlow
+from syrtos.keras.trainer import timing
 
 
 @functools.cache
@@ -54,12 +56,12 @@ def patch_tensorflow() -> None:
 def _patch_files() -> None:
     """Patches the functions by which TensorFlow writes files: one worker writes, completely or not at all."""
     # `tf.saved_model.save` and `load`, which Keras calls too.
-    replace_everywhere(tf_internals.saved_model_save, "save", files.writing("export_dir"))
-    replace_everywhere(tf_internals.saved_model_load, "load", files.reading("export_dir"))
+    replace_everywhere(tf_internals.saved_model_save, "save", write_once.writing("export_dir"))
+    replace_everywhere(tf_internals.saved_model_load, "load", write_once.reading("export_dir"))
     # `tf.train.Checkpoint`, its managers, and Keras 2's weights use these: counters and lists of checkpoints go on on
     # each worker.
     replace(tf_internals.TrackableSaver, "save", tf_files.checkpointing)
-    replace(tf_internals.TrackableSaver, "restore", files.reading("save_path"))
+    replace(tf_internals.TrackableSaver, "restore", write_once.reading("save_path"))
     replace_everywhere(tf_internals.checkpoint_management, "latest_checkpoint", tf_files.latest)
     # Workers log the same numbers: TensorBoard would show them twice.
     replace_everywhere(tf_internals.summary_ops, "create_file_writer_v2", tf_files.writer, "create_file_writer")

@@ -13,9 +13,12 @@ import tensorflow as tf
 
 from syrtos.comm import fusion, world
 from syrtos.comm.communicator import Array
-from syrtos.keras import keras_internals, saving, sharding, state
+from syrtos.keras import keras_internals
+from syrtos.keras.features import sharding
+from syrtos.keras.features.sharding import Sharding
+from syrtos.keras.files import saving
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.sharding import Sharding
+from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import compiled_update, ops
 from syrtos.keras.tensorflow.variables import tensor_of
 

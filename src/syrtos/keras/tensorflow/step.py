@@ -6,7 +6,7 @@ the same gradients. For the others a step notes what it assigns, and makes it eq
 - SUM (metric states): the changes of all workers are added to the value before the step;
 - others of a floating dtype (BatchNormalization's moving statistics): the mean by samples;
 - integers (random seeds, counters) change alike on all workers;
-- where the first batch has shown another rule (see `syrtos.keras.first_batch`), that rule.
+- where the first batch has shown another rule (see `syrtos.keras.split.first_batch`), that rule.
 
 Results of metrics are read after that, so logs, callbacks and `evaluate` see what one process would have seen.
 """
@@ -24,12 +24,13 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
-from syrtos.keras import first_batch, local_steps
-from syrtos.keras.first_batch import Outcome, Plan, Rule, Unproven
-from syrtos.keras.shares import Assignments
+from syrtos.keras.features import local_steps
+from syrtos.keras.split import first_batch
+from syrtos.keras.split.first_batch import Outcome, Plan, Rule, Unproven
+from syrtos.keras.split.shares import Assignments
 from syrtos.keras.tensorflow import gathering, ops, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
-from syrtos.keras.timing import clock, computing
+from syrtos.keras.trainer.timing import clock, computing
 
 _local = threading.local()
 # The variables that each of the script's own `tf.function`s assigned while it was traced inside `strategy.run`.

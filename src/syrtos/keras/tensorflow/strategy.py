@@ -17,10 +17,11 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.world import Session
-from syrtos.keras import asynchronous, timing
+from syrtos.keras.features import asynchronous
 from syrtos.keras.tensorflow import input as input_pipelines
 from syrtos.keras.tensorflow import ops, tf_internals
 from syrtos.keras.tensorflow.step import RunScope, current_step, is_whole, track_variable
+from syrtos.keras.trainer import timing
 
 
 class Strategy(tf.distribute.Strategy):

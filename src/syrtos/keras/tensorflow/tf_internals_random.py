@@ -17,7 +17,7 @@ from tensorflow.python.ops import gen_image_ops, gen_random_ops, gen_stateless_r
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 
 from syrtos.keras.patching import replace
-from syrtos.keras.shares import SEED_STRIDE
+from syrtos.keras.split.shares import SEED_STRIDE
 from syrtos.keras.tensorflow import tf_internals_graphs
 
 Original = Callable[..., Any]

@@ -13,9 +13,11 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator
-from syrtos.keras import asynchronous, sharding, state, timing
 from syrtos.keras.backend import Backend, Step
+from syrtos.keras.features import asynchronous, sharding
+from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import gradients, ops, profiler, step, tf_internals_graphs
+from syrtos.keras.trainer import timing
 from syrtos.observe.trace import Event
 
 

@@ -12,11 +12,14 @@ import numpy as np
 import torch
 
 from syrtos.comm.world import Session
-from syrtos.keras import first_batch, keras_internals, local_steps, state
-from syrtos.keras.checks import Checks
-from syrtos.keras.first_batch import Assigned, Outcome, Plan
+from syrtos.keras import keras_internals
+from syrtos.keras.features import local_steps
 from syrtos.keras.patching import Method
-from syrtos.keras.python_state import keeping_python_state
+from syrtos.keras.replica import state
+from syrtos.keras.split import first_batch
+from syrtos.keras.split.checks import Checks
+from syrtos.keras.split.first_batch import Assigned, Outcome, Plan
+from syrtos.keras.split.python_state import keeping_python_state
 from syrtos.keras.torch import gathering, ops, torch_internals
 from syrtos.keras.torch.rows import Share
 from syrtos.keras.torch.step import (
@@ -145,7 +148,7 @@ def _precision(model: Any) -> int:
 
 
 class _Trial:
-    """A trial of a step on some rows of the first batch: see `syrtos.keras.first_batch.Trial`."""
+    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.first_batch.Trial`."""
 
     def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
         self._model, self._session, self._step = model, session, step

@@ -12,10 +12,13 @@ import torch
 from syrtos.comm import world
 from syrtos.comm.communicator import Bounds, Communicator
 from syrtos.errors import ConfigurationError
-from syrtos.keras import exchange_plan, finite, keras_internals, local_steps, sharding, state
+from syrtos.keras import keras_internals
+from syrtos.keras.features import finite, local_steps, sharding
+from syrtos.keras.replica import state
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step, is_whole
+from syrtos.keras.trainer import exchange_plan
 
 _WORKERS, _APPLIED, _READY = "_syrtos_workers", "_syrtos_applied", "_syrtos_ready"
 

@@ -11,26 +11,16 @@ import torch
 from keras.src.backend.torch import trainer as torch_trainer
 
 from syrtos.comm import world
-from syrtos.keras import (
-    backend,
-    batches,
-    finite,
-    fitting,
-    keras_internals,
-    local_steps,
-    patches,
-    patching,
-    recovery,
-    sharding,
-    share_patches,
-    shares,
-    trainer,
-    whole_batch,
-)
-from syrtos.keras.first_batch import naming_split
+from syrtos.keras import backend, fitting, keras_internals, patches, patching
+from syrtos.keras.datasets import batches
+from syrtos.keras.features import finite, local_steps, sharding
 from syrtos.keras.patching import Method, Patch
+from syrtos.keras.recovery import replay
+from syrtos.keras.split import share_patches, shares, whole_batch
+from syrtos.keras.split.first_batch import naming_split
 from syrtos.keras.torch import batchnorm, first_batch, gradients, rows, sharded_update, step
 from syrtos.keras.torch.variables import Torch
+from syrtos.keras.trainer import methods
 from syrtos.topology import check_servers
 
 
@@ -104,11 +94,11 @@ def _batches(original: Method) -> Method:
 
 
 def _on_batch(original: Method) -> Method:
-    return trainer.on_batch(original, _check)
+    return methods.on_batch(original, _check)
 
 
 def _train_on_batch(original: Method) -> Method:
-    return trainer.train_on_batch(original, _check)
+    return methods.train_on_batch(original, _check)
 
 
 def _check(sums: list[float], number: int) -> None:
@@ -212,7 +202,7 @@ def _on_shares(
             session = local_steps.of_step(session, training)
         elif session.world.size == 1:
             # a `fit` that goes on draws its data again, and leaves out steps: these must draw from another generator
-            with step.own_random_numbers(0) if recovery.keeps_snapshots() else contextlib.nullcontext():
+            with step.own_random_numbers(0) if replay.keeps_snapshots() else contextlib.nullcontext():
                 return function([share.data])
         if of_first.is_due():
             of_first.decide(share)
@@ -283,13 +273,13 @@ TRAINER = [
     Patch(_TRAINER, "make_train_function", _making("train_function", _training), _SHARE),
     Patch(_TRAINER, "make_test_function", _making("test_function", _testing), _SHARE),
     Patch(_TRAINER, "make_predict_function", _making("predict_function", _predicting), _SHARE),
-    Patch(_TRAINER, "fit", trainer.fit, _MEETING),
-    Patch(_TRAINER, "evaluate", trainer.method, _MEETING),
-    Patch(_TRAINER, "predict", trainer.method, _MEETING),
+    Patch(_TRAINER, "fit", methods.fit, _MEETING),
+    Patch(_TRAINER, "evaluate", methods.method, _MEETING),
+    Patch(_TRAINER, "predict", methods.method, _MEETING),
     Patch(_TRAINER, "train_on_batch", _train_on_batch, _EQUAL),
     Patch(_TRAINER, "test_on_batch", _on_batch, _EQUAL),
     Patch(_TRAINER, "predict_on_batch", _on_batch, _EQUAL),
-    *trainer.input_of(_TRAINER, _ITERATOR, _batches),
+    *methods.input_of(_TRAINER, _ITERATOR, _batches),
 ]
 VARIABLES = [
     Patch(_VARIABLE, "_direct_assign", _noting_assign, _STATE),

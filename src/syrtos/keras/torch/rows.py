@@ -13,7 +13,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.comm.communicator import share_of as bounds_of
 from syrtos.comm.world import Session
 from syrtos.errors import DataError
-from syrtos.keras.planned import Stream
+from syrtos.keras.datasets.planned import Stream
 from syrtos.keras.torch import ops
 
 

@@ -12,9 +12,10 @@ import torch
 from keras.src.backend.torch.core import Variable
 
 from syrtos.comm import world
-from syrtos.keras import saving, sharding
+from syrtos.keras.features import sharding
+from syrtos.keras.features.sharding import Sharding
+from syrtos.keras.files import saving
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.sharding import Sharding
 from syrtos.keras.torch import ops
 
 

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from syrtos.comm.world import Session
-from syrtos.keras import first_batch, local_steps
-from syrtos.keras.first_batch import Outcome, Plan, Rule
-from syrtos.keras.shares import SEED_STRIDE, Assignments
+from syrtos.keras.features import local_steps
+from syrtos.keras.split import first_batch
+from syrtos.keras.split.first_batch import Outcome, Plan, Rule
+from syrtos.keras.split.shares import SEED_STRIDE, Assignments
 from syrtos.keras.torch import gathering
 from syrtos.keras.torch.overlap import Overlap
 

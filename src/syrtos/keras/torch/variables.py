@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 
 from syrtos.comm.communicator import Array, Communicator
-from syrtos.keras import sharding, timing
 from syrtos.keras.backend import Backend, Step
+from syrtos.keras.features import sharding
 from syrtos.keras.torch import gradients, ops, profiler, step
+from syrtos.keras.trainer import timing
 from syrtos.observe.trace import Event
 
 

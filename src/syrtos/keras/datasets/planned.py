@@ -1,0 +1,333 @@
+"""Planned data sets as `fit` takes them: each worker's own records.
+
+Their order does not depend on the number of workers. Keras knows such a data set as a `PyDataset`. With TensorFlow its
+batches come as a `tf.data` pipeline, with JAX and torch one by one.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import numpy as np
+
+from syrtos.comm import world
+from syrtos.comm.world import Session
+from syrtos.data.loader import Chunk, Loader, Position, Share
+from syrtos.data.plan import Plan
+from syrtos.data.proof import SampleLedger, next_generation
+from syrtos.errors import DataError
+from syrtos.keras import backend
+
+# Batches that are ready before a step asks for them.
+_names = collections.Counter[str]()
+
+
+class PlannedDataset(keras.utils.PyDataset):
+    """A data set for `fit`, `evaluate` and `predict`.
+
+    Attributes:
+        position: how far the last training has come.
+        name: of this data set in the script, the same in each of its runs.
+        trainings: how many models have begun to train on it.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        """Raises DataError where there are no records."""
+        super().__init__()
+        if not len(loader.source):
+            raise DataError("The data set is empty: none of its files has a record.")
+        self.loader = loader
+        self.position = Position()
+        self.trainings = 0
+        kind = loader.name
+        self.name = f"{kind}-{_names[kind]}"
+        _names[kind] += 1
+        prepare()
+        loader.contiguous = backend.computes_global_batches()  # which puts shares together by rank
+
+    def __repr__(self) -> str:
+        return f"<{len(self.loader.source):,} records in batches of {self.loader.batch}, {self.name}>"
+
+    def __len__(self) -> int:
+        """Returns the number of global batches in an epoch of `fit`."""
+        return self.plan(Position()).steps
+
+    @property
+    def num_batches(self) -> int:
+        """Returns the number of batches in an epoch, for Keras.
+
+        Where workers evaluate for themselves, all batches of the script count.
+        """
+        return self.loader.plan().steps if world.explicit() else len(self)
+
+    def __getitem__(self, index: int) -> Any:
+        """Returns this worker's share of a batch."""
+        plan = self.plan(Position(self.position.epoch))
+        return self.loader.load(plan, range(index, index + 1), *ranks()).data
+
+    def plan(self, position: Position) -> Plan:
+        """Returns the plan of what is left of the epoch at ``position``."""
+        return self.loader.plan(position, ranks()[1] if _per_worker() else 1)
+
+
+def _per_worker() -> bool:
+    return world.explicit() or world.current().options.batch == "per-worker"
+
+
+@functools.cache
+def prepare() -> None:
+    """Adapts Keras so that it takes planned data sets, and finds positions in files."""
+    world.init()
+    importlib.import_module(f"syrtos.keras.{keras.backend.backend()}.keras3").apply_all()
+
+
+class Stream:
+    """The batches of one `fit`, `evaluate` or `predict`, whose iterators begin at ``position``.
+
+    Attributes:
+        dataset: the planned data set.
+        position: how far training has come; the beginning where nothing is trained.
+        number: how many models began to train on the data set before this one.
+    """
+
+    def __init__(self, dataset: PlannedDataset, standardized: Callable[[Any], Any]) -> None:
+        """``standardized``: makes of a batch what the rest of Keras expects."""
+        self.dataset = dataset
+        self.position = Position()
+        self.number = 0
+        self._standardized = standardized
+        self._drawn: collections.deque[Share] = collections.deque()
+        self._first = 0  # number of the first of them
+        self._left_out: set[int] = set()
+        self._samples: SampleLedger | None = None
+        self._training = self._endless = False
+        self._epoch = 0
+        self._types: list[Any] = []
+        self._flatten: Callable[[Any], list[Any]] = keras.tree.flatten
+        options = world.current().options
+        if options.run_dir:
+            dataset.loader.policy.write_to(options.run_dir, ranks()[0])
+
+    def shares(self) -> Iterator[tuple[int, Any]]:
+        """Yields this worker's shares in memory: the number of rows, and the rows.
+
+        Where the worker has no row, it gets a record that does not count; a worker that is alone leaves such batches
+        out.
+        """
+        one = self.example()
+        empty = self._flatten(one)
+        chunks = self.chunks([np.asarray(leaf).dtype for leaf in empty], self._flatten)
+        reader = ThreadPoolExecutor(1, "syrtos-input")
+        try:
+            following = reader.submit(next, chunks, None)
+            while (found := following.result()) is not None:
+                following = reader.submit(next, chunks, None)
+                splits, *leaves = found
+                for first, last in itertools.pairwise(splits.tolist()):
+                    if first == last and alone():
+                        continue
+                    rows = [leaf[first:last] for leaf in leaves] if last > first else empty
+                    yield last - first, keras.tree.pack_sequence_as(one, rows)
+        finally:  # an epoch may end before its data: what is being read is not waited for
+            reader.shutdown(wait=False, cancel_futures=True)
+
+    def example(self) -> Any:
+        """Returns a batch of one record, as Keras expects batches."""
+        return self._standardized(self.dataset.loader.example())
+
+    def chunks(self, types: list[Any], flatten: Callable[[Any], list[Any]]) -> Iterator[list[Any]]:
+        """Returns an iterator over several batches at a time: their splits, and their flat leaves of these types."""
+        self._types, self._flatten = types, flatten
+        return self._generate()
+
+    def _generate(self) -> Iterator[list[Any]]:
+        """Yields several batches at a time: their splits, and their flat leaves.
+
+        It runs in a thread of its own, a few batches ahead of training.
+        """
+        drawn = self._drawn = collections.deque()
+        self._first, self._left_out = 0, set()
+        samples, position, numbers = self._samples, self.position, itertools.count()
+        while True:
+            for chunk in self._load_chunks(position):
+                for share, rows, number in zip(chunk.shares, np.diff(chunk.splits), numbers, strict=False):
+                    if not rows and alone():
+                        self.leave_out(number)
+                    # Before any worker can have finished this step: a checkpoint of rank 0 must not be ahead of a ledger.
+                    if samples:
+                        samples.add(share)
+                    drawn.append(share)
+                leaves = self._flatten(self._standardized(chunk.data))
+                yield [chunk.splits, *(_array(leaf, dtype) for leaf, dtype in zip(leaves, self._types, strict=True))]
+            if not self._endless:
+                return
+            position = Position(position.epoch + 1)
+
+    def _load_chunks(self, position: Position) -> Iterator[Chunk]:
+        """Yields the rest of an epoch.
+
+        An error is kept, so that it can be shown in place of TensorFlow's error about it.
+        """
+        if self._training or not world.explicit():
+            chunks = self.dataset.loader.chunks(self.dataset.plan(position), *ranks())
+        else:  # such a script may evaluate on one worker alone: all of it
+            chunks = self.dataset.loader.chunks(self.dataset.loader.plan(position))
+        while True:
+            with world.remembering_errors():
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
+
+    # -- training -----------------------------------------------------------------------------------
+
+    def begin(self, position: Position | None, number: int | None, endless: bool, session: Session) -> None:
+        """Begins training on the data set.
+
+        Args:
+            position: where it goes on; None for a model that was not trained on this data set before.
+            number: the number of the model, if it was trained before.
+            endless: whether epochs follow one another: the next is read while this one ends.
+            session: this worker's.
+        """
+        global _active
+        if _active is not None:
+            _active.close()
+        _active = self
+        self._training, self._endless = True, endless
+        self.number = self.dataset.trainings if number is None else number
+        self.dataset.trainings = max(self.dataset.trainings, self.number + 1)
+        self._set_position(position or Position())
+        session.ledger.say(input="planned")
+        if self.position != Position() and session.world.rank == 0:
+            place, records = self.position.place, len(self.dataset.loader.source)
+            print(
+                f"syrtos: training goes on in epoch {self.position.epoch + 1} of the data, at record {place:,} of {records:,}",
+                file=sys.stderr,
+            )
+        run_dir, (rank, size) = session.options.run_dir, ranks()
+        if not run_dir or session.options.asynchronous:
+            return
+        name = f"{self.dataset.name}-{self.number}"
+        everyone = world.current().comm
+        generation = everyone.broadcast_object(next_generation(run_dir, name) if rank == 0 else None)
+        self._samples = SampleLedger(run_dir, name, rank, size)
+        self._samples.begin(self.dataset.plan(Position()), self.position, generation)
+
+    def note_trained(self, steps: int) -> None:
+        """Notes that ``steps`` more batches have made their update."""
+        if world.current().options.asynchronous:  # each worker had some batches: none has had all
+            return
+        for _ in range(steps):
+            self._pass_left_out()
+            self._pass()
+        self._pass_left_out()
+        if self._samples:
+            self._samples.note_reached(self.position)
+
+    def records(self, steps: int) -> list[tuple[int, str, int]]:
+        """Returns the records of this worker's shares of the next batches to be trained (see `note_trained`), as far as they are drawn.
+
+        Each is its index, its file, and its place in the file. Where each worker computes with whole batches, their
+        records are returned.
+        """
+        drawn = enumerate(self._drawn.copy(), self._first)  # a thread adds to it
+        shares = [share for number, share in drawn if number not in self._left_out][:steps]
+        whole = backend.computes_global_batches()
+        indices = [each for share in shares for each in (share.plan.share(share.step) if whole else share.indices)]
+        return [(int(each), *self.dataset.loader.source.place(int(each))) for each in indices]
+
+    def leave_out(self, number: int) -> None:
+        """Notes that no worker has a row of a batch, so that no step trains on it.
+
+        ``number``: counted from the first batch that was drawn.
+        """
+        self._left_out.add(number)
+
+    def _pass_left_out(self) -> None:
+        while self._first in self._left_out:
+            self._left_out.discard(self._first)
+            self._pass()
+
+    def _pass(self) -> None:
+        if self._drawn:
+            self._first += 1
+            self._set_position(self._drawn.popleft().after)
+
+    def end_epoch(self, session: Session, stopped: bool) -> None:
+        """Ends an epoch, and checks how many records were left out.
+
+        Raises:
+            DataError: all workers together have left out too many records.
+        """
+        # Keras does not tell of a last call that had fewer batches than `steps_per_execution`.
+        if not self._endless and not stopped:
+            self._set_position(Position(self._epoch + 1))
+        self._epoch = self.position.epoch
+        policy, everyone = self.dataset.loader.policy, world.current().comm
+        if session.options.asynchronous:  # a worker may be dead: none is asked
+            policy.check(len(policy.left_out_records))
+        elif any(everyone.agree("bad records", float(len(policy.left_out_records)))):
+            policy.check(len(set().union(*everyone.allgather_object(sorted(policy.left_out_records)))))
+
+    def epoch_begins(self) -> int:
+        """Begins an epoch, and returns the steps that are left of it."""
+        self._epoch = self.position.epoch
+        return self.dataset.plan(self.position).steps
+
+    def mark(self) -> None:
+        """Writes down how far training has come, as the model is saved now."""
+        if self._samples:
+            self._samples.note_reached(self.position, now=True)
+
+    def close(self) -> None:
+        """Ends training at the last step: what was drawn after it was not trained on."""
+        if self._samples:
+            self._samples.end(self.position)
+            self._samples = None
+
+    def _set_position(self, position: Position) -> None:
+        self.position = self.dataset.position = position
+
+
+_active: Stream | None = None
+
+
+def _array(leaf: Any, dtype: Any) -> Any:
+    """Returns the leaf as an array of the type that the pipeline was told of.
+
+    Raises:
+        DataError: it is of another type, and the conversion would lose something.
+    """
+    array = leaf.numpy() if hasattr(leaf, "numpy") else np.asarray(leaf)
+    if array.dtype == dtype or dtype == np.object_:
+        return array
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise DataError(
+            f"Records differ in type: the first gave {np.dtype(dtype).name}, a later one {array.dtype.name}. Let `parse_fn` return the same for all, "
+            "e.g. numpy.float32(value)."
+        )
+    return array.astype(dtype)
+
+
+def alone() -> bool:
+    """Returns whether this is the only worker."""
+    return world.current().world.size == 1
+
+
+def ranks() -> tuple[int, int]:
+    """Returns this worker's rank, and how many workers share the data.
+
+    They are 0 and 1 where workers train at their own pace over servers: all read all batches, and each batch is trained
+    on by one.
+    """
+    session = world.current()
+    return (0, 1) if session.options.asynchronous else (session.world.rank, session.world.size)

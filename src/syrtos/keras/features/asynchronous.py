@@ -1,0 +1,202 @@
+"""Training at each worker's own pace, over parameter servers.
+
+Each batch of an epoch goes to the worker that asks next, so a slow worker takes fewer and delays no other. Between two
+meetings of the workers (a round: an epoch of `fit`, a `join` of a coordinator) each worker assigns its own metrics and
+moving statistics. At the meeting what the workers have added is summed, or averaged, and all take the servers' weights.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from syrtos.comm import world
+from syrtos.comm.communicator import Array
+from syrtos.comm.servers import Servers
+from syrtos.keras.replica import state
+
+
+class Held(Protocol):
+    """An optimizer whose weights are held by parameter servers."""
+
+    optimizer: Any
+    variables: list[Any]
+
+    def begin(self) -> None:
+        """Sends worker 0's state to the servers, in place of theirs, and takes the weights from them."""
+        ...
+
+    def pull(self) -> None:
+        """Takes the weights, and the optimizer's state, from the servers as they are now."""
+        ...
+
+
+_WISH = "wish"
+# Set on what Keras has made.
+KERAS = "_syrtos_of_keras"
+
+_held: list[weakref.ref[Held]] = []
+_variables: dict[str, weakref.ref[Any]] = {}
+_counts = collections.Counter[str]()
+_base: dict[str, Array] = {}
+_whole = 0
+
+
+def servers() -> Servers | None:
+    """Returns the parameter servers of this run; None if it has none."""
+    return world.current().servers if world.is_initialized() else None
+
+
+def asynchronous_servers() -> Servers | None:
+    """Returns the parameter servers if workers train at their own pace; else None."""
+    found = servers()
+    return found if found and not found.synchronous else None
+
+
+def hold(one: Held) -> None:
+    """Registers an optimizer whose weights the servers hold."""
+    _held.append(weakref.ref(one))
+
+
+def number_of(name: str) -> str:
+    """Returns the name with a number of its own, which is never used again, whatever is garbage-collected."""
+    _counts[name] += 1
+    return f"{name} {_counts[name]}"
+
+
+def held_optimizers() -> list[Held]:
+    """Returns the optimizers whose weights the servers hold, in the order in which they made their first step."""
+    return [one for known in _held if (one := known()) is not None]
+
+
+def remember(variable: Any) -> None:
+    """Registers a variable whose values workers bring together when they meet."""
+    _variables[number_of(variable.name)] = weakref.ref(variable)
+
+
+@contextlib.contextmanager
+def on_all_data() -> Iterator[None]:
+    """Context manager: every worker goes through a whole data set, since all evaluate the same weights."""
+    global _whole
+    _whole += 1
+    try:
+        yield
+    finally:
+        _whole -= 1
+
+
+def shards_dynamically() -> bool:
+    """Returns whether the batches of a data set go to the worker that asks next, here and now."""
+    return asynchronous_servers() is not None and not _whole
+
+
+def begin_round() -> None:
+    """Notes the values of this worker's own variables, from which `end_round` counts what it has added."""
+    _base.clear()
+    _base.update({name: variable.numpy() for name, variable in _own_variables().items()})
+
+
+def end_round(wish: bool = False) -> bool:
+    """Meets the other workers, and brings their variables and the servers' weights together.
+
+    Returns:
+        Whether one of the workers has the ``wish``.
+    """
+    asked = asynchronous_servers()
+    assert asked is not None
+    added: dict[str, Array] = {_WISH: np.ones(1)} if wish else {}
+    variables = _own_variables()
+    rules = {name: _rule_of(variable) for name, variable in variables.items()}
+    for name, variable in variables.items():
+        value = variable.numpy()
+        change = value - _base.get(name, np.zeros_like(value))
+        if np.any(change):
+            added[name] = change
+    sums = asked.end_round(added)
+    for name, (total, count) in sums.items():
+        variable, rule = variables.get(name), rules.get(name)
+        if variable is None:
+            continue
+        share = count if rule == "mean" else 1
+        variable.assign(_base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))
+    _pull()
+    meet()  # or the next update of a fast worker would be in the weights of a slow one
+    return _WISH in sums
+
+
+def average(logs: dict[str, Any]) -> None:
+    """Replaces the numbers that a step of the script's own has logged by their means over all workers, in place."""
+    asked = asynchronous_servers()
+    if asked is None:
+        return
+    mine = {name: np.asarray(value, np.float64) for name, value in logs.items() if np.ndim(value) == 0}
+    logs.update({name: float(total) / count for name, (total, count) in asked.end_round(mine).items() if name in logs})
+
+
+def take_weights() -> None:
+    """Takes the servers' weights at the end of an epoch, so that the model is saved with them.
+
+    Workers that train at their own pace have met, and taken them, already.
+    """
+    if asynchronous_servers() is None:
+        _pull()
+
+
+def meet(wish: bool = False) -> bool:
+    """Waits for the other workers; returns whether one of them has the ``wish``.
+
+    Where workers do not train at their own pace, it returns False at once.
+    """
+    asked = asynchronous_servers()
+    return bool(asked and asked.end_round({_WISH: np.ones(1)} if wish else {}))
+
+
+def begin_equal(model: Any) -> None:
+    """Makes all workers, and the servers, start `fit` from worker 0's state.
+
+    The script may have set weights since its last `fit`.
+    """
+    asked = asynchronous_servers()
+    if asked is not None:
+        found = state.of_model(model)
+        for variable, value in zip(found, asked.share([state.memory_of(v) for v in found]), strict=True):
+            variable.assign(value)
+    for one in held_optimizers():
+        trained = {state.identity(v) for v in state.variables_in(model) if v.trainable}
+        if trained & {state.identity(v) for v in one.variables}:
+            one.begin()
+
+
+def _pull() -> None:
+    for one in held_optimizers():
+        one.pull()
+
+
+def _rule_of(variable: Any) -> Literal["sum", "mean"]:
+    """Returns the rule by which the changes of a variable by all workers become one.
+
+    Moving statistics become a mean. Metrics, counters and what a script trains by hand become the sum of what all
+    workers have added.
+    """
+    by_hand = variable.trainable and not hasattr(variable, KERAS)
+    return "mean" if variable.aggregation.name != "SUM" and variable.dtype.is_floating and not by_hand else "sum"
+
+
+def _own_variables() -> dict[str, Any]:
+    """Returns the variables that workers assign themselves, by name: all but those that held optimizers have."""
+    theirs = set()
+    for optimizer in held_optimizers():
+        theirs |= {state.identity(v) for v in (*optimizer.variables, *state.variables_of(optimizer.optimizer))}
+    found = {}
+    for name, known in list(_variables.items()):
+        variable = known()
+        if variable is None:
+            del _variables[name]
+        elif id(variable) not in theirs and (variable.dtype.is_floating or variable.dtype.is_integer):
+            found[name] = variable
+    return found

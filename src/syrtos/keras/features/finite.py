@@ -1,0 +1,249 @@
+"""Checks for gradients and losses that are NaN or infinite.
+
+What becomes of gradients that are not finite is decided before they are applied; a loss that is not finite is reported
+once. An update that is left out leaves no trace, as a `LossScaleOptimizer` leaves out its own: weights, the optimizer's
+state and its number of updates stay as they were, and in `fit` so do metrics and moving statistics, into which the same
+batch has gone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from syrtos.comm import compression, world
+from syrtos.comm.communicator import Communicator
+from syrtos.errors import NonFiniteError
+from syrtos.keras.replica import state
+
+# So many updates may be left out one after the other: more show that it is not one batch that is wrong.
+_MOST_IN_A_ROW = 10
+# So many are told, each in a line.
+_TOLD = 10
+# So many records of a batch are named in it; all of them are in a file.
+_NAMED = 3
+
+# A record of a planned data set: its index, the file in which it lies, and where in it.
+Record = tuple[int, str, int]
+
+
+class _LeftOut:
+    """The updates that this process has left out."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what was noted in an earlier `fit`; the number of all updates that were left out stays."""
+        self.in_a_row: dict[int, int] = {}
+        self.in_step = False
+        self.batch = ""  # of `fit`, in words
+        self.records: Callable[[], Sequence[Record]] = list  # of this worker's share of it
+
+
+_left_out = _LeftOut()
+
+
+def is_asked() -> bool:
+    """Returns whether gradients are looked at before each update."""
+    return world.current().options.on_nan != "warn"
+
+
+def leaves_out() -> bool:
+    """Returns whether training goes on without an update whose gradients are not finite."""
+    return world.current().options.on_nan == "skip"
+
+
+def begin() -> None:
+    """Forgets what was noted in an earlier `fit`; called when a `fit` begins or ends."""
+    _left_out.begin()
+
+
+def batch_begins(epoch: int, batch: int, steps: int, records: Callable[[], Sequence[Record]] = list) -> None:
+    """Notes the batches that a call of the training function begins to train on.
+
+    Args:
+        epoch: the number of the epoch, from 0.
+        batch: the number of the first batch, from 0.
+        steps: how many batches there are.
+        records: returns the records of this worker's shares of them, where they are known, once they have been drawn.
+    """
+    batches = f"batch {batch + 1}" if steps == 1 else f"batches {batch + 1} to {batch + steps}"
+    _left_out.batch, _left_out.records = f" ({batches} of epoch {epoch + 1})", records
+
+
+def step_is_left_out(comm: Communicator) -> bool:
+    """Returns whether a worker has left out an update in the step that ends; all workers call it together."""
+    mine, _left_out.in_step = _left_out.in_step, False
+    return any(comm.agree("an update was left out?", float(mine)))
+
+
+def changed_by_batch(model: Any) -> list[Any]:
+    """Returns the variables that a batch changes by passing through a model, apart from an update of its weights.
+
+    They are moving statistics, seeds and metrics.
+    """
+    return [*model.non_trainable_variables, *state.of_metrics(model)]
+
+
+def results_again(model: Any, logs: Any) -> Any:
+    """Returns the logs of a step that was left out.
+
+    Where ``logs`` are the results of the model's metrics, they are read anew.
+    """
+    results = model.get_metrics_result()
+    return results if isinstance(logs, dict) and logs.keys() == results.keys() else logs
+
+
+def look(
+    comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: Sequence[bool], update: int
+) -> bool:
+    """Decides whether an update is made; called before each.
+
+    Args:
+        comm: the workers, which then all call it together; None where this worker's gradients are not reduced.
+        variables: those of the gradients.
+        finite: for each gradient of the global batch whether all its numbers are finite; equal on all workers of
+            ``comm``.
+        own: the same for this worker's share.
+        update: number of the update, from 1.
+
+    Returns:
+        Whether the update is to be made.
+
+    Raises:
+        NonFiniteError: it is not, and training must not go on; names the first gradient, and the workers whose share
+            made it so.
+    """
+    which = id(variables[0]) if variables else 0
+    compression.update_is_decided(state.held_objects(variables), is_made=all(finite))
+    if all(finite):
+        _left_out.in_a_row[which] = 0
+        return True
+    gradient = _describe_gradients(comm, variables, finite, all(own))
+    if not leaves_out():
+        raise NonFiniteError(
+            f"Update {update}{_left_out.batch} was stopped: {gradient}, and was not applied. {_ADVICE} Without `--on-nan stop` training goes on, as in "
+            "plain Keras; with `--on-nan skip` it goes on without this batch."
+        )
+    _leave_out(which, f"update {update}{_left_out.batch} was left out: {gradient}")
+    return False
+
+
+def stop(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: Sequence[bool]) -> None:
+    """Stops training where an update of accumulated gradients is not finite.
+
+    Such an update can't be left out any more: its batches have been accumulated, each of finite gradients.
+
+    Raises:
+        NonFiniteError: the sum of the gradients is not finite.
+    """
+    if not all(finite):
+        gradient = _describe_gradients(comm, variables, finite, all(own))
+        raise NonFiniteError(
+            f"An update of accumulated gradients{_left_out.batch} was stopped: {gradient}, and was not applied. {_ADVICE}"
+        )
+
+
+_ADVICE = "Look at the batch, lower the learning rate, or keep what the loss divides by, or takes a logarithm of, away from 0."
+
+
+def _leave_out(which: int, what: str) -> None:
+    in_a_row = _left_out.in_a_row[which] = _left_out.in_a_row.get(which, 0) + 1
+    _left_out.number, _left_out.in_step = _left_out.number + 1, True
+    session = world.current()
+    session.ledger.say(left_out=_left_out.number)
+    if session.world.rank == 0 and _left_out.number <= _TOLD:
+        more = " Further ones are counted, and have no line." if _left_out.number == _TOLD else ""
+        print(f"syrtos: {what}.{more}", file=sys.stderr)
+    if in_a_row > _MOST_IN_A_ROW:
+        raise NonFiniteError(
+            f"{in_a_row} updates in a row were left out, so it is not one batch that is wrong: {what}. {_ADVICE}"
+        )
+
+
+def _describe_gradients(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: bool) -> str:
+    wrong = [index for index, flag in enumerate(finite) if not flag]
+    name = _name(variables[wrong[0]]) if len(variables) == len(finite) else f"number {wrong[0]}"
+    others = f", and of {len(wrong) - 1} more," * (len(wrong) > 1)
+    return f"the gradient of {name}{others} is NaN or infinite{_cause(comm, own)}"
+
+
+def _name(variable: Any) -> str:
+    return f"`{getattr(variable, 'path', variable.name)}`"
+
+
+def _cause(comm: Communicator | None, is_finite: bool) -> str:
+    """Describes which workers' shares are not finite, with their records where these are known."""
+    rank = world.current().world.rank
+    records = [] if is_finite else list(_left_out.records())
+    if records:
+        _write(records)
+    if comm is None or comm.size == 1:
+        return _from(records, rank)
+    everyone = comm.allgather_object((rank, is_finite, len(records), records[:_NAMED]))
+    wrong = [each for each in everyone if not each[1]]
+    if not wrong:
+        return ", in the sum over the workers, whose shares are finite"
+    ranks = ", ".join(str(each[0]) for each in wrong)
+    which = f"share of rank {ranks}" if len(wrong) == 1 else f"shares of ranks {ranks}"
+    first = next((each for each in wrong if each[2]), None)
+    return f", in the {which}" + (_from(first[3], first[0], first[2]) if first else "")
+
+
+def _from(records: Sequence[Record], rank: int, count: int | None = None) -> str:
+    """Describes ``count`` records that a share of this rank was made of, and names some of them; empty without any."""
+    if not records:
+        return ""
+    named = ", ".join(f"{index} ({file}, at {place})" for index, file, place in records[:_NAMED])
+    count = len(records) if count is None else count
+    if count == 1:
+        return f" (made of record {named})"
+    path = _list_of(rank)
+    listed = f"; all are listed in {path}" if count > _NAMED and path else ""
+    return f" (made of {count} records, in one or more of which the cause may be: {named}{', ...' * (count > _NAMED)}{listed})"
+
+
+def _write(records: Sequence[Record]) -> None:
+    """Appends the records of this worker's share of the batch to a file, in a line of JSON."""
+    path = _list_of(world.current().world.rank)
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = [{"index": index, "file": file, "offset": place} for index, file, place in records]
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"batch": _left_out.batch.strip(" ()"), "records": found}) + "\n")
+
+
+def _list_of(rank: int) -> Path | None:
+    folder = world.current().options.run_dir
+    return Path(folder) / "data" / f"not-finite-rank-{rank}.jsonl" if folder else None
+
+
+class Notice:
+    """Says once in a `fit` that its loss is not finite any more."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def look(self, epoch: int, batch: int, logs: Mapping[str, Any] | None) -> None:
+        """Looks at the loss of a batch, if it is on the host already, and reports one that is not finite."""
+        loss = (logs or {}).get("loss")
+        if self._said or not isinstance(loss, numbers.Real) or math.isfinite(loss):
+            return
+        self._said = True
+        session = world.current()
+        if session.world.rank == 0:
+            advice = ""
+            if not session.options.servers and not is_asked():
+                advice = " `--on-nan stop` ends a run before it applies such gradients, and names the variable and the rank; `--on-nan skip` leaves them out."
+            print(
+                f"syrtos: the loss is {float(loss)} since batch {batch + 1} of epoch {epoch + 1}.{advice}",
+                file=sys.stderr,
+            )

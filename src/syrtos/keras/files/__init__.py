@@ -1,0 +1,1 @@
+"""Files that a script writes and reads while several workers run it."""

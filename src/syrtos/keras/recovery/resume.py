@@ -1,0 +1,152 @@
+"""The position in the data, saved with the model and found again; so is the script's own learning rate if it is scaled.
+
+They are stamped into the file that Keras has written, before that takes its place: a member of the ``.keras`` archive,
+an attribute of an HDF5 file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+from syrtos.data.loader import Position
+from syrtos.keras.datasets.planned import PlannedDataset, Stream
+from syrtos.keras.features import learning_rate
+
+_STAMP = "syrtos.json"
+_TRAINED_ON, _SAVED = "_syrtos_trained_on", "_syrtos_saved"
+_ENDINGS = (".keras", ".h5", ".hdf5")
+
+
+@dataclasses.dataclass
+class Training:
+    """The data that a model is, or was last, trained on.
+
+    Attributes:
+        stream: its batches.
+        offset: the number that `fit` gives to an epoch, less the data set's own.
+    """
+
+    stream: Stream
+    offset: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """The facts in a file about the training of the model in it."""
+
+    name: str
+    position: Position
+    offset: int
+    number: int
+
+
+def trains_on(model: Any, training: Training) -> None:
+    """Notes the data that a model is trained on: from now on it is saved with its position."""
+    object.__setattr__(model, _TRAINED_ON, training)
+
+
+def trained_before(model: Any, dataset: PlannedDataset) -> tuple[Position | None, int | None]:
+    """Returns where this model's training on the data set has come to in this process, and its number.
+
+    Both are None if it has not begun.
+    """
+    training: Training | None = getattr(model, _TRAINED_ON, None)
+    if training is None or training.stream.dataset is not dataset:
+        return None, None
+    return training.stream.position, training.stream.number
+
+
+def saved_of(model: Any) -> Saved | None:
+    """Returns the facts in the file that the model was loaded from, the first time that it is asked; else None."""
+    found = getattr(model, _SAVED, None)
+    if found is not None:
+        object.__setattr__(model, _SAVED, None)
+    return found
+
+
+def saving_position(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps functions that save a model to a file: they save the position, too."""
+
+    @functools.wraps(original)
+    def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(model, filepath, *args, **kwargs)
+        facts, path = _facts(model), str(filepath)
+        if facts and path.endswith(_ENDINGS) and os.path.isfile(path):
+            _stamp(path, facts)
+        return result
+
+    return save
+
+
+def finding(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `load_weights`, and functions that load a model: they find the position, too."""
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        given = [*args, *kwargs.values()]
+        path = next((str(each) for each in given if isinstance(each, str | os.PathLike)), None)
+        model = result if result is not None else args[0]
+        if path is not None and (facts := _stamp_of(path)):
+            _take(model, facts)
+        return result
+
+    return load
+
+
+def _facts(model: Any) -> dict[str, Any]:
+    """Returns the facts that a file of the model is to hold."""
+    facts: dict[str, Any] = {}
+    training: Training | None = getattr(model, _TRAINED_ON, None)
+    if training is not None:
+        stream = training.stream
+        stream.mark()
+        position = dataclasses.asdict(stream.position)
+        facts |= {"data": stream.dataset.name, **position, "offset": training.offset, "number": stream.number}
+    rate = learning_rate.base_rate(getattr(model, "optimizer", None))
+    return facts if rate is None else facts | {"base_rate": rate}
+
+
+def _take(model: Any, facts: dict[str, Any]) -> None:
+    if "data" in facts:
+        position = Position(int(facts["epoch"]), int(facts["place"]))
+        saved = Saved(facts["data"], position, int(facts["offset"]), int(facts["number"]))
+        object.__setattr__(model, _SAVED, saved)
+    optimizer = getattr(model, "optimizer", None)
+    restored = (
+        optimizer is not None and learning_rate.batches_trained(optimizer) > 0
+    )  # weights alone: the script's own rate counts
+    if "base_rate" in facts and restored:
+        learning_rate.set_base_rate(optimizer, float(facts["base_rate"]))
+
+
+def _stamp(path: str, facts: dict[str, Any]) -> None:
+    text = json.dumps(facts)
+    if path.endswith(".keras"):
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(_STAMP, text)
+        return
+    import h5py
+
+    with h5py.File(path, "r+") as file:
+        file.attrs[_STAMP] = text
+
+
+def _stamp_of(path: str) -> dict[str, Any] | None:
+    """Returns the facts that a file was stamped with; None if the file is none of ours, or holds none."""
+    with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile, ValueError):
+        if path.endswith(".keras"):
+            with zipfile.ZipFile(path) as archive:
+                return json.loads(archive.read(_STAMP))
+        if path.endswith(_ENDINGS):
+            import h5py
+
+            with h5py.File(path, "r") as file:
+                return json.loads(str(file.attrs[_STAMP]))
+    return None

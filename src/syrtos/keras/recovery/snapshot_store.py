@@ -1,0 +1,216 @@
+"""The snapshots of a worker's process.
+
+Its parts of them lie in the memory of its host; those of each `fit` that has ended lie in files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from syrtos import settings
+from syrtos.checkpoint import durable, encoding, head, memory
+from syrtos.checkpoint.encoding import Arrays
+from syrtos.checkpoint.slots import Slots
+from syrtos.comm import world
+from syrtos.keras.replica import snapshot
+
+# At most this part of the memory that is free.
+_MEMORY = 0.8
+# The states of so many calls of `fit` that have ended are kept, and so many bytes of each worker; later ones are trained again.
+KEPT_FITS = 64
+_KEPT_BYTES = 2 << 30
+
+
+@dataclasses.dataclass
+class Place:
+    """A place in a run: how far it has come.
+
+    Attributes:
+        fit: number of the call of `fit` in the script, from 1.
+        calls: calls of the training function in it.
+        first_epoch: the epoch with which it began.
+        epoch: the epoch that was trained last.
+        epoch_ended: whether the callbacks of that epoch's end have been called, too.
+        cut: whether a callback has stopped training within it.
+        ended: whether the call of `fit` has ended.
+        trained: steps of all calls of `fit` so far.
+        data: epoch and place in a planned data set at which it began, and the number of its training there; None for
+            other data.
+        commits: how often the script itself has committed a state, in the place of all other snapshots.
+    """
+
+    fit: int = 0
+    calls: int = 0
+    first_epoch: int = 0
+    epoch: int = 0
+    epoch_ended: bool = False
+    cut: bool = False
+    ended: bool = False
+    trained: int = 0
+    data: tuple[int, int, int] | None = None
+    commits: int = 0
+
+
+@dataclasses.dataclass
+class Committed:
+    """A snapshot as the next generation finds it.
+
+    Attributes:
+        place: how far the run had come.
+        facts: what was stored of this worker.
+        alike: the arrays that all workers held alike.
+        mine: the arrays of this worker alone.
+    """
+
+    place: Place
+    facts: dict[str, Any]
+    alike: Arrays
+    mine: Arrays
+
+
+class Kept:
+    """The snapshots of this process."""
+
+    def __init__(self, text: str) -> None:
+        """Reads ``text``, which the launcher or agent has written into the environment.
+
+        It names the places of slots, and the folder for `fit`s that have ended.
+        """
+        told = json.loads(text)
+        self.slots = Slots([tuple(pair) for pair in told["places"]])
+        self.folder = Path(told["folder"])
+        self.world, self._comm = world.current().world, world.current().comm
+        self.number = self.slots.committed_number()
+        self.fits = 0
+        self.kept = 0  # bytes of the states of `fit`s that have ended
+        self._has_room = self.number > 0  # which is known once there is a snapshot
+        self.last = self._place()
+        self.found = self.last.fit  # up to which there is something to put back
+        self.interval = 1.0  # calls between two snapshots
+        self.trained_before = self.last.trained  # steps of the generations before, of a state that the script commits
+
+    def _place(self) -> Place:
+        if not self.number:
+            return Place()
+        return Place(**head.first_facts(self.slots.pieces(0, self.number))["place"])
+
+    def committed_state(self, number: int) -> Committed | None:
+        """Returns what is to be put back into the ``number``-th `fit`; None if it begins anew."""
+        if number > self.found:
+            return None
+        if number == self.last.fit:
+            parts = [self.slots.read(part, self.number) for part in range(self.slots.parts(self.number))]
+        else:
+            parts = self._parts_of_ended_fit(number)
+            if not parts:
+                self.found = 0  # all that follows is trained again
+                print(f"syrtos: the state of fit {number} is on no host any more: it is trained again", file=sys.stderr)
+                return None
+        arrays = {name: array for part in parts for name, array in encoding.unpack(part).items()}
+        pieces = [arrays[_of_rank(rank)].tobytes() for rank in range(sum(name.startswith("rank ") for name in arrays))]
+        facts, mine = snapshot.own_of(pieces, self.world.rank, self.world.size)
+        return Committed(Place(**facts["place"]), facts, arrays, mine)
+
+    def _parts_of_ended_fit(self, number: int) -> list[bytes]:
+        """Returns the parts of the state of a `fit` that has ended, from files; empty if no host has them.
+
+        They are files of this host, or of another where this one has come later.
+        """
+        parts = [file.read_bytes() for file in self._files(number)]
+        have = self._comm.agree("state of a fit that has ended", float(len(parts)))
+        if all(have) or not any(have):
+            return parts
+        root = next(rank for rank, count in enumerate(have) if count)
+        sent = [np.frombuffer(part, np.uint8) for part in parts] if self.world.rank == root else []
+        return [bytes(part) for part in self._comm.broadcast_object(sent, root)]
+
+    def write(self, place: Place, alike: Arrays, pieces: dict[int, bytes]) -> None:
+        """Writes this worker's part of the next snapshot, with the pieces of some ranks in it."""
+        arrays = {_of_rank(rank): np.frombuffer(piece, np.uint8) for rank, piece in pieces.items()}
+        part = encoding.pack(alike | arrays, {"place": dataclasses.asdict(place)})
+        self._check_room(len(part))
+        self.slots.write(self.world.local_rank, self.number, self.world.local_size, part)
+
+    def _check_room(self, size: int) -> None:
+        """Checks that memory suffices for two snapshots beside training, before the first of this generation.
+
+        ``size``: the bytes of this worker's part.
+
+        Raises:
+            MemoryError: they would take what training needs.
+        """
+        if self._has_room:
+            return
+        needed, free = 2 * size * self.world.local_size, memory.available()
+        if needed > _MEMORY * free:
+            raise MemoryError(
+                f"two snapshots would take {needed >> 20:,} MB of this machine's memory, of which {free >> 20:,} MB are free"
+            )
+        self._has_room = True
+
+    def keep_ended(self) -> None:
+        """Writes the state of the `fit` that has ended to a file, before its memory is used for another `fit`."""
+        if not self.last.ended or self.last.fit > KEPT_FITS or self._files(self.last.fit):
+            return
+        try:
+            self._keep(self._folder(self.last.fit))
+        except OSError as error:
+            print(f"syrtos: fit {self.last.fit} would be trained again after a restart: {error}", file=sys.stderr)
+
+    def _keep(self, folder: Path) -> None:
+        parts = self.slots.parts(self.number)  # as many as there were workers
+        for number in range(self.world.local_rank, parts, self.world.local_size):
+            part = self.slots.read(number, self.number)
+            self.kept += len(part)
+            if self.kept > _KEPT_BYTES:
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            name = _name(number, parts)
+            draft = folder / f".{self.world.rank}-{name}"  # hosts may share the folder, and write the same
+            durable.write(draft, part)
+            draft.rename(folder / name)
+
+    def commit(self, arrays: Arrays) -> None:
+        """Keeps a state of the script, all of which is written by each host's first worker."""
+        self.number += 1
+        self.last = Place(commits=self.last.commits + 1, trained=self.trained_before + world.current().ledger.trained)
+        if self.world.local_rank == 0:
+            self.slots.write(0, self.number, 1, encoding.pack(arrays, {"place": dataclasses.asdict(self.last)}))
+
+    def _files(self, fit: int) -> list[Path]:
+        """Returns the files with the parts of a `fit` that has ended, if all of them are there; else none."""
+        for first in self._folder(fit).glob("part-0-of-*.safetensors"):
+            count = int(first.stem.rpartition("-")[2])
+            files = [first.with_name(_name(part, count)) for part in range(count)]
+            if all(file.exists() for file in files):
+                return files
+        return []
+
+    def _folder(self, fit: int) -> Path:
+        """Returns the folder of a `fit` of this run.
+
+        A host that shares no folder with the launcher may still have the files of an earlier run.
+        """
+        return self.folder / f"fit-{fit}-{settings.common_seed():x}"
+
+
+def _name(part: int, parts: int) -> str:
+    return f"part-{part}-of-{parts}.safetensors"
+
+
+def _of_rank(rank: int) -> str:
+    return f"rank {rank}"
+
+
+@functools.cache
+def of_run() -> Kept | None:
+    """Returns the snapshots of this process; None where nothing keeps them."""
+    text = settings.take(settings.SNAPSHOTS_VARIABLE)
+    return Kept(text) if text else None

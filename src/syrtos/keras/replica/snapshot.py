@@ -1,0 +1,311 @@
+"""The state of one `fit` on one worker, to be committed between two steps and put back: variables and callbacks.
+
+Weights and slots of optimizers, which every worker holds alike, are divided among the workers of each host; each worker
+also stores what may differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from syrtos.checkpoint import encoding
+from syrtos.checkpoint.encoding import Arrays, NotStorable, as_dtype, decode, encode
+from syrtos.checkpoint.head import facts_of
+from syrtos.comm.objects import dtype_of
+from syrtos.errors import SnapshotError
+from syrtos.keras import backend, keras_internals
+from syrtos.keras.replica import state
+
+# Attributes of callbacks that Keras sets, or that `fit` sets again.
+_KERAS_SETS = {"model", "_model", "params", "validation_data"}
+_PLAIN = (bool, int, float, str, type(None))
+_LARGEST = 64 << 20  # bytes in the arrays of an attribute of a script's own callback, which may be its data
+_LOG_SETS = {"append", "append_header"}  # by what is in a CSV file when `fit` begins
+Facts = dict[str, Any]
+
+
+# -- variables -------------------------------------------------------------------------------------------
+
+
+def variables_of(model: Any) -> tuple[list[Any], list[Any], set[int]]:
+    """Divides a model's variables by how they are stored.
+
+    Returns:
+        The variables that all workers hold alike; those that each stores for itself; and the identities of those among
+        the latter of which an update takes the sum over all workers, gradients in the making. The others are equal
+        after each step.
+    """
+    optimizers = optimizers_of(model)
+    inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
+    accumulated = {id(v) for each in inner for v in keras_internals.accumulated_by(each)}
+    own = set(accumulated)
+    slots = slots_of(model)
+    found = state.unique(
+        [*state.variables_in(model), *backend.active().buffers_of(model), *state.of_metrics(model), *slots]
+    )
+    alike = [*trainable(model), *(slots if not state.optimizers_differ() else [])]
+    own |= {id(v) for v in found} - {id(v) for v in alike}
+    added_up = set[int]() if backend.computes_global_batches() else accumulated
+    return [v for v in found if id(v) not in own], [v for v in found if id(v) in own], added_up
+
+
+def trainable(model: Any) -> list[Any]:
+    """Returns a model's trainable variables; none before it is built."""
+    return list(model.trainable_variables) if state.variables_in(model) else []
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Returns a model's optimizers.
+
+    They are that of `compile`, and others that it or its layers keep, also in lists and dictionaries, as GANs do.
+    """
+    values = [getattr(model, "optimizer", None)]
+    for layer in keras_internals.layers_of(model):
+        for value in vars(layer).values():
+            values += (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            )
+    return state.unique(v for v in values if hasattr(v, "apply_gradients") and hasattr(v, "variables"))
+
+
+def slots_of(model: Any) -> list[Any]:
+    """Returns the variables of all of a model's optimizers."""
+    return [v for optimizer in optimizers_of(model) for v in state.variables_of(optimizer)]
+
+
+def _shapes_and_dtypes(variables: Sequence[Any]) -> list[str]:
+    """Returns shapes and dtypes, which tell models apart.
+
+    Names hold numbers that depend on what else a process has made.
+    """
+    return [f"{tuple(v.shape)} {state.dtype_name(v)}" for v in variables]
+
+
+def _owners(shared: Sequence[Any], ranks: int) -> list[int]:
+    """Returns the rank that stores each of the variables that all hold alike, so that all store about as much."""
+    load = [0] * ranks
+    owners = []
+    for variable in shared:
+        owners.append(load.index(min(load)))
+        load[owners[-1]] += int(np.prod(variable.shape)) + 1
+    return owners
+
+
+def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arrays, Facts]:
+    """Returns this worker's part of the values that all hold alike, those that it has for itself, and facts about both.
+
+    The framework may have lent the values: they are to be used before the next step.
+    """
+    backend.active().settle(model)
+    shared, own, sums = variables_of(model)
+    together = backend.active().splits_variables()  # then all workers read what they hold parts of
+    arrays: Arrays = {}
+    for index, (variable, owner) in enumerate(zip(shared, _owners(shared, local_size), strict=True)):
+        if owner == local_rank or together:
+            value = state.memory_of(variable)
+            arrays |= {f"shared {index}": value} if owner == local_rank else {}
+    mine = {f"own {index}": state.memory_of(variable) for index, variable in enumerate(own)}
+    added_up = {f"own {index}": state.dtype_name(v) for index, v in enumerate(own) if id(v) in sums}
+    return arrays, mine, {"shared": _shapes_and_dtypes(shared), "own": _shapes_and_dtypes(own), "added up": added_up}
+
+
+def equal_variables(model: Any) -> list[Any]:
+    """Returns the stored variables that are equal on all workers between two steps: all but gradients in the making."""
+    shared, own, sums = variables_of(model)
+    return [*shared, *(v for v in own if id(v) not in sums)]
+
+
+def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays]:
+    """Returns what the worker of this rank, of ``size``, goes on with, from what each worker has stored for itself.
+
+    There may have been more or fewer workers.
+    """
+    count = len(pieces)
+    mine = pieces[min(rank, count - 1)]
+    facts, arrays = facts_of(mine), encoding.unpack(mine)
+    if count == size:
+        return facts, arrays
+    for name, dtype in facts["added up"].items():
+        everyone = [as_dtype(encoding.unpack(piece)[name], dtype_of(dtype)) for piece in pieces]
+        arrays[name] = sum(everyone[1:], everyone[0]) if rank == 0 else np.zeros_like(everyone[0])
+    facts["borrowed"] = rank >= count
+    return facts, arrays
+
+
+def callbacks_kept(chosen: Sequence[Any], facts: Facts) -> list[Facts]:
+    """Returns what was kept of these callbacks.
+
+    If it was kept by another rank, those are left out which this one does not have: rank 0 alone writes logs.
+    """
+    kept: list[Facts] = facts["callbacks"]
+    if not facts.get("borrowed"):
+        return kept
+    names = iter([type(each).__name__ for each in chosen])
+    wanted = next(names, None)
+    found: list[Facts] = []
+    for fact in kept:
+        if fact["class"] == wanted:
+            found.append({**fact, "written": None} if "written" in fact else fact)
+            wanted = next(names, None)
+    return found
+
+
+def put_back_variables(model: Any, alike: Arrays, mine: Arrays, facts: Facts) -> None:
+    """Assigns the values that all hold alike, of all parts, and this worker's own.
+
+    Raises:
+        SnapshotError: the model has other variables than the one that was stored.
+    """
+    backend.active().settle(model)
+    shared, own, _ = variables_of(model)
+    if (_shapes_and_dtypes(shared), _shapes_and_dtypes(own)) != (facts["shared"], facts["own"]):
+        raise SnapshotError(
+            "The script has built another model than before: its variables differ from those in the snapshot in number, shape or dtype. A run "
+            "is continued by the script that began it. Start it anew with another --run-dir."
+        )
+    for index, variable in enumerate(shared):
+        _assign(variable, alike[f"shared {index}"])
+    for index, variable in enumerate(own):
+        _assign(variable, mine[f"own {index}"])
+
+
+def _assign(variable: Any, value: Any) -> None:
+    dtype = dtype_of(state.dtype_name(variable))
+    backend.active().write(variable, as_dtype(value, dtype).reshape(tuple(variable.shape)))
+
+
+# -- callbacks -------------------------------------------------------------------------------------------
+
+
+def callbacks(chosen: Sequence[Any], begun_with: Sequence[Facts], arrays: Arrays) -> list[Facts]:
+    """Returns the attributes of callbacks that hold numbers, texts, arrays or collections of them.
+
+    Single numbers and texts are those that training has changed: the script gives the others again, and may give others
+    than before (a path, a patience).
+    """
+    return [_callback(each, begun, arrays) for each, begun in zip(chosen, begun_with, strict=True)]
+
+
+def plain_attributes(callback: Any) -> Facts:
+    """Returns the attributes of a callback that are a number, a text or None."""
+    return {name: value for name, value in vars(callback).items() if type(value) in _PLAIN}
+
+
+def _callback(callback: Any, begun_with: Facts, arrays: Arrays) -> Facts:
+    kept: dict[str, Any] = {}
+    left: list[str] = []
+    is_log = _is(callback, "CSVLogger")
+    for name, value in vars(callback).items():
+        if name in _KERAS_SETS or (is_log and name in _LOG_SETS):
+            continue
+        if type(value) in _PLAIN and name in begun_with and begun_with[name] == value:
+            continue
+        found: Arrays = {}
+        try:
+            encoded = encode(value, found, len(arrays))
+        except (NotStorable, RecursionError):
+            left.append(name)
+            continue
+        if _is_own(callback) and sum(array.nbytes for array in found.values()) > _LARGEST:
+            left.append(name)
+            continue
+        kept[name] = encoded
+        arrays |= found
+    facts = {"class": type(callback).__name__, "kept": kept, "left": left}
+    return facts | {"written": _csv_log_length(callback)} if is_log else facts
+
+
+def put_back_callbacks(chosen: Sequence[Any], facts: Sequence[Facts], arrays: Arrays) -> None:
+    """Sets the attributes again, and reports those of a callback of the script's own that could not be stored.
+
+    Raises:
+        SnapshotError: the script has other callbacks than before.
+    """
+    if [type(each).__name__ for each in chosen] != [fact["class"] for fact in facts]:
+        raise SnapshotError(
+            f"`fit` has other callbacks ({', '.join(type(each).__name__ for each in chosen)}) than before "
+            f"({', '.join(fact['class'] for fact in facts)}). A run is continued by the script that began it."
+        )
+    for callback, fact in zip(chosen, facts, strict=True):
+        for name, value in fact["kept"].items():
+            _set(callback, name, decode(value, arrays))
+        if fact["left"] and _is_own(callback):
+            names = ", ".join(fact["left"])
+            print(
+                f"syrtos: attributes of {fact['class']} that hold other objects than numbers, texts and arrays, or over 64 MiB, are as its __init__ left "
+                f"them: {names}",
+                file=sys.stderr,
+            )
+
+
+def _is_own(callback: Any) -> bool:
+    """Returns whether a script has made the callback's class."""
+    return not type(callback).__module__.startswith(("keras.", "tf_keras."))
+
+
+def _set(callback: Any, name: str, value: Any) -> None:
+    """Sets an attribute; a collection stays the same object, which the script may have given to others too."""
+    now = getattr(callback, name, None)
+    if type(now) is list and type(value) is list:
+        now[:] = value
+    elif (type(now) is dict and type(value) is dict) or (type(now) is set and type(value) is set):
+        now.clear()
+        now.update(value)
+    else:
+        setattr(callback, name, value)
+
+
+def keep_written(chosen: Sequence[Any], facts: Sequence[Facts]) -> None:
+    """Makes a log that is continued keep its lines, without those of what is trained again.
+
+    It is called before `on_train_begin`.
+    """
+    for callback, fact in zip(chosen, facts, strict=False):
+        if "written" in fact and _is(callback, "CSVLogger"):
+            callback.append = True
+            if fact["written"] is not None:
+                _cut(callback.filename, fact["written"])
+
+
+def _cut(path: str, length: int) -> None:
+    try:
+        with open(path, "r+b") as file:
+            file.truncate(min(length, os.path.getsize(path)))  # never longer, by zeros
+    except FileNotFoundError:
+        return  # it begins anew
+
+
+def begin_logs(chosen: Sequence[Any]) -> None:
+    """Makes the file of each CSV log, after `on_train_begin`.
+
+    Keras 2 makes it with the first line, and leaves that of an earlier run until then.
+    """
+    for callback in chosen:
+        if _is(callback, "CSVLogger") and callback.csv_file is not None:
+            callback.csv_file.write("")
+
+
+def _csv_log_length(callback: Any) -> int | None:
+    """Returns the length of a CSV log in bytes; None where it has none, or not on this machine."""
+    if callback.csv_file is None or not os.path.isfile(callback.filename):
+        return None
+    with contextlib.suppress(ValueError):  # it is closed
+        callback.csv_file.flush()
+    return os.path.getsize(callback.filename)
+
+
+def _is(callback: Any, name: str) -> bool:
+    return any(base.__name__ == name for base in type(callback).__mro__)
+
+
+def show_epoch(chosen: Sequence[Any], epoch: int) -> None:
+    """Shows the progress bar of an epoch that goes on in its middle."""
+    for callback in chosen:
+        if _is(callback, "ProgbarLogger"):
+            callback.on_epoch_begin(epoch)

@@ -1,0 +1,120 @@
+"""The patches of Keras 3 where each worker computes a share of a batch: optimizers, losses, means and seeds.
+
+A share's loss counts by its samples, so that plain means are right as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from syrtos.comm.communicator import Communicator
+from syrtos.keras import backend
+from syrtos.keras.features import sharding
+from syrtos.keras.patching import Method, Patch
+from syrtos.keras.split import shares, whole_batch
+
+# -- optimizers: reduce, then clip, then check ---------------------------------------------------------
+
+
+def _reduce_then_clip(original: Method) -> Method:
+    def clip_gradients(self: Any, grads: list[Any]) -> list[Any]:
+        reduced = list(backend.active().reduce_gradients(self, grads))
+        workers = sharding.clips_parts(self)
+        return original(self, reduced) if workers is None else _clipped_in_parts(self, reduced, workers)
+
+    return clip_gradients
+
+
+def _clipped_in_parts(optimizer: Any, grads: list[Any], comm: Communicator) -> list[Any]:
+    """Clips parts of gradients by the norms of the whole, with the formulas of Keras (3.15.1)."""
+    squares = ops.stack([ops.cast(ops.sum(ops.square(gradient)), "float32") for gradient in grads])
+    squares = backend.active().on_host(comm.allreduce, squares, (len(grads),))
+    if optimizer.clipnorm:
+        factors = optimizer.clipnorm / ops.maximum(ops.sqrt(squares), optimizer.clipnorm)
+        return [gradient * ops.cast(factors[index], gradient.dtype) for index, gradient in enumerate(grads)]
+    norm: Any = ops.sqrt(ops.sum(squares))
+    factor = optimizer.global_clipnorm * ops.minimum(1.0 / norm, 1.0 / optimizer.global_clipnorm)
+    factor += norm - norm  # NaN where the norm is NaN or infinite, as in Keras
+    return [gradient * ops.cast(factor, gradient.dtype) for gradient in grads]
+
+
+def _check_finite_everywhere(original: Method) -> Method:
+    def check_finite(self: Any, grads: list[Any]) -> Any:
+        return backend.active().finite_everywhere(self.inner_optimizer, original(self, grads))
+
+    return check_finite
+
+
+# -- losses and seeds ----------------------------------------------------------------------------------
+
+
+def _reduce_values(original: Method) -> Method:
+    def reduce_values(values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size") -> Any:
+        step = backend.active().current_step()
+        if step is None or not len(values.shape):
+            return original(values, sample_weight, reduction)
+        if reduction == "sum":
+            return original(values, sample_weight, reduction) / step.fraction_like(values)
+        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+            total = step.total_like(ops.cast(sample_weight, values.dtype))
+            return ops.divide_no_nan(ops.sum(values), total * step.fraction_like(values))
+        return original(values, sample_weight, reduction)
+
+    return reduce_values
+
+
+def _apply_mask(original: Method) -> Method:
+    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str | None) -> Any:
+        return shares.masked_globally(original(sample_weight, mask, dtype, reduction), mask, reduction)
+
+    return apply_mask
+
+
+def _seed_by_rank(original: Method) -> Method:
+    def next_seed(self: Any, ordered: bool = True) -> Any:
+        seed, rank = original(self, ordered), backend.active().rank_to_seed()
+        if rank == 0:
+            return seed
+        offset = [rank * shares.SEED_STRIDE, 0]
+        return seed + ops.convert_to_tensor(offset, dtype=keras.backend.standardize_dtype(seed.dtype))
+
+    return next_seed
+
+
+# -- what is replaced, and why -------------------------------------------------------------------------
+
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+SCALING = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
+_LOSS = "keras.src.losses.loss"
+_METRICS = "keras.src.metrics.reduction_metrics"
+_SAME = "An update is the same on all workers: its assignments need no exchange."
+_VALUE = "A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks."
+
+_BEGIN = "The first moment at which an optimizer and its variables are complete: they start equal. Accumulated steps count by their own samples."
+
+
+def optimizers(begin: Callable[[Method], Method]) -> list[Patch]:
+    """Returns the patches that reduce gradients; ``begin`` wraps the beginning of an update on this backend."""
+    return [
+        Patch(_OPTIMIZER, "_backend_apply_gradients", begin, _BEGIN),
+        Patch(_OPTIMIZER, "_clip_gradients", _reduce_then_clip, "The only hook that runs once per applied update: after accumulation, before clipping."),
+        Patch(_OPTIMIZER, "apply", shares.updating, _SAME),
+        Patch(SCALING, "apply", shares.updating, _SAME),
+        Patch(SCALING, "check_finite", _check_finite_everywhere, "One worker must not skip an update that the others make."),
+    ]  # fmt: skip
+
+
+LOSSES_AND_SEEDS = [
+    Patch(_LOSS, "reduce_values", _reduce_values, "Sums and means by weight are made those of the global batch."),
+    Patch(_LOSS, "apply_mask", _apply_mask, "A masked mean divides by the unmasked elements of the global batch."),
+    Patch(f"{_METRICS}:Mean", "update_state", shares.counting_share, _VALUE),
+    Patch(f"{_METRICS}:Sum", "update_state", shares.counting_share, _VALUE),
+    Patch(f"{_LOSS}:Loss", "__call__", whole_batch.of_all_rows, "A function that mixes rows is wrong on a share of them."),
+    Patch(f"{_METRICS}:MeanMetricWrapper", "update_state", whole_batch.mean_of_all_rows, "The same of a function as a metric."),
+    Patch("keras.src.metrics.metric:Metric", "__init__", whole_batch.adapting_class, "The same of a metric of the script's own."),
+    Patch("keras.src.random.seed_generator:SeedGenerator", "next", _seed_by_rank, "Seeds are equal on all workers; what a training step draws is not."),
+]  # fmt: skip

@@ -1,0 +1,106 @@
+"""Adapts a model and its parts where each worker computes a share of a batch. Serves Keras 3 and Keras 2."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from syrtos.comm import world
+from syrtos.keras import backend
+from syrtos.keras.features import finite
+from syrtos.keras.patching import Method
+from syrtos.keras.split import first_batch
+
+# Far apart, so that counters that seeds are mixed with don't meet.
+SEED_STRIDE = 0x9E3779
+
+
+class Assignments:
+    """The variables that a step assigns, by identity, with the values that they had before."""
+
+    def __init__(self) -> None:
+        self._dirty: dict[int, tuple[Any, Any]] = {}
+        self._paused = False
+
+    @contextlib.contextmanager
+    def pausing_notes(self) -> Iterator[None]:
+        """Context manager: what is assigned inside is equal on all workers already (an optimizer's update)."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+
+def without_compilation(model: Any) -> None:
+    """Turns off compiled steps of a model where they can't work, before its functions are made.
+
+    A compiled step may have been asked for by `compile`, by ``model.jit_compile = True``, or by Keras itself, which
+    chooses it on a GPU. It can't contain the exchange between workers, or the check that `--on-nan` asks for.
+    """
+    place = world.current().world
+    if place.size == 1 and not finite.is_asked():
+        return
+    if model.jit_compile:
+        if place.rank == 0:
+            checks = f"the check that `--on-nan {world.current().options.on_nan}` asks for"
+            what = "the exchange between workers" if place.size > 1 else checks
+            print(
+                f"syrtos: jit_compile=True is turned off: a compiled step can't contain {what}. The model runs without it, with the same results.",
+                file=sys.stderr,
+            )
+        model.jit_compile = False
+
+
+# Names of Keras 3 and of Keras 2 for losses that are divided by a number of rows.
+_MEANS = ("mean", "sum_over_batch_size", "auto")
+
+
+def masked_globally(weights: Any, mask: Any, reduction: str | None) -> Any:
+    """Turns mask weights normalized within the share into ones normalized within the global batch.
+
+    It does so where ``reduction`` is a mean; elsewhere they stay as they are.
+    """
+    step = backend.active().current_step()
+    if step is None or mask is None or reduction not in _MEANS:
+        return weights
+    return weights * step.mask_factor(mask, weights)
+
+
+def counting_share(original: Method) -> Method:
+    """Wraps `update_state` of a mean or a sum: a scalar is weighted by this worker's part of the samples.
+
+    Keras counts a scalar as one value of one batch.
+    """
+
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        step = backend.active().current_step()
+        if step is None or sample_weight is not None:
+            return original(self, values, sample_weight=sample_weight)
+        return original(self, values, sample_weight=step.weight_of(values))
+
+    return update_state
+
+
+def updating(original: Method) -> Method:
+    """Wraps an optimizer's method: what it assigns is equal on all workers already.
+
+    Where gradients are noted (see `first_batch.noting_gradients`), it makes no update.
+    """
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        note = first_batch.noting()
+        if note is not None:
+            given, *rest = [*args, *kwargs.values()]
+            pairs = list(given)
+            if pairs and isinstance(pairs[0], tuple):
+                note([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+            else:
+                note(pairs, list(next(iter(rest), None) or getattr(self, "_trainable_variables", ())))
+            return self.iterations
+        with backend.active().updating():
+            return original(self, *args, **kwargs)
+
+    return method

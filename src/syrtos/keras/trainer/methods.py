@@ -1,0 +1,102 @@
+"""Wrappers of the methods of Keras 3's trainers on JAX and torch.
+
+All workers call the same methods, with equal weights and batches, or shares of planned ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from syrtos.comm import world
+from syrtos.keras import fitting, keras_internals
+from syrtos.keras.datasets import batches
+from syrtos.keras.datasets.planned import PlannedDataset, Stream
+from syrtos.keras.features import local_steps
+from syrtos.keras.patching import Method, Patch
+from syrtos.keras.trainer import interrupts, replicas, timing
+
+_BATCH = ("x", "y", "sample_weight")
+
+
+def method(original: Method) -> Method:
+    """Wraps `fit`, `evaluate` or `predict`: all workers must call the same method.
+
+    Else they get an error that says which rank calls which.
+    """
+    timed = timing.part_of_run(original)
+
+    def together(self: Any, *args: Any, **kwargs: Any) -> Any:
+        world.sharing().comm.agree(f"model.{original.__name__}")
+        return timed(self, *args, **kwargs)
+
+    return together
+
+
+def fit(original: Method) -> Method:
+    """Wraps `fit`, which Ctrl-C ends on all workers at the same step."""
+    return interrupts.together(fitting.inside_fit(method(original)))
+
+
+def on_batch(original: Method, check: batches.Check) -> Method:
+    """Wraps `test_on_batch` or `predict_on_batch`: ``check`` compares what the workers were given."""
+
+    def of_equal_batches(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replicas.compute_equal(world.sharing().comm, self, original.__name__)
+        batches.check_equal((args, {name: kwargs[name] for name in _BATCH if name in kwargs}), check)
+        return original(self, *args, **kwargs)
+
+    return of_equal_batches
+
+
+def train_on_batch(original: Method, check: batches.Check) -> Method:
+    """Wraps `train_on_batch`: ``check`` compares what the workers were given."""
+    trained = fitting.inside_fit(on_batch(original, check))
+
+    def train_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+        local_steps.refuse_single_steps()
+        result = trained(self, *args, **kwargs)
+        replicas.was_trained(self)
+        return result
+
+    return train_and_note
+
+
+def epoch_iterator(original: Method) -> Method:
+    """Wraps the `__init__` of a trainer's iterator over an epoch: workers agree on its length.
+
+    An iterator over a planned data set gets a stream of this worker's shares.
+    """
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        fitting.about_to_use(self)
+        keras_internals.set_length(self, fitting.agree_on_length(self._num_batches))
+        dataset = getattr(self.data_adapter, "py_dataset", None)
+        if isinstance(dataset, PlannedDataset):
+            self.data_adapter.syrtos_stream = Stream(dataset, self.data_adapter._standardize_batch)
+
+    return init
+
+
+def _symbolic_build(original: Method) -> Method:
+    def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        stream = keras_internals.stream_of(iterator)
+        original(self, iterator, stream.example() if stream else data_batch)
+
+    return symbolic_build
+
+
+def input_of(trainer: str, iterator: str, batches_of: Callable[[Method], Method]) -> list[Patch]:
+    """Returns the patches of where a trainer gets its batches.
+
+    Args:
+        trainer: the name of its class.
+        iterator: the name of its iterator's class.
+        batches_of: wraps the method that makes the batches.
+    """
+    return [
+        Patch(iterator, "__init__", epoch_iterator, "Workers compare the lengths of their data; planned data sets have shares of their own."),
+        Patch(trainer, "_symbolic_build", _symbolic_build, "The original draws a batch; of a planned data set that is a share."),
+        Patch(iterator, "_get_iterator", batches_of, "Workers compare what they read."),
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""What `syrtos tune` runs inside of a worker."""

@@ -1,0 +1,66 @@
+"""A CSV log of a `fit` that goes on: it keeps the lines that were written when the snapshot was made, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tf_keras
+
+from syrtos.keras.replica import snapshot
+
+
+def began(kind: Any, path: Path, facts: list[Any] | None = None) -> Any:
+    """A log whose `fit` has begun, or goes on from what a snapshot says of it."""
+    log = kind.callbacks.CSVLogger(str(path))
+    snapshot.keep_written([log], facts or [])
+    log.set_model(kind.Sequential())
+    log.on_train_begin()
+    snapshot.begin_logs([log])
+    return log
+
+
+@pytest.mark.parametrize("kind", [keras, tf_keras])
+@pytest.mark.parametrize("before", [None, "epoch,loss,val_loss\n0,9.0,9.0\n1,9.0,9.0\n2,9.0,9.0\n"])
+def test_lines_of_steps_that_are_trained_again_are_cut_off(tmp_path: Path, kind: Any, before: str | None) -> None:
+    """Also where the snapshot is older than the first line, and an earlier run has left a log."""
+    path = tmp_path / "log.csv"
+    if before is not None:
+        path.write_text(before)
+    log = began(kind, path)
+    facts: list[Any] = [{"written": snapshot._csv_log_length(log)}]
+    log.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
+    log.csv_file.flush()
+    again = began(kind, path, facts)
+    again.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
+    again.on_train_end()
+    assert path.read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,2.0"]
+
+
+@pytest.mark.parametrize("kind", [keras, tf_keras])
+def test_lines_that_were_there_stay(tmp_path: Path, kind: Any) -> None:
+    path = tmp_path / "log.csv"
+    log = began(kind, path)
+    log.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
+    facts: list[Any] = [{"written": snapshot._csv_log_length(log)}]
+    log.on_epoch_end(1, {"loss": 0.5, "val_loss": 1.0})
+    log.csv_file.flush()
+    again = began(kind, path, facts)
+    again.on_epoch_end(1, {"loss": 0.5, "val_loss": 1.0})
+    again.on_train_end()
+    assert path.read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,2.0", "1,0.5,1.0"]
+
+
+@pytest.mark.parametrize("kind", [keras, tf_keras])
+def test_a_log_of_a_fit_that_has_ended_stays_whole(tmp_path: Path, kind: Any) -> None:
+    """Snapshots are made after `on_train_end` too, where the log is closed."""
+    path = tmp_path / "log.csv"
+    log = began(kind, path)
+    log.on_epoch_end(0, {"loss": 1.0, "val_loss": 2.0})
+    log.on_train_end()
+    facts: list[Any] = [{"written": snapshot._csv_log_length(log)}]
+    again = began(kind, path, facts)
+    again.on_train_end()
+    assert path.read_text().splitlines() == ["epoch,loss,val_loss", "0,1.0,2.0"]

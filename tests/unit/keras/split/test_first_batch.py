@@ -1,0 +1,214 @@
+"""How a step is split is decided by what its first batch gives whole and in parts; all workers come to the same decision."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from syrtos.comm.communicator import ReduceOp
+from syrtos.comm.inprocess import InProcessCommunicator
+from syrtos.errors import OutOfStepError
+from syrtos.keras.split import first_batch
+from syrtos.keras.split.first_batch import Assigned, Outcome, Plan
+
+ROWS = np.asarray([[1.0, 2.0], [3.0, 5.0], [4.0, 0.5]])
+KEY = 7
+
+Compute = Callable[[np.ndarray[Any, Any]], Any]
+
+
+@dataclasses.dataclass
+class Trial:
+    """A step that assigns, returns or gives an optimizer what a function computes of rows, on one of two workers."""
+
+    comm: InProcessCommunicator
+    assigns: Compute = lambda rows: 1.0
+    returns: Compute = lambda rows: 0.0
+    gradient: Compute = lambda rows: 0.0
+    rows: np.ndarray[Any, Any] = dataclasses.field(default_factory=lambda: ROWS)
+
+    def whole(self, all_rows: bool) -> Outcome:
+        return self._outcome(self.rows)
+
+    def backwards(self) -> Trial:
+        return dataclasses.replace(self, rows=self.rows[::-1])
+
+    def precision(self) -> int:
+        return 4
+
+    def split(self, plan: Plan) -> Outcome:
+        try:
+            return self._together(plan, (self.rows[:2], self.rows[2:])[self.comm.rank])
+        except (ValueError, OutOfStepError) as error:
+            return Outcome(error=f"{type(error).__name__}: {error}")
+
+    def _together(self, plan: Plan, own: np.ndarray[Any, Any]) -> Outcome:
+        found = self._outcome(own)
+        parts = np.asarray(self.comm.agree("rows", float(len(own))))
+        weight = len(own) / parts.sum() if plan.gradients == "mean" else 1.0
+        found.gradients = [self.comm.allreduce(np.asarray(g) * weight) for g in found.gradients]
+        found.own_logs, found.own = list(found.logs), {KEY: found.assigned[KEY].after}
+        share = len(own) / parts.sum()
+        found.logs = [self._combined(log, share, plan.logs.get(0)) for log in found.logs]
+        found.assigned[KEY].after = self._combined(found.own[KEY], share, plan.variables.get(KEY))
+        return found
+
+    def _combined(self, own: Any, share: float, rule: str | None) -> np.ndarray[Any, Any]:
+        known = {"max": ReduceOp.MAX, "min": ReduceOp.MIN, "sum": ReduceOp.SUM}
+        if rule in known:
+            return self.comm.allreduce(np.asarray(own), known[rule])
+        return self.comm.allreduce(np.asarray(own) * share)
+
+    def _outcome(self, rows: np.ndarray[Any, Any]) -> Outcome:
+        computed = (np.asarray(part(rows), np.float64) for part in (self.gradient, self.returns, self.assigns))
+        gradient, log, value = computed
+        assigned = {KEY: Assigned("state", np.zeros(()), value)}
+        return Outcome([gradient], ["kernel"], [log], ["loss"], [], assigned)
+
+
+def decided(together: Callable[..., list[Any]], **parts: Compute) -> Plan:
+    """The plan of two workers, which must be the same."""
+
+    def decide(comm: InProcessCommunicator) -> Plan:
+        plan, session = Plan(), SimpleNamespace(comm=comm)
+        first_batch.decide(plan, Trial(comm, **parts), session)  # type: ignore[arg-type]
+        return plan
+
+    one, other = together(2, decide)
+    assert (one.whole, one.gradients, one.variables, one.logs) == (
+        other.whole,
+        other.gradients,
+        other.variables,
+        other.logs,
+    )
+    return one
+
+
+def test_means_are_split_as_they_are(together: Callable[..., list[Any]]) -> None:
+    plan = decided(together, gradient=lambda r: r.mean(axis=0), returns=np.mean, assigns=np.mean)
+    assert (plan.whole, plan.gradients, plan.variables, plan.logs) == ("", "mean", {}, {})
+    assert plan.difference == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rule", "of_rows"), [("sum", np.sum), ("sum", len), ("max", np.max), ("min", np.min), ("equal", lambda r: 3.0)]
+)
+def test_what_makes_a_variable_that_of_one_process_is_its_rule(
+    together: Callable[..., list[Any]], rule: str, of_rows: Compute
+) -> None:
+    plan = decided(together, assigns=of_rows)
+    assert plan.whole == ""
+    assert plan.variables == ({} if rule == "equal" else {KEY: rule})  # a mean of equal values is the value
+
+
+def test_the_same_of_numbers_that_a_step_returns(together: Callable[..., list[Any]]) -> None:
+    plan = decided(together, returns=np.max)
+    assert (plan.whole, plan.logs) == ("", {0: "max"})
+    assert [(row.name, row.rule, row.difference) for row in plan.rows if row.kind == "log"] == [("loss", "max", 0.0)]
+
+
+def test_a_value_of_one_row_is_no_maximum(together: Callable[..., list[Any]]) -> None:
+    """Of two workers one has the larger value in any case."""
+    assert "the `loss` that it returns" in decided(together, returns=lambda r: r[0, 0]).whole
+
+
+def test_a_small_change_is_compared_too(together: Callable[..., list[Any]]) -> None:
+    assert decided(together, assigns=lambda r: 1e-3 * np.square(r).mean() ** 0.5).whole
+
+
+def test_gradients_of_a_sum_are_added(together: Callable[..., list[Any]]) -> None:
+    plan = decided(together, gradient=lambda r: r.sum(axis=0))
+    assert (plan.whole, plan.gradients) == ("", "sum")
+
+
+def test_what_no_rule_makes_equal_is_not_split_and_named(together: Callable[..., list[Any]]) -> None:
+    assert "`state` becomes 2.1" in decided(together, assigns=lambda r: np.sqrt(np.square(r).mean()) * 0.7).whole
+    assert "the `loss` that it returns is" in decided(together, returns=np.std).whole
+    assert "gradients of a part of the rows" in decided(together, gradient=lambda r: np.square(r.mean(axis=0))).whole
+
+
+def test_a_step_that_fails_on_a_part_is_not_split(together: Callable[..., list[Any]]) -> None:
+    def needs_three(rows: np.ndarray[Any, Any]) -> float:
+        if len(rows) != 3:
+            raise ValueError(f"3 rows, not {len(rows)}")
+        return 0.0
+
+    assert decided(together, gradient=needs_three).whole == "it fails on a part of the batch: ValueError: 3 rows, not 2"
+
+
+def test_a_step_that_fails_on_one_worker_alone_leaves_nobody_waiting(together: Callable[..., list[Any]]) -> None:
+    def dislikes_one(rows: np.ndarray[Any, Any]) -> float:
+        if len(rows) == 1:
+            raise ValueError("one row")
+        return 0.0
+
+    assert decided(together, gradient=dislikes_one).whole == "it fails on a part of the batch: ValueError: one row"
+
+
+def test_stateful_layers() -> None:
+    layer = SimpleNamespace(name="lstm", stateful=True, reset_state=lambda: None)
+    model = SimpleNamespace(_flatten_layers=lambda: [layer], inputs=[])
+    assert "`lstm` is stateful" in first_batch.fixed_batch(model)
+    assert first_batch.fixed_batch(SimpleNamespace(_flatten_layers=list)) == ""
+
+
+def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
+    def fails(error: Exception) -> None:
+        raise error
+
+    session: Any = SimpleNamespace(world=SimpleNamespace(size=2), options=SimpleNamespace(batch="global"))
+    step = first_batch.naming_split(Plan(), session, first_batch.naming_split(Plan(), session, fails))
+    with pytest.raises(ValueError, match="shape") as raised:
+        step(ValueError("shape"))
+    (note,) = raised.value.__notes__
+    assert "split over 2 workers" in note
+    for error, plan in ((StopIteration(), Plan()), (OutOfStepError("x"), Plan()), (ValueError("x"), Plan(whole="why"))):
+        with pytest.raises(type(error)) as raised:
+            first_batch.naming_split(plan, session, fails)(error)
+        assert not getattr(raised.value, "__notes__", [])
+
+
+def test_a_variable_that_stays_as_it_was_shows_no_rule(together: Callable[..., list[Any]]) -> None:
+    assert "`state`, which it assigns, does not change" in decided(together, assigns=lambda r: 0.0).whole
+
+
+def test_a_count_of_rare_rows_is_a_sum(together: Callable[..., list[Any]]) -> None:
+    """None of the rows is one of them: a number that is counted, and was 0 on all workers, is added up."""
+
+    def decide(comm: InProcessCommunicator) -> Plan:
+        plan, session = Plan(), SimpleNamespace(comm=comm)
+        trial = Trial(comm, returns=lambda r: np.sum(r > 1e6))
+        outcome = trial._outcome
+        trial._outcome = lambda rows: dataclasses.replace(  # type: ignore[method-assign]
+            found := outcome(rows), logs=[np.asarray(log, np.int64) for log in found.logs]
+        )
+        first_batch.decide(plan, trial, session)  # type: ignore[arg-type]
+        return plan
+
+    assert [plan.logs for plan in together(2, decide)] == [{0: "sum"}, {0: "sum"}]
+
+
+def test_a_later_batch_that_disagrees_is_seen(together: Callable[..., list[Any]]) -> None:
+    def later(comm: InProcessCommunicator) -> tuple[bool, bool]:
+        plan, session = Plan(), SimpleNamespace(comm=comm)
+        first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
+        same = Trial(comm, gradient=lambda r: r.mean(axis=0), rows=ROWS * 2)
+        other = Trial(comm, gradient=lambda r: r.mean(axis=0) ** 2)
+        return tuple(first_batch.confirm(plan, trial, session) for trial in (same, other))  # type: ignore
+
+    assert together(2, later) == [(True, False)] * 2
+
+
+def test_rounding_of_gradients_near_zero_is_no_difference(together: Callable[..., list[Any]]) -> None:
+    def later(comm: InProcessCommunicator) -> bool:
+        plan, session = Plan(), SimpleNamespace(comm=comm)
+        first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
+        noise = Trial(comm, gradient=lambda r: 1e-8 * np.sin(1e9 * r).mean(axis=0) ** 2)
+        return first_batch.confirm(plan, noise, session)  # type: ignore[arg-type]
+
+    assert together(2, later) == [True, True]

@@ -1,0 +1,136 @@
+"""What Python code of a step changes is put back; what Keras needs of it stays."""
+
+from __future__ import annotations
+
+import collections
+import random
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from syrtos.keras.split import python_state
+from syrtos.keras.split.python_state import keeping_python_state
+
+
+class Counting(keras.Model):
+    """A model that keeps what a script may keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.count = 0
+        self.history_of_norms: list[float] = [1.5]
+        self.best: dict[str, Any] = {"epoch": 0, "norms": [1]}
+        self.recent = collections.deque([1], maxlen=3)
+        self._hidden: set[int] = set()
+        self.table = np.zeros(3)
+
+    def call(self, x: object) -> object:
+        return self.dense(x)
+
+
+def changed(model: Counting) -> tuple[object, ...]:
+    return (
+        model.count,
+        list(model.history_of_norms),
+        model.best["epoch"],
+        list(model.best["norms"]),
+        list(model.recent),
+        set(model._hidden),
+        model.table.tolist(),
+    )
+
+
+def change(model: Counting) -> None:
+    model.count += 1
+    model.history_of_norms.append(2.0)
+    model.best["epoch"] = 1
+    model.best["norms"].append(2)
+    model.recent.append(7)
+    model._hidden.add(3)
+    model.table += 1
+    model.made_meanwhile = 3
+
+
+@pytest.fixture
+def model() -> Counting:
+    made = Counting()
+    made(np.zeros((1, 2)))
+    return made
+
+
+def test_numbers_and_containers_are_put_back(model: Counting, capsys: pytest.CaptureFixture[str]) -> None:
+    before, draws = changed(model), str(np.random.get_state())
+    with keeping_python_state(model):
+        change(model)
+        print("a line of the step")
+        np.random.rand()
+        random.random()
+    assert changed(model) == before
+    assert model.recent.maxlen == 3
+    assert not hasattr(model, "made_meanwhile")
+    assert str(np.random.get_state()) == draws
+    assert capsys.readouterr().out == ""
+
+
+def test_a_step_that_fails_is_put_back(model: Counting) -> None:
+    before = changed(model)
+
+    def fail() -> None:
+        with keeping_python_state(model):
+            change(model)
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fail()
+    assert changed(model) == before
+
+
+def test_names_of_the_script_are_put_back(model: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    script: Any = sys.modules["__main__"]
+    monkeypatch.setattr(script, "steps", 3, raising=False)
+    monkeypatch.setattr(script, "seen", [1], raising=False)
+    with keeping_python_state(model):
+        script.steps += 1
+        script.seen.append(2)
+    assert (script.steps, script.seen) == (3, [1])
+
+
+def test_layers_that_a_step_made_stay(model: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(sys.modules["__main__"], "made", made, raising=False)
+    with keeping_python_state(model):
+        made.append(keras.layers.Dense(1))
+    assert len(made) == 1
+
+
+def test_a_generator_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, model: Counting) -> None:
+    script = sys.modules["__main__"]
+    drawn, left_alone = (number for number in range(5)), (number for number in range(5))
+    monkeypatch.setattr(script, "drawn", drawn, raising=False)
+    monkeypatch.setattr(script, "left_alone", left_alone, raising=False)
+    for _ in range(3):
+        with keeping_python_state(model):
+            assert [next(script.drawn), next(script.drawn)] == [0, 1]
+    assert list(script.drawn) == [0, 1, 2, 3, 4]
+    assert script.left_alone is left_alone
+
+
+def test_long_lists_lose_what_was_added(model: Counting) -> None:
+    model._seen_rows = list(range(20_000))
+    with keeping_python_state(model):
+        model._seen_rows.append(1)
+    assert len(model._seen_rows) == 20_000
+
+
+def test_arrays_are_copied_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, model: Counting) -> None:
+    monkeypatch.setattr(python_state, "_ROOM", 1000)
+    model.single, model.small, model.large = np.zeros(()), np.zeros(20), np.zeros(200)
+    with keeping_python_state(model):
+        model.single += 1
+        model.small += 1
+        model.large += 1
+    assert (float(model.single), model.small.sum(), model.large.sum()) == (0.0, 0.0, 200.0)

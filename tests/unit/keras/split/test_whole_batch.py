@@ -1,0 +1,43 @@
+"""Which losses and metrics need the rows of all workers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import pytest
+
+from syrtos.keras.split import whole_batch
+
+
+def own(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(y_true - y_pred)
+
+
+class Own(keras.losses.Loss):
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return y_true - y_pred
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MeanSquaredError", "BinaryCrossentropy", "SparseCategoricalCrossentropy", "Huber", "CosineSimilarity", "CTC"],
+)
+def test_losses_of_keras_that_look_at_each_row(name: str) -> None:
+    assert whole_batch.loss_is_row_by_row(getattr(keras.losses, name)())
+
+
+@pytest.mark.parametrize("loss", [keras.losses.Dice(), keras.losses.Tversky(), keras.losses.Circle(), Own()])
+def test_losses_that_may_mix_rows(loss: keras.losses.Loss) -> None:
+    assert not whole_batch.loss_is_row_by_row(loss)
+
+
+def test_functions() -> None:
+    wrapper: Any = type(keras.losses.MeanSquaredError()).__mro__[1]
+    assert not whole_batch.loss_is_row_by_row(wrapper(own))
+    assert not whole_batch.is_row_by_row(own)
+    assert not whole_batch.is_row_by_row(keras.losses.dice)
+    assert not whole_batch.is_row_by_row(keras.losses.Dice())
+    assert whole_batch.is_row_by_row(keras.losses.mean_squared_error)
+    assert whole_batch.is_row_by_row(functools.partial(keras.losses.huber, delta=2.0))
