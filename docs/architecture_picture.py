@@ -35,10 +35,10 @@ ROOMS = {
     "errors": "one tree of exceptions",
 }
 GRADIENT = [
-    ("fit", "Keras's trainer", "keras/patches.py"),
-    ("step", "this worker's share", "keras/step.py"),
-    ("optimizer", "reduce, then clip", "keras/gradients.py"),
-    ("exchange", "buckets, one op", "backends/tensorflow.py"),
+    ("fit", "Keras's trainer", "keras/tensorflow/keras3.py"),
+    ("step", "this worker's share", "keras/tensorflow/step.py"),
+    ("optimizer", "reduce, then clip", "keras/tensorflow/gradients.py"),
+    ("exchange", "buckets, one op", "keras/tensorflow/ops.py"),
     ("communicator", "agree, then sum", "comm/communicator.py"),
     ("wire", "windows, MPI", "comm/shared_memory.py"),
 ]

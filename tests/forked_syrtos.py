@@ -5,8 +5,8 @@ import sys
 from collections.abc import Mapping
 
 from syrtos.cli import main
-from syrtos.launch import local
-from syrtos.launch.forking import Command, Forked
+from syrtos.launch.processes import local
+from syrtos.launch.processes.forking import Command, Forked
 
 
 def start(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> Forked:

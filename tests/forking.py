@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from syrtos import settings
-from syrtos.launch.forking import Command, Family
+from syrtos.launch.processes.forking import Command, Family
 from syrtos.testing import warm
 
 SYRTOS = str(Path(__file__).with_name("forked_syrtos.py"))

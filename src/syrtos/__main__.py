@@ -13,7 +13,7 @@ from syrtos.cli import main as command
 from syrtos.cli import placing
 from syrtos.engines import placed
 from syrtos.errors import SyrtosError
-from syrtos.launch import worker
+from syrtos.launch.worker.main import main as run_worker
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
             sys.exit(command(["run", "--on", placing.PLACED, *sys.argv[1:]]))
     except SyrtosError as error:
         sys.exit(_print_error(error))
-    worker.main(sys.argv[1:])
+    run_worker(sys.argv[1:])
 
 
 def _print_error(error: SyrtosError) -> int:

@@ -157,9 +157,9 @@ class HostRun:
 def strike(hosts: netns.Hosts, kind: str) -> None:
     """Lets something end."""
     if kind == "worker":
-        hosts.kill(1, "syrtos.launch.worker")
+        hosts.kill(1, "syrtos.launch.worker.main")
     elif kind == "agent":
-        hosts.kill(1, "syrtos.launch.agent")
+        hosts.kill(1, "syrtos.launch.remote.agent")
     elif kind == "host":
         os.kill(hosts.first_pids[1], signal.SIGKILL)
     else:

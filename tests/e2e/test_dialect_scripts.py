@@ -240,7 +240,7 @@ def test_an_installed_original_is_served_elsewhere_only(tmp_path: Path) -> None:
 
 def test_the_hook_costs_little() -> None:
     code = (
-        "import syrtos.launch.import_hook, time; t = time.perf_counter(); "
+        "import syrtos.launch.worker.import_hook, time; t = time.perf_counter(); "
         "import syrtos.dialects; syrtos.dialects.install(); print(time.perf_counter() - t)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)

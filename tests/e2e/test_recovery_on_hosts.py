@@ -80,7 +80,7 @@ def test_the_result_is_as_if_nothing_had_happened(hosts: netns.Hosts, tmp_path: 
 
     run = started(hosts, faulty, "SIGKILL:1:5")
     until(lambda: steps(faulty) > 10)
-    hosts.kill(1, "syrtos.launch.agent")
+    hosts.kill(1, "syrtos.launch.remote.agent")
     count = steps(faulty)
     until(lambda: steps(faulty) > count + 4)
     hosts.signal(run, signal.SIGTERM)

@@ -25,25 +25,26 @@ from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
 from syrtos.engines.engine import STOPPED
 from syrtos.errors import ConfigurationError
-from syrtos.launch import generations, losses, output
-from syrtos.launch.here import is_here
+from syrtos.launch import generations, losses
 from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Machine, Plan, make_plan
 from syrtos.launch.policy import Policy
+from syrtos.launch.processes.standard_input import has_data, input_descriptor
+from syrtos.launch.processes.standby import Standby
 from syrtos.launch.program import Program
+from syrtos.launch.remote.here import is_here
 from syrtos.launch.snapshots import Here, OnHosts
 from syrtos.launch.spec import Elastic, Host, Spec
-from syrtos.launch.standard_input import has_data, input_descriptor
-from syrtos.launch.standby import Standby
 from syrtos.launch.supervise import supervise
+from syrtos.launch.terminal import output
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
 from syrtos.report.json_files import document
 from syrtos.settings import Options
 
 if TYPE_CHECKING:
-    from syrtos.launch.agents import Agent, Agents
+    from syrtos.launch.remote.agents import Agent, Agents
 
 _REQUEST = "run.json"
 _LOCK = ".lock"
@@ -401,7 +402,7 @@ def _agents(spec: Spec, met: Met | None) -> Agents | None:
     """Returns the agents of a run on hosts; None for a run on this machine alone."""
     if not spec.hosts:
         return None
-    from syrtos.launch.agents import Agents  # only here: it takes 30 ms to import
+    from syrtos.launch.remote.agents import Agents  # only here: it takes 30 ms to import
 
     agents = Agents(met.agents if met else None)
     if met:

@@ -12,8 +12,8 @@ from syrtos import settings
 from syrtos.cli.execution import Met
 from syrtos.engines import placed
 from syrtos.errors import ConfigurationError
-from syrtos.launch.agents import Agent
-from syrtos.launch.rendezvous import Cluster, Meeting, attend
+from syrtos.launch.remote.agents import Agent
+from syrtos.launch.remote.rendezvous import Cluster, Meeting, attend
 
 
 def meet(chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> int:

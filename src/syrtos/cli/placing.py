@@ -19,7 +19,7 @@ from syrtos.cli.execution import Met, going_on_error, is_going_on
 from syrtos.engines.engine import Engine, Reached, Submitted, Wanted, read_end
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
-from syrtos.launch import output
+from syrtos.launch.terminal import output
 from syrtos.report.json_files import document
 
 # What an engine needs to find a submitted run again, in the run directory.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.errors import ConfigurationError, LaunchError
-from syrtos.launch.signalling import is_wanted
+from syrtos.launch.processes.signalling import is_wanted
 
 
 def add_to(commands: Any) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from syrtos.cli import tuning
 from syrtos.cli.execution import this_machine
 from syrtos.errors import ConfigurationError
-from syrtos.launch import output
+from syrtos.launch.terminal import output
 from syrtos.tune import text
 from syrtos.tune.batch import Searched, search
 from syrtos.tune.runner import TrialError

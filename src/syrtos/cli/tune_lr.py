@@ -11,7 +11,7 @@ from rich.console import Console
 from syrtos.cli import tuning
 from syrtos.cli.execution import this_machine
 from syrtos.errors import ConfigurationError
-from syrtos.launch import output
+from syrtos.launch.terminal import output
 from syrtos.settings import Trial
 from syrtos.tune import rates, runner, text
 from syrtos.tune.rates import Rates

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syrtos.errors import ConfigurationError
-from syrtos.launch.signalling import is_wanted
+from syrtos.launch.processes.signalling import is_wanted
 
 if TYPE_CHECKING:
     from syrtos.jobs.search_file import SearchFile

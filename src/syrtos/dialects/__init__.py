@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Callable
 
-from syrtos.launch.import_hook import after_import, serve
+from syrtos.launch.worker.import_hook import after_import, serve
 
 _HERE = "syrtos.dialects."
 

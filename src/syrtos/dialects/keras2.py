@@ -18,7 +18,7 @@ from syrtos.dialects import accumulation
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
 from syrtos.keras.patching import Method, replace
-from syrtos.launch.import_hook import after_import
+from syrtos.launch.worker.import_hook import after_import
 
 
 def is_legacy() -> bool:

@@ -14,7 +14,7 @@ import psutil
 
 from syrtos.doctor import machine_facts
 from syrtos.doctor.machine_check import Check, ok, warning, wrong
-from syrtos.launch import leftovers
+from syrtos.launch.processes import leftovers
 
 # Bytes that a worker takes before its model is built: an interpreter with Keras and TensorFlow 2.21 took 0.75 GB.
 _WORKER = 0.75e9

@@ -18,9 +18,9 @@ from typing import Any
 from syrtos.doctor import machine_facts, machine_host
 from syrtos.doctor.machine_check import Check, ok, warning, wrong
 from syrtos.doctor.machine_probe import MARK
-from syrtos.launch import signalling
-from syrtos.launch.here import is_here
 from syrtos.launch.plan import Machine, command_on
+from syrtos.launch.processes import signalling
+from syrtos.launch.remote.here import is_here
 
 _PATIENCE = 10.0  # seconds for each host
 _CLOCK = 1.0  # seconds that a clock may be off

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 
 from syrtos.doctor.machine_check import Check, ok, wrong
-from syrtos.launch import local
 from syrtos.launch.plan import Group
+from syrtos.launch.processes import local
 
 _SIZE = 2
 _NUMBERS = 1 << 20
@@ -61,7 +61,7 @@ def main() -> None:
 
     from syrtos import api
     from syrtos.comm import world
-    from syrtos.launch import leftovers
+    from syrtos.launch.processes import leftovers
 
     api.init()
     leftovers.unlink_early(world.current())

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from syrtos.engines.place import Place, place_of
 from syrtos.errors import ConfigurationError
 from syrtos.launch import resources
-from syrtos.launch.rendezvous import Cluster, cluster_of
+from syrtos.launch.remote.rendezvous import Cluster, cluster_of
 from syrtos.topology import detect
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from syrtos.launch import events
-from syrtos.launch.signalling import die_with_parent
+from syrtos.launch.processes.signalling import die_with_parent
 from syrtos.settings import FOR_WORKERS, environment
 
 _NEW_MOUNTS, _NEW_NAMES, _NEW_USER = 0x00020000, 0x04000000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER

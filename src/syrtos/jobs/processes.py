@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from syrtos.launch import leftovers
+from syrtos.launch.processes import leftovers
 
 MARK = "SYRTOS_JOB"
 

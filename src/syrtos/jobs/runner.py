@@ -52,11 +52,11 @@ from syrtos.jobs.request import read
 from syrtos.jobs.store import Record, Store
 from syrtos.jobs.workers import Workers
 from syrtos.launch import generations
-from syrtos.launch.noise import is_noise
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import Policy
 from syrtos.launch.snapshots import Here
-from syrtos.launch.worker import version
+from syrtos.launch.terminal.noise import is_noise
+from syrtos.launch.worker.main import version
 
 LOCK = "runner.lock"
 _LOOK = 0.2

@@ -155,7 +155,17 @@ def make_plan(
     spared = frozenset(range(1, job.slots)) if options.asynchronous else frozenset[int]()
     # all instances are in one namespace of users, so that their processes may share memory: an agent in it starts them
     network = ("--no-network",) if job.is_offline else ()
-    inside = (str(here), "-m", "syrtos.jobs.enter", "--as-root", *network, str(here), "-P", "-m", "syrtos.launch.agent")
+    inside = (
+        str(here),
+        "-m",
+        "syrtos.jobs.enter",
+        "--as-root",
+        *network,
+        str(here),
+        "-P",
+        "-m",
+        "syrtos.launch.remote.agent",
+    )
     agents = {"": inside} if folders.isolated else {}
     return Plan(tuple(groups), environment, spared, agents, reports=job.distribution.kind != "copies")
 
@@ -227,7 +237,7 @@ def _worker(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
     assert job.program is not None
     place = folders.place(job, host, 0)
     script = f"{place.instance_path(job.program.folder)}/{job.program.entry}"
-    return [str(python), "-m", "syrtos.launch.worker", script, *arguments(job, place)]
+    return [str(python), "-m", "syrtos.launch.worker.main", script, *arguments(job, place)]
 
 
 def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:

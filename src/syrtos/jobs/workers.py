@@ -11,8 +11,8 @@ from syrtos import settings
 from syrtos.jobs import channels, logs, processes, training
 from syrtos.jobs.places import Places
 from syrtos.jobs.request import Job
-from syrtos.launch.agents import Agents
 from syrtos.launch.outcome import Outcome
+from syrtos.launch.remote.agents import Agents
 from syrtos.launch.supervise import supervise
 from syrtos.observe.ledger import launching
 

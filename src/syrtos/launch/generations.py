@@ -16,10 +16,11 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from syrtos.checkpoint import folders, head
-from syrtos.launch import output, signalling
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import Attempt, Decision, Policy, decide
+from syrtos.launch.processes import signalling
 from syrtos.launch.snapshots import Snapshots
+from syrtos.launch.terminal import output
 from syrtos.settings import SEED_VARIABLE, SNAPSHOTS_VARIABLE
 
 # Seconds between two copies of a snapshot to the run directory.

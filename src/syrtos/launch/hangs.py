@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from syrtos.launch import heartbeat
 from syrtos.launch.engine import Vitals
 from syrtos.launch.waits import Waits
+from syrtos.launch.worker import heartbeat
 
 # Seconds after which a worker hangs that others wait for and in which nothing runs.
 _HANGS = 29.0

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 
 from syrtos.checkpoint import durable
 from syrtos.errors import ConfigurationError
-from syrtos.launch import output
 from syrtos.launch.plan import Machine, agent_command, make_plan
 from syrtos.launch.spec import Host, Spec, parse_lines, read_hostfile
+from syrtos.launch.terminal import output
 
 if TYPE_CHECKING:
-    from syrtos.launch.agents import Agent, Agents
+    from syrtos.launch.remote.agents import Agent, Agents
 
 # Where `syrtos resize` asks, in the run directory, and where each question is answered.
 _RESIZE, _TAKEN = "resize.json", ".resize.json"

@@ -110,7 +110,7 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: fro
     environment = {OPTIONS_VARIABLE: spec.options.to_json(), **hash_seed(env)}
     if not spec.hosts and "UCX_NET_DEVICES" not in env:
         environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
-    worker = (machine.python, *spec.program.flags, "-m", "syrtos.launch.worker", *spec.program.words)
+    worker = (machine.python, *spec.program.flags, "-m", "syrtos.launch.worker.main", *spec.program.words)
     spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()
     groups = tuple(Group(worker, ranks, host) for host, ranks in _place_ranks(spec, without))
     agents = {group.host: agent_command(spec, group.host, machine, env) for group in groups if group.host}
@@ -119,7 +119,7 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: fro
 
 def agent_command(spec: Spec, host: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the command that starts an agent on ``host``."""
-    return command_on(host, "syrtos.launch.agent", spec.ssh, machine, env)
+    return command_on(host, "syrtos.launch.remote.agent", spec.ssh, machine, env)
 
 
 def command_on(host: str, module: str, ssh: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from syrtos.checkpoint import folders
 from syrtos.checkpoint.slots import Memory, Slots
 
 if TYPE_CHECKING:
-    from syrtos.launch.agents import Agent, Agents
+    from syrtos.launch.remote.agents import Agent, Agents
 
 # Bytes of a snapshot that an agent sends, or gets, at a time.
 _PIECE = 1 << 24

@@ -9,19 +9,20 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from syrtos.launch import local, output, signalling
 from syrtos.launch.engine import Ended, Engine
 from syrtos.launch.hangs import STOPPED, TRACED, Hangs
 from syrtos.launch.outcome import Facts, Outcome, how, judge
-from syrtos.launch.output import Listener, Pump
 from syrtos.launch.plan import Plan
-from syrtos.launch.standard_input import copying_input, is_pipe_with_data
-from syrtos.launch.standby import Imports, Standby
+from syrtos.launch.processes import local, signalling
+from syrtos.launch.processes.standard_input import copying_input, is_pipe_with_data
+from syrtos.launch.processes.standby import Imports, Standby
+from syrtos.launch.terminal import output
+from syrtos.launch.terminal.output import Listener, Pump
 from syrtos.launch.waits import Waits
 from syrtos.settings import INPUT_VARIABLE, SUPERVISED_VARIABLE
 
 if TYPE_CHECKING:
-    from syrtos.launch.agents import Agents
+    from syrtos.launch.remote.agents import Agents
 
 
 def supervise(
@@ -59,7 +60,7 @@ def supervise(
             start = standby.start if standby else local.start
             engine = local.Local(plan.groups, plan.nodes, env, start, whole=not plan.reports)
         else:
-            from syrtos.launch.hosts import (
+            from syrtos.launch.remote.hosts import (
                 Hosts,  # which takes 30 ms to import, and a run of one machine has no use for
             )
 

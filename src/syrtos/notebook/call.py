@@ -16,7 +16,7 @@ from typing import Any
 
 from syrtos import api
 from syrtos.errors import ConfigurationError
-from syrtos.launch.import_hook import after_import
+from syrtos.launch.worker.import_hook import after_import
 from syrtos.notebook import parcel
 from syrtos.settings import CALL_VARIABLE, environment
 

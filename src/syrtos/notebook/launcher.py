@@ -17,7 +17,7 @@ from typing import IO, NoReturn
 
 from syrtos import settings, topology
 from syrtos.errors import ConfigurationError, LaunchError
-from syrtos.launch import signalling
+from syrtos.launch.processes import signalling
 from syrtos.launch.spec import new_run_dir
 from syrtos.notebook import parcel
 from syrtos.notebook.screen import Screen

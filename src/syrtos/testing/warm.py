@@ -8,8 +8,8 @@ import importlib.util
 from collections.abc import Mapping
 
 from syrtos import settings
-from syrtos.launch import local
-from syrtos.launch.forking import Command, Forked, Zygote
+from syrtos.launch.processes import local
+from syrtos.launch.processes.forking import Command, Forked, Zygote
 
 # Variables that frameworks read when they are imported: a process gets a zygote that has imported them with the same values.
 _READ_AT_IMPORT = ("JAX_", "KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_", "CUDA_", "LD_", "PYTHON")
@@ -42,7 +42,7 @@ def _zygote(modules: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> Zygot
 
 
 def start(env: Mapping[str, str]) -> local.Start:
-    """Returns a stand-in for `syrtos.launch.local.start`: the workers are forked by the zygote for ``env``."""
+    """Returns a stand-in for `local.start`: the workers are forked by the zygote for ``env``."""
     path = zygote(env).path
 
     def make_forked(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> Forked:

@@ -15,8 +15,8 @@ from typing import IO, Any
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, SyrtosError
-from syrtos.launch.local import Local, Start, start
 from syrtos.launch.plan import Group
+from syrtos.launch.processes.local import Local, Start, start
 from syrtos.testing import warm
 
 _LAST_OUTPUT = 5.0  # seconds

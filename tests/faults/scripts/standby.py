@@ -30,7 +30,7 @@ def zygote_of(pid: int) -> list[str]:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
         return []
-    return words if any(word.endswith("launch/zygote.py") for word in words) else []
+    return words if any(word.endswith("launch/processes/zygote.py") for word in words) else []
 
 
 def is_ready() -> bool:

@@ -13,10 +13,10 @@ import pytest
 
 from syrtos.errors import ConfigurationError
 from syrtos.launch import membership
-from syrtos.launch.agents import Agents
 from syrtos.launch.membership import Membership, ask_for, listed_by
 from syrtos.launch.plan import Machine
 from syrtos.launch.program import Program
+from syrtos.launch.remote.agents import Agents
 from syrtos.launch.spec import Elastic, Host, Spec
 from syrtos.settings import Options
 

@@ -108,7 +108,7 @@ def test_a_module_and_flags_of_the_interpreter() -> None:
         "-W",
         "ignore",
         "-m",
-        "syrtos.launch.worker",
+        "syrtos.launch.worker.main",
         "-m",
         "json.tool",
         "x",
@@ -154,7 +154,7 @@ def test_one_core_is_enough_when(script: Path, values: dict[str, Any]) -> None:
 def test_hosts_are_reached_by_ssh_and_this_machine_directly(script: Path) -> None:
     machine = dataclasses.replace(MACHINE, here=frozenset({"b"}))
     agents = make_plan(spec(script, hosts=parse_hosts("a:2,b:2"), ssh="/opt/rsh -p 22"), machine, ENVIRONMENT).agents
-    agent = ("/venv/bin/python", "-P", "-m", "syrtos.launch.agent")
+    agent = ("/venv/bin/python", "-P", "-m", "syrtos.launch.remote.agent")
     assert agents == {"a": ("/opt/rsh", "-p", "22", "a", "env", "'PYTHONPATH=/a folder/lib'", *agent), "b": agent}
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from syrtos.launch.agents import Agent, Agents
+from syrtos.launch.remote.agents import Agent, Agents
 from syrtos.launch.snapshots import Here, OnHosts
 
-AGENT = (sys.executable, "-P", "-m", "syrtos.launch.agent")
+AGENT = (sys.executable, "-P", "-m", "syrtos.launch.remote.agent")
 HOSTS = ("a", "b")
 LONG = 60.0
 

@@ -18,8 +18,8 @@ from syrtos.doctor.packages import is_installed
 from syrtos.doctor.program import Program
 from syrtos.doctor.rules.names import is_tried
 from syrtos.doctor.script import Script, argument, method
-from syrtos.launch.other_backends import propose_backend
 from syrtos.launch.spelling import closest_name
+from syrtos.launch.worker.other_backends import propose_backend
 
 _RULE = "missing-package"
 # What `syrtos run` answers for itself, and packages whose end the rule `dead-api` tells.

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from syrtos.engines.engine import Engine, State, Submitted, Wanted, growing, read_end
-from syrtos.launch import events, signalling
+from syrtos.launch import events
+from syrtos.launch.processes import signalling
 
 _OUTPUT = "output.log"
 

@@ -12,7 +12,7 @@ from syrtos.engines.kubernetes import manifests
 from syrtos.engines.kubernetes.diagnosis import state_of
 from syrtos.engines.kubernetes.request import SETTINGS, Kind, Request, request_of
 from syrtos.errors import ConfigurationError, LaunchError
-from syrtos.launch import output
+from syrtos.launch.terminal import output
 
 if TYPE_CHECKING:
     from syrtos.engines.kubernetes.cluster import Cluster

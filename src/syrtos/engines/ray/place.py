@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.engines.ray import links
-from syrtos.launch import signalling
+from syrtos.launch.processes import signalling
 from syrtos.settings import CALL_NAME, CALL_VARIABLE, environment
 
 

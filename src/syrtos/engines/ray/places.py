@@ -17,8 +17,8 @@ from syrtos.engines.ray.links import Links
 from syrtos.engines.ray.nodes import Nodes, Spot, gpus_of
 from syrtos.engines.ray.place import Place
 from syrtos.errors import LaunchError
-from syrtos.launch import output
 from syrtos.launch.spec import Host
+from syrtos.launch.terminal import output
 from syrtos.settings import environment
 
 # By their names: type checkers, and tests of what needs no Ray, do without it.

@@ -19,8 +19,9 @@ from syrtos.engines.engine import Reached
 from syrtos.engines.ray.asked import Asked
 from syrtos.engines.ray.door import VARIABLE, ask
 from syrtos.errors import LaunchError
-from syrtos.launch import output, signalling
+from syrtos.launch.processes import signalling
 from syrtos.launch.spec import Host, parse_hosts
+from syrtos.launch.terminal import output
 
 _COMMAND = shlex.join([sys.executable, "-P", "-m", "syrtos.engines.ray.reach"])
 _LONGEST_END = 15.0  # seconds

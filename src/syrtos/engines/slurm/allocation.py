@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 
 from syrtos.errors import ConfigurationError, LaunchError
-from syrtos.launch.here import is_here
+from syrtos.launch.remote.here import is_here
 from syrtos.launch.spec import Host
 
 # How an agent is started on a node: without what the job asks for each of its tasks, since its step has all GPUs of the node.

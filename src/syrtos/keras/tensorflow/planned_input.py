@@ -81,6 +81,7 @@ def _spec(leaf: Any) -> Any:
     spec = tf.type_spec_from_value(leaf)
     if not isinstance(spec, tf.TensorSpec):
         raise DataError(
-            f"Parsed records must be dense tensors or arrays. Received {spec}. Use FixedLenFeature, or tf.sparse.to_dense in `parse_fn`."
+            f"Parsed records must be dense tensors or arrays. Received {spec}. "
+            "Use FixedLenFeature, or tf.sparse.to_dense in `parse_fn`."
         )
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)

@@ -1,0 +1,194 @@
+"""Processes that need not import the frameworks first: they are forked from another process that has imported them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from syrtos.errors import LaunchError
+from syrtos.launch.processes import signalling, zygote
+
+_LONGEST_IMPORT = 600.0  # seconds
+_END = 2.0  # seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """The call that a process is to run.
+
+    Attributes:
+        argv: ``("-m", module, ...)`` or ``(script, ...)``.
+        env: the whole environment of the process.
+        cwd: the folder in which it begins.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str = "."
+
+
+class Zygote:
+    """A process that imports modules, and forks; it ends with this one.
+
+    Attributes:
+        path: the socket at which a `Family` asks it for processes.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, str],
+        env: Mapping[str, str],
+        libraries: Sequence[str] = (),
+        compare: bool = False,
+        idle: bool = False,
+    ) -> None:
+        """Starts the process.
+
+        Args:
+            modules: the modules that it imports, each with the file that it must have, or an empty text. The forked
+                processes find them when they import them.
+            env: the environment in which it imports.
+            libraries: further modules that it imports. The forked processes find them imported.
+            compare: whether a forked process ends that imports in another environment than ``env``.
+            idle: whether it imports only while the processors have nothing else to do.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="syrtos-")
+        self.path = str(Path(self._folder.name, "socket"))
+        self._log = Path(self._folder.name, "log")
+        order = {"modules": dict(modules), "libraries": list(libraries), "compare": compare, "idle": idle}
+        command = [sys.executable, zygote.__file__, self.path, json.dumps(order)]
+        with self._log.open("wb") as said:
+            self._process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                preexec_fn=signalling.die_with_parent,
+            )
+
+    def wait(self) -> None:
+        """Waits until the zygote can be asked for processes; it answers once it has imported.
+
+        Raises:
+            LaunchError: it has ended.
+        """
+        while self.lives():
+            if os.path.exists(self.path):
+                return
+            time.sleep(0.005)
+        raise LaunchError(f"The process that imports the frameworks once has ended:\n{self.printed_text}")
+
+    def is_ready(self) -> bool:
+        """Returns whether the zygote has imported everything, and answers at once."""
+        return os.path.exists(zygote.marker_path(self.path)) and self.lives()
+
+    def lives(self) -> bool:
+        """Returns whether the zygote runs, and so can still fork."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends the zygote, and the processes that it has forked and that still run."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END if self.is_ready() else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+    @property
+    def printed_text(self) -> str:
+        """The text that the zygote has printed."""
+        return self._log.read_text(errors="replace")
+
+
+class Family:
+    """Processes that one zygote has forked; they are killed when it is closed."""
+
+    def __init__(self, path: str, patience: float = _LONGEST_IMPORT) -> None:
+        """Connects to the zygote at the socket ``path``, which must answer within ``patience`` seconds."""
+        self._patience = patience
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(path)
+        self._unheard: list[dict[str, int]] = []
+        self.pids: list[int] = []
+
+    def fork(self, command: Command, files: Sequence[int]) -> int:
+        """Starts a process and returns its number.
+
+        Args:
+            command: the call that it runs.
+            files: descriptors for its standard input, output and error, and a fourth for PMI.
+        """
+        request = {"argv": list(command.argv), "env": dict(command.env), "cwd": os.path.abspath(command.cwd)}
+        socket.send_fds(self._connection, [json.dumps(request).encode()], list(files))
+        self._connection.settimeout(self._patience)
+        try:
+            while "status" in (heard := self._hear()):
+                self._unheard.append(heard)
+        except TimeoutError as error:
+            raise LaunchError(
+                f"The process that imports for others has not answered in {self._patience:g} s."
+            ) from error
+        self._connection.settimeout(None)
+        self.pids.append(heard["pid"])
+        return heard["pid"]
+
+    def wait(self, timeout: float | None = None) -> tuple[int, int]:
+        """Returns the number and the exit code of the next process that ends; the code is negative for a signal.
+
+        Raises:
+            TimeoutError: no process has ended within ``timeout`` seconds.
+        """
+        self._connection.settimeout(timeout)
+        heard = self._unheard.pop(0) if self._unheard else self._hear()
+        self._connection.settimeout(None)
+        self.pids.remove(heard["pid"])
+        return heard["pid"], os.waitstatus_to_exitcode(heard["status"])
+
+    def _hear(self) -> dict[str, int]:
+        text = self._connection.recv(1000)
+        if not text:
+            raise LaunchError("The process that imports for others has ended; its output may have the reason.")
+        return json.loads(text)
+
+    def close(self) -> None:
+        """Ends the processes that still run, and closes the connection to the zygote."""
+        self._connection.close()
+
+
+class Forked:
+    """A single process of a zygote, with the interface of `subprocess.Popen`; it is killed when this process ends."""
+
+    def __init__(self, path: str, command: Command, files: Sequence[int], patience: float = _LONGEST_IMPORT) -> None:
+        """Starts the process; the arguments are those of `Family` and `Family.fork`."""
+        self._family = Family(path, patience)
+        try:
+            self.pid = self._family.fork(command, files)
+        except BaseException:
+            self._family.close()
+            raise
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end of the process and returns its exit code, negative for a signal.
+
+        A process whose zygote was killed is killed too: its code is that of SIGKILL.
+        """
+        try:
+            return self._family.wait(timeout)[1]
+        except (LaunchError, ConnectionError):
+            return -signal.SIGKILL
+        finally:
+            self._family.close()

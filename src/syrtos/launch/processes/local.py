@@ -1,0 +1,182 @@
+"""An engine for workers of this machine, which this process starts itself: it sees each of them end, and how."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from syrtos.launch import losses
+from syrtos.launch.engine import Ended, Engine, Outputs, Vitals, look
+from syrtos.launch.plan import Group
+from syrtos.launch.processes import pmi, signalling
+from syrtos.launch.processes.deaths import Deaths
+from syrtos.settings import options_from
+
+# Seconds that a killed process may take to go: the kernel may write its core, or free much memory.
+_LONGEST_KILL = 5.0
+
+
+class Process(Protocol):
+    """A process that has been started, with the interface of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end of the process and returns its exit code, negative for a signal."""
+        ...
+
+
+Files = tuple[int, int, int]  # descriptors of standard input, output and error
+Start = Callable[[tuple[str, ...], Mapping[str, str], int, Files], Process]
+
+
+def start(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: Files) -> Process:
+    """Starts a new interpreter, which ends with this process."""
+    # It leads a session, so that Ctrl-C is ours to pass on.
+    stdin, out, err = files
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=stdin,
+        stdout=out,
+        stderr=err,
+        pass_fds=[pmi],
+        start_new_session=True,
+        preexec_fn=signalling.die_with_parent,
+    )
+
+
+class Local(Engine):
+    """An engine for the workers of a world that are on this machine.
+
+    They find each other, and those of other hosts, by PMI.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        nodes: Sequence[int],
+        env: Mapping[str, str],
+        start: Start,
+        on_line: Callable[[int, str], None] | None = None,
+        whole: bool = False,
+    ) -> None:
+        """Starts the workers; they end with the thread that calls this.
+
+        Args:
+            groups: the commands, and the ranks of each.
+            nodes: the number of each rank's host, of all ranks of the world.
+            env: the environment of the workers.
+            start: starts one of them, with a further descriptor for PMI.
+            on_line: gets their messages of PMI, to be answered by `tell`; None: they are the whole world, and are
+                answered here.
+            whole: whether signals are for all processes of a worker's group.
+        """
+        self._start_one, self._nodes, self._env = start, nodes, env
+        self._signal_one = signalling.to_group if whole else signalling.to_process
+        self._answers = pmi.KeyValues(nodes)
+        self._pass_on = on_line or self._answer
+        self._aborted: dict[int, int] = {}
+        self._deaths = Deaths()
+        self._codes: dict[int, int] = {}
+        self._processes: dict[int, Process] = {}
+        self.outputs: dict[int, Outputs] = {}
+        self._sockets = pmi.Sockets([rank for group in groups for rank in group.ranks], self._on_line)
+        try:
+            for rank, command in ((rank, group.command) for group in groups for rank in group.ranks):
+                self._processes[rank] = self._start(command, rank)
+                self._deaths.watch(rank, self._processes[rank].pid)
+            self._sockets.start()
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            for end in self._sockets.ends.values():
+                end.close()
+
+    def _start(self, command: tuple[str, ...], rank: int) -> Process:
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        descriptor = self._sockets.ends[rank].fileno()
+        try:
+            variables = {**self._env, **pmi.environment(rank, self._nodes, descriptor)}
+            return self._start_one(command, variables, descriptor, (nothing, out_end, err_end))
+        finally:
+            for end in (nothing, out_end, err_end):
+                os.close(end)
+            self.outputs[rank] = Outputs(os.fdopen(out, "rb"), os.fdopen(err, "rb"))
+
+    # -- PMI -------------------------------------------------------------------------------------
+
+    def tell(self, rank: int, text: str) -> None:
+        """Answers a worker's message of PMI."""
+        self._sockets.tell(rank, text)
+
+    def _on_line(self, rank: int, line: str) -> None:
+        asked = pmi.words(line)
+        if asked.get("cmd") == "abort":
+            self._abort(rank, int(asked.get("exitcode", "1")))
+        else:
+            self._pass_on(rank, line)
+
+    def _answer(self, rank: int, line: str) -> None:
+        for each, text in self._answers.answer(rank, line):
+            self.tell(each, text)
+
+    def _abort(self, rank: int, code: int) -> None:
+        """Ends a worker that has called MPI_Abort."""
+        # MPI leaves it to us, for it may wait for threads of its own in C's exit handlers.
+        self._aborted[rank] = code & 0xFF or 1  # never a success
+        signalling.to_process(self._processes[rank].pid, signal.SIGKILL)
+
+    # -- the processes ---------------------------------------------------------------------------
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Waits at most ``seconds`` for processes that end, and returns them with their exit codes.
+
+        The code of a worker that has called MPI_Abort is the one that it gave there.
+        """
+        ended: list[Ended] = []
+        for rank in self._deaths.wait(seconds):
+            code = self._processes[rank].wait()
+            if code:
+                signalling.to_group(self._processes[rank].pid, signal.SIGKILL)  # its children
+            self._codes[rank] = self._aborted.get(rank, code)
+            ended.append(Ended(rank, self._codes[rank]))
+        return ended
+
+    def runs(self) -> bool:
+        return len(self._codes) < len(self._processes)
+
+    def signal(self, number: int) -> None:
+        for rank in self._left():
+            self._signal_one(self._processes[rank].pid, number)
+
+    def kill(self) -> None:
+        left = self._left()
+        for rank in left:
+            signalling.to_group(self._processes[rank].pid, signal.SIGKILL)
+            signalling.to_process(self._processes[rank].pid, signal.SIGKILL)  # it may lead no group yet
+        for rank in left:
+            try:
+                self._codes[rank] = self._processes[rank].wait(_LONGEST_KILL)
+            except (subprocess.TimeoutExpired, TimeoutError):  # the kernel does not let it go yet
+                self._codes[rank] = -signal.SIGKILL
+        self._deaths.close()
+
+    def look(self, rank: int) -> Vitals | None:
+        process = self._processes.get(rank)
+        return look(process.pid) if process is not None and rank not in self._codes else None
+
+    def note_death(self, rank: int) -> None:
+        losses.note(options_from(self._env).run_dir, rank)
+
+    def _left(self) -> list[int]:
+        return [rank for rank in self._processes if rank not in self._codes]

@@ -1,0 +1,166 @@
+"""A process that has imported what the workers need, and from which they are forked.
+
+It forks the workers of the first generation, and those that take their place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from syrtos import settings
+from syrtos.errors import ConfigurationError, LaunchError
+from syrtos.launch import program, resources
+from syrtos.launch.processes import local
+from syrtos.launch.processes.first_imports import first_imports
+from syrtos.launch.processes.forking import Command, Forked, Zygote
+from syrtos.launch.terminal import output
+from syrtos.launch.terminal.noise import is_noise
+
+_PATIENCE = 10.0  # seconds for a fork
+_LOOK = 0.005  # seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Imports:
+    """The modules that a worker has imported, and the variables that they have read.
+
+    Attributes:
+        modules: names, with the files that they come from.
+        variables: the variables of the environment that the modules have read.
+    """
+
+    modules: Mapping[str, str]
+    variables: Mapping[str, str]
+
+
+class Standby:
+    """The zygote of the workers on this machine.
+
+    Until there is one, and where there can be none, workers are new interpreters.
+    """
+
+    def __init__(self) -> None:
+        self.frameworks: tuple[str, ...] = ()  # that the first zygote imports
+        self._zygote: Zygote | None = None
+        self._given_up: list[Zygote] = []  # which end with what they have forked
+        self._begun: dict[str, str] | None = None  # with which variables of a worker's share of this machine
+        # When the first zygote began to import, and when it was ready, s since the epoch.
+        self._imported: tuple[float, float] | None = None
+
+    # -- before the first generation ---------------------------------------------------------------
+
+    def begin(self, command: Sequence[str], env: Mapping[str, str], workers: int) -> None:
+        """Starts a zygote for the first generation, if the script's text says what to import.
+
+        The zygote ends with the thread that calls this.
+
+        Args:
+            command: the command of each worker.
+            env: the environment of the workers.
+            workers: the number of workers on this machine.
+        """
+        try:
+            shared = resources.shared_variables(env, workers)
+            if self._imported and (settings.NEW_INTERPRETERS_VARIABLE in env or shared != self._begun):
+                self.close()  # what was imported is not what these workers import
+            if self._begun is not None or settings.NEW_INTERPRETERS_VARIABLE in env or not _is_plain(command):
+                return
+            self._begun = shared or {}
+            # A script's `setdefault` finds what workers are given; but the level of a log is the script's.
+            given = {name: value for name, value in (shared or {}).items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+            found = first_imports(program.parse(command[3:]), {**env, **given})
+        except ConfigurationError:
+            return  # a worker reports it
+        if found is None or shared is None or settings.TASKS_VARIABLE in env:
+            return
+        variables = {**_without_secrets(env), **shared, **found.variables}
+        began, self.frameworks = time.time(), tuple(found.frameworks)
+        self._start(dict.fromkeys(found.frameworks, ""), variables, libraries=found.libraries, compare=True)
+        self._imported = (began, 0.0) if self._zygote else None
+
+    def is_settled(self) -> bool:
+        """Returns whether workers can be started: as forks, or as new interpreters where no zygote lives."""
+        if self._imported is None or self._imported[1]:
+            return True
+        assert self._zygote is not None
+        if self._zygote.lives() and not self._zygote.is_ready():
+            return False
+        self._imported = (self._imported[0], time.time())
+        if self._zygote.lives():  # else each worker says why the import fails
+            lines = self._zygote.printed_text.splitlines(keepends=True)
+            sys.stderr.write("".join(line for line in lines if not is_noise(line.encode())))
+        return True
+
+    def settle(self, over: Callable[[], bool]) -> None:
+        """Waits until workers can be started, or until ``over`` returns True."""
+        while not (self.is_settled() or over()):
+            time.sleep(_LOOK)
+
+    # -- while one runs ------------------------------------------------------------------------------
+
+    def prepare(self, imports: Imports, env: Mapping[str, str]) -> None:
+        """Starts a zygote for the next generation where there is none, or it has died.
+
+        The zygote ends with the thread that calls this.
+
+        Args:
+            imports: what a worker has imported.
+            env: the environment of the workers.
+        """
+        if (self._zygote is not None and self._zygote.lives()) or _always_new(env):
+            return
+        self._start(imports.modules, {**_ordinary(env), **imports.variables}, idle=True)
+
+    def _start(self, modules: Mapping[str, str], env: Mapping[str, str], **how: Any) -> None:
+        """Starts a zygote in the place of one that there is; ``how`` are further arguments of `Zygote`."""
+        self.close()
+        try:
+            self._zygote = Zygote(modules, env, **how)
+        except OSError as error:
+            output.say(f"each worker imports its frameworks by itself: {error}")
+
+    # -- a generation --------------------------------------------------------------------------------
+
+    def start(self, command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> local.Process:
+        """Starts a worker's process: a fork of the zygote where there is one, else by `local.start`."""
+        # flags of the interpreter need a new one
+        if _is_plain(command) and not _always_new(env) and self._zygote is not None and self._zygote.is_ready():
+            imported = {settings.IMPORTED_VARIABLE: "{:.3f} {:.3f}".format(*self._imported)} if self._imported else {}
+            try:
+                return Forked(self._zygote.path, Command(command[1:], {**env, **imported}), (*files, pmi), _PATIENCE)
+            except (OSError, LaunchError) as error:
+                output.say(f"a worker imports its frameworks again: {error}")
+                self._given_up.append(self._zygote)
+                self._zygote = self._imported = None
+        return local.start(command, env, pmi, files)
+
+    def close(self) -> None:
+        """Ends the zygote, if there is one."""
+        for zygote in (*self._given_up, self._zygote):
+            if zygote is not None:
+                zygote.close()
+        self._given_up.clear()
+        self._zygote = self._imported = None
+
+
+def _is_plain(command: Sequence[str]) -> bool:
+    return tuple(command[1:2]) == ("-m",)
+
+
+def _always_new(env: Mapping[str, str]) -> bool:
+    return env.get(settings.NEW_INTERPRETERS_VARIABLE, "first") != "first"
+
+
+def _ordinary(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that are neither secret nor read by frameworks."""
+    left_out = settings.read_at_import(env)
+    return {name: value for name, value in _without_secrets(env).items() if name not in left_out}
+
+
+def _without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    secrets = (settings.SECRET_VARIABLE, settings.DATABASE_VARIABLE)
+    return {name: value for name, value in env.items() if name not in secrets}

@@ -1,0 +1,395 @@
+"""An interpreter that has imported the frameworks, and forks processes from itself: ``zygote.py SOCKET ORDER``.
+
+The forked processes go on as if they were new interpreters.
+
+ORDER is a JSON object. ``modules``: the modules that it imports, by name, each with its file, or an empty text; it ends
+if a module has another file. ``libraries``: further modules that it imports, and that its children find imported.
+``compare``: whether a process that imports a module must have the environment and the places of modules in which the
+module was imported. ``idle``: whether it imports only while the processors have nothing else to do.
+
+TensorFlow and Keras take some 8 s of processor time to import, a fork takes milliseconds. The zygote does nothing but
+import: a fork after TensorFlow has run an operation hangs. It is a program by itself and imports nothing of syrtos, so
+that its children haven't either.
+
+A client connects to SOCKET and sends a request for each process: a JSON object with ``argv`` (``["-m", module, ...]``
+or ``[script, ...]``), ``env`` (all of it), ``cwd``, and with it the descriptors of standard input, output and error,
+and of the socket for PMI if MPI is to start. It hears ``{"pid": ...}``, and later ``{"pid": ..., "status": ...}`` with
+the wait status. When it closes the connection its processes are killed; the zygote ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import random
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Callable, Sequence
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+_LONGEST = 1 << 20
+_PR_SET_PDEATHSIG = 1
+# Signals that a terminal or a scheduler sends to all processes of a run: its end is that of standard input.
+_FOR_WORKERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# Frameworks, which adapters wait for: hidden also where another one has imported them.
+FRAMEWORKS = ("keras", "tf_keras", "tensorflow", "jax", "torch")
+# Variables that no framework reads: of launchers and job services, which have another value for each worker, and of services that keep records.
+_OF_OTHERS = (
+    "SYRTOS_", "PMI", "MPI", "HYD", "OMPI_", "HOROVOD_", "UCX_", "FI_", "SLURM_", "NCCL_", "SM_", "AWS_", "MASTER_", "TF_CONFIG", "PYTHON",
+    "WANDB_", "MLFLOW_", "COMET_", "NEPTUNE_", "CLEARML_", "TOKENIZERS_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES",
+)  # fmt: skip
+
+
+def is_compared(variable: str) -> bool:
+    """Returns whether a framework, or a library of one, may read a variable of the environment when it is imported."""
+    return not variable.startswith(_OF_OTHERS) and variable != "_"
+
+
+def main(path: str, order: dict[str, Any]) -> None:
+    """Imports what is ordered and serves requests; in a child, stops serving and runs the program of its request."""
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of this file
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path + ".new")
+    listener.listen(64)  # clients that connect during the imports are served afterwards
+    os.rename(path + ".new", path)  # a path that exists can be connected to
+    modules = Imported(
+        order["modules"], order.get("libraries", ()), bool(order.get("compare")), bool(order.get("idle"))
+    )
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)  # from now on the end of standard input is the end
+    sys.stdout.flush()  # else each child prints it too
+    sys.stderr.flush()
+    gc.freeze()  # else the first collection of each child copies all pages
+    open(marker_path(path), "w").close()
+    request = Server(listener).run()
+    if request is None:
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # its starter may have been killed
+    else:
+        modules.hide()
+        become(request)
+
+
+def marker_path(path: str) -> str:
+    """Returns the path of the file that is there once a zygote at ``path`` has imported everything."""
+    return f"{path}.imported"
+
+
+# -- what is imported --------------------------------------------------------------------------------
+
+
+class Imported(MetaPathFinder, Loader):
+    """Modules that are imported already, and that a script finds only when it imports them, as in a new interpreter.
+
+    What waits for an import (`syrtos.launch.worker.import_hook`) would come too early otherwise.
+    """
+
+    def __init__(
+        self, files: dict[str, str], libraries: Sequence[str] = (), compare: bool = False, idle: bool = False
+    ) -> None:
+        self._before, self._compare = dict(os.environ), compare
+        if idle:
+            importing = threading.Thread(target=_when_idle, args=([*files, *libraries],))
+            importing.start()
+            importing.join()
+        for name in files:
+            importlib.import_module(name)
+        for name in libraries:
+            with contextlib.suppress(ImportError):  # a script may do without
+                importlib.import_module(name)
+        self._path, self._logs = list(sys.path), _loggers()
+        self._handlers = list(logging.getLogger("tensorflow").handlers)
+        self._modules = {
+            name: sys.modules[name] for name in dict.fromkeys((*files, *FRAMEWORKS)) if name in sys.modules
+        }
+        for name, file in files.items():
+            if file not in ("", self._modules[name].__file__):
+                raise ImportError(f"{name} is {self._modules[name].__file__} here, and was {file}")
+        self._origins = {name: (module.__spec__, module.__loader__) for name, module in self._modules.items()}
+        self._set = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
+        self.on_difference: Callable[[str], None] = _raise
+
+    def hide(self) -> None:
+        """Makes the modules count as not imported from now on."""
+        for name in self._modules:
+            del sys.modules[name]
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        module = self._modules.get(fullname)
+        if module is None or module.__spec__ is None:
+            return None
+        if self._compare:
+            self._check(fullname, module.__spec__)
+        spec = ModuleSpec(fullname, self, origin=module.__spec__.origin, is_package=True)
+        spec.submodule_search_locations = module.__spec__.submodule_search_locations
+        return spec
+
+    def _check(self, name: str, spec: ModuleSpec) -> None:
+        """Refuses an import that would have given something else in an interpreter of its own."""
+        # The level of TensorFlow's log changes nothing that is computed, and workers are given one that the script's
+        # `setdefault` finds.
+        for variable in filter(is_compared, sorted({*self._before, *os.environ} - {"TF_CPP_MIN_LOG_LEVEL"})):
+            here, there = os.environ.get(variable), self._before.get(variable)
+            if here not in (there, self._set.get(variable, there)):
+                self.on_difference(
+                    f"{_describe_variable(variable, here)} where the script imports {name}; {_describe_variable(variable, there)} for the workers' import"
+                )
+        for other in {name, *self._shadowed_modules()}:
+            found, had = PathFinder.find_spec(other), sys.modules.get(other, self._modules.get(other))
+            origin = spec.origin if other == name else getattr(getattr(had, "__spec__", None), "origin", None)
+            if found is not None and found.origin != origin:
+                self.on_difference(
+                    f"the script imports {other} from {found.origin}, and the workers' import has {origin}"
+                )
+
+    def _shadowed_modules(self) -> set[str]:
+        """Returns imported top-level modules that also stand in folders which the script has added to `sys.path`."""
+        known = (
+            {module.partition(".")[0] for module in sys.modules} - set(sys.stdlib_module_names) - {"__main__", "syrtos"}
+        )
+        found: set[str] = set()
+        for folder in set(sys.path) - set(self._path):
+            with contextlib.suppress(OSError):
+                found |= {file.partition(".")[0] for file in os.listdir(folder or ".")} & known
+        return found
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return self._modules[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Restores the module, and imports the others with it: TensorFlow and Keras import each other."""
+        module.__spec__, module.__loader__ = self._origins[module.__name__]
+        self._as_if_imported_now()
+        for name in self._modules:
+            importlib.import_module(name)
+
+    def _as_if_imported_now(self) -> None:
+        """Sets what the imports have set beside modules, except where the script has set something else before."""
+        os.environ.update(
+            {name: value for name, value in self._set.items() if os.environ.get(name) == self._before.get(name)}
+        )
+        if logging.getLogger().handlers:  # TensorFlow's logger gets a handler of its own only where the root has none
+            for handler in self._handlers:
+                logging.getLogger("tensorflow").removeHandler(handler)
+        # `logging.config` disables the loggers that there are; without the imports there would be none.
+        if all(logger.disabled for logger in self._logs):
+            for logger in self._logs:
+                logger.disabled = False
+
+
+def _loggers() -> list[logging.Logger]:
+    known = logging.root.manager.loggerDict.values()
+    return [logger for logger in known if isinstance(logger, logging.Logger) and not logger.disabled]
+
+
+class ImportedOtherwise(BaseException):
+    """A module was imported in another environment than the script's."""
+
+
+def _raise(difference: str) -> None:
+    raise ImportedOtherwise(difference)
+
+
+def _describe_variable(variable: str, value: str | None) -> str:
+    return f"{variable} is not set" if value is None else f"{variable} is {value!r}"
+
+
+def _when_idle(names: Sequence[str]) -> None:
+    """Imports in this thread, whose priority no fork of another one inherits (sched(7))."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:  # raised again in the main thread, for all to see
+            return
+
+
+# -- serving -----------------------------------------------------------------------------------------
+
+
+class Server:
+    """Forks for its clients, and tells them how their processes end."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._children: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._ended, self._wakes = os.pipe()
+        os.set_blocking(self._ended, False)
+        os.set_blocking(self._wakes, False)
+        self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _FOR_WORKERS}
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the default would not wake
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        for source in (listener, self._ended, 0):
+            self._selector.register(source, selectors.EVENT_READ)
+        self._listener = listener
+
+    def run(self) -> dict[str, Any] | None:
+        """Serves until standard input ends, and returns None; in a child returns the request at once."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj == 0:
+                    return self._end()
+                if key.fileobj is self._listener:
+                    self._selector.register(self._listener.accept()[0], selectors.EVENT_READ)
+                elif key.fileobj == self._ended:
+                    os.read(self._ended, 1024)
+                    self._reap()
+                elif isinstance(key.fileobj, socket.socket) and (request := self._hear(key.fileobj)):
+                    return request
+
+    def _end(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+
+    def _hear(self, client: socket.socket) -> dict[str, Any] | None:
+        """Forks for a client's request; returns the request in the child, and None in the zygote."""
+        try:
+            text, descriptors, _, _ = socket.recv_fds(client, _LONGEST, 8)
+        except OSError:
+            text, descriptors = b"", []
+        if not text:
+            return self._forget(client)
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:  # no memory, or too many processes: the client sees the end of the connection
+            return self._forget(client)
+        if pid == 0:
+            self._leave()
+            return {**json.loads(text), "descriptors": descriptors, "parent": parent}
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._children[pid] = client
+        _tell(client, {"pid": pid})
+        return None
+
+    def _forget(self, client: socket.socket) -> None:
+        self._selector.unregister(client)
+        client.close()
+        for pid, owner in self._children.items():
+            if owner is client:
+                os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            _tell(self._children.pop(pid), {"pid": pid, "status": status})
+
+    def _leave(self) -> None:
+        """Closes, in a child, what belongs to the server, and restores the signals."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for client in {*self._children.values(), self._listener}:
+            client.close()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        os.close(self._ended)
+        os.close(self._wakes)
+
+
+def _tell(client: socket.socket, what: dict[str, int]) -> None:
+    try:
+        client.send(json.dumps(what).encode())
+    except OSError:
+        return  # it is gone
+
+
+# -- in a child --------------------------------------------------------------------------------------
+
+
+def become(request: dict[str, Any]) -> None:
+    """Runs a script or a module as a new interpreter would."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != request["parent"]:  # it has ended before
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.setsid()
+    # Python itself sets it where there is no locale (PEP 538).
+    coerced = {name: value for name, value in os.environ.items() if name == "LC_CTYPE"}
+    os.environ.clear()
+    os.environ.update({**coerced, **request["env"]})
+    os.chdir(request["cwd"])
+    _take(request["descriptors"])
+    _open_streams()
+    tempfile.tempdir = None
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    first, *rest = request["argv"]
+    sys.orig_argv = [sys.executable, *request["argv"]]
+    if first == "-m":
+        if not sys.flags.safe_path:
+            sys.path.insert(0, os.getcwd())
+        _run_module(rest[0], rest[1:])
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
+        sys.argv = [first, *rest]
+        with open(first, "rb") as source:
+            _run(compile(source.read(), first, "exec"), __file__=first)
+
+
+def _run_module(name: str, arguments: list[str]) -> None:
+    """Runs a module as ``python -m name`` does; of a package its ``__main__``."""
+    # Not by runpy, which puts the zygote's ``__main__`` back before the interpreter ends.
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or not isinstance(spec.loader, InspectLoader):
+        raise ImportError(f"there is no module {name} that can be run")
+    sys.argv = [str(spec.origin), *arguments]
+    code = spec.loader.get_code(spec.name)
+    _run(code, __spec__=spec, __file__=spec.origin, __package__=spec.parent, __loader__=spec.loader)
+
+
+def _open_streams() -> None:
+    """Opens standard input, output and error anew."""
+    # The zygote's streams know of its own files whether they can be sought.
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        old = getattr(sys, name)
+        lines = number == 2 or (number == 1 and os.isatty(1))
+        new: Any = open(number, mode, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
+        if mode == "w":
+            new.reconfigure(line_buffering=lines, write_through=old.write_through)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+
+
+def _take(descriptors: list[int]) -> None:
+    for number, descriptor in enumerate(descriptors[:3]):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for descriptor in descriptors[3:]:
+        os.environ["PMI_FD"] = str(descriptor)
+
+
+def _run(code: types.CodeType | None, **facts: object) -> None:
+    assert code is not None
+    main_module = types.ModuleType("__main__")
+    main_module.__dict__.update(facts, __builtins__=__builtins__)
+    sys.modules["__main__"] = main_module
+    exec(code, main_module.__dict__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

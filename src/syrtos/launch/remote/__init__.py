@@ -1,0 +1,1 @@
+"""Workers on other hosts: the agent that starts them there, and its messages."""

@@ -1,0 +1,78 @@
+"""The snapshots that an agent holds for the workers of its host, and its answers to questions about them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+
+from syrtos.checkpoint.slots import Memory, Slots
+from syrtos.launch.remote.channel import Message
+from syrtos.settings import SNAPSHOTS_VARIABLE
+
+Answer = tuple[bytes | memoryview, Message]
+
+
+class HeldSnapshots:
+    """Memory for snapshots, which is made when workers, or a launcher that has some, first ask for it."""
+
+    def __init__(self) -> None:
+        self._making = threading.Lock()
+        self._memory: Memory | None = None
+        self._slots: Slots | None = None
+        self._copies: list[bytes] = []  # of the parts of a snapshot, while a launcher reads them
+        self._coming: dict[int, bytearray] = {}  # parts that a launcher sends
+
+    def with_places(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment of workers, in which the number of parts is replaced by the places for them."""
+        told = json.loads(env.get(SNAPSHOTS_VARIABLE, "{}"))
+        if "parts" not in told:
+            return dict(env)
+        self._of(told["parts"])
+        assert self._memory is not None
+        places = json.dumps({"places": self._memory.places, "folder": told["folder"]})
+        return {**env, SNAPSHOTS_VARIABLE: places}
+
+    def _of(self, parts: int) -> Slots:
+        with self._making:
+            if self._memory is None or self._slots is None:
+                self._memory = Memory(parts)
+                self._slots = Slots(self._memory.places)
+            self._memory.grow(parts)
+            self._slots.open(self._memory.places)
+            return self._slots
+
+    def answer(self, asked: Message) -> Answer:
+        """Answers a launcher.
+
+        Raises:
+            OSError: there is no such snapshot any more, or no memory for it.
+        """
+        slots, what = self._of(asked["room"]), asked["what"]
+        if what == "whole":
+            return b"", {"numbers": sorted(slots.whole())}
+        if what == "hold":
+            number = asked["number"]
+            self._copies = [slots.read(part, number) for part in range(slots.parts(number))]
+            return b"", {"lengths": [len(part) for part in self._copies]}
+        if what == "piece":
+            return memoryview(self._copies[asked["part"]])[asked["begin"] : asked["begin"] + asked["bytes"]], {}
+        if what == "put":
+            self._put(slots, asked)
+        elif what == "keep":
+            slots.drop_all_but(asked["number"])
+        elif what == "release":
+            self._copies = []
+        return b"", {}
+
+    def _put(self, slots: Slots, asked: Message) -> None:
+        coming = self._coming.setdefault(asked["part"], bytearray())
+        coming += asked["data"]
+        if asked["last"]:
+            slots.write(asked["part"], asked["number"], asked["parts"], memoryview(self._coming.pop(asked["part"])))
+
+    def close(self) -> None:
+        """Frees the memory."""
+        if self._slots is not None and self._memory is not None:
+            self._slots.close()
+            self._memory.close()

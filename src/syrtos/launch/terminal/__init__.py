@@ -1,0 +1,1 @@
+"""What workers print, on its way to the terminal."""

@@ -1,0 +1,447 @@
+"""The program of a worker: joins the world, runs the script as `python script.py` would, and reports how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from syrtos import settings
+from syrtos.errors import ConfigurationError, WorldError
+from syrtos.launch import events, losses, resources, seeds
+from syrtos.launch.processes import leftovers, standard_input
+from syrtos.launch.program import Program, parse
+from syrtos.launch.remote import tasks
+from syrtos.launch.spec import new_run_dir
+from syrtos.launch.worker import heartbeat, made_folders, main_module, tracebacks
+from syrtos.launch.worker.import_hook import after_import
+from syrtos.topology import check_keras_backend, check_servers, check_tf_config, detect, tf_config_of
+
+if TYPE_CHECKING:
+    from syrtos.comm.communicator import Communicator
+
+_exit = os._exit
+_STACKS = 0.3  # seconds in which all workers write their stacks, before the first of them ends the run
+_FORKABLE = ("keras", "tf_keras", "tensorflow")
+_COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "mpi4py", "mpich")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs ``script [argument ...]`` or ``-m module [argument ...]``; ends the process with the script's exit code."""
+    program = parse(sys.argv[1:] if arguments is None else arguments)
+    env = settings.environment()
+    tasks.adopt(env, _rank_before_mpi(env))
+    if detect(env):
+        seeds.hash_alike(env)
+    settings.forget_secret()
+    options, rank = settings.options_from(env), _rank_before_mpi(env)
+    supervised, told = bool(settings.take(settings.SUPERVISED_VARIABLE)), settings.take(settings.INPUT_VARIABLE)
+    if supervised:
+        standard_input.adopt(told, rank)
+    worker = _Worker(rank, options, supervised)
+    code = worker.run(program)
+    worker.leave(code)
+
+
+class _Worker:
+    """The state of a worker for its whole life."""
+
+    def __init__(self, rank: int, options: settings.Options, supervised: bool) -> None:
+        self.rank = rank
+        self._options = options
+        self._pid = os.getpid()
+        self._control = os.dup(2)
+        self._supervised = supervised  # else no launcher reads the reports
+        self._tees: list[subprocess.Popen[bytes]] = []
+        self._log_path: Path | None = None
+
+    # -- running -------------------------------------------------------------------------------
+
+    def run(self, program: Program) -> int:
+        """Runs the program and returns its exit code; failures have been reported."""
+        try:
+            if self._supervised:
+                events.report_start(self._control, self.rank)
+                os._exit = self._left
+            finder: Any
+            for finder in (
+                sys.meta_path
+            ):  # that of the program that has forked this process: see `syrtos.launch.processes.zygote`
+                if hasattr(finder, "on_difference"):
+                    finder.on_difference = self._imported_otherwise
+            if self._join() == "server":
+                _serve(program, self._options.run_dir)
+                self._say_finished()
+                return 0
+            unread = self._watch_hyperparameters(program)
+            code = self._script_code(program)
+            if code == 0 and not self._is_forked():
+                self._finish()
+                with contextlib.suppress(Exception):  # of a hint: the script has come to its end
+                    for name in unread():
+                        print(
+                            f"syrtos: hyperparameter `{name}` was never read by the script", file=sys.stderr, flush=True
+                        )
+                self._say_finished()
+            return code
+        except KeyboardInterrupt:
+            self._tell("interrupted")
+            return 130
+        except BaseException as error:
+            return self._report_error(error)
+
+    def _watch_hyperparameters(self, program: Program) -> Callable[[], list[str]]:
+        """Returns a function that names a job's hyperparameters that its script has not read; on rank 0 alone."""
+        if self.rank or program.is_module or "SM_HPS" not in settings.environment():
+            return list
+        return importlib.import_module("syrtos.jobs.unread").watch(Path(program.name), settings.environment())
+
+    def _script_code(self, program: Program) -> int:
+        try:
+            _script_begins()
+            main_module.run(program)
+        except SystemExit as end:
+            return self._exit_code(end)
+        return 0
+
+    def _join(self) -> Literal["worker", "server"]:
+        from syrtos.comm import clocks, world
+
+        resources.apply(settings.environment())
+        session = world.init()
+        self.rank = session.world.rank
+        session.watchdog.on_stall = self._report_stall
+        session.watchdog.on_long_wait = self._waiting
+        session.end = self._end_here
+        if self._supervised and session.world.size > 1:
+            heartbeat.start(lambda position: self._tell("alive", position=position))
+        leftovers.unlink_early(session)
+        _check_interpreters(session.comm, several_hosts=session.world.node_count > 1)
+        run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
+        session.record_in(run_dir)
+        if imported := settings.take(settings.IMPORTED_VARIABLE):
+            session.ledger.say(imported=[float(moment) for moment in imported.split()])
+        check_servers(settings.environment(), session.options.servers)
+        if session.questions is not None:
+            self._log_to(Path(run_dir) / "logs" / f"server-{self.rank}.log")
+            self.rank = session.questions.Get_rank()
+            self._tell("serves")
+            return "server"
+        logs = Path(run_dir) / "logs"
+        self._log_to(logs / f"rank-{self.rank}.log")
+        if not self._supervised and session.world.size > 1 and self.rank == 0:
+            print(f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True)
+        seeds.agree(session.comm)
+        if session.options.profile and session.world.size > 1:
+            session.ledger.began_ahead = time.perf_counter(), clocks.ahead(session.comm)
+        if session.world.size > 1:
+            made_folders.install(world.claims_folder(run_dir), lambda: session.rank_aware)
+        check_tf_config(settings.environment())
+        settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
+
+        def importing() -> AbstractContextManager[None]:
+            return session.ledger.span("import")
+
+        def check() -> None:
+            check_keras_backend(settings.environment(), session.world.size)
+
+        after_import("tensorflow", _activate("tensorflow"), around=importing)
+        after_import("keras", _activate("keras3"), check, importing)
+        after_import("tf_keras", _activate("legacy"), around=importing)
+        if self.rank == 0 and settings.SNAPSHOTS_VARIABLE in settings.environment():
+            after_import("keras", self._tell_imported)
+            after_import("tf_keras", self._tell_imported)
+        after_import("jax", _activate("jax"), around=importing)
+        after_import("torch", _activate("torch"), around=importing)
+        importlib.import_module("syrtos.dialects").install()
+        return "worker"
+
+    def _tell_imported(self) -> None:
+        """Lets the launcher prepare a process with the modules that this worker has imported, for the next generation.
+
+        Only with Keras on TensorFlow: other backends set up threads or a GPU when they are imported, which a fork does
+        not have.
+        """
+        keras = sys.modules.get("keras")
+        if "torch" in sys.modules or (keras is not None and keras.backend.backend() != "tensorflow"):
+            return
+        modules = {name: sys.modules[name].__file__ for name in _FORKABLE if name in sys.modules}
+        self._tell("imported", modules=modules, variables=settings.read_at_import(settings.environment()))
+
+    def _imported_otherwise(self, difference: str) -> NoReturn:
+        """Ends this process, since its script needs an import of its own: the launcher starts the workers again.
+
+        A child of the script, or another thread, that imports ends the process too.
+        """
+        events.send(self._control, "imported otherwise", self.rank, text=difference)
+        events.drain(self._control)
+        _exit(1)
+
+    def _is_forked(self) -> bool:
+        """Returns whether this is a child, made by the script with `os.fork`, that has come out of the script too."""
+        return os.getpid() != self._pid
+
+    def _finish(self) -> None:
+        """Comes to the end together with the other workers."""
+        # A worker that ends while others still exchange is out of step.
+        from syrtos.comm import world
+
+        session = world.current()
+        session.watchdog.timeout = float("inf")  # one may upload or evaluate for as long as it likes
+        if session.servers:
+            session.servers.leave()
+        if self._options.asynchronous:
+            return
+        profiling = sys.modules.get("syrtos.keras.features.profiling")
+        recorded = session.comm.agree("end of the script", profiling.recordings() if profiling else 0.0)
+        if any(recorded):
+            importlib.import_module("syrtos.keras.features.profiling").end_of_script(recorded)
+
+    def _end_here(self) -> NoReturn:
+        """Ends this worker in the middle of its script, successfully.
+
+        The rest of the script, and what it has registered for its exit, does not run.
+        """
+        from syrtos.comm import world
+
+        self._finish()
+        self._say_finished()
+        world.current().ledger.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._close_tees()
+        _end_children()
+        events.drain(self._control)
+        _exit(0)
+
+    def _say_finished(self) -> None:
+        """Reports that this worker has finished."""
+        # Nothing else counts as an end: a library may end the process with exit code 0.
+        self._tell("finished")
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def _exit_code(self, end: SystemExit) -> int:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        if code and (self._supervised or self._size() > 1):
+            self._report_failure(f"The script ended with exit code {code} (sys.exit({end.code!r})).", code)
+        return code
+
+    def _left(self, status: int) -> NoReturn:
+        """Replaces `os._exit` in scripts: reports the end, logs where it was called, and ends the process at once."""
+        if not self._is_forked():
+            faulthandler.dump_traceback(2, all_threads=False)
+            self._tell("left", code=status)
+            events.drain(self._control)
+        _exit(status)
+
+    def _report_error(self, error: BaseException) -> int:
+        if self._is_forked():
+            traceback.print_exception(error)
+            return 1
+        cause = _cause(error)
+        self._log(tracebacks.whole(cause))
+        advice = tracebacks.advice(cause, self._size())
+        self._report_failure(tracebacks.short(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1)
+        return 1
+
+    def _size(self) -> int:
+        from syrtos.comm import world
+
+        return world.current().world.size if world.is_initialized() else 1
+
+    def _report_failure(self, text: str, code: int) -> None:
+        """Reports a failure by event, and in a file in case the event is lost when everything ends at once."""
+        if self._is_forked():
+            return
+        self._tell("failed", text=text, code=code)
+        if not self._supervised:
+            self._print(text)
+        if self._log_path is not None:
+            facts = {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": code, "time": time.time()}
+            self._log_path.with_suffix(".failure").write_text(json.dumps(facts))
+
+    def _print(self, text: str) -> None:
+        """Prints a failure on the terminal, where no launcher of ours does.
+
+        A worker alone fails as a plain script does.
+        """
+        if self._size() > 1:
+            text = f"\nsyrtos: rank {self.rank} failed:\n\n{text.rstrip()}\n\nIts output is in {self._log_path}\n"
+        sys.stderr.flush()
+        os.write(self._control, text.encode(errors="replace"))
+
+    def _report_stall(self, text: str) -> None:
+        self._tell("stalled", text=text)
+        faulthandler.dump_traceback(2, all_threads=True)
+        events.drain(self._control)
+        time.sleep(_STACKS)
+
+    def _waiting(self, call: str, seconds: float, watchdog: str) -> None:
+        self._tell("waiting", call=call, seconds=seconds, watchdog=watchdog)
+
+    def _log(self, text: str) -> None:
+        """Writes a text into the log alone: the terminal gets less."""
+        if self._log_path is None:
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._close_tees()  # they may still hold earlier output of the script
+        with self._log_path.open("a", encoding="utf-8", errors="replace") as log:
+            log.write(text)
+
+    def _tell(self, kind: str, **facts: object) -> None:
+        if self._supervised and not self._is_forked():
+            events.send(self._control, kind, self.rank, **facts)
+
+    def _log_to(self, path: Path) -> None:
+        """Sends output to the log; rank 0's also to the terminal."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._log_path = path
+        sys.stdout.flush()
+        sys.stderr.flush()
+        path.write_bytes(b"")
+        for stream in (1, 2):
+            os.dup2(
+                self._tee(path, stream) if path.name == "rank-0.log" else os.open(path, os.O_WRONLY | os.O_APPEND),
+                stream,
+            )
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+    def _tee(self, path: Path, stream: int) -> int:
+        """Returns a descriptor whose output goes to the log and to the present target of ``stream``."""
+        tee = subprocess.Popen(
+            ["tee", "-ia", str(path)], stdin=subprocess.PIPE, stdout=os.dup(stream), start_new_session=True
+        )
+        assert tee.stdin is not None
+        self._tees.append(tee)
+        return tee.stdin.fileno()
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def leave(self, code: int) -> NoReturn:
+        """Ends this worker; after a failure, the whole run."""
+        from syrtos.comm import world
+
+        if self._is_forked():
+            sys.stdout.flush()
+            _exit(code)
+        if world.is_initialized():
+            world.current().ledger.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._close_tees()
+        events.drain(self._control)
+        if self._options.asynchronous and detect(settings.environment()) and (code == 0 or self.rank > 0):
+            _exit(code)  # MPI would wait for processes that have died
+        if code and "mpi4py.MPI" in sys.modules:
+            from mpi4py import MPI
+
+            MPI.COMM_WORLD.Abort(code)
+        sys.exit(code)
+
+    def _close_tees(self) -> None:
+        os.dup2(self._control, 1)
+        os.dup2(self._control, 2)
+        for tee in self._tees:
+            assert tee.stdin is not None
+            tee.stdin.close()
+        for tee in self._tees:
+            try:
+                tee.wait(timeout=2)
+            except subprocess.TimeoutExpired:  # a child of the script still holds our output, and may for long
+                tee.terminate()
+        self._tees.clear()
+
+
+def _activate(name: str) -> Callable[[], None]:
+    """Returns a function that adapts Keras, loaded when the script has imported it: this room knows no framework."""
+    return lambda: getattr(importlib.import_module("syrtos.keras.activate"), name)()
+
+
+def _serve(program: Program, run_dir: str) -> None:
+    """Does the work of a parameter server, which imports Keras; classes of the script's own are found beside it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
+    main_module.find_modules_of(program)
+    importlib.import_module("syrtos.keras.tensorflow.parameter_server.server").serve(lambda: losses.lost_ranks(run_dir))
+
+
+def _script_begins() -> None:
+    from syrtos.comm import world
+
+    world.current().ledger.script_begins()
+
+
+def _end_children() -> None:
+    """Ends processes that the script has started, such as readers of its data."""
+    import psutil  # only here: it takes 20 ms
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+
+
+def _rank_before_mpi(env: Mapping[str, str]) -> int:
+    return int(env.get("PMI_RANK") or env.get("SLURM_PROCID") or 0)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Returns the original error of an exchange, which TensorFlow wraps into one of its own."""
+    from syrtos.comm import world
+
+    return world.original_of(error) if type(error).__module__.startswith("tensorflow") else error
+
+
+def _check_interpreters(comm: Communicator, several_hosts: bool) -> None:
+    """Refuses unequal versions, which only several hosts can have, and says where hashes differ."""
+    installed = {name: version(name) for name in _COMPARED} if several_hosts else {}
+    mine = {"python": platform.python_version(), **installed}
+    everyone = comm.allgather_object([socket.gethostname(), mine, hash("syrtos")])
+    for host, theirs, _ in everyone:
+        different = {
+            name: (everyone[0][1][name], theirs[name]) for name in theirs if theirs[name] != everyone[0][1][name]
+        }
+        if different:
+            lines = [f"  {name}: {a} on {everyone[0][0]}, {b} on {host}" for name, (a, b) in different.items()]
+            raise WorldError(
+                "Hosts run different versions:\n" + "\n".join(lines) + "\nInstall the same versions on all hosts."
+            )
+    if len({hashed for _, _, hashed in everyone}) > 1 and comm.rank == 0:
+        print(
+            "syrtos: hashes of texts differ between the workers, and so does the order of a script's sets: a flag of the interpreter (-R, -E, -I) or unequal "
+            "values of PYTHONHASHSEED ask for it.",
+            file=sys.stderr,
+        )
+
+
+def version(name: str) -> str:
+    """Returns the version of an installed package, found without importing it."""
+    import importlib.metadata  # only here: it takes 25 ms to import
+
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        raise ConfigurationError("Name the script to run: python -m syrtos train.py")
+    main()

@@ -1,0 +1,128 @@
+"""The part of a traceback that a user sees: the lines of the script and the error's text.
+
+The whole traceback is in the worker's log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+
+import syrtos
+from syrtos.launch.worker import suggestions
+from syrtos.launch.worker.other_backends import propose_backend
+
+Frames = list[traceback.FrameSummary]
+
+_OURS = os.path.dirname(os.path.abspath(syrtos.__file__)) + os.sep
+_PACKAGES = tuple(
+    os.path.join(folder, name) + os.sep
+    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    for name in ("keras", "tf_keras", "tensorflow", "jax", "torch", "mpi4py")
+)
+_REMOVES = re.compile(r"\b(remove|unlink|rmdir|rmtree|rename|replace|move)\(")
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = re.compile(
+    r"[/\\](site|dist)-packages[/\\]"
+)  # below the standard library, where there is no virtual environment
+_LEFT_OUT = "(lines of Keras and its backend, syrtos and Python's standard library are left out; the log has them)\n"
+
+
+def whole(error: BaseException) -> str:
+    """Returns the whole traceback, from the script's first line on."""
+    return "".join(_format(error, lambda frames: list(itertools.dropwhile(_runs_scripts, frames))).format())
+
+
+def short(error: BaseException) -> str:
+    """Returns the traceback without the lines of frameworks, of syrtos and of Python.
+
+    The lines of the script, and those of other libraries, are left.
+    """
+    text = "".join(_format(error, _of_script).format())
+    return _LEFT_OUT + text if text != whole(error) else text  # the last line is the error: jobs report it
+
+
+def advice(error: BaseException, size: int) -> str:
+    """Returns advice on an error of several workers that run one script, or of an absent backend; empty for others."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow" and _is_keras_import(error):
+        proposal = propose_backend("syrtos run ...")
+        return f"Keras's backend is TensorFlow, which is not installed. {proposal}." if proposal else ""
+    if size < 2:
+        return ""
+    if type(error).__module__.startswith("torch.distributed") or "EADDRINUSE" in str(error):
+        return (
+            f"All {size} workers run this script, and it starts a distributed training of its own (`torch.distributed`). Run it with `python`, or take that "
+            "out of it: `syrtos run` trains plain `model.fit` on all workers."
+        )
+    if "must equal the product of mesh_shape" in str(error):
+        return f"`jax.devices()` are the devices of all {size} workers, and `jax.local_devices()` those of one: give a mesh the shape `(len(jax.devices()),)`."
+    if isinstance(error, FileExistsError):
+        return (
+            f"All {size} workers run this script, and another has made {error.filename!r} before: give `exist_ok=True`, or write "
+            "`if syrtos.rank() == 0:` around it."
+        )
+    lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, FileNotFoundError) and any(_REMOVES.search(line) for line in lines):
+        return (
+            f"All {size} workers run this script, and another may have removed or renamed {error.filename!r} before: write "
+            "`if syrtos.rank() == 0:` around it."
+        )
+    return ""
+
+
+def _is_keras_import(error: BaseException) -> bool:
+    """Returns whether Keras itself imported what is missing, not the script."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any(f"{os.sep}keras{os.sep}src{os.sep}" in file for file in files)
+
+
+def _format(error: BaseException, kept: Callable[[Frames], Frames]) -> traceback.TracebackException:
+    """Returns an exception ready to be printed, with the frames that ``kept`` selects.
+
+    Each exception of the chain keeps all of its frames if none would be left.
+    """
+    found = traceback.TracebackException.from_exception(error)
+    if sys.version_info < (3, 12):
+        suggestions.add_suggestions(found, error)
+    for part in _chain(found):
+        everything = (
+            [] if part.exc_type is SyntaxError else list(part.stack)
+        )  # the script has no lines yet: the error names its own
+        part.stack = traceback.StackSummary.from_list(kept(list(part.stack)) or everything)
+    return found
+
+
+def _chain(found: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
+    """Yields an exception, and those that it came from."""
+    if found is not None:
+        yield found
+        yield from _chain(found.__cause__)
+        yield from _chain(found.__context__)
+
+
+def _runs_scripts(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith((_OURS + "launch" + os.sep, "<frozen runpy>"))
+
+
+def _of_script(frames: Frames) -> Frames:
+    outside = [frame for frame in frames if not _is_inside(frame)]
+    return [frame for frame in outside if not _is_pythons(frame.filename)] or outside
+
+
+def is_of_script(file: str) -> bool:
+    """Returns whether code of the script's own is in a file, not of an installed package or of Python."""
+    return not (file.startswith((_OURS, "<frozen ")) or _INSTALLED.search(file) or _is_pythons(file))
+
+
+def _is_pythons(file: str) -> bool:
+    return file.startswith(_PYTHON) and not _INSTALLED.search(file)
+
+
+def _is_inside(frame: traceback.FrameSummary) -> bool:
+    file = frame.filename
+    return file.startswith((_OURS, *_PACKAGES, "<frozen ")) or "__autograph_generated_file" in file

@@ -1,0 +1,209 @@
+"""Where the workers of the next generation come from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from syrtos.launch.processes.standby import Imports, Standby
+
+NOTHING = Imports({}, {})
+CODE = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(str(os.getppid()))\n"
+
+
+@pytest.fixture
+def standby() -> Iterator[Standby]:
+    with contextlib.closing(Standby()) as found:
+        yield found
+
+
+def parent_of_started(standby: Standby, folder: Path, *flags: str) -> int:
+    """The parent of a process that it has started."""
+    (folder / "module.py").write_text(CODE)
+    command = (sys.executable, *flags, "-m", "module", str(folder / "parent"))
+    env = {"PYTHONPATH": str(folder)}
+    with open(os.devnull, "rb") as nothing:
+        process = standby.start(command, env, nothing.fileno(), (nothing.fileno(), 1, 2))
+    assert process.wait(60) == 0
+    return int((folder / "parent").read_text())
+
+
+def ready(standby: Standby) -> int:
+    standby.prepare(NOTHING, {"PATH": os.environ["PATH"]})
+    assert standby._zygote is not None
+    while not standby._zygote.is_ready():
+        time.sleep(0.01)
+    return standby._zygote._process.pid
+
+
+def test_new_interpreters_until_one_is_ready(standby: Standby, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parent_of_started(standby, tmp_path) == os.getpid()
+    pid = ready(standby)
+    assert parent_of_started(standby, tmp_path) == pid
+
+
+def test_flags_of_the_interpreter_need_a_new_one(standby: Standby, tmp_path: Path) -> None:
+    ready(standby)
+    assert parent_of_started(standby, tmp_path, "-u") == os.getpid()
+
+
+def test_one_that_has_died_is_replaced_when_the_workers_have_imported_again(standby: Standby, tmp_path: Path) -> None:
+    first = ready(standby)
+    assert ready(standby) == first
+    assert standby._zygote is not None
+    standby._zygote._process.kill()
+    standby._zygote._process.wait()
+    assert parent_of_started(standby, tmp_path) == os.getpid()
+    assert ready(standby) != first
+
+
+def test_one_that_does_not_answer_is_given_up(
+    standby: Standby, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("syrtos.launch.processes.standby._PATIENCE", 0.1)
+    os.kill(ready(standby), signal.SIGSTOP)
+    assert parent_of_started(standby, tmp_path) == os.getpid()
+    assert "has not answered in 0.1 s" in capfd.readouterr().err
+    assert standby._zygote is None
+
+
+def test_one_that_still_imports_holds_up_no_end(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
+    with contextlib.closing(Standby()) as standby:
+        standby.prepare(Imports({"slow": ""}, {}), {"PYTHONPATH": str(tmp_path)})
+
+
+def test_another_file_of_a_module_is_not_what_the_workers_have(standby: Standby) -> None:
+    standby.prepare(Imports({"json": "/my/json.py"}, {}), {})
+    assert standby._zygote is not None
+    standby._zygote._process.wait()
+    assert not standby._zygote.is_ready()
+    assert "and was /my/json.py" in standby._zygote.printed_text
+
+
+def test_variables_are_those_of_the_import(standby: Standby, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may have removed some that the run began with."""
+    given: list[dict[str, str]] = []
+    monkeypatch.setattr("syrtos.launch.processes.standby.Zygote", lambda modules, env, **how: given.append(env) or OVER)
+    env = {"KERAS_BACKEND": "jax", "HOME": "/h", "CUDA_VISIBLE_DEVICES": "1", "SYRTOS_SECRET": "s3cr3t"}
+    standby.prepare(Imports({}, {"TF_ENABLE_ONEDNN_OPTS": "0"}), env)
+    assert given == [{"TF_ENABLE_ONEDNN_OPTS": "0", "HOME": "/h", "CUDA_VISIBLE_DEVICES": "1"}]
+
+
+class _Over:
+    def lives(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+OVER = _Over()
+
+
+# -- the first generation ----------------------------------------------------------------------------
+
+WORKER = """\
+import json, os, pathlib, sys
+from syrtos.launch import resources
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+resources.apply(os.environ)
+was = "keras" in sys.modules
+exec(pathlib.Path(sys.argv[1]).read_text())
+facts = {"parent": os.getppid(), "was": was, "backend": keras.backend, "argv": sys.orig_argv[1:3]}
+pathlib.Path(sys.argv[1]).with_suffix(".json").write_text(json.dumps(facts))
+"""
+
+
+def started(standby: Standby, folder: Path, script: str, env: dict[str, str] | None = None) -> dict[str, object]:
+    """What a process says that stands for a worker, of which `syrtos.launch.worker.main` and Keras are little modules."""
+    (folder / "keras.py").write_text(
+        "import os\nbackend = os.environ.get('KERAS_BACKEND')\nos.environ['IMPORTED'] = '1'"
+    )
+    (folder / "worker.py").write_text(WORKER)
+    (folder / "train.py").write_text(script)
+    command = (sys.executable, "-m", "worker", str(folder / "train.py"))
+    variables = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **(env or {})}
+    standby.begin(command, variables, 1)
+    standby.settle(lambda: False)
+    with open(os.devnull, "rb") as nothing:
+        process = standby.start(command, variables, nothing.fileno(), (nothing.fileno(), 1, 2))
+    assert process.wait(60) == 0
+    return json.loads((folder / "train.json").read_text())
+
+
+def test_workers_are_forked_from_what_has_imported_for_them(standby: Standby, tmp_path: Path) -> None:
+    script = "import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras"
+    facts = started(standby, tmp_path, script)
+    assert standby._zygote is not None
+    assert facts["parent"] == standby._zygote._process.pid
+    assert facts["backend"] == "jax"
+    assert not facts["was"]  # until the script imports it
+    assert facts["argv"] == ["-m", "worker"]
+
+
+def test_scripts_that_can_not_be_understood_have_interpreters_of_their_own(standby: Standby, tmp_path: Path) -> None:
+    facts = started(standby, tmp_path, "import os\nos.environ.update(KERAS_BACKEND='jax')\nimport keras")
+    assert facts["parent"] == os.getpid()
+    assert facts["backend"] == "jax"
+
+
+def test_new_interpreters_can_be_asked_for(standby: Standby, tmp_path: Path) -> None:
+    facts = started(standby, tmp_path, "import keras", {"SYRTOS_NEW_INTERPRETERS": "1"})
+    assert facts["parent"] == os.getpid()
+
+
+def test_an_import_that_fails_is_left_to_the_script(standby: Standby, tmp_path: Path) -> None:
+    script = "import keras\ntry:\n    import sklearn.no_such_module\nexcept ImportError:\n    pass"
+    assert started(standby, tmp_path, script)["parent"] != os.getpid()  # a library, which the script does without
+    (tmp_path / "tf_keras.py").write_text("1 / 0")
+    with contextlib.closing(Standby()) as another:
+        script = "import keras\ntry:\n    import tf_keras\nexcept ZeroDivisionError:\n    pass"
+        assert started(another, tmp_path, script)["parent"] == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (
+            "import os\ne = os.environ\ne['KERAS_BACKEND'] = 'jax'\nimport keras",
+            "KERAS_BACKEND is 'jax' where the script imports keras; ",
+        ),
+        ("import sys\nsys.path.insert(0, sys.path[0] + '/other')\nimport keras", "the script imports keras from "),
+        ("import os\ne = os.environ\ne['UNKNOWN'] = 'x'\nimport keras", "UNKNOWN is 'x' where"),
+    ],
+)
+def test_an_import_in_another_environment_is_refused(
+    standby: Standby, tmp_path: Path, script: str, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "keras.py").write_text("backend = 'other'")
+    with pytest.raises(AssertionError):
+        started(standby, tmp_path, script)
+    assert f"ImportedOtherwise: {why}" in capfd.readouterr().err
+
+
+def test_what_an_import_prints_is_shown_once(
+    standby: Standby, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tf_keras.py").write_text("import sys; print('deprecated', file=sys.stderr)")
+    started(standby, tmp_path, "import tf_keras, keras")
+    assert standby.is_settled()
+    assert capfd.readouterr().err.count("deprecated") == 1
+
+
+def test_a_signal_ends_the_wait(standby: Standby, tmp_path: Path) -> None:
+    (tmp_path / "keras.py").write_text("import time; time.sleep(600)")
+    (tmp_path / "train.py").write_text("import keras")
+    standby.begin((sys.executable, "-m", "worker", str(tmp_path / "train.py")), {"PYTHONPATH": str(tmp_path)}, 2)
+    assert not standby.is_settled()
+    standby.settle(lambda: True)

@@ -1,0 +1,199 @@
+"""What a user sees of an exception."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from syrtos.errors import ConfigurationError
+from syrtos.launch.worker import tracebacks
+
+
+def caught(call: Callable[[], object]) -> BaseException:
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def in_keras() -> None:
+    import keras
+
+    keras.config.disable_traceback_filtering()
+    try:
+        keras.Sequential([keras.layers.Dense(2)])(object())
+    finally:
+        keras.config.enable_traceback_filtering()
+
+
+def in_syrtos() -> None:
+    from syrtos.launch.spec import parse_hosts
+
+    parse_hosts("")
+
+
+@pytest.mark.parametrize("call", [in_keras, in_syrtos])
+def test_the_last_line_shown_is_the_scripts_own(call: Callable[[], None]) -> None:
+    error = caught(call)
+    shown = tracebacks.short(error)
+    files = [line.split('"')[1] for line in shown.splitlines() if line.startswith('  File "')]
+    assert set(files) == {__file__}
+    assert f"{type(error).__name__}: " in shown
+    assert str(error).splitlines()[0] in shown
+    assert shown.startswith("(lines of Keras")
+    assert len(tracebacks.whole(error)) > len(shown)
+
+
+def test_errors_that_it_came_from_are_shortened_alike() -> None:
+    def fails() -> None:
+        try:
+            in_syrtos()
+        except ConfigurationError as error:
+            raise ValueError("no hosts") from error
+
+    shown = tracebacks.short(caught(fails))
+    assert shown.index("ConfigurationError") < shown.index("direct cause") < shown.index("ValueError: no hosts")
+    assert "spec.py" not in shown
+
+
+def test_other_libraries_are_shown() -> None:
+    shown = tracebacks.short(caught(lambda: __import__("numpy").stack([])))
+    assert "shape_base.py" in shown
+    assert "left out" not in shown
+
+
+def test_lines_of_the_standard_library_are_shown_where_no_others_are() -> None:
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        yield
+
+    def fails() -> None:
+        with context():
+            json.loads("{")
+
+    shown = tracebacks.short(caught(fails))
+    assert 'json.loads("{")' in shown
+    assert "contextlib.py" not in shown
+    assert "decoder.py" not in shown
+    assert shown.startswith("(lines of Keras")
+    error = caught(fails)
+    assert error.__traceback__ is not None
+    assert error.__traceback__.tb_next is not None
+    error.__traceback__ = error.__traceback__.tb_next.tb_next
+    assert "decoder.py" in tracebacks.short(error)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: os.mkdir(path), lambda path: os.makedirs(path), lambda path: Path(path).mkdir()]
+)
+def test_a_folder_that_another_worker_made(tmp_path: Path, make: Callable[[str], None]) -> None:
+    error = caught(lambda: make(str(tmp_path)))
+    advice = tracebacks.advice(error, 2)
+    assert "exist_ok=True" in advice
+    assert "if syrtos.rank() == 0:" in advice
+    assert repr(str(tmp_path)) in advice
+    assert tracebacks.advice(error, 1) == ""
+
+
+def test_a_file_that_another_worker_removed(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    assert "removed or renamed" in tracebacks.advice(caught(lambda: shutil.rmtree(gone)), 2)
+    assert tracebacks.advice(caught(lambda: Path(gone).read_text()), 2) == ""
+
+
+def test_the_frames_of_what_runs_a_script_are_in_neither(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def f():\n    raise ValueError('x')\nf()\n")
+    code = (
+        "from syrtos.launch import program\nfrom syrtos.launch.worker import main_module, tracebacks\n"
+        f"try:\n    main_module.run(program.Program({str(script)!r}))\n"
+        "except ValueError as error:\n    print(tracebacks.whole(error.with_traceback(error.__traceback__.tb_next)), end='')"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    ).stdout
+    plain = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300
+    ).stderr
+    assert printed == plain
+
+
+def test_a_mesh_of_one_workers_devices_is_explained() -> None:
+    error = ValueError("Number of devices 2 must equal the product of mesh_shape (1,)")
+    assert "(len(jax.devices()),)" in tracebacks.advice(error, 2)
+    assert tracebacks.advice(error, 1) == ""
+
+
+class Layers:
+    Dense = 1
+
+
+def misspell_an_attribute() -> None:
+    Layers().Densse  # type: ignore[attr-defined]  # noqa: B018
+
+
+def misspell_an_import() -> None:
+    from json import dumpss  # type: ignore[attr-defined]  # noqa: F401
+
+
+def misspell_a_variable() -> None:
+    layer_count = 1
+    print(layer_cuont)  # type: ignore[name-defined]  # noqa: F821
+    print(layer_count)
+
+
+def misspell_in_a_handler() -> None:
+    try:
+        misspell_an_attribute()
+    except AttributeError as error:
+        raise ValueError("no layer") from error
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (misspell_an_attribute, "Dense"),
+        (misspell_an_import, "dumps"),
+        (misspell_a_variable, "layer_count"),
+        (misspell_in_a_handler, "Dense"),
+    ],
+)
+def test_a_misspelt_name_is_shown_with_the_one_that_was_meant(call: Callable[[], None], meant: str) -> None:
+    error = caught(call)
+    for text in (tracebacks.short(error), tracebacks.whole(error)):
+        (line,) = [line for line in text.splitlines() if "Did you mean" in line]
+        assert line.endswith(f". Did you mean: '{meant}'?")
+
+
+def test_no_name_is_suggested_where_none_is_like_it_or_the_object_fails() -> None:
+    class Fails:
+        def __dir__(self) -> list[str]:
+            raise RuntimeError
+
+    for thing in (Layers(), Fails()):
+        error = caught(lambda thing=thing: operator.attrgetter("frobnicate")(thing))
+        assert tracebacks.short(error).splitlines()[-1] == f"AttributeError: {error}"
+
+
+def test_an_absent_tensorflow_is_explained_where_keras_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        tracebacks, "propose_backend", lambda command: f"JAX is installed: `KERAS_BACKEND=jax {command}`"
+    )
+    file = tmp_path / "keras" / "src" / "tree.py"
+    code = compile("raise ModuleNotFoundError('no', name='tensorflow')", file, "exec")
+    advice = tracebacks.advice(caught(lambda: exec(code)), 1)
+    assert advice.endswith("JAX is installed: `KERAS_BACKEND=jax syrtos run ...`.")
+    of_script = compile("raise ModuleNotFoundError('no', name='tensorflow')", tmp_path / "train.py", "exec")
+    assert tracebacks.advice(caught(lambda: exec(of_script)), 1) == ""
